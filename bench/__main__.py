@@ -11,8 +11,8 @@ from dataclasses import asdict
 
 from tokenizers import Tokenizer
 
-from bench.compare import running, tandem
 from bench.load import Load, Target, random_prompts, run
+from bench.processes import running, tandem
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 

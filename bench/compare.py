@@ -12,42 +12,20 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import shlex
 import signal
 import statistics
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import httpx
 from tokenizers import Tokenizer
 
 from bench.load import Load, Report, Target, random_prompts, run
+from bench.processes import Server, running, tandem
 
-_READY_TIMEOUT_S = 300.0
 _METRICS = ("output_tokens_per_s", "ttft_ms_p50", "itl_ms_p50", "itl_ms_p99", "latency_ms_p50")
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A server to start: its command, where it answers, and how to speak to it."""
-
-    name: str
-    command: tuple[str, ...]
-    ready_url: str
-    target: Target
-
-
-def tandem(model: Path, port: int, flags: Sequence[str]) -> Server:
-    """Tandem as a user starts it."""
-    url = f"http://127.0.0.1:{port}"
-    launcher = str(Path(sys.executable).with_name("launcher"))
-    command = (launcher, "serve", str(model), "--port", str(port), *flags)
-    return Server("tandem", command, f"{url}/health", Target(url, "openai", str(model)))
 
 
 def transformers_serve(model: Path, port: int, peer_bin: Path) -> Server:
@@ -63,42 +41,6 @@ def transformers_serve(model: Path, port: int, peer_bin: Path) -> Server:
         *("--cb-max-batch-tokens", "2048"),
     )
     return Server("transformers", command, f"{url}/health", Target(url, "openai", str(model)))
-
-
-@contextlib.contextmanager
-def running(server: Server) -> Iterator[None]:
-    """Start it, wait until it answers, and end its whole process group at the end."""
-    log = Path(f"/tmp/bench-{server.name}.log")
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            server.command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        )
-    try:
-        _wait_until_ready(server, process, log)
-        yield
-    finally:
-        process.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline_s = time.monotonic() + _READY_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        if process.poll() is not None:
-            raise RuntimeError(f"{server.name} stopped with {process.returncode}; see {log}")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(server.ready_url, timeout=2.0).status_code == 200:
-                return
-        time.sleep(0.2)
-    raise RuntimeError(f"{server.name} did not answer within {_READY_TIMEOUT_S:.0f} s; see {log}")
 
 
 def compare(

@@ -23,8 +23,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.compare import running, tandem
 from bench.load import Load, random_prompts
+from bench.processes import running, tandem
 from bench.sse_client import post_events
 from processes.addresses import free_port
 

@@ -1,16 +1,15 @@
 """Two hundred hostile grammars beside plain streams: is each answered, and do the streams notice?
 
     python -m bench.hostile --model FOLDER [--streams 8] [--tokens 256] [--rounds 40] [--senders 4]
-                            [--grammars 200] [--control]
+                            [--grammars 200] [--check]
 
 Starts `launcher serve` on the model. Each round measures the gaps between the streams' tokens
 alone, and then while senders (`bench.hostile_senders`, which stand for other machines) post that
 round's share of `tests/constraints/hostile.py` to /generate; with `--check` to /constraints/check,
 which compiles them in the router's workers and not in the shard. Prints JSON: the gaps of both,
 the ratios of their percentiles in this one run, the longest gaps with the grammars that were then
-under way, and what came of the grammars and how late. With `--control` no grammar is sent, and one
-loop of idle work (SCHED_IDLE) runs instead: what anything in the background costs there. Exit code
-1 when the 99th percentile beside them is over 1.1 times that alone, or an answer took 3 s.
+under way, and the outcome and duration of each grammar. Exit code 1 when the 99th percentile
+beside them is over 1.1 times that alone, or an answer took 3 s.
 """
 
 import argparse
@@ -28,8 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.compare import running, tandem
 from bench.hostile_senders import CHECK, GENERATE
+from bench.processes import running, tandem
 from bench.sse_client import post_events
 from processes.addresses import free_port
 from tests.constraints.hostile import NUM_HOSTILE
@@ -38,13 +37,9 @@ _MAX_RATIO, _MAX_ANSWER_S = 1.1, 3.0
 _PERCENTILES = (50, 90, 99)
 _MAX_LINE_BYTES = 1 << 20
 _NUM_SHOWN = 20
-_CONTROL_ROUNDS = 4
 # Many short ones: a machine is faster and slower by the minute, and both halves must have the same
 # of it. With 10 rounds the ratio of two equal loads was 0.99 and 1.13.
 _ROUNDS = 40
-_IDLE_LOOP = (
-    "import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\nwhile True: pass"
-)
 
 
 class Gap(NamedTuple):
@@ -60,7 +55,7 @@ class Gap(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A grammar on its way: its name, when it was sent and answered, and what came."""
+    """A posted grammar: its name, when it was sent and answered, and the outcome."""
 
     name: str
     begun_s: float
@@ -108,23 +103,6 @@ async def _streams(url: str, num_streams: int, num_tokens: int) -> list[Gap]:
     return [gap for one in gaps for gap in one]
 
 
-async def _control(port: int, args: argparse.Namespace) -> dict[str, Any]:
-    load = (f"http://127.0.0.1:{port}", args.streams, args.tokens)
-    alone: list[Gap] = []
-    beside: list[Gap] = []
-    await _streams(*load)
-    for _ in range(args.rounds):
-        alone += await _streams(*load)
-        loop = await asyncio.create_subprocess_exec(sys.executable, "-c", _IDLE_LOOP)
-        try:
-            for _ in range(_CONTROL_ROUNDS):
-                beside += await _streams(*load)
-        finally:
-            loop.kill()
-            await loop.wait()
-    return _percentiles(alone, beside)
-
-
 async def _measure(port: int, args: argparse.Namespace) -> dict[str, Any]:
     load = (f"http://127.0.0.1:{port}", args.streams, args.tokens)
     share = -(-args.grammars // args.rounds)
@@ -167,7 +145,7 @@ def _report(alone: Sequence[Gap], beside: Sequence[Gap], sent: Sequence[Sent]) -
 
 
 def _explained(gaps: Iterable[Gap], sent: Sequence[Sent]) -> Iterable[list[Any]]:
-    """Each of the longest gaps once, whichever streams had it, with what was under way."""
+    """Each of the longest gaps once, with the grammars that were under way."""
     shown: list[Gap] = []
     for gap in sorted(gaps, key=lambda gap: gap.ms, reverse=True):
         if any(gap.begun_s < seen.ended_s and seen.begun_s < gap.ended_s for seen in shown):
@@ -195,13 +173,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--senders", type=int, default=4)
     parser.add_argument("--grammars", type=int, default=NUM_HOSTILE, help="only the first of them")
     parser.add_argument("--check", action="store_true")
-    parser.add_argument("--control", action="store_true")
     args = parser.parse_args(argv)
     port = free_port()
     with running(tandem(args.model, port, ())):
-        report = asyncio.run((_control if args.control else _measure)(port, args))
+        report = asyncio.run(_measure(port, args))
     sys.stdout.write(json.dumps(report, indent=1) + "\n")
-    in_time = args.control or report["slowest_answers_s"][0][0] < _MAX_ANSWER_S
+    in_time = report["slowest_answers_s"][0][0] < _MAX_ANSWER_S
     return 0 if in_time and report["ratio"][99] <= _MAX_RATIO else 1
 
 

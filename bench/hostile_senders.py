@@ -1,12 +1,12 @@
-"""Who sends the hostile grammars of `bench.hostile`: a process of its own, which does nothing else.
+"""Sends the hostile grammars of `bench.hostile` from a process of its own.
 
     python -m bench.hostile_senders PORT PATH NUM_SENDERS      started by bench.hostile
 
-In the field, whoever attacks computes on another machine. So every body is made before anything
-is measured, answers are read after it, and all that is done meanwhile is to send and to wait. A
-line `FIRST LAST` has these grammars posted, each sender's next one as soon as it has an answer;
-the line that comes back is JSON, a list of [name, begun_s, ended_s, what came of it], in seconds
-of the machine's monotonic clock.
+In the field, an attacker computes on another machine. So all bodies are built before the
+measurement, answers are parsed after it, and during it the process only sends and waits. A line
+`FIRST LAST` on stdin posts these grammars, each sender's next one as soon as it has an answer. The
+reply is a line of JSON, a list of [name, begun_s, ended_s, outcome], in seconds of the machine's
+monotonic clock.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def _post(port: int, path: str, name: str, body: bytes) -> _Answer:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Posts what the lines ask for, until there are no more."""
+    """Posts the grammars that each line of stdin names, until its end."""
     port, path, num_senders = int(argv[0]), argv[1], int(argv[2])
     bodies = [(each.name, _body(each, path)) for each in hostile()]
     print("ready", flush=True)

@@ -5,7 +5,7 @@
 
 Closed loop (`--concurrency N`): N clients, each sends its next request when the last has ended.
 Open loop (`--rate R`): requests arrive at random, R a second on average, whatever the server does.
-Prompts are random tokens of the given tokenizer, of exactly `--prompt-len` tokens, different for
+Prompts are random tokens of the named tokenizer, of exactly `--prompt-len` tokens, different for
 each request, so that no prefix cache helps.
 """
 
@@ -43,7 +43,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent. Exactly one of `concurrency` and `rate` (requests a second) is given."""
+    """The requests to send. Exactly one of `concurrency` and `rate` (requests a second) is set."""
 
     num_requests: int
     prompt_len: int

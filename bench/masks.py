@@ -6,7 +6,7 @@ Without a file there, a byte-level BPE of 128 000 entries is trained first, on t
 came with and on made-up words of other scripts (about two minutes), and written to it. Each
 expression is compiled twice, the second time with everything shared that a server shares, and
 followed along a text as far as it allows, with a budget of tokens and without: one mask before each
-token. The worst mask is given by the clock and by its thread's CPU time: on a busy machine the
+token. The worst mask is measured by the clock and by its thread's CPU time: on a busy machine the
 clock includes other processes. Prints JSON, in milliseconds.
 """
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.compare import running, tandem
+from bench.processes import running, tandem
 from bench.sse_client import HttpError, post_events
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
@@ -48,10 +48,10 @@ class Phase:
     ends_s: float
     num_tokens: int = 0
     num_refusals: int = 0
-    num_untold: int = 0
+    num_without_wait: int = 0
     num_tries: Counter[int] = field(default_factory=Counter)
     waits_s: list[float] = field(default_factory=list)
-    told_s: list[float] = field(default_factory=list)
+    retry_after_s: list[float] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
     num_given_up: int = 0
 
@@ -60,7 +60,7 @@ class Phase:
         return time.perf_counter() > self.ends_s
 
     def count(self, arrivals_s: Sequence[float]) -> None:
-        """Books an answer that came whole, a token for each time."""
+        """Counts the tokens of a complete answer, one for each time of arrival."""
         self.num_tokens += sum(self.counts_from_s <= at_s < self.ends_s for at_s in arrivals_s)
 
 
@@ -87,8 +87,8 @@ async def _served(url: str, body: bytes, phase: Phase, patience_s: float) -> Non
             if error.status != 429:
                 phase.errors[f"HTTP {error.status}"] += 1
                 return
-            wait_s = _told(error, phase)
-            # When the phase is over, nobody waits for places that nobody wants any more.
+            wait_s = _retry_after_s(error, phase)
+            # After the phase, a client waits no longer than its patience.
             if time.perf_counter() + wait_s > phase.ends_s + patience_s:
                 phase.num_given_up += 1
                 return
@@ -116,15 +116,15 @@ async def _arrivals_s(url: str, body: bytes) -> list[float]:
     return arrivals_s
 
 
-def _told(error: HttpError, phase: Phase) -> float:
+def _retry_after_s(error: HttpError, phase: Phase) -> float:
     """Seconds that the server asked to wait."""
     phase.num_refusals += 1
     if "retry-after" not in error.headers:
-        phase.num_untold += 1
+        phase.num_without_wait += 1
         return 1.0
     milliseconds = error.headers.get("retry-after-ms")
     wait_s = float(milliseconds) / 1000 if milliseconds else float(error.headers["retry-after"])
-    phase.told_s.append(wait_s)
+    phase.retry_after_s.append(wait_s)
     return wait_s
 
 
@@ -145,8 +145,8 @@ def _summary(phase: Phase, num_clients: int, seconds: float) -> dict[str, object
         "num_served": num_served,
         "num_given_up": phase.num_given_up,
         "num_refusals": phase.num_refusals,
-        "num_refusals_without_retry_after": phase.num_untold,
-        "retry_after_s": _quantiles(phase.told_s),
+        "num_refusals_without_retry_after": phase.num_without_wait,
+        "retry_after_s": _quantiles(phase.retry_after_s),
         "served_at_try": {str(tries): n for tries, n in sorted(phase.num_tries.items())},
         "seconds_to_the_end": _quantiles(phase.waits_s),
         "errors": dict(phase.errors),
@@ -176,7 +176,7 @@ async def _measure(url: str, args: argparse.Namespace) -> dict[str, object]:
         "peak_after": _summary(after, capacity, args.seconds),
         "is_good": (
             ratio >= 0.95
-            and not crowded.num_untold
+            and not crowded.num_without_wait
             and not crowded.errors
             and num_served >= 0.95 * (num_served + crowded.num_given_up)
         ),

@@ -1,31 +1,75 @@
-"""Processes under measurement: started, waited for, and what they use."""
+"""Servers and processes under measurement: started, waited for, and their use of CPU and memory."""
 
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.quick_shard import MAX_TOTAL_LEN
-from tests.byte_tokenizer import save_byte_tokenizer
+import httpx
 
-_LISTENING = re.compile(r"(listening)\n")
-_READY = re.compile(r"ready at (http://\S+)\n")
+from bench.load import Target
+
+_READY_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class RouterOverQuickShard:
-    """A running router and the quick shard behind it; `path` is the shard's socket."""
+class Server:
+    """A server to start: its command, where it answers, and how to speak to it."""
 
-    port: int
-    router_pid: int
-    shard_pid: int
-    path: str
-    tokenizer_folder: Path
+    name: str
+    command: tuple[str, ...]
+    ready_url: str
+    target: Target
+
+
+def tandem(model: Path, port: int, flags: Sequence[str]) -> Server:
+    """Tandem as a user starts it."""
+    url = f"http://127.0.0.1:{port}"
+    launcher = str(Path(sys.executable).with_name("launcher"))
+    command = (launcher, "serve", str(model), "--port", str(port), *flags)
+    return Server("tandem", command, f"{url}/health", Target(url, "openai", str(model)))
+
+
+@contextlib.contextmanager
+def running(server: Server) -> Iterator[None]:
+    """Start it, wait until it answers, and end its whole process group at the end."""
+    log = Path(f"/tmp/bench-{server.name}.log")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            server.command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        )
+    try:
+        _wait_until_ready(server, process, log)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if process.poll() is not None:
+            raise RuntimeError(f"{server.name} stopped with {process.returncode}; see {log}")
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(server.ready_url, timeout=2.0).status_code == 200:
+                return
+        time.sleep(0.2)
+    raise RuntimeError(f"{server.name} did not answer within {_READY_TIMEOUT_S:.0f} s; see {log}")
 
 
 @contextlib.contextmanager
@@ -59,27 +103,3 @@ def resident_mib(pid: int) -> float:
     """Memory that a process holds."""
     status = Path(f"/proc/{pid}/status").read_text()
     return round(int(status.split("VmRSS:")[1].split()[0]) / 1024, 1)
-
-
-@contextlib.contextmanager
-def quick_shard(folder: Path, step_s: float = 0.0) -> Iterator[tuple[str, int]]:
-    """A quick shard's process: its socket and its pid. `folder` keeps its log and socket."""
-    path, log = f"{folder}/shard-0", folder / "shard.log"
-    with process(log, "bench.quick_shard", path, "--step-s", str(step_s)) as shard:
-        until(shard, log, _LISTENING)
-        yield path, shard.pid
-
-
-@contextlib.contextmanager
-def router_over_quick_shard(
-    folder: Path, *flags: str, step_s: float = 0.0
-) -> Iterator[RouterOverQuickShard]:
-    """Both processes, for the time of the block. `folder` keeps their logs and socket."""
-    tokenizer_folder = save_byte_tokenizer(folder / "tokenizer")
-    with quick_shard(folder, step_s) as (path, shard_pid):
-        router_flags = ["--master-shard-uds-path", path, "--tokenizer-name", str(tokenizer_folder)]
-        router_flags += ["--port", "0", "--max-batch-prefill-tokens", str(MAX_TOTAL_LEN), *flags]
-        log = folder / "router.log"
-        with process(log, "router", *router_flags) as router:
-            port = int(until(router, log, _READY).rpartition(":")[2])
-            yield RouterOverQuickShard(port, router.pid, shard_pid, path, tokenizer_folder)

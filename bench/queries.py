@@ -23,22 +23,22 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.compare import running, tandem
+from bench.processes import running, tandem
+from client.calls import Model
 from client.errors import ConstraintRefused, TandemError
 from client.lmtp.model import LmtpModel
-from client.model import Model
 from client.query import NotSatisfied, Result, Unsatisfiable, run
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 from tests.client.query.conditions.programs import Made, RandomProgram, random_program
 
-# What may be said of a program instead of a result.
-_CLEAR = (Unsatisfiable, NotSatisfied)
+# Errors that a program may end in.
+_EXPECTED_ERRORS = (Unsatisfiable, NotSatisfied)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What came of the programs."""
+    """Counts of the outcomes."""
 
     num_finished: int = 0
     num_holes: int = 0
@@ -54,7 +54,7 @@ async def _judge(model: Model, seed: int, folder: Path, tally: Tally) -> None:
     trace = folder / f"{seed}.jsonl"
     try:
         result = await run(program.text, model=model, trace=trace)
-    except _CLEAR as error:
+    except _EXPECTED_ERRORS as error:
         tally.refused[_why(error)] += 1
         return
     except TandemError as error:
@@ -76,12 +76,12 @@ async def _judge(model: Model, seed: int, folder: Path, tally: Tally) -> None:
 
 
 def _why(error: Unsatisfiable | NotSatisfied) -> str:
-    """Who said so: the client before any request, the server and its reason, or checks."""
+    """The error class, and the reason of the server where it refused the constraint."""
     cause = error.__cause__
     while cause is not None and not isinstance(cause, ConstraintRefused):
         cause = cause.__cause__
-    said = "" if cause is None else f" ({cause.details.get('reason', cause.error_type)})"
-    return type(error).__name__ + said
+    reason = "" if cause is None else f" ({cause.details.get('reason', cause.error_type)})"
+    return type(error).__name__ + reason
 
 
 def _made(program: RandomProgram, result: Result[object], trace: Path) -> dict[str, Made]:
@@ -115,7 +115,7 @@ async def _judge_all(url: str, seeds: Sequence[int], concurrency: int) -> Tally:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Answers the exit code."""
-    parser = argparse.ArgumentParser(prog="bench.queries")
+    parser = argparse.ArgumentParser(prog="python -m bench.queries")
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)

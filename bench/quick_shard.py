@@ -8,24 +8,31 @@ It listens at the Unix socket PATH and says so on stdout. A step takes
 
 import argparse
 import asyncio
+import contextlib
+import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvloop
 
+from bench.processes import process, until
 from proto import generate_pb2 as pb
-from tests.byte_tokenizer import byte_ids
+from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.fakes import Context, FakeShard
 
 BLOCK_SIZE = 16
-MAX_TOTAL_LEN = 4096
+_MAX_TOTAL_LEN = 4096
+_LISTENING = re.compile(r"(listening)\n")
+_READY = re.compile(r"ready at (http://\S+)\n")
 
 
 class QuickShard(FakeShard):
     """Answers each step with the same letter for every row, at next to no cost of its own."""
 
     def __init__(self, step_s: float = 0.0) -> None:
-        super().__init__(num_blocks=1 << 15, block_size=BLOCK_SIZE, max_total_len=MAX_TOTAL_LEN)
+        super().__init__(num_blocks=1 << 15, block_size=BLOCK_SIZE, max_total_len=_MAX_TOTAL_LEN)
         self._step_s = step_s
         self._left: dict[int, int] = {}
         self._token = pb.SampledToken(id=byte_ids("e")[0], logprob=-0.75)
@@ -43,7 +50,7 @@ class QuickShard(FakeShard):
     async def FilterBatch(
         self, request: pb.FilterBatchRequest, context: Context
     ) -> pb.FilterBatchResponse:
-        """Forgets the others."""
+        """Drops the requests that are not named."""
         self._left = {key: self._left[key] for key in request.request_ids}
         batch = pb.CachedBatch(id=request.batch_id, request_ids=list(self._left))
         return pb.FilterBatchResponse(epoch=self.epoch, batch=batch)
@@ -51,7 +58,7 @@ class QuickShard(FakeShard):
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
     ) -> pb.ClearCacheResponse:
-        """Forgets all."""
+        """Drops every request."""
         self._left.clear()
         self.epoch = request.epoch
         return pb.ClearCacheResponse(epoch=self.epoch)
@@ -60,7 +67,7 @@ class QuickShard(FakeShard):
         if self._step_s:
             await asyncio.sleep(self._step_s)
         answer = pb.StepResponse(epoch=self.epoch)
-        # Who sits the step out; prompts come in one chunk here.
+        # Requests that skip this step; prompts come in one chunk here.
         paused = {
             one.request_id for one in updates if one.HasField("chunk_len") and not one.chunk_len
         }
@@ -74,6 +81,41 @@ class QuickShard(FakeShard):
             answer.batch.id = batch_id
             answer.batch.request_ids.extend(self._left)
         return answer
+
+
+@dataclass(frozen=True, slots=True)
+class RouterOverQuickShard:
+    """A running router and the quick shard behind it; `path` is the shard's socket."""
+
+    port: int
+    router_pid: int
+    shard_pid: int
+    path: str
+    tokenizer_folder: Path
+
+
+@contextlib.contextmanager
+def quick_shard(folder: Path, step_s: float = 0.0) -> Iterator[tuple[str, int]]:
+    """A quick shard's process: its socket and its pid. `folder` keeps its log and socket."""
+    path, log = f"{folder}/shard-0", folder / "shard.log"
+    with process(log, "bench.quick_shard", path, "--step-s", str(step_s)) as shard:
+        until(shard, log, _LISTENING)
+        yield path, shard.pid
+
+
+@contextlib.contextmanager
+def router_over_quick_shard(
+    folder: Path, *flags: str, step_s: float = 0.0
+) -> Iterator[RouterOverQuickShard]:
+    """Both processes, for the time of the block. `folder` keeps their logs and socket."""
+    tokenizer_folder = save_byte_tokenizer(folder / "tokenizer")
+    with quick_shard(folder, step_s) as (path, shard_pid):
+        router_flags = ["--master-shard-uds-path", path, "--tokenizer-name", str(tokenizer_folder)]
+        router_flags += ["--port", "0", "--max-batch-prefill-tokens", str(_MAX_TOTAL_LEN), *flags]
+        log = folder / "router.log"
+        with process(log, "router", *router_flags) as router:
+            port = int(until(router, log, _READY).rpartition(":")[2])
+            yield RouterOverQuickShard(port, router.pid, shard_pid, path, tokenizer_folder)
 
 
 async def _serve(path: str, step_s: float) -> None:

@@ -1,6 +1,6 @@
 """The router alone: what a token costs between a shard and a client.
 
-    python -m bench.router [--streams 64] [--tokens 256] [--rounds 5] [--output FILE]
+    python -m bench.router [--streams 64] [--tokens 256] [--rounds 5]
 
 Three processes: a fake shard that answers at once, the real router (`python -m router`), and this
 one, whose clients read `--streams` streams of `--tokens` tokens over real HTTP. Prints JSON.
@@ -9,9 +9,9 @@ one, whose clients read `--streams` streams of `--tokens` tokens over real HTTP.
 neighbours as well; `router_cpu_us_per_token` is the router process's own time, and its inverse,
 `tokens_per_s_of_one_core`, what one free core would do.
 
-The parts are measured one by one in this process, on the same steps: books (schedule, apply), text
-(detokenizer, events), gRPC (messages and calls, real ones to the shard), SSE (frames). What is left
-of the total is HTTP, ASGI and the event loop.
+The parts are measured one by one in this process, on the same steps: scheduler (schedule, apply),
+text (detokenizer, events), gRPC (messages and calls, real ones to the shard), SSE (frames). The
+rest of the total is HTTP, ASGI and the event loop.
 """
 
 import argparse
@@ -31,8 +31,13 @@ from typing import cast
 
 import uvloop
 
-from bench.processes import RouterOverQuickShard, cpu_s, quick_shard, router_over_quick_shard
-from bench.quick_shard import BLOCK_SIZE
+from bench.processes import cpu_s
+from bench.quick_shard import (
+    BLOCK_SIZE,
+    RouterOverQuickShard,
+    quick_shard,
+    router_over_quick_shard,
+)
 from proto.contract import Generation, SampledToken, SamplingParams, StopParams
 from router.engine.stream import Stream
 from router.http.request_validator import RequestRecord
@@ -131,7 +136,7 @@ def _generations(request_ids: Iterable[int]) -> tuple[Generation, ...]:
     return tuple([Generation(request_id, (token,)) for request_id in request_ids])
 
 
-def books_us(num_streams: int) -> float:
+def scheduler_us(num_streams: int) -> float:
     """Schedule and apply, per token."""
     scheduler = _scheduler(num_streams)
     used_s = 0.0
@@ -234,7 +239,7 @@ def run(num_streams: int, num_tokens: int, num_rounds: int) -> dict[str, object]
             grpc = best(lambda: uvloop.run(grpc_us(path, num_streams)))
         tries = [text_and_sse_us(tokenizer, num_streams) for _ in range(3)]
         parts = {
-            "books": best(lambda: books_us(num_streams)),
+            "scheduler": best(lambda: scheduler_us(num_streams)),
             "text": min(text for text, _ in tries),
             "grpc": grpc,
             "sse": min(sse for _, sse in tries),
@@ -270,14 +275,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, help="write the JSON there, too")
     args = parser.parse_args(argv)
     if min(args.streams, args.tokens, args.rounds) < 1:
         parser.error("--streams, --tokens and --rounds must be at least 1")
     report = json.dumps(run(args.streams, args.tokens, args.rounds), indent=2)
     sys.stdout.write(report + "\n")
-    if args.output:
-        args.output.write_text(report + "\n")
     return 0
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import httpx
 
+from bench.processes import resident_mib
 from bench.sse_client import HttpError, post_events
 
 _SETTLE_S = 30.0
@@ -128,16 +129,11 @@ def _router_pid(port: int) -> int:
     raise ValueError(f"no router of this machine listens at port {port}")
 
 
-def _resident_mib(pid: int) -> float:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return round(int(status.split("VmRSS:")[1].split()[0]) / 1024, 1)
-
-
 async def _run(args: argparse.Namespace) -> dict[str, object]:
     url = args.url.rstrip("/")
     pid = _router_pid(httpx.URL(url).port or 80)
     await _soak(url, args.requests // 10, args.leavers // 10, args.concurrency)
-    early_mib = _resident_mib(pid)
+    early_mib = resident_mib(pid)
     ends = await _soak(url, args.requests, args.leavers, args.concurrency)
     return {
         "num_requests": args.requests,
@@ -145,7 +141,7 @@ async def _run(args: argparse.Namespace) -> dict[str, object]:
         "kv_blocks_used_at_the_end": await _blocks_used(url),
         "cancel_to_free": await _seconds_to_free(url),
         "router_mib_early": early_mib,
-        "router_mib_at_the_end": _resident_mib(pid),
+        "router_mib_at_the_end": resident_mib(pid),
     }
 
 

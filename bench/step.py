@@ -2,9 +2,9 @@
 
     python -m bench.step /tmp/llama-100m --threads 2
 
-Sequences of the given context decode greedily in one batch; the time of each step is split into the
-model's forward, sampling, and the shard's own books. Prints JSON; `min` is the figure to compare on
-a shared machine, `median` the one to expect.
+Sequences of `--context` tokens decode greedily in one batch. Each step's time is split into the
+model's forward, sampling, and the shard's bookkeeping. Prints JSON; `min` is the figure to compare
+on a shared machine, `median` the one to expect.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class StepTimes:
     tokens_per_s: float  # of the median
     forward_ms: float  # median
     sample_ms: float  # median
-    books_ms: float  # median of what is left
+    other_ms: float  # median of what is left
 
 
 def load(folder: Path, *, device: torch.device, dtype: str, attention: str) -> PagedModel:
@@ -94,7 +94,7 @@ def _times(batch_size: int, context_len: int, outputs: Sequence[StepOutput]) -> 
         tokens_per_s=round(batch_size / total_ms * 1e3, 1),
         forward_ms=median_ms([output.forward_ns for output in outputs]),
         sample_ms=median_ms([output.sample_ns for output in outputs]),
-        books_ms=median_ms([o.total_ns - o.forward_ns - o.sample_ns for o in outputs]),
+        other_ms=median_ms([o.total_ns - o.forward_ns - o.sample_ns for o in outputs]),
     )
 
 

@@ -2,8 +2,8 @@
 
     python -m bench.validity [--requests 2000] [--model FOLDER] [--concurrency 16]
 
-Starts `launcher serve` on a model of random weights (it wants nothing, so only the masks make its
-answers right) and asks at temperature 1.5, a third of the time with a budget that is tight (the
+Starts `launcher serve` on a model of random weights (only the masks make its
+answers valid) and asks at temperature 1.5, a third of the time with a budget that is tight (the
 shortest legal text and up to five tokens more), a third with stop strings. Every answer of status
 200 must satisfy its constraint, by `jsonschema`, `re`, python `lark` and the plain evaluator of
 `where`; a refusal must state its reason. Prints JSON; exit code 1 if one is wrong.
@@ -24,8 +24,8 @@ from typing import Any
 import httpx
 
 from bench import make_model
-from bench.compare import running, tandem
 from bench.constraint_pool import PooledConstraint, pool
+from bench.processes import running, tandem
 from processes.addresses import free_port
 
 _STOPS = ("e", "\n", '"', "}", ".", " ", "ab", "0", "日", "</b>")
@@ -38,7 +38,7 @@ _MAX_TRIES, _PAUSE_S = 30, 1.0
 
 @dataclass(slots=True)
 class Tally:
-    """What came back, by kind of constraint."""
+    """Outcomes by kind of constraint."""
 
     num_valid: Counter[str] = field(default_factory=Counter)
     num_refused: Counter[str] = field(default_factory=Counter)

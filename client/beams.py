@@ -2,17 +2,18 @@
 
 BeamsCall -> BeamsReport* -> BeamsAnswer
 
-The live beams of a search go to the server together, which searches among all of them at once. It
-answers when no live beam can be among the best any more, or when a hole has ended behind which the
-program goes on: what comes then, only the program knows.
+The live beams of a search go to the server together. It answers when no live beam can be among the
+best, or when a hole has ended behind which the program goes on: only the program knows how.
 """
 
 import math
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
+from client.calls import Constraint, Prompt, Usage
 from client.errors import TandemError
-from client.words import Constraint, Prompt, Sampling, Usage
+from client.sampling import Sampling
 
 EarlyStopping: TypeAlias = bool | Literal["never"]
 # The largest length penalty that servers accept.
@@ -20,15 +21,15 @@ MAX_PENALTY = 32
 
 
 def score_of(logprob: float, num_tokens: int, length_penalty: float) -> float:
-    """What ended traces are compared by."""
+    """The score by which ended traces are ranked."""
     return logprob / math.pow(max(num_tokens, 1), length_penalty)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamHole:
-    """A hole that beams stand at, asked from the beginning of its output.
+    """A hole of beams, from the first token of its output.
 
-    `is_last`: the program has no hole behind it, and takes whatever text fills it.
+    `is_last`: the program ends with it, whatever its text is.
     """
 
     prompt: Prompt
@@ -41,11 +42,11 @@ class BeamHole:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamState:
-    """A beam at the hole of this number, with the tokens that it has of it.
+    """A beam at hole number `hole`, with its tokens there.
 
-    `logprob` and `num_tokens` are of the whole trace, end tokens among them; `output_logprob` of
-    the hole. `is_ended`: the hole has ended, and `text` is what it says; else `text` may tell what
-    can be read of it.
+    `logprob` and `num_tokens` are those of the whole trace with its end tokens, `output_logprob`
+    that of the hole. `is_ended`: the hole has ended with `text`; else `text` is its text so far,
+    if that is known.
     """
 
     hole: int = 0
@@ -61,10 +62,10 @@ class BeamState:
 class BeamsCall:
     """The live beams of a search. `width` are kept; `ended` are scores of traces at their ends.
 
-    `sampling` is that of all holes; its temperature and what narrows a draw mean nothing.
-    `length_penalty`, `early_stopping` and `max_len` as of `beam`. `num_candidates`: more of them
-    than a step looks at, for a step of which some turned out to be impossible. `report_s`: how
-    often reports are wanted.
+    `sampling` is that of all holes; its temperature and the fields that narrow a draw are ignored.
+    `length_penalty`, `early_stopping` and `max_len` as of `beam`. `num_candidates`: the number of
+    candidates to return, where too few of a step were possible. `report_s`: seconds between two
+    reports.
     """
 
     width: int
@@ -82,8 +83,8 @@ class BeamsCall:
 
 @dataclass(frozen=True, slots=True)
 class BeamDropped:
-    """A beam behind which nothing may follow: `error` says why; None: its text is not as its
-    constraint is, and `violation` may say how.
+    """A beam that no token may follow, with the `error`; None: its text violates its constraint,
+    and `violation` may say how.
     """
 
     beam: BeamState
@@ -93,7 +94,7 @@ class BeamDropped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamsReport:
-    """Where a search stands: live beams, and what has ended since it was asked for."""
+    """The state of a search: live beams, and traces that have ended since its request."""
 
     beams: tuple[BeamState, ...]
     ended: tuple[BeamState, ...] = ()
@@ -101,7 +102,7 @@ class BeamsReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeamsAnswer:
-    """What came of a search.
+    """The outcome of a search.
 
     `finish_reason`: complete, hole, deadline or cancelled. `beams` are live, or at the end of a
     hole. With `candidates` they are those before the last step, and the candidates its possible
@@ -117,3 +118,12 @@ class BeamsAnswer:
     ended: tuple[BeamState, ...] = ()
     dropped: tuple[BeamDropped, ...] = ()
     usage: Usage = field(default_factory=Usage)
+
+
+@runtime_checkable
+class BeamModel(Protocol):
+    """A Model that runs beam search itself; the decoder `beam` needs one."""
+
+    def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
+        """A group of beams: reports, then the answer. Closing it early cancels the request."""
+        ...

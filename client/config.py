@@ -1,7 +1,7 @@
-"""What the client takes from its environment: the only file here that reads it.
+"""The client's settings from its environment; no other file of the client reads it.
 
-TANDEM_URL      where the server is; default http://127.0.0.1:3000
-TANDEM_API_KEY  its key, if it wants one
+TANDEM_URL      the server's URL; default http://127.0.0.1:3000
+TANDEM_API_KEY  the server's key, if it requires one
 """
 
 import os
@@ -14,7 +14,7 @@ DEFAULT_URL = "http://127.0.0.1:3000"
 
 @dataclass(frozen=True, slots=True)
 class ClientConfig:
-    """Where the server is, the key that it wants, and a folder for histories."""
+    """The server's URL and key, and a folder for histories."""
 
     url: str
     api_key: str | None
@@ -22,7 +22,7 @@ class ClientConfig:
 
 
 def read_config(environ: Mapping[str, str] | None = None) -> ClientConfig:
-    """What `environ` says, the process's by default; an empty variable says nothing."""
+    """The settings in `environ`, the process's by default; empty variables are ignored."""
     environ = os.environ if environ is None else environ
     state_home = environ.get("XDG_STATE_HOME", "")
     return ClientConfig(

@@ -1,16 +1,16 @@
-"""What can go wrong between a program and a server, in words; no status codes.
+"""The client's errors, without status codes.
 
 TandemError
-    Unreachable             nobody answers there
-    ConnectionLost          the connection broke while something was expected of it
-    Refused                 the server does not take the request, and says why
-        InvalidRequest          a field, its value, the rule that it breaks
-        ConstraintRefused       the constraint cannot be kept: malformed, contradictory, too long
+    Unreachable             no server answers at the address
+    ConnectionLost          the connection broke while a reply was due
+    Refused                 the server refuses the request, with a reason
+        InvalidRequest          a field breaks a rule: its name, its value, the rule
+        ConstraintRefused       the constraint is malformed, contradictory or too long
         ModelNotFound           no such model, or it cannot be loaded
-        Unauthorized            a key is needed
-        Overloaded              later, perhaps: `retry_after_s`
+        Unauthorized            a key is required
+        Overloaded              no room now: `retry_after_s`
     BadInput                a command line, a typed line or stdin breaks a rule of the commands
-    ServerFailed            an accepted request that went wrong; `is_retryable` says if again
+    ServerFailed            an accepted request failed; `is_retryable`: it may succeed later
 """
 
 from collections.abc import Mapping
@@ -39,22 +39,22 @@ def _remade(kind: type[TandemError], args: tuple[Any, ...], state: Mapping[str, 
 
 
 class Unreachable(TandemError):
-    """Nobody answers at the address."""
+    """No server answers at the address."""
 
 
 class ConnectionLost(TandemError):
-    """The connection broke while something was expected of it."""
+    """The connection broke while a reply was due."""
 
 
 class BadInput(TandemError):
-    """What was typed or piped to a command breaks a rule; names the key, its value and the rule."""
+    """Typed or piped input breaks a rule; the text names the key, its value and the rule."""
 
 
 class Refused(TandemError):
-    """The server does not take a request.
+    """The server refuses a request.
 
-    `error_type` is the server's word, `field` the field that is wrong, `details` what else it says
-    (numbers, parts of a constraint).
+    `error_type` is the server's, `field` the wrong field, `details` are its numbers or the parts of
+    a constraint.
     """
 
     def __init__(
@@ -83,11 +83,11 @@ class ModelNotFound(Refused):
 
 
 class Unauthorized(Refused):
-    """A key is needed, or another one."""
+    """The key is missing or wrong."""
 
 
 class Overloaded(Refused):
-    """Not now. `retry_after_s`: when to come again, None if the server did not say."""
+    """No room now. `retry_after_s`: when to retry, None if the server did not say."""
 
     def __init__(
         self, message: str, error_type: str = "overloaded", retry_after_s: float | None = None
@@ -97,7 +97,7 @@ class Overloaded(Refused):
 
 
 class ServerFailed(TandemError):
-    """An accepted request went wrong. `is_retryable`: the same request may succeed."""
+    """An accepted request failed. `is_retryable`: the same request may succeed."""
 
     def __init__(self, message: str, error_type: str, *, is_retryable: bool = False) -> None:
         super().__init__(message)

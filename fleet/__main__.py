@@ -29,7 +29,7 @@ from starlette.types import ASGIApp
 from fleet.config import FleetCommand, FleetConfig, read_config
 from fleet.http.front import Front
 from fleet.http.front_routes import FrontRoutes
-from fleet.http.sockets import FleetSockets
+from fleet.http.sockets import FleetSockets, SocketServices
 from fleet.launched_server import ServerRules
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
@@ -93,7 +93,7 @@ async def _run(command: FleetCommand, folder: Path) -> int:
         "max_message_len": config.socket_message_limit,
         "max_streams": config.max_socket_streams,
     }
-    sockets = FleetSockets(manager, names, metrics, hello, config.api_key)
+    sockets = FleetSockets(SocketServices(manager, names, metrics, hello), config.api_key)
     app = _app(command, manager, names, metrics, sockets)
     http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     await http.start()

@@ -15,12 +15,12 @@ from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from client.calls import Answer, GenerateCall, ServerNotice
 from client.cli.input import Lines, PipedLines, TypedLines, history_in
 from client.cli.line import KEYS, call_of, read_line
 from client.cli.terminal import ExitCode, Screen, notice_text
 from client.errors import BadInput, TandemError
 from client.lmtp.model import LmtpModel
-from client.words import Answer, GenerateCall, ServerNotice
 
 _TWICE_S = 1.0
 

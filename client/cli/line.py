@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from client.calls import Constraint, GenerateCall
 from client.errors import BadInput
-from client.words import SAMPLING_RULES, Constraint, GenerateCall, Sampling
+from client.sampling import SAMPLING_RULES, Sampling
 
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(?!=)")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'')

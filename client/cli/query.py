@@ -20,6 +20,7 @@ from pathlib import Path
 
 from rich.live import Live
 
+from client.calls import ServerNotice, Usage
 from client.cli.query_view import LiveView, Palette, finished, outcome, probabilities
 from client.cli.terminal import ExitCode, Screen, notice_text
 from client.errors import BadInput, TandemError
@@ -40,7 +41,6 @@ from client.query.execution import RunOptions
 from client.query.reading.reader import read
 from client.query.running.ledger import total
 from client.query.running.to_json import json_line
-from client.words import ServerNotice, Usage
 
 _REFRESHES_PER_S = 12
 

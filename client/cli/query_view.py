@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
+from client.calls import Constraint
 from client.cli.terminal import harmless
 from client.query import Choice, Result, Span, State
 from client.query.conditions.rename_subject import rename_subject
-from client.words import Constraint
 
 _COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "red")
 _MAX_CONSTRAINT_LEN = 300

@@ -9,7 +9,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.text import Text
 
-from client.words import ServerNotice
+from client.calls import ServerNotice
 
 # All but tabs and line ends: a model's output must not move the cursor or rename the window.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")

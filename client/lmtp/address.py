@@ -1,4 +1,4 @@
-"""Where a server is: the forms in which people write it, and its two URLs."""
+"""The address of a server: the forms in which users write it, and its two URLs."""
 
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -12,9 +12,9 @@ _HTTP = {"ws": "http", "wss": "https"}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`websocket` is where LMTP is spoken, `http` the root of the other routes.
+    """`websocket` is the URL of LMTP, `http` the root of the other routes.
 
-    The key is in neither: it travels in a header, so that no log and no message shows it.
+    The key is in neither: it is sent in a header, so that no log and no message shows it.
     """
 
     websocket: str
@@ -23,7 +23,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """This machine, where no proxy belongs in between."""
+        """Whether it is this machine, which needs no proxy."""
         host = urlsplit(self.websocket).hostname or ""
         if host == "localhost":
             return True
@@ -64,7 +64,7 @@ def _key_in(parts: SplitResult) -> str | None:
 
 
 def _refused(url: str, why: str) -> InvalidRequest:
-    # What stands in front of an @ may be a key.
+    # The part in front of an @ may be a key.
     shown = url.rpartition("@")[2].partition("?")[0]
     return InvalidRequest(
         f"url must be host:port or begin with http://, https://, ws:// or wss://. "

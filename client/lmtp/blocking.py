@@ -1,4 +1,4 @@
-"""The same model for programs without an event loop: a thread of its own runs one."""
+"""LmtpModel for programs without an event loop: a thread runs one for them."""
 
 import asyncio
 import threading
@@ -7,23 +7,23 @@ from contextlib import closing
 from queue import SimpleQueue
 from typing import Any, Generic, NoReturn, Self, TypeVar
 
+from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall, Scores
 from client.errors import ConnectionLost
 from client.lmtp.connection import OnNotice
-from client.lmtp.frames import Greeting
 from client.lmtp.model import LmtpModel, ignore_notice
-from client.lmtp.patience import RetryPolicy
-from client.words import Answer, GenerateCall, ScoreCall, Scores, TokenMade
+from client.lmtp.replies import Greeting
+from client.lmtp.retry import RetryPolicy
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """Owner of an event loop in a thread of its own, until it is closed. Shared by threads.
+    """An event loop in a thread of its own, until it is closed. Threads may share it.
 
-    A waiting call gets its outcome or the error of a closed loop, whichever comes first.
-    No lock is held for that: a signal may interrupt a thread that asks anywhere.
+    A caller gets the outcome of its call, or the error that the loop was closed, whichever is
+    first. No lock is held for that: a signal may interrupt a calling thread anywhere.
 
-    at_end: is awaited there when it is closed, before what still runs is cancelled
+    at_end: is awaited in the loop when it is closed, before its tasks are cancelled
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class LoopThread:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more calls; those under way may still be ending."""
+        """Whether it accepts no more calls; running ones may not have ended yet."""
         return self._is_closed
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises. An interruption (Ctrl-C) cancels it before it is raised."""
+        """The coroutine's result. An interruption (Ctrl-C) cancels it before it is raised."""
         call = _Call(coroutine)
         try:
             if threading.current_thread() is self._thread:
@@ -53,15 +53,15 @@ class LoopThread:
             self._post(call)
             return call.outcome()
         except BaseException:
-            # Wherever it was interrupted: the loop may know the call by now, or never will.
+            # After an interruption the loop may know the call, or may never get it.
             if not self._has_posted(self._cancel, call):
                 self._drop(call)
             raise
 
-    def iterate(self, begin: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
+    def iterate(self, start: Callable[[], AsyncGenerator[T, None]]) -> Iterator[T]:
         """The items of an async generator; closing the iterator early closes the generator."""
-        generator = begin()
-        # An item whose wait was interrupted is still on its way to be cancelled when we close.
+        generator = start()
+        # The task of an item whose wait was interrupted may still run when the generator is closed.
         one_at_a_time = asyncio.Lock()
         try:
             while True:
@@ -71,15 +71,15 @@ class LoopThread:
                     return
                 yield item
         finally:
-            # Not waited for: what is garbage is closed in any thread, the loop's too, and at exit.
+            # Not awaited: garbage is closed in any thread, the loop's own too, and at exit.
             self._post(_Call(_holding(one_at_a_time, generator.aclose)))
 
     def close(self) -> None:
-        """Cancels what still runs there and ends the thread."""
+        """Cancels the running calls and ends the thread."""
         self._is_closed = True
         self._has_posted(self._closing.set)
         if threading.current_thread() is not self._thread:
-            # An interrupted join() takes the thread for ended.
+            # An interrupted join() treats the thread as ended.
             with self._serving:
                 pass
             self._thread.join()
@@ -90,11 +90,11 @@ class LoopThread:
                 try:
                     self._loop.run_until_complete(self._live())
                 finally:
-                    # Also where a callback ended the loop, by SystemExit.
+                    # Also where a callback ended the loop by SystemExit.
                     self._is_closed = True
                     self._loop.run_until_complete(_cancel_others())
         finally:
-            # A call whose thread comes too late for this finds the loop closed.
+            # Later calls find the loop closed.
             for call in list(self._calls):
                 self._drop(call)
             self._serving.release()
@@ -106,11 +106,11 @@ class LoopThread:
 
     def _post(self, call: "_Call[Any]") -> None:
         self._calls.add(call)
-        if not self._has_posted(self._begin, call):
+        if not self._has_posted(self._start, call):
             self._drop(call)
 
     def _has_posted(self, callback: Callable[..., object], *arguments: object) -> bool:
-        """Have the loop's thread call it; False: the loop is closed."""
+        """Schedules a callback in the loop's thread; False: the loop is closed."""
         try:
             self._loop.call_soon_threadsafe(callback, *arguments)
         except RuntimeError:
@@ -119,10 +119,10 @@ class LoopThread:
             raise
         return True
 
-    def _begin(self, call: "_Call[Any]") -> None:
-        # Else it is dropped at the end: before, its generator would be a new task of the loop.
+    def _start(self, call: "_Call[Any]") -> None:
+        # Else it is dropped when the loop ends: started now, its generator would be a new task.
         if not self._is_closed:
-            call.begin(self._calls.discard)
+            call.start(self._calls.discard)
 
     def _cancel(self, call: "_Call[Any]") -> None:
         self._calls.discard(call)
@@ -134,44 +134,44 @@ class LoopThread:
 
 
 class _Call(Generic[T]):
-    """A coroutine that one thread waits for and the loop's runs."""
+    """A coroutine that one thread waits for and the loop runs."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        # The first is the outcome. No Future: its lock stays held by a thread that is interrupted
-        # as it takes it, and the loop's thread would wait for it.
+        # The first one counts. It is no Future: a thread that is interrupted while it acquires a
+        # Future's lock keeps it, and the loop's thread would wait for it.
         self._outcomes: SimpleQueue[Callable[[], T]] = SimpleQueue()
         self._coroutine = coroutine
         self._task: asyncio.Task[T] | None = None
 
     def outcome(self) -> T:
-        """In the thread that waits, once."""
+        """Waits for the result; called once, in the waiting thread."""
         return self._outcomes.get()()
 
-    def begin(self, on_end: "Callable[[_Call[T]], None]") -> None:
-        """In the loop's thread, once."""
+    def start(self, on_end: "Callable[[_Call[T]], None]") -> None:
+        """Called once, in the loop's thread."""
         self._task = asyncio.get_running_loop().create_task(self._coroutine)
-        self._task.add_done_callback(self._tell)
+        self._task.add_done_callback(self._put_outcome)
         self._task.add_done_callback(lambda _: on_end(self))
 
     def cancel(self) -> None:
-        """In the loop's thread; whether or not it has begun, or is done."""
+        """Called in the loop's thread, at any time."""
         if self._task is None:
             self.abandon()
         else:
             self._task.cancel()
 
     def abandon(self) -> None:
-        """The loop will not run it any further."""
+        """Ends a call that the loop will not run any further."""
         self._outcomes.put(_raise_closed)
-        # What has begun is its task's.
+        # A started coroutine belongs to its task.
         if self._task is None:
             self._coroutine.close()
 
-    def _tell(self, task: asyncio.Task[T]) -> None:
-        # Looked at here, or asyncio complains where nobody waits any more.
+    def _put_outcome(self, task: asyncio.Task[T]) -> None:
+        # Read here, since asyncio logs exceptions that nobody reads.
         is_cancelled = task.cancelled() or isinstance(task.exception(), asyncio.CancelledError)
         self._outcomes.put(_raise_closed if is_cancelled else task.result)
-        # An error would hold its traceback, that `run`, and that us.
+        # Else an error would keep its traceback, and so this call, alive.
         self._task = None
 
 
@@ -179,10 +179,10 @@ def _raise_closed() -> NoReturn:
     raise ConnectionLost("this client was closed")
 
 
-async def _holding(lock: asyncio.Lock, ask: Callable[[], Awaitable[T]]) -> T:
-    # Asked in the loop's thread: a generator belongs to the loop that runs where it is first asked.
+async def _holding(lock: asyncio.Lock, call: Callable[[], Awaitable[T]]) -> T:
+    # Called in the loop's thread: a generator belongs to the loop of its first call.
     async with lock:
-        return await ask()
+        return await call()
 
 
 async def _cancel_others() -> None:
@@ -217,7 +217,7 @@ class BlockingModel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def stream(self, call: GenerateCall) -> Iterator[TokenMade | Answer]:
+    def stream(self, call: GenerateCall) -> Iterator[GeneratedToken | Answer]:
         """The tokens as they come, then the Answer; closing it early cancels the request."""
         return self._thread.iterate(lambda: self._model.stream(call))
 
@@ -230,9 +230,9 @@ class BlockingModel:
         return self._thread.run(self._model.score(call))
 
     def server(self) -> Greeting:
-        """What the server says of itself; connects if need be."""
+        """The server's reply to HELLO; connects if necessary."""
         return self._thread.run(self._model.server())
 
     def close(self) -> None:
-        """Closes the connection and ends the thread; calls under way raise ConnectionLost."""
+        """Closes the connection and ends the thread; running calls raise ConnectionLost."""
         self._thread.close()

@@ -10,46 +10,44 @@ from functools import partial
 from typing import Self, TypeVar
 
 from client.beams import BeamsAnswer, BeamsCall, BeamsReport
+from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall, Scores, ServerNotice
 from client.errors import ConnectionLost, ServerFailed, TandemError, Unreachable
 from client.lmtp.address import read_address
-from client.lmtp.connection import Connection, FellBehind, Framed, OnNotice, Stream
-from client.lmtp.frames import (
-    Ended,
-    Greeting,
-    ModelFacts,
-    Part,
-    beams_frame,
-    generate_frame,
-    model_frame,
-    score_frame,
+from client.lmtp.connection import (
+    Connection,
+    FellBehind,
+    FrameWriter,
+    OnNotice,
+    Stream,
+    open_websocket,
 )
-from client.lmtp.handshake import open_websocket
-from client.lmtp.patience import Patience, RetryPolicy
-from client.lmtp.progress import BeamProgress, Progress
-from client.words import Answer, GenerateCall, ScoreCall, Scores, ServerNotice, TokenMade
+from client.lmtp.progress import BeamProgress, GenerateProgress
+from client.lmtp.replies import Greeting, Part, StreamEnd
+from client.lmtp.requests import beams_frame, generate_frame, score_frame
+from client.lmtp.retry import Retries, RetryPolicy
 
-PartT = TypeVar("PartT", TokenMade, Scores, ModelFacts, BeamsReport)
+PartT = TypeVar("PartT", GeneratedToken, Scores, BeamsReport)
 
 
 def ignore_notice(_: ServerNotice) -> None:
-    """Notices are not wanted."""
+    """Drops a notice."""
 
 
 def draw_seed() -> int:
-    """A seed for who gave none."""
+    """A random seed, for calls without one."""
     return random.getrandbits(53)
 
 
 class LmtpModel:
-    """A Model (see `client/model.py`) at a URL. Owner of its connection.
+    """A Model (see `client/calls.py`) at a URL. Owner of its connections.
 
-    Connected when first needed, and again after a loss. Belongs to the event loop that uses it.
-    Close it, or use it as an async context manager.
+    It connects when first needed, and again after a loss. It belongs to the event loop that uses
+    it. Close it, or use it as an async context manager.
 
-    name:       the model for calls that name none
-    max_unread: so many tokens of a stream may wait for its reader; then its request is cancelled,
-                and taken up again once the reader has caught up. No stream holds up another one
-    on_notice:  is called with what the server says of itself: queued, loading, draining
+    name:       the model of calls that name none
+    max_unread: parts of a stream that may wait for its reader; above that its request is cancelled,
+                and resumed once the reader has caught up, so that no stream delays another one
+    on_notice:  is called with the server's messages about itself: queued, loading, draining
     """
 
     def __init__(
@@ -75,9 +73,8 @@ class LmtpModel:
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting = asyncio.Lock()
-        # One, but for those that are full, and those of servers that leave and finish their work.
+        # More than one where some are full or drain, or where a server binds each to one model.
         self._connections: list[Connection] = []
-        self._ends: dict[str | None, frozenset[int]] = {}
         self._was_reached = False
         self._is_closed = False
 
@@ -88,33 +85,33 @@ class LmtpModel:
         await self.close()
 
     async def close(self) -> None:
-        """For good: streams under way fail with ConnectionLost, and so do further calls."""
+        """Closes the model for good: open streams and further calls fail with ConnectionLost."""
         self._is_closed = True
         connections, self._connections = self._connections, []
         for connection in connections:
             await connection.close()
 
-    async def stream(self, call: GenerateCall) -> AsyncGenerator[TokenMade | Answer, None]:
+    async def stream(self, call: GenerateCall) -> AsyncGenerator[GeneratedToken | Answer, None]:
         """The tokens as they come, then the Answer; closing it early cancels the request."""
         call = replace(call, model=call.model or self._name)
-        progress = Progress(call, draw_seed=self._draw_seed, clock=self._clock)
-        patience = Patience(self._retry)
+        progress = GenerateProgress(call, draw_seed=self._draw_seed, clock=self._clock)
+        retries = Retries(self._retry)
         while True:
             try:
-                connection = await self._connected(call.model)
-                with connection.stream(partial(generate_frame, progress.request())) as parts:
-                    while not isinstance(part := await parts.next(), Ended):
-                        token = progress.take(_expected(part, TokenMade))
+                write = partial(generate_frame, progress.request())
+                with await self._request(call.model, write) as parts:
+                    while not isinstance(part := await parts.next(), StreamEnd):
+                        token = progress.record(_expected(part, GeneratedToken))
                         if token is not None:
-                            patience.renew()
+                            retries.reset()
                             yield token
-                yield progress.answer(part, await self._end_token_ids(call, connection))
+                yield progress.answer(part)
                 return
             except FellBehind:
                 # The reader has caught up with all that came before.
                 continue
             except TandemError as error:
-                await self._bear(error, patience)
+                await self._wait(error, retries)
 
     async def generate(self, call: GenerateCall) -> Answer:
         """The whole answer; cancelling the task cancels the request."""
@@ -128,54 +125,44 @@ class LmtpModel:
         """A group of beams: reports, then the answer. Closing it early cancels the request."""
         call = replace(call, model=call.model or self._name)
         progress = BeamProgress(call)
-        patience = Patience(self._retry)
+        retries = Retries(self._retry)
         while True:
             try:
-                with await self._ask(call.model, partial(beams_frame, progress.request())) as parts:
+                write = partial(beams_frame, progress.request())
+                with await self._request(call.model, write) as parts:
                     while not isinstance(part := await parts.next(), BeamsAnswer):
-                        patience.renew()
-                        yield progress.take(_expected(part, BeamsReport))
+                        retries.reset()
+                        yield progress.record(_expected(part, BeamsReport))
                 yield progress.answer(part)
                 return
             except FellBehind:
                 continue
             except TandemError as error:
-                await self._bear(error, patience)
+                await self._wait(error, retries)
 
     async def score(self, call: ScoreCall) -> Scores:
         """The log-probabilities of several continuations of one prompt."""
         call = replace(call, model=call.model or self._name)
-        patience = Patience(self._retry)
+        retries = Retries(self._retry)
         while True:
             try:
-                with await self._ask(call.model, partial(score_frame, call)) as parts:
+                with await self._request(call.model, partial(score_frame, call)) as parts:
                     return _expected(await parts.next(), Scores)
             except TandemError as error:
-                await self._bear(error, patience)
-
-    async def _end_token_ids(self, call: GenerateCall, connection: Connection) -> frozenset[int]:
-        """Those of the call's model, for who chooses tokens. A server of several greets without."""
-        known = connection.greeting.end_token_ids
-        if known or call.num_steps is None:
-            return known
-        if call.model not in self._ends:
-            with await self._ask(call.model, partial(model_frame, call.model)) as parts:
-                facts = _expected(await parts.next(), ModelFacts)
-            self._ends[call.model] = facts.end_token_ids
-        return self._ends[call.model]
+                await self._wait(error, retries)
 
     async def server(self) -> Greeting:
-        """What the server says of itself; connects if need be."""
+        """The server's reply to HELLO; connects if necessary."""
         return (await self._connected(self._name)).greeting
 
-    async def _bear(self, error: TandemError, patience: Patience) -> None:
-        # Where nobody has answered yet, nobody is expected back.
+    async def _wait(self, error: TandemError, retries: Retries) -> None:
+        # A server that never answered is not expected back.
         if self._is_closed or (isinstance(error, Unreachable) and not self._was_reached):
             raise error
-        await patience.bear(error)
+        await retries.wait(error)
 
-    async def _ask(self, model: str | None, framed: Framed) -> Stream:
-        return (await self._connected(model)).stream(framed)
+    async def _request(self, model: str | None, write: FrameWriter) -> Stream:
+        return (await self._connected(model)).stream(write)
 
     async def _connected(self, model: str | None) -> Connection:
         """A connection that serves `model` and has room for a stream."""
@@ -185,16 +172,16 @@ class LmtpModel:
                 raise RuntimeError("an LmtpModel belongs to the event loop that used it first")
             self._loop, self._connecting, self._connections = loop, asyncio.Lock(), []
         async with self._connecting:
-            await self._let_go()
+            await self._drop_unused()
             if self._is_closed:
                 raise ConnectionLost("this LmtpModel was closed")
             usable = (each for each in self._connections if each.has_room and each.bind(model))
-            roomy = next(usable, None)
-            if roomy is None:
-                roomy = await self._open()
-                roomy.bind(model)
-                self._connections.append(roomy)
-            return roomy
+            connection = next(usable, None)
+            if connection is None:
+                connection = await self._open()
+                connection.bind(model)
+                self._connections.append(connection)
+            return connection
 
     async def _open(self) -> Connection:
         websocket, greeting = await open_websocket(self._address, self._timeout_s)
@@ -205,8 +192,8 @@ class LmtpModel:
             raise ConnectionLost("this LmtpModel was closed")
         return connection
 
-    async def _let_go(self) -> None:
-        """Forgets connections that are closed, or serve nothing new and have no stream left."""
+    async def _drop_unused(self) -> None:
+        """Drops connections that are closed, or that drain and have no stream left."""
         kept = []
         for connection in self._connections:
             if connection.is_open and connection.is_draining and not connection.num_streams:

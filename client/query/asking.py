@@ -6,23 +6,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Unpack
 
+from client.calls import Answer, Constraint, GenerateCall, Prompt, ScoreCall, Scored
 from client.query.frames import ErrorsWithoutFrames
 from client.query.running.choosing import best_of, choice_of
 from client.query.running.decoding import Choice
 from client.query.running.session import booked
 from client.query.serving import ModelLike, opened
 from client.query.waiting import wait_for
-from client.words import (
-    SAMPLING_RULES,
-    Answer,
-    Constraint,
-    GenerateCall,
-    Prompt,
-    Sampling,
-    SamplingOptions,
-    ScoreCall,
-    Scored,
-)
+from client.sampling import SAMPLING_RULES, Sampling, SamplingOptions
 
 
 class GenerateOptions(SamplingOptions, total=False):

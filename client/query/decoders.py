@@ -13,7 +13,7 @@ Raises ValueError: which option, its value, the rule.
 from typing import Literal, Unpack
 
 from client.query.running.decoders import Decoding, decoding
-from client.words import SamplingOptions
+from client.sampling import SamplingOptions
 
 
 def argmax(

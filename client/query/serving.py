@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
+from client.calls import Model
 from client.config import read_config
 from client.lmtp.address import read_address
 from client.lmtp.connection import OnNotice
 from client.lmtp.model import LmtpModel, ignore_notice
-from client.model import Model
 from client.query.errors import BadProgram
 from client.query.running.session import surroundings
 

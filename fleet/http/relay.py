@@ -82,6 +82,7 @@ class Relay:
         self._send = send
         self._streams = OpenStreams()
         self._queue: deque[QueuedFrame] = deque()
+        self._queued_len = 0
         self._has_news = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
@@ -99,7 +100,7 @@ class Relay:
             return  # no stream is open, and the model is not loaded for this
         await self._has_room.wait()
         self._queue.append(queued)
-        self._check_room()
+        self._add_queued_len(len(queued.text))
         self._has_news.set()
         if self._serving is None:
             self._serving = asyncio.create_task(self._serve())
@@ -112,8 +113,13 @@ class Relay:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._disconnect()
 
-    def _check_room(self) -> None:
-        if sum(len(each.text) for each in self._queue) <= _MAX_QUEUED_LEN:
+    def _clear_queue(self) -> None:
+        self._queue.clear()
+        self._add_queued_len(-self._queued_len)
+
+    def _add_queued_len(self, length: int) -> None:
+        self._queued_len += length
+        if self._queued_len <= _MAX_QUEUED_LEN:
             self._has_room.set()
         else:
             self._has_room.clear()
@@ -137,6 +143,8 @@ class Relay:
             _logger.debug("a socket's client left: %s", error)
         finally:
             self._serving = None
+            # Empty, unless the client left: then `put` must not wait for room for ever.
+            self._clear_queue()
 
     async def _serve_with_lease(self) -> None:
         with await self._acquire() as lease:
@@ -145,7 +153,7 @@ class Relay:
                 self._has_news.clear()
                 while self._queue:
                     queued = self._queue.popleft()
-                    self._check_room()
+                    self._add_queued_len(-len(queued.text))
                     await self._forward(connection, queued)
                 if not self._is_connected:
                     raise _gone("its socket was closed")
@@ -260,8 +268,7 @@ class Relay:
                 continue
             kind = "TOKEN" if queued.command in TOKEN_COMMANDS else "MSG"
             ends.append((kind, {"stream_id": queued.stream_id, **fields}))
-        self._queue.clear()
-        self._has_room.set()
+        self._clear_queue()
         if isinstance(error, FleetError):
             self._metrics.rejected.inc(error.error_type, len(ends))
         for end in ends:

@@ -6,7 +6,8 @@ default. A frame that names another model is refused. HELLO without a model is a
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -18,7 +19,7 @@ from fleet.http.open_streams import TOKEN_COMMANDS
 from fleet.http.relay import QueuedFrame, Relay, error_fields, frame
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
-from fleet.names import PLACEHOLDERS, Model, ModelNames
+from fleet.names import PLACEHOLDERS, ModelNames
 from router.http.server.access import AccessRecord
 from router.http.server.body import parse_json
 from router.http.server.errors import Dialect, HttpError, Problem
@@ -42,8 +43,6 @@ _UNSUPPORTED_DATA = 1003
 _INVALID_DATA = 1007
 _INTERNAL_ERROR = 1011
 
-NewRelay = Callable[[Model], Relay]
-
 
 class MalformedFrame(Exception):
     """A message that is not a frame. The socket is closed with `code`, and the text as reason."""
@@ -53,21 +52,21 @@ class MalformedFrame(Exception):
         self.code = code
 
 
-class FleetSockets:
-    """Owner of the open sockets. `hello` has fields of the answer to HELLO."""
+@dataclass(frozen=True, slots=True)
+class SocketServices:
+    """What all sockets share. `hello` has the constant fields of the answer to HELLO."""
 
-    def __init__(
-        self,
-        manager: ModelManager,
-        names: ModelNames,
-        metrics: FleetMetrics,
-        hello: Mapping[str, object],
-        keys: tuple[str, ...] = (),
-    ) -> None:
-        self._manager = manager
-        self._names = names
-        self._metrics = metrics
-        self._fixed_hello = hello
+    manager: ModelManager
+    names: ModelNames
+    metrics: FleetMetrics
+    hello: Mapping[str, object]
+
+
+class FleetSockets:
+    """Owner of the open sockets."""
+
+    def __init__(self, services: SocketServices, keys: tuple[str, ...] = ()) -> None:
+        self._services = services
         self._keys = keys
         self._sockets: set[FleetSocket] = set()
 
@@ -79,22 +78,17 @@ class FleetSockets:
             await problem.response()(scope, receive, send)
             return
         await receive()
-        in_query = parse_qs(scope["query_string"].decode(errors="replace")).get("model", [None])[0]
-        headers = self._headers(scope)
-
-        def new_relay(model: Model) -> Relay:
-            return Relay(model, self._manager, self._metrics, headers, socket.send_text)
-
-        socket = FleetSocket(
-            in_query, self._manager, self._names, self._metrics, self._hello, new_relay, send
-        )
+        query = parse_qs(scope["query_string"].decode(errors="replace"))
+        model_name = query.get("model", [None])[0]
+        socket = FleetSocket(self._services, model_name, self._headers(scope), send)
+        gauge = self._services.metrics.sockets
         self._sockets.add(socket)
-        self._metrics.sockets.set(len(self._sockets))
+        gauge.set(len(self._sockets))
         try:
             await socket.run(receive)
         finally:
             self._sockets.discard(socket)
-            self._metrics.sockets.set(len(self._sockets))
+            gauge.set(len(self._sockets))
 
     async def send_draining(self) -> None:
         """Notify all clients that no new requests are accepted."""
@@ -106,17 +100,8 @@ class FleetSockets:
             *(socket.close(_GOING_AWAY, "the server stops") for socket in self._sockets)
         )
 
-    async def _hello(self, version: int) -> dict[str, object]:
-        listed = await asyncio.to_thread(self._names.listed)
-        return {
-            "version": version,
-            **self._fixed_hello,
-            "models": list(dict.fromkeys([*listed, *self._manager.states()])),
-            "max_top_logprobs": MAX_TOP_LOGPROBS,
-            "features": [*FEATURES, "models_on_demand"],
-        }
-
     def _headers(self, scope: Scope) -> list[tuple[str, str]]:
+        """The headers of the connection to a model's server."""
         record = AccessRecord.within(scope)
         headers = [] if record is None else [("x-request-id", record.request_id)]
         if self._keys:
@@ -125,24 +110,18 @@ class FleetSockets:
 
 
 class FleetSocket:
-    """Owner of one socket. `hello` returns the answer to HELLO for a version."""
+    """Owner of one socket. `model_name` is that of its address, `headers` are its relay's."""
 
     def __init__(
         self,
+        services: SocketServices,
         model_name: str | None,
-        manager: ModelManager,
-        names: ModelNames,
-        metrics: FleetMetrics,
-        hello: Callable[[int], Awaitable[dict[str, object]]],
-        new_relay: NewRelay,
+        headers: Sequence[tuple[str, str]],
         send: Send,
     ) -> None:
+        self._services = services
         self._model_name = model_name
-        self._manager = manager
-        self._names = names
-        self._metrics = metrics
-        self._hello = hello
-        self._new_relay = new_relay
+        self._headers = headers
         self._send = send
         self._version = 1
         self._relay: Relay | None = None
@@ -197,7 +176,7 @@ class FleetSocket:
             await self._handle(command, stream_id, fields, text or "")
         except HttpError as error:
             if isinstance(error, FleetError):
-                self._metrics.rejected.inc(error.error_type)
+                self._services.metrics.rejected.inc(error.error_type)
             is_stream = command in TOKEN_COMMANDS and stream_id is not None
             kind = "TOKEN" if is_stream else "MSG"
             await self.send_text(frame(kind, {"stream_id": stream_id, **error_fields(error)}))
@@ -215,20 +194,32 @@ class FleetSocket:
         if command == "HELLO":
             self._version = _version_of(fields)
             if name is None:
-                hello = await self._hello(self._version)
+                hello = await self._hello()
                 await self.send_text(frame("MSG", {"stream_id": stream_id, "hello": hello}))
-                if self._manager.is_draining:
+                if self._services.manager.is_draining:
                     await self.send_draining()
                 return
         relay = await self._bind(None if name in PLACEHOLDERS else name)
         await relay.put(QueuedFrame(command, stream_id, text, self._version))
 
+    async def _hello(self) -> dict[str, object]:
+        listed = await asyncio.to_thread(self._services.names.listed)
+        return {
+            "version": self._version,
+            **self._services.hello,
+            "models": list(dict.fromkeys([*listed, *self._services.manager.states()])),
+            "max_top_logprobs": MAX_TOP_LOGPROBS,
+            "features": [*FEATURES, "models_on_demand"],
+        }
+
     async def _bind(self, name: str | None) -> Relay:
         """The relay to the socket's model. Raises HttpError if `name` is another model's."""
         if self._relay is None:
             bound_name = self._model_name or name
-            model = await model_of(bound_name, self._names, self._manager)
-            self._model_name, self._relay = bound_name, self._new_relay(model)
+            manager, metrics = self._services.manager, self._services.metrics
+            model = await model_of(bound_name, self._services.names, manager)
+            self._model_name = bound_name
+            self._relay = Relay(model, manager, metrics, self._headers, self.send_text)
         model = self._relay.model
         if name not in (None, self._model_name, model.name, model.source):
             message = (

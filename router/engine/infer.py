@@ -15,7 +15,6 @@ from math import inf
 from router.engine.batcher import Batcher
 from router.engine.beam_search.requests import OutputTexts
 from router.engine.beam_search.run import BeamRun
-from router.engine.beam_search.search import BeamSearch
 from router.engine.beam_search.types import BeamGroup
 from router.engine.stream import Stream
 from router.request.errors import RouterError, ServerStopped
@@ -123,8 +122,7 @@ class Infer:
 
     def search_beams(self, group: BeamGroup, texts: OutputTexts, report_s: float | None) -> BeamRun:
         """Starts a search; the caller awaits its end, and closes it. Raises as `accept`."""
-        search = BeamSearch(group, texts)
-        return BeamRun(group, search, texts, self._batcher, self._verify, report_s)
+        return BeamRun(group, texts, self._batcher, self._verify, report_s)
 
     async def complete(self, request: GenerateRequest) -> Completion:
         """The whole answer. Raises the RouterError of a request that fails, and `generate`'s."""

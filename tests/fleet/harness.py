@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fleet.http.event_stream import CommentTimes
 from fleet.http.front import Front
 from fleet.http.front_routes import FrontRoutes
-from fleet.http.sockets import FleetSockets
+from fleet.http.sockets import FleetSockets, SocketServices
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
@@ -202,7 +202,7 @@ async def running_fleet(
             keys=keys,
         )
         hello = {"server": "tandem 0.0.1", "max_message_len": 1 << 23, "max_streams": 4}
-        sockets = FleetSockets(manager, names, metrics, hello, keys)
+        sockets = FleetSockets(SocketServices(manager, names, metrics, hello), keys)
         app: ASGIApp = Front(
             *(manager, names, front_routes, metrics, sockets),
             max_body_len=100_000,

@@ -74,6 +74,8 @@ def stream_lines(server: RunningServer, model: str, num_tokens: int, lines: list
 
 
 def test_nothing_is_loaded_until_a_request_names_it(single: RunningServer) -> None:
+    document = httpx.get(f"{single.url}/api-doc/openapi.json", timeout=60).json()
+    assert "/generate" in document["paths"]
     assert states(single) == {"broken": "absent", "one": "absent", "two": "absent"}
     refused = generate(single)
     assert refused.status_code == 400

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
+from client.calls import Constraint
 from client.query.conditions.terms import Term
-from client.words import Constraint
 
 
 class StopMode(Enum):

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
+from client.calls import Constraint
 from client.query.conditions import decimals
 from client.query.conditions.expressions import all_of
 from client.query.conditions.kinds import FLOAT, HoleKind
@@ -21,7 +22,6 @@ from client.query.conditions.stops import Stops
 from client.query.conditions.terms import Opaque
 from client.query.errors import BadCondition, Unsatisfiable
 from client.query.place import Place
-from client.words import Constraint
 from constraints.where import terms as where
 from constraints.where.conflict import contradiction, is_plainly_empty
 from constraints.where.evaluate import holds

@@ -11,6 +11,7 @@ from itertools import islice
 from types import FrameType, MappingProxyType, NoneType
 from typing import Any
 
+from client.calls import MAX_VALUES
 from client.query.conditions import build
 from client.query.conditions.terms import Term
 from client.query.errors import BadCondition, BadProgram
@@ -27,7 +28,6 @@ from client.query.program import (
     Subquery,
 )
 from client.query.reading.quoted_types import with_names_found
-from client.words import MAX_VALUES
 
 
 class Calls:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from client.calls import Scored
 from client.query.running.decoding import Choice, HoleAnswer
-from client.words import Scored
 
 
 def choice_of(values: Sequence[str], scored: Sequence[Scored]) -> Choice:

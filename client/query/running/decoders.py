@@ -18,7 +18,7 @@ from client.query.program import DecoderClause
 from client.query.running.beams import Beam
 from client.query.running.decoding import Decoder, Options
 from client.query.running.sampling import SideBySide
-from client.words import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
+from client.sampling import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
 
 
 class OptionIgnored(UserWarning):
@@ -105,7 +105,7 @@ def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, objec
     """The decoder of this name. Raises ValueError: which option, its value, the rule."""
     kind = KINDS.get(name)
     if kind is None:
-        advice = "; `beam` finds the most probable traces" if name == "best_k" else ""
+        advice = "; use `beam` for the most probable traces" if name == "best_k" else ""
         raise ValueError(f"there is no decoder `{name}`; there are {', '.join(KINDS)}{advice}")
     named = {**given}
     if len(arguments) > 1 or (arguments and kind.count in named):

@@ -16,13 +16,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from client.beams import BeamsAnswer, BeamsCall
+from client.calls import Answer, GenerateCall, ScoreCall, Scores
 from client.query.conditions.plan import HolePlan
 from client.query.errors import QueryError
 from client.query.place import Place, Source
 from client.query.program import Hole
 from client.query.running.pickling import Pickled
 from client.query.running.transcript import Pieces
-from client.words import Answer, GenerateCall, Sampling, ScoreCall, Scores
+from client.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +121,7 @@ class AtHole(Protocol):
     def call(self) -> GenerateCall:
         """The one request that fills the hole: prompt, constraint, stops, budget, sampling, seed.
 
-        A decoder that chooses tokens itself replaces `sampling`, `output`, `num_steps` and
-        `top_logprobs`. Not for a distribution.
+        Not for a distribution.
         """
         ...
 

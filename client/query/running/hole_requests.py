@@ -7,6 +7,7 @@ HoleAnswer -> Entry of the log, or Rejected
 from collections.abc import Sequence
 from dataclasses import replace
 
+from client.calls import GenerateCall, ScoreCall
 from client.query.conditions import values as known
 from client.query.conditions.bounds import names_of
 from client.query.conditions.evaluate import evaluate
@@ -20,7 +21,7 @@ from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rej
 from client.query.running.error_places import locate, shortened
 from client.query.running.execution import Entry, HoleReached
 from client.query.running.transcript import prompt_of
-from client.words import MAX_SEED, GenerateCall, ScoreCall
+from client.sampling import MAX_SEED
 
 
 def plan_of(arrival: HoleReached, options: Options, refused: tuple[str, ...]) -> HolePlan:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from client.calls import Usage
 from client.query.running.results import Request
 from client.query.running.to_json import fields_of, json_line, plain
-from client.words import Usage
 
 
 @dataclass(frozen=True, slots=True)

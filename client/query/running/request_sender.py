@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from client.beams import BeamDropped, BeamsAnswer, BeamsCall
+from client.beams import BeamDropped, BeamModel, BeamsAnswer, BeamsCall
+from client.calls import Answer, GenerateCall, Model, ScoreCall, Scores, Usage
 from client.errors import (
     ConstraintRefused,
     InvalidRequest,
@@ -14,7 +15,6 @@ from client.errors import (
     ServerFailed,
     TandemError,
 )
-from client.model import BeamModel, Model
 from client.query.conditions.rename_subject import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
 from client.query.running.choosing import chosen
@@ -22,7 +22,6 @@ from client.query.running.decoding import AtHole, HoleAnswer
 from client.query.running.ledger import CallFile, Ledger
 from client.query.running.results import Request, State
 from client.query.running.transcript import Piece, Pieces, spans_of, text_of
-from client.words import Answer, GenerateCall, ScoreCall, Scores, Usage
 
 OnState = Callable[[State], None]
 
@@ -131,11 +130,6 @@ class Books:
     async def _answer(self, at: AtHole, call: GenerateCall) -> Answer:
         if self.on_state is None:
             return await self.model.generate(call)
-        if call.num_steps is not None:
-            # One of many beams, in steps of a token: it is shown where it stands behind them.
-            answer = await self.model.generate(call)
-            self._show(at, answer.standing.text + answer.text)
-            return answer
         self._show(at, "")
         text = ""
         async with aclosing(self.model.stream(call)) as stream:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from client.calls import Constraint, Message, Usage
 from client.query.running.decoding import Choice
 from client.query.running.pickling import Pickled
 from client.query.running.transcript import Span
-from client.words import Constraint, Message, Usage
 
 ValueT_co = TypeVar("ValueT_co", covariant=True)
 

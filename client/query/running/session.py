@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
 
+from client.calls import Answer, Model, Scores, Usage
 from client.errors import TandemError
-from client.model import Model
 from client.query.running.decoders import Decoding
 from client.query.running.decoding import Choice, TraceEnd
 from client.query.running.execution import Job
@@ -21,7 +21,6 @@ from client.query.running.request_sender import Books, OnState, ended
 from client.query.running.results import Request, Result
 from client.query.running.traces import Traces
 from client.query.running.transcript import messages_of, spans_of, text_of
-from client.words import Answer, Scores, Usage
 
 AnswerT = TypeVar("AnswerT", Answer, Scores)
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from client.calls import GenerateCall, ScoreCall
 from client.query.conditions.plan import HolePlan
 from client.query.errors import BadProgram
 from client.query.place import Source
@@ -20,7 +21,6 @@ from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Tra
 from client.query.running.error_places import blaming
 from client.query.running.execution import Entry, Execution, HoleReached, Job, other_prompt
 from client.query.running.hole_requests import entry_of, generate_call, plan_of, score_call
-from client.words import GenerateCall, ScoreCall
 
 Log = tuple[Entry, ...]
 

@@ -7,7 +7,7 @@ without roles a prompt is plain text; with them it is turns for the model's chat
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from client.words import Message, Prompt
+from client.calls import Message, Prompt
 
 ASSISTANT = "assistant"
 SYSTEM = "system"

@@ -65,29 +65,26 @@ class BeamRun:
     def __init__(
         self,
         group: BeamGroup,
-        search: BeamSearch,
         texts: OutputTexts,
         batcher: Batcher,
         verify: Verify,
         report_s: float | None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.group = group
-        self.search = search
+        self.search = BeamSearch(group, texts)
         self.num_steps = 0
         self.usage = BeamUsage()
         self._texts = texts
         self._batcher = batcher
         self._verify = verify
         self._report_s = report_s
-        self._clock = clock
         self._search_steps: Search[SearchOutcome] = self.search.run()
         self._asks: Sequence[Ask] = ()
         self._results: list[AskResult] = []
         # The streams of the asks without a result.
         self._streams: list[Stream] = []
         self._num_retries = 0
-        self._reported_s = clock()
+        self._reported_s = time.monotonic()
         self._has_started = False
         self._needs_verdicts = False
         self._outcome: SearchOutcome | None = None
@@ -172,7 +169,7 @@ class BeamRun:
     def _request_report(self) -> None:
         if self._report_s is None or self.num_steps == 0:
             return
-        now_s = self._clock()
+        now_s = time.monotonic()
         if now_s - self._reported_s >= self._report_s:
             self._reported_s = now_s
             self._changed.set()

@@ -21,21 +21,6 @@ FEATURES = (
 Reply = Mapping[str, object]
 
 
-def version_of(frame: Frame) -> int:
-    """The version of the protocol after a HELLO: at most ours. Raises InvalidRequest."""
-    version = parse_part(frame.text, frame.payload, (), HelloFields).version
-    if version is None:
-        return VERSION
-    if version < 1:
-        raise wrong("version", "must be at least 1", version)
-    return min(version, VERSION)
-
-
-def named_model(frame: Frame) -> str | None:
-    """The model that a frame names. Raises InvalidRequest."""
-    return parse_part(frame.text, frame.payload, (), ModelInfoFields).model
-
-
 class Commands:
     """Answers the frames of one socket. Owner of its version of the protocol."""
 
@@ -59,7 +44,10 @@ class Commands:
         return await answer(frame)
 
     async def _hello(self, frame: Frame) -> Reply:
-        self.version = version_of(frame)
+        version = parse_part(frame.text, frame.payload, (), HelloFields).version
+        if version is not None and version < 1:
+            raise wrong("version", "must be at least 1", version)
+        self.version = VERSION if version is None else min(version, VERSION)
         info, limits = self._services.info, self._services.limits
         hello = {
             "version": self.version,
@@ -79,7 +67,7 @@ class Commands:
         return {"hello": hello}
 
     async def _model_info(self, frame: Frame) -> Reply:
-        model = named_model(frame)
+        model = parse_part(frame.text, frame.payload, (), ModelInfoFields).model
         info, tokenizer = self._services.info, self._services.prompts.tokenizer
         fields = {
             "model": served_name(info, model),

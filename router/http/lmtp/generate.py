@@ -43,9 +43,7 @@ class GenerateStream:
         self._context = context
         self._services = context.services
         self._encoder: StreamEncoder = (
-            EncoderV2(context.stream_id)
-            if context.version > 1
-            else EncoderV1(context.stream_id, context.services.eos_id)
+            EncoderV2(context) if context.version > 1 else EncoderV1(context)
         )
         self._num_cached_tokens = 0
 

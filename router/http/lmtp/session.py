@@ -205,13 +205,13 @@ class Session:
         except (RouterError, HttpError) as error:
             await self._refuse(stream_id, error)
         else:
-            await self._send_messages([("MSG", as_json({"stream_id": stream_id, **fields}))])
+            await self._outbox.put("MSG", as_json({"stream_id": stream_id, **fields}))
             if frame.command == "HELLO" and self._services.infer.is_draining:
                 self.notify(draining_notice())
 
     async def _refuse(self, stream_id: int | None, error: RouterError | HttpError) -> None:
         fields = {"stream_id": stream_id, **error_fields(error)}
-        await self._send_messages([("MSG", as_json(fields))])
+        await self._outbox.put("MSG", as_json(fields))
 
     async def _start_stream(self, stream_id: int, frame: Frame) -> None:
         if stream_id in self._streams:
@@ -267,12 +267,11 @@ class Session:
             self._services.metrics.socket_streams.add(-1)
             record.end(frame.command, ROUTE)
 
-    async def _send_messages(self, messages: Iterable[Message]) -> None:
-        """Queues messages in order; waits while the client reads slowly."""
-        await self._send_behind(deque(), messages)
-
     async def _send_behind(self, unsent: deque[Message], messages: Iterable[Message]) -> None:
-        """As `_send_messages`, after `unsent`, where messages stay if the wait is cancelled."""
+        """Queues messages in order; waits while the client reads slowly.
+
+        A cancelled wait leaves the rest in `unsent`, which goes before the next messages.
+        """
         unsent.extend(messages)
         while unsent:
             await self._outbox.put(*unsent[0])

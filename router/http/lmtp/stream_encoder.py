@@ -10,12 +10,13 @@ the last good token and "length"; the client asks again, and then gets the error
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeAlias
 
 import orjson
 
 from proto.contract import FinishReason
-from router.http.lmtp.frames import Message, as_json, error_fields, number
+from router.http.lmtp.frames import Message, as_json, number
+from router.http.lmtp.streams import StreamContext
 from router.http.server.errors import HttpError
 from router.request.errors import RouterError
 from router.request.events import Event, Finished, TokenGenerated
@@ -72,45 +73,24 @@ class TokenObject:
         return self.head + ("null" if reason is None else f'"{reason}"') + self.rest
 
 
-class StreamEncoder(Protocol):
-    """Encodes one stream's events as messages, in order.
-
-    `stored`: the fields of the buffer that was made of the output.
-    """
-
-    stored: Mapping[str, object] | None
-
-    def configure(self, *, has_tops: bool, has_deadline: bool) -> None:
-        """Set before the first token: whether to send alternatives, whether a deadline is set."""
-
-    def encode(self, burst: Sequence[Event]) -> list[Message]:
-        """The messages of events, of which none is Failed."""
-
-    def fail(self, error: RouterError | HttpError) -> list[Message]:
-        """The last messages of a stream that fails."""
-
-    def cancelled(self, num_prompt_tokens: int, num_cached_tokens: int) -> list[Message]:
-        """The last messages of a stream that its client cancelled."""
-
-
 class EncoderV1:
-    """Version 1. `eos_id` follows an output that ends without an end token: LMQL needs one."""
+    """Encodes the events of one stream for version 1."""
 
-    def __init__(self, stream_id: int, eos_id: int | None) -> None:
-        self._stream_id = stream_id
-        self._eos_id = eos_id
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+        self._stream_id = context.stream_id
         self._num_undelayed = _NUM_UNDELAYED
         self._kept: TokenObject | None = None
         self._messages: list[Message] = []
         self.stored: Mapping[str, object] | None = None
 
     def configure(self, *, has_tops: bool, has_deadline: bool) -> None:
-        """With a deadline the first tokens are kept back as well."""
+        """Called before the first token. With a deadline the first ones are kept back as well."""
         if has_deadline:
             self._num_undelayed = 0
 
     def encode(self, burst: Sequence[Event]) -> list[Message]:
-        """The tokens, but for one that is kept back."""
+        """The messages of events, of which none is Failed, but for a token that is kept back."""
         for event in burst:
             if isinstance(event, TokenGenerated):
                 self._release(None)
@@ -126,8 +106,7 @@ class EncoderV1:
     def fail(self, error: RouterError | HttpError) -> list[Message]:
         """The kept token with "length"; the error where there is none."""
         if self._kept is None:
-            fields = {"stream_id": self._stream_id, **error_fields(error)}
-            return [("TOKEN", as_json(fields))]
+            return self._context.error(error)
         self._release("length")
         return self._flush()
 
@@ -140,10 +119,12 @@ class EncoderV1:
 
     def _finish(self, reason: FinishReason) -> None:
         word = _short_reason(reason)
+        eos_id = self._context.services.eos_id
+        # LMQL ends a hole by an end token alone.
         needs_end = reason is FinishReason.CONSTRAINT_COMPLETE or self._kept is None
-        if needs_end and word == "stop" and self._eos_id is not None:
+        if needs_end and word == "stop" and eos_id is not None:
             self._release(None)
-            self._kept = TokenObject.certain(self._stream_id, self._eos_id)
+            self._kept = TokenObject.certain(self._stream_id, eos_id)
         if self._kept is None:
             message = f"the stream ended ({reason.value}) before another token was made"
             self._messages += self.fail(HttpError(504, reason.value, message))
@@ -161,20 +142,24 @@ class EncoderV1:
 
 
 class EncoderV2:
-    """Version 2."""
+    """Encodes the events of one stream for version 2.
 
-    def __init__(self, stream_id: int) -> None:
-        self._stream_id = stream_id
+    `stored`: the fields of the buffer that was made of the output, for DONE.
+    """
+
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+        self._stream_id = context.stream_id
         self._has_tops = False
         self._texts: list[str] = []
         self.stored: Mapping[str, object] | None = None
 
     def configure(self, *, has_tops: bool, has_deadline: bool) -> None:
-        """Alternatives are sent where they were requested."""
+        """Called before the first token. Alternatives are sent where they were requested."""
         self._has_tops = has_tops
 
     def encode(self, burst: Sequence[Event]) -> list[Message]:
-        """The tokens, and DONE behind the last one."""
+        """The messages of events, of which none is Failed."""
         end = burst[-1] if burst and isinstance(burst[-1], Finished) else None
         tokens = [event for event in burst if isinstance(event, TokenGenerated)]
         messages: list[Message] = []
@@ -193,7 +178,7 @@ class EncoderV2:
 
     def fail(self, error: RouterError | HttpError) -> list[Message]:
         """An error object."""
-        return [("TOKEN", as_json({"stream_id": self._stream_id, **error_fields(error)}))]
+        return self._context.error(error)
 
     def cancelled(self, num_prompt_tokens: int, num_cached_tokens: int) -> list[Message]:
         """A DONE with the text so far."""
@@ -228,6 +213,9 @@ class EncoderV2:
             else None,
         }
         return fields | {key: value for key, value in optional.items() if value is not None}
+
+
+StreamEncoder: TypeAlias = EncoderV1 | EncoderV2
 
 
 def usage_fields(num_prompt: int, num_cached: int, num_output: int) -> dict[str, int]:

@@ -39,7 +39,7 @@ class SocketLimits:
 
 @dataclass(frozen=True, slots=True)
 class LmtpServices:
-    """What all sockets share."""
+    """The services that all sockets share."""
 
     infer: Infer
     validator: RequestValidator
@@ -56,7 +56,7 @@ class LmtpServices:
 
 @dataclass(frozen=True, slots=True)
 class StreamContext:
-    """What one stream is made of. `version` is the protocol's, `notify` sends a system message."""
+    """What one stream needs: `version` is the protocol's, `notify` sends a system message."""
 
     services: LmtpServices
     buffers: Buffers

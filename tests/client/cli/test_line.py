@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.calls import Constraint, GenerateCall
 from client.cli.line import call_of, read_line
 from client.errors import BadInput
-from client.words import Constraint, GenerateCall, Sampling
+from client.sampling import Sampling
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from client.calls import Constraint, Usage
 from client.cli.query_view import LiveView, Palette, described, finished, outcome, probabilities
 from client.query import Choice, Result, Span, State
-from client.words import Constraint, Usage
 
 
 def shown(view: object, *, height: int = 10, width: int = 20) -> list[str]:

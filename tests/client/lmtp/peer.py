@@ -1,4 +1,4 @@
-"""The other end of the wire, from a script: a WebSocket server that says what a test tells it."""
+"""The other end of the wire, from a script: a WebSocket server that sends what a test scripts."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Where a server is, as people write it."""
+"""Addresses of servers."""
 
 import pytest
 
@@ -66,5 +66,5 @@ def test_what_is_no_address_is_refused_without_showing_a_key(url: str, why: str)
     ("url", "is_local"),
     [("localhost:1", True), ("127.0.0.2", True), ("http://[::1]", True), ("example.org", False)],
 )
-def test_this_machine_is_told_from_others(url: str, is_local: bool) -> None:
+def test_this_machine_is_recognised(url: str, is_local: bool) -> None:
     assert read_address(url).is_local is is_local

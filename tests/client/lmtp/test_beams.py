@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from client.beams import BeamHole, BeamsAnswer, BeamsCall, BeamsReport, BeamState
+from client.calls import Constraint
 from client.errors import ConstraintRefused, InvalidRequest
 from client.lmtp.model import LmtpModel
-from client.lmtp.patience import RetryPolicy
-from client.words import Constraint, Sampling
+from client.lmtp.retry import RetryPolicy
+from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, performing
 
 QUICK = RetryPolicy(first_pause_s=0.005, max_pause_s=0.01, max_tries=4)
@@ -28,8 +29,8 @@ def beam(*output: int, logprob: float = -1.0, **more: object) -> dict[str, Any]:
 
 
 async def end(peer: Peer, stream_id: int, *ended: dict[str, Any], **more: object) -> None:
-    told = {"stream_id": stream_id, "finish_reason": "complete", "beams": [], "dropped": []}
-    await peer.say("DONE", {**told, "ended": list(ended), "usage": USAGE, **more})
+    fields = {"stream_id": stream_id, "finish_reason": "complete", "beams": [], "dropped": []}
+    await peer.say("DONE", {**fields, "ended": list(ended), "usage": USAGE, **more})
 
 
 async def parts_of(model: LmtpModel, call: BeamsCall) -> list[BeamsReport | BeamsAnswer]:
@@ -91,7 +92,7 @@ async def test_a_call_is_sent_without_what_means_nothing_to_a_search() -> None:
     }
 
 
-async def test_what_was_dropped_is_told_as_the_clients_errors() -> None:
+async def test_dropped_beams_have_the_clients_errors() -> None:
     async def answers(peer: Peer) -> None:
         await peer.greet()
         fault: dict[str, Any] = {

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
+from client.calls import Answer, GenerateCall
 from client.errors import ConnectionLost
 from client.lmtp import blocking
 from client.lmtp.blocking import BlockingModel, LoopThread
-from client.words import Answer, GenerateCall
 from tests.client.lmtp.aside import performing_aside
 from tests.client.lmtp.peer import Peer
 
@@ -225,7 +225,7 @@ def test_a_generator_that_was_left_half_way_ends_with_the_loop() -> None:
     items.close()  # type: ignore[attr-defined]
 
 
-def test_the_loops_own_thread_may_close_it_and_is_told_that_it_cannot_wait() -> None:
+def test_the_loops_own_thread_may_close_it_and_cannot_wait_for_it() -> None:
     thread = LoopThread()
 
     async def wait_for_itself() -> None:
@@ -267,7 +267,7 @@ def test_a_second_close_waits_for_what_an_interrupted_one_began() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_whoever_waits_is_told_when_a_callback_ends_the_loop() -> None:
+def test_waiting_calls_fail_when_a_callback_ends_the_loop() -> None:
     thread = LoopThread()
 
     async def leave() -> None:

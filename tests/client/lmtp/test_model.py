@@ -6,6 +6,15 @@ from contextlib import aclosing
 
 import pytest
 
+from client.calls import (
+    Answer,
+    Constraint,
+    GenerateCall,
+    GeneratedToken,
+    Message,
+    ScoreCall,
+    ServerNotice,
+)
 from client.errors import (
     ConnectionLost,
     ConstraintRefused,
@@ -16,16 +25,7 @@ from client.errors import (
     Unauthorized,
 )
 from client.lmtp.model import LmtpModel
-from client.words import (
-    Answer,
-    Constraint,
-    GenerateCall,
-    Message,
-    Sampling,
-    ScoreCall,
-    ServerNotice,
-    TokenMade,
-)
+from client.sampling import Sampling
 from tests.client.lmtp.peer import Peer, endless, performing, three_letters
 
 
@@ -67,7 +67,6 @@ async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
         keeps_stop=False,
         top_logprobs=2,
         output=(4, 5),
-        num_steps=1,
         model="scripted",
     )
     async with performing(three_letters) as scene, LmtpModel(scene.url) as model:
@@ -86,7 +85,6 @@ async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
         "include_stop": False,
         "top_logprobs": 2,
         "output": [4, 5],
-        "num_steps": 1,
         "model": "scripted",
     }
 
@@ -144,7 +142,7 @@ async def test_streams_share_a_socket_and_do_not_mix() -> None:
 async def test_a_stream_that_is_closed_early_is_cancelled() -> None:
     async with performing(endless) as scene, LmtpModel(scene.url) as model:
         async with aclosing(model.stream(GenerateCall(prompt="Once"))) as stream:
-            assert isinstance(await anext(stream), TokenMade)
+            assert isinstance(await anext(stream), GeneratedToken)
         await until(lambda: len(scene.peers[0].received) == 3)
         sent = scene.peers[0].received
     assert sent[2] == ("CANCEL", {"stream_id": sent[1][1]["stream_id"]})
@@ -212,26 +210,6 @@ async def test_what_cannot_come_at_all_has_no_probability() -> None:
     async with performing(script) as scene, LmtpModel(scene.url) as model:
         answer = await model.generate(GenerateCall(prompt="Once", top_logprobs=2))
     assert answer.tokens[0].top_logprobs == {1: -0.5, 2: -math.inf}
-
-
-async def test_the_ends_of_one_model_of_several_are_asked_for_once() -> None:
-    async def several(peer: Peer) -> None:
-        await peer.greet(eos_token_ids=[])
-        while True:
-            kind, body = await peer.read()
-            if kind == "MODEL_INFO":
-                info = {"model": body["model"], "eos_token_ids": [7]}
-                await peer.say("MSG", {"stream_id": body["stream_id"], "model_info": info})
-            else:
-                await peer.token(body["stream_id"], 0)
-                await peer.done(body["stream_id"], "a", "paused")
-
-    step = GenerateCall(prompt="Once", num_steps=1, model="small")
-    async with performing(several) as scene, LmtpModel(scene.url) as model:
-        answers = [await model.generate(step) for _ in range(2)]
-        kinds = [kind for kind, _ in scene.peers[0].received]
-    assert [answer.standing.end_token_ids for answer in answers] == [frozenset({7})] * 2
-    assert kinds == ["HELLO", "GENERATE", "MODEL_INFO", "GENERATE"]
 
 
 async def test_a_full_socket_gets_a_neighbour() -> None:

@@ -8,18 +8,11 @@ from contextlib import aclosing, asynccontextmanager
 import httpx
 import pytest
 
+from client.calls import Answer, Constraint, GenerateCall, GeneratedToken, Message, ScoreCall
 from client.lmtp.blocking import BlockingModel
 from client.lmtp.model import LmtpModel
-from client.lmtp.patience import RetryPolicy
-from client.words import (
-    Answer,
-    Constraint,
-    GenerateCall,
-    Message,
-    Sampling,
-    ScoreCall,
-    TokenMade,
-)
+from client.lmtp.retry import RetryPolicy
+from client.sampling import Sampling
 from tests.integration.server import RunningServer, launched
 
 pytestmark = pytest.mark.slow
@@ -147,7 +140,7 @@ async def test_a_stream_that_is_left_gives_its_room_back(server: RunningServer) 
     async with LmtpModel(server.url, key="sesame") as model:
         for _ in range(5):
             async with aclosing(model.stream(GenerateCall(prompt="Once"))) as stream:
-                assert isinstance(await anext(stream), TokenMade)
+                assert isinstance(await anext(stream), GeneratedToken)
         await assert_idle(server)
         (value,) = (await model.score(ScoreCall(prompt="Once there", values=(" was",)))).values
     assert value.total < 0
@@ -169,8 +162,8 @@ async def assert_idle(server: RunningServer, timeout_s: float = 30.0) -> None:
             await asyncio.sleep(0.05)
 
 
-def _is_idle(said: str) -> bool:
+def _is_idle(metrics: str) -> bool:
     values = {
-        line.split()[0]: float(line.split()[1]) for line in said.splitlines() if line[0] != "#"
+        line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line[0] != "#"
     }
     return values["tgi_batch_current_size"] == values["tgi_queue_size"] == 0

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.http.relay import QueuedFrame, Relay
 from fleet.model_entry import ModelState
 from fleet.model_manager import Lease
 from fleet.model_table import LoadingRules
@@ -201,3 +202,22 @@ async def test_a_bug_ends_the_streams_that_it_meets(
             command, error = await client.hear()
             assert (command, error["stream_id"]) == ("TOKEN", 2)
             assert (error["error_type"], error["retryable"]) == ("internal_error", True)
+
+
+async def test_a_client_that_left_does_not_wait_for_room_in_the_queue(tmp_path: Path) -> None:
+    async def send(_: str) -> None:
+        raise OSError("the client is gone")
+
+    async with running_fleet(tmp_path, starts=False) as fleet:
+        fleet.upstreams.talk = speak
+        relay = Relay(Model("a", "/models/a"), fleet.manager, fleet.metrics, (), send)
+        text = f'GENERATE {{"stream_id":1,"prompt":"{"x" * (1 << 24)}"}}'
+        await relay.put(QueuedFrame("GENERATE", 1, text, 2))
+        waiting = asyncio.create_task(relay.put(QueuedFrame("DROP", 2, 'DROP {"stream_id":2}', 2)))
+        while fleet.manager.states().get("a") is not ModelState.LOADING:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        fleet.servers.may_start.set()
+        await asyncio.wait_for(waiting, 30)
+        await relay.close()

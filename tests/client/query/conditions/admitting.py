@@ -3,10 +3,10 @@
 import re
 from collections.abc import Mapping
 
+from client.calls import Constraint
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import Check, HolePlan
 from client.query.conditions.values import Finished
-from client.words import Constraint
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 

@@ -5,11 +5,11 @@ from typing import Literal, TypedDict
 
 import pytest
 
+from client.calls import Constraint
 from client.query.conditions.plan import HolePlan, StopMode
 from client.query.conditions.planner import plan
 from client.query.conditions.values import Finished
 from client.query.errors import Unsatisfiable
-from client.words import Constraint
 from tests.client.query.conditions.admitting import admits
 from tests.client.query.conditions.clauses import term
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.calls import Constraint
 from client.errors import TandemError
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import HolePlan, StopMode
@@ -13,7 +14,6 @@ from client.query.conditions.planner import plan
 from client.query.conditions.relating import RELATIONS
 from client.query.conditions.values import Finished
 from client.query.errors import ProgramFailed, Unsatisfiable
-from client.words import Constraint
 from tests.client.query.conditions.admitting import admits
 from tests.client.query.conditions.clauses import term
 

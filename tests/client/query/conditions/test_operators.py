@@ -2,11 +2,11 @@
 
 import pytest
 
+from client.calls import Constraint
 from client.query.conditions.plan import HolePlan, StopMode
 from client.query.conditions.planner import plan
 from client.query.conditions.values import Finished
 from client.query.errors import Unsatisfiable
-from client.words import Constraint
 from tests.client.query.conditions.clauses import term
 
 EARLIER = {"Y": Finished("cat or dog", "cat or dog", 4), "N": Finished(12, "12", 1)}

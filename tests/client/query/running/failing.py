@@ -3,8 +3,8 @@
 import asyncio
 
 from client import query
+from client.calls import Answer, GenerateCall
 from client.errors import ServerFailed
-from client.words import Answer, GenerateCall
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 # Programs that ask for X again whenever it failed; so far a mistake is told, and no test hangs.

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
-from client.model import Model
+from client.calls import Model
 from client.query.conditions import build
 from client.query.place import Place, Source
 from client.query.program import Condition, Context, Hole, Program

@@ -6,19 +6,19 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from types import NoneType
 from typing import cast
 
-from client.errors import ConstraintRefused
-from client.words import (
+from client.calls import (
     Answer,
     Constraint,
     GenerateCall,
+    GeneratedToken,
     Message,
     Prompt,
     ScoreCall,
     Scored,
     Scores,
-    TokenMade,
     Usage,
 )
+from client.errors import ConstraintRefused
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 
@@ -45,7 +45,7 @@ class ScriptedModel:
     def generate_calls(self) -> list[GenerateCall]:
         return [call for call in self.calls if isinstance(call, GenerateCall)]
 
-    async def stream(self, call: GenerateCall) -> AsyncGenerator[TokenMade | Answer, None]:
+    async def stream(self, call: GenerateCall) -> AsyncGenerator[GeneratedToken | Answer, None]:
         self.calls.append(call)
         wishes = self._wishes(as_text(call.prompt))
         allowed = [wish for wish in wishes if _allows(call.constraint, wish)]
@@ -54,7 +54,7 @@ class ScriptedModel:
         text, stop = _cut(allowed[0], call)
         is_long = call.max_tokens is not None and len(text) > call.max_tokens
         text = text[: call.max_tokens]
-        tokens = tuple(TokenMade(ord(char), char, -0.1) for char in text)
+        tokens = tuple(GeneratedToken(ord(char), char, -0.1) for char in text)
         for token in tokens:
             yield token
         reason = "length" if is_long else "eos" if stop is None else "stop_string"

@@ -12,8 +12,8 @@ from client.beams import (
     BeamsReport,
     BeamState,
 )
+from client.calls import GenerateCall
 from client.errors import ConstraintRefused
-from client.words import Answer, GenerateCall, Sampling
 from router.engine.beam_search.search import BeamSearch, Search
 from router.engine.beam_search.types import (
     Ask,
@@ -35,16 +35,21 @@ from tests.router.rig import ANY_TEXT, asking
 _UNBOUNDED = 99
 
 
-class Generates(Protocol):
-    """What a search needs of a model. `text_of` is the text of an output."""
+class TokenModel(Protocol):
+    """A model that a search asks token by token."""
 
-    async def generate(self, call: GenerateCall) -> Answer: ...
+    @property
+    def end_token_id(self) -> int: ...
+
+    def next_tokens(self, call: GenerateCall, output: tuple[int, ...]) -> dict[int, float]:
+        """The log-probabilities of the legal tokens, the most probable first."""
+        ...
 
     def text_of(self, output: Sequence[int]) -> str: ...
 
 
 class _Texts:
-    def __init__(self, model: Generates) -> None:
+    def __init__(self, model: TokenModel) -> None:
         self._model = model
 
     def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
@@ -61,12 +66,11 @@ class _Refusal(RouterError):
 
 
 async def searched(
-    model: Generates, call: BeamsCall, end_token_id: int
+    model: TokenModel, call: BeamsCall
 ) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
-    """What a server would answer."""
-    ends = frozenset((end_token_id,))
-    group = _group(call, ends)
-    outcome = await _carried_out(BeamSearch(group, _Texts(model)).run(), model, call)
+    """The answer of a server."""
+    group = _group(call, frozenset((model.end_token_id,)))
+    outcome = _carried_out(BeamSearch(group, _Texts(model)).run(), model, call)
     yield BeamsAnswer(
         finish_reason=outcome.reason.value,
         beams=_states(outcome.beams),
@@ -78,15 +82,14 @@ async def searched(
     )
 
 
-async def _carried_out(
-    asking: Search[SearchOutcome], model: Generates, call: BeamsCall
+def _carried_out(
+    search: Search[SearchOutcome], model: TokenModel, call: BeamsCall
 ) -> SearchOutcome:
-    """What came of it."""
     try:
-        asks = next(asking)
+        asks = next(search)
         while True:
-            result = [await _results(model, ask, call.holes[ask.beam.hole], call) for ask in asks]
-            asks = asking.send(result)
+            results = [_result(model, ask, call.holes[ask.beam.hole], call) for ask in asks]
+            asks = search.send(results)
     except StopIteration as stop:
         outcome: SearchOutcome = stop.value
         return outcome
@@ -134,30 +137,22 @@ def _group(call: BeamsCall, end_token_ids: frozenset[int]) -> BeamGroup:
     )
 
 
-async def _results(model: Generates, ask: Ask, hole: BeamHole, call: BeamsCall) -> AskResult:
-    asked = GenerateCall(
+def _result(model: TokenModel, ask: Ask, hole: BeamHole, call: BeamsCall) -> AskResult:
+    if isinstance(ask, CheckHole):
+        return EndedHole(model.text_of(ask.beam.output_ids))
+    generate_call = GenerateCall(
         prompt=hole.prompt,
         sampling=replace(call.sampling, temperature=0.0),
         max_tokens=hole.max_tokens,
         constraint=hole.constraint,
         stop=hole.stop,
-        output=ask.beam.output_ids,
-        num_steps=1,
-        top_logprobs=2 * call.width + 8,
     )
-    if isinstance(ask, CheckHole):
-        *before, last = ask.beam.output_ids
-        sampling = Sampling(logit_bias={last: 100.0})
-        asked = replace(asked, output=tuple(before), sampling=sampling, top_logprobs=0)
     try:
-        answer = await model.generate(asked)
+        logprobs = model.next_tokens(generate_call, ask.beam.output_ids)
     except ConstraintRefused as error:
         return DeadEnd(_Refusal(error))
-    if isinstance(ask, CheckHole):
-        text = answer.standing.text + answer.text
-        return EndedHole(text, answer.constraint_satisfied is not False)
-    ranked = sorted(answer.tokens[0].top_logprobs.items(), key=lambda pair: -pair[1])
-    return NextTokens(tuple(ranked), answer.standing.end_token_ids)
+    tops = list(logprobs.items())[: 2 * call.width + 8]
+    return NextTokens(tuple(tops), frozenset((model.end_token_id,)))
 
 
 def _states(places: Sequence[Place]) -> tuple[BeamState, ...]:

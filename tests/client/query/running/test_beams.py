@@ -7,13 +7,13 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from client.calls import Constraint, GenerateCall
 from client.query import beam
 from client.query.errors import NotSatisfied, Unsatisfiable
 from client.query.program import Context
 from client.query.running.beams import Beam
 from client.query.running.decoders import decoding
 from client.query.running.results import Result
-from client.words import Constraint, GenerateCall
 from tests.client.query.running.programs import checked, hole, one_of, run, run_all, say
 from tests.client.query.running.tree_model import TreeModel, text_of
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from client.calls import Answer, GenerateCall
 from client.errors import ConstraintRefused, Overloaded
 from client.query.conditions import build
 from client.query.conditions.terms import Term
@@ -15,7 +16,6 @@ from client.query.running.execution import Job
 from client.query.running.ledger import CallFile
 from client.query.running.results import State
 from client.query.running.session import RunSurroundings, run_job
-from client.words import Answer, GenerateCall
 from tests.client.query.running.programs import HERE, hole, one_of, program, ref, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 

@@ -7,6 +7,7 @@ from annotated_types import Le
 from pydantic import BaseModel
 
 from client.beams import MAX_PENALTY
+from client.calls import MAX_VALUES
 from client.query.api import run, run_all
 from client.query.decoders import argmax, sample
 from client.query.errors import BadProgram
@@ -14,7 +15,7 @@ from client.query.place import Source
 from client.query.program import DecoderClause
 from client.query.running.decoders import OptionIgnored, clause_decoding, decoding
 from client.query.running.sampling import SideBySide
-from client.words import MAX_VALUES, Sampling
+from client.sampling import Sampling
 from router.http.lmtp import score
 from router.http.lmtp.schema import BeamsFields
 from tests.client.query.running.programs import HERE
@@ -95,7 +96,7 @@ async def test_a_decoder_that_is_not_there_is_refused_at_its_place() -> None:
 
     assert str(caught.value).splitlines() == [
         "<query>:1:1: there is no decoder `best_k`; there are argmax, sample, beam; "
-        "`beam` finds the most probable traces",
+        "use `beam` for the most probable traces",
         "    best_k(k=4)",
         "    ^^^^^^^^^^^",
     ]

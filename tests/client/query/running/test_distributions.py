@@ -7,11 +7,11 @@ from typing import Literal
 import pytest
 
 from client import query
+from client.calls import ScoreCall
 from client.query.errors import BadCondition, BadProgram, Unsatisfiable
 from client.query.execution import Choices
 from client.query.program import Context
 from client.query.reading.reader import read
-from client.words import ScoreCall
 from tests.client.query.running.programs import checked, hole, one_of, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 

@@ -17,7 +17,7 @@ from client.query import (
     score,
 )
 from client.query.errors import BadProgram, ProgramFailed, Unsatisfiable
-from client.words import Sampling
+from client.sampling import Sampling
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 SEEN = ScriptedModel(lambda prompt: [f"<{prompt}>"])

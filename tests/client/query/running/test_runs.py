@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
+from client.calls import Answer, Constraint, GenerateCall, Message
 from client.query.program import Context
 from client.query.running.transcript import Span
-from client.words import Answer, Constraint, GenerateCall, Message
 from tests.client.query.running.programs import hole, one_of, run, run_all, say
 from tests.client.query.running.scripted_model import ScriptedModel, behind, in_turn
 

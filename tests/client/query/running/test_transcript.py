@@ -2,10 +2,10 @@
 
 import pytest
 
+from client.calls import Message
 from client.query.errors import BadProgram
 from client.query.program import Context
 from client.query.running.transcript import Transcript, messages_of, prompt_of, spans_of, text_of
-from client.words import Message
 from tests.client.query.running.programs import HERE, hole, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from client import query
+from client.calls import Answer, GenerateCall, GeneratedToken
 from client.query import F, Result, watch
 from client.query.running.results import State
-from client.words import Answer, GenerateCall, TokenMade
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
@@ -62,11 +62,11 @@ class Endless(ScriptedModel):
 
     num_asked = 0
 
-    async def stream(self, call: GenerateCall) -> AsyncGenerator[TokenMade | Answer, None]:
+    async def stream(self, call: GenerateCall) -> AsyncGenerator[GeneratedToken | Answer, None]:
         self.num_asked += 1
         try:
             await asyncio.Event().wait()
-            yield TokenMade(0, "", 0.0)
+            yield GeneratedToken(0, "", 0.0)
         finally:
             self.num_asked -= 1
 

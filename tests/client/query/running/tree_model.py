@@ -1,7 +1,7 @@
 """A Model in memory whose whole tree can be searched: four tokens, log-probabilities by a hash.
 
 It keeps the contract of calls that go on with an output: masks leave what can still be completed in
-the budget, what has ended is refused, and who pauses is told where the output stood.
+the budget, and what has ended is refused.
 """
 
 import math
@@ -12,18 +12,17 @@ from typing import cast
 from zlib import crc32
 
 from client.beams import BeamsAnswer, BeamsCall, BeamsReport
-from client.errors import ConstraintRefused, InvalidRequest
-from client.words import (
+from client.calls import (
     Answer,
     Constraint,
     GenerateCall,
+    GeneratedToken,
     ScoreCall,
     Scored,
     Scores,
-    Standing,
-    TokenMade,
     Usage,
 )
+from client.errors import ConstraintRefused, InvalidRequest
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from tests.client.query.running.scripted_model import as_text
@@ -103,34 +102,31 @@ class TreeModel:
             for output, rest in self.outputs(call, made):
                 yield output, logprob + rest
 
-    async def stream(self, call: GenerateCall) -> AsyncGenerator[TokenMade | Answer, None]:
+    async def stream(self, call: GenerateCall) -> AsyncGenerator[GeneratedToken | Answer, None]:
         self.num_asked += 1
         ids = call.output
         if len(ids) >= (call.max_tokens or 99) or END in ids:
             raise InvalidRequest("it has ended", field="output")
-        made: list[TokenMade] = []
+        made: list[GeneratedToken] = []
         reason = None
         while reason is None:
             logprobs = self.next_logprobs(call, ids)
             token_id, logprob = next(iter(logprobs.items()))
             ids = (*ids, token_id)
             tops = dict(list(logprobs.items())[: call.top_logprobs])
-            token = TokenMade(token_id, text_of((token_id,)), logprob, token_id == END, tops)
+            token = GeneratedToken(token_id, text_of((token_id,)), logprob, token_id == END, tops)
             made.append(token)
             yield token
             if token_id == END:
                 reason = "eos"
             elif len(ids) == call.max_tokens:
                 reason = "length"
-            elif len(made) == call.num_steps:
-                reason = "paused"
         yield Answer(
             text=text_of(ids[len(call.output) :]),
             tokens=tuple(made),
             finish_reason=reason,
             usage=Usage(num_output_tokens=len(made)),
-            constraint_satisfied=None if call.constraint is None or reason == "paused" else True,
-            standing=Standing(text_of(call.output), "", frozenset((END,))),
+            constraint_satisfied=None if call.constraint is None else True,
         )
 
     async def generate(self, call: GenerateCall) -> Answer:
@@ -139,12 +135,22 @@ class TreeModel:
                 return part
         raise AssertionError
 
+    @property
+    def end_token_id(self) -> int:
+        return END
+
+    def next_tokens(self, call: GenerateCall, output: Ids) -> dict[int, float]:
+        self.num_asked += 1
+        if len(output) >= (call.max_tokens or 99) or END in output:
+            raise InvalidRequest("it has ended", field="output")
+        return self.next_logprobs(call, output)
+
     def text_of(self, output: Sequence[int]) -> str:
         return text_of(output)
 
     async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
         self.num_searches += 1
-        async for part in searched(self, call, END):
+        async for part in searched(self, call):
             yield part
 
     async def score(self, call: ScoreCall) -> Scores:

@@ -1,4 +1,4 @@
-"""Messages that nobody should send, made by chance from a seed."""
+"""Random wrong messages, drawn from a seed."""
 
 import json
 import random

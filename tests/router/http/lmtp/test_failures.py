@@ -68,7 +68,7 @@ async def test_a_later_failure_ends_version_1_with_a_good_token(num_tokens: int)
     assert [fields["token"] for _, fields in messages] == [fields["token"] for _, fields in again]
 
 
-async def test_a_client_of_version_1_that_asks_again_is_told_what_is_wrong() -> None:
+async def test_a_client_of_version_1_that_asks_again_gets_the_error() -> None:
     shard = FakeShard()
     made = 0
 
@@ -90,7 +90,7 @@ async def test_a_client_of_version_1_that_asks_again_is_told_what_is_wrong() -> 
     assert answers[-1][0][1]["retryable"] is True
 
 
-async def test_version_2_is_told_at_once_and_whether_to_try_again() -> None:
+async def test_version_2_gets_the_error_at_once_and_whether_to_retry() -> None:
     shard = failing_at(5)
     async with served(shard) as (house, port), talking(port) as talk:
         await talk.hello()

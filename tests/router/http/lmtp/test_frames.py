@@ -1,4 +1,4 @@
-"""What is no frame closes the socket with a code and a reason; what is one is answered."""
+"""Malformed frames close the socket with a code and a reason; others are answered."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets an answer or a close with a reason; the house stays sound."""
+"""Random messages: each gets an answer or a close with a reason, and no block is lost."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""What waits to be sent: in order, gathered where the type allows, and in bounds."""
+"""The queue of messages: in order, TOKENs gathered, bounded."""
 
 import asyncio
 

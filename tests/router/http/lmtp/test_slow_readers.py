@@ -117,7 +117,7 @@ async def test_an_error_that_waits_for_a_slow_reader_is_not_lost_by_cancelling_i
     assert fields["field"] == "max_tokens"
 
 
-async def test_an_end_that_waits_for_a_slow_reader_is_told_once_though_it_is_cancelled() -> None:
+async def test_an_end_that_waits_for_a_slow_reader_is_sent_once_though_it_is_cancelled() -> None:
     async with (
         served(FakeShard(num_blocks=1024), max_concurrent_requests=64) as (house, port),
         narrow(port) as talk,
@@ -175,7 +175,7 @@ async def whole_streams(port: int) -> dict[int, list[int]]:
     return streams
 
 
-async def test_a_cancelled_stream_that_waited_for_its_reader_tells_what_it_counts() -> None:
+async def test_a_cancelled_stream_that_waited_for_its_reader_reports_its_usage() -> None:
     async with (
         served(FakeShard(num_blocks=1024), max_concurrent_requests=64) as (house, port),
         narrow(port) as talk,

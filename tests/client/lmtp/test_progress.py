@@ -1,4 +1,4 @@
-"""Streams that outlive a connection or a failure: the pieces add up as if nothing had happened."""
+"""Streams that outlive a connection or a failure: their parts are those of one stream."""
 
 import asyncio
 import string
@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall
 from client.errors import ConnectionLost, Overloaded, ServerFailed, Unreachable
 from client.lmtp.model import LmtpModel
-from client.lmtp.patience import RetryPolicy
-from client.words import Answer, GenerateCall, Sampling, ScoreCall, TokenMade
+from client.lmtp.retry import RetryPolicy
+from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, performing
 
 QUICK = RetryPolicy(first_pause_s=0.005, max_pause_s=0.01, max_tries=4)
@@ -20,7 +21,7 @@ LETTERS = string.ascii_lowercase
 
 
 async def answer_letters(peer: Peer, body: dict[str, Any], last: int, text: str = "") -> None:
-    """The rest of the first `last` letters, as a server that is told what it had made."""
+    """The rest of the first `last` letters, as a server that gets what it generated before."""
     known = len(body.get("output", []))
     await peer.letters(body["stream_id"], known, last)
     usage = {**USAGE, "prompt_tokens": 3 + known}
@@ -56,11 +57,10 @@ async def test_a_sampled_stream_goes_on_with_the_seed_it_began_with() -> None:
     async with performing(lost_after_three, rest) as scene:
         async with LmtpModel(scene.url, retry=QUICK) as model:
             with pytest.raises(ServerFailed, match="token 2 was 2 and is 3 now"):
-                await model.generate(replace(call, num_steps=3))
+                await model.generate(replace(call, max_tokens=4))
         (_, first), (_, second) = (peer.received[1] for peer in scene.peers)
     assert first["seed"] == second["seed"]
     assert (first["output"], second["output"]) == ([25], [25, 0, 1])
-    assert (first["num_steps"], second["num_steps"]) == (3, 1)
 
 
 async def test_when_only_the_end_was_lost_the_last_token_is_asked_for_again() -> None:
@@ -108,7 +108,7 @@ async def test_a_failure_that_may_pass_is_tried_again_on_the_same_socket() -> No
     assert answer.text == "abcdef"
 
 
-async def test_a_failure_that_does_not_pass_is_told_after_the_last_try() -> None:
+async def test_a_lasting_failure_is_raised_after_the_last_try() -> None:
     async def script(peer: Peer) -> None:
         await peer.greet()
         for _ in range(4):
@@ -230,7 +230,7 @@ async def test_a_reader_that_stands_still_holds_up_nobody_and_misses_nothing() -
         pieces = [(await anext(slow)).text]
         quick = await model.generate(GenerateCall(prompt="quick"))
         assert quick.text == "abc"
-        pieces += [part.text async for part in slow if isinstance(part, TokenMade)]
+        pieces += [part.text async for part in slow if isinstance(part, GeneratedToken)]
     assert "".join(pieces) == LETTERS
 
 

@@ -1,4 +1,4 @@
-"""Texts of outputs that grow token by token and fork, against texts read from the start."""
+"""The requests of a beam search, and the texts of its outputs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tokenizers import decoders
 
 from constraints.spec import ConstraintSpec, Kind
-from router.engine.beam_search.requests import OutputTexts
-from router.engine.beam_search.types import Hole
+from proto.contract import LogprobParams
+from router.engine.beam_search.requests import OutputTexts, output_before, request_of
+from router.engine.beam_search.types import Beam, CheckHole, Hole, ProbeTokens
 from router.request.request import Constraint, GenerateRequest
 from router.text.output_text import OutputText
 from router.text.token_texts import TokenText
@@ -19,7 +20,7 @@ from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import BOS_ID, EOS_ID, VOCAB_SIZE, byte_ids
 from tests.fakes import FakeShard
 from tests.router.engine.beam_search.beams import searching
-from tests.router.rig import asking, byte_tokenizer, routing
+from tests.router.rig import ANY_TEXT, asking, byte_tokenizer, routing
 from tests.router.text import small_tokenizers
 
 BEYOND_ID = VOCAB_SIZE + 3
@@ -108,7 +109,7 @@ def test_outputs_that_grow_and_fork_read_as_those_read_at_once(
         assert (behind.flush(), behind.matched) == (again.flush(), again.matched)
 
 
-def test_holes_are_told_apart_though_they_ask_the_same() -> None:
+def test_texts_of_equal_holes_are_kept_apart() -> None:
     texts = OutputTexts(byte_tokenizer(), 4)
     request = asking(max_new_tokens=9, stop=("b",))
     other = Hole(replace(request, stop=replace(request.stop, stop_strings=("a",))))
@@ -152,3 +153,16 @@ async def test_a_step_decodes_no_more_tokens_for_long_outputs_than_for_short_one
 ) -> None:
     short, medium, long = [await num_decoded(num, stop) for num in (10, 30, 50)]
     assert 0 < medium - short == long - medium
+
+
+def test_a_closing_takes_the_last_token_again_as_the_probes_took_it() -> None:
+    hole = Hole(asking(constraint=ANY_TEXT, logprobs=LogprobParams(num_top_tokens=5)))
+    beam = Beam(hole=0, output_ids=(5, 6, 7))
+    probe, close = request_of(ProbeTokens(beam), hole), request_of(CheckHole(beam), hole)
+
+    assert probe.output_ids == output_before(ProbeTokens(beam)) == (5, 6, 7)
+    assert close.output_ids == output_before(CheckHole(beam)) == (5, 6)
+    (token_id,) = close.sampling.logit_bias
+    assert (token_id, close.sampling.do_sample) == (7, False)
+    # Who asks for no alternatives is given runs of forced tokens, in the model's own spelling.
+    assert close.logprobs.num_top_tokens > 0

@@ -1,6 +1,8 @@
-"""Tokens that masks leave though nothing may follow them: they cost no beam its place."""
+"""Steps of a beam search: dead ends, texts that are judged at their ends, and memory."""
 
+import tracemalloc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -16,8 +18,10 @@ from router.engine.beam_search.types import (
     DeadEnd,
     EndedHole,
     Hole,
+    JudgeText,
     NextTokens,
     ProbeTokens,
+    SearchEnd,
     SearchOutcome,
 )
 from router.request.errors import ConstraintRefused
@@ -93,7 +97,7 @@ def test_no_beam_is_asked_twice() -> None:
     assert len(probed) == len(set(probed)) == 1 + 4
 
 
-def test_candidates_are_told_without_dead_ends_and_as_many_as_there_are_otherwise() -> None:
+def test_candidates_are_as_many_without_dead_ends() -> None:
     def search(num_candidates: int) -> SearchOutcome:
         outcome, _ = searched(
             begin_with_a_or_b, 1, is_last=False, num_candidates=num_candidates, tops=ENDING_TOPS
@@ -101,13 +105,13 @@ def test_candidates_are_told_without_dead_ends_and_as_many_as_there_are_otherwis
         return outcome
 
     few, more = search(1), search(2)
-    assert told_candidates(few) == [((), True)]
+    assert candidate_outputs(few) == [((), True)]
     assert few.has_more
-    assert told_candidates(more) == [((), True), ((C,), False)]
+    assert candidate_outputs(more) == [((), True), ((C,), False)]
     assert not more.has_more
 
 
-def told_candidates(outcome: SearchOutcome) -> list[tuple[tuple[int, ...], bool]]:
+def candidate_outputs(outcome: SearchOutcome) -> list[tuple[tuple[int, ...], bool]]:
     assert outcome.candidates is not None
     return [(place.beam.output_ids, place.closed is not None) for place in outcome.candidates]
 
@@ -123,3 +127,52 @@ def test_nothing_is_asked_early_where_masks_see_all_dead_ends(
     _, asked = searched(lambda output_ids: False, 2, constraint=constraint, max_len=3)
     num_probes = sum(isinstance(ask, ProbeTokens) for ask in asked)
     assert num_probes == 1 + 2 + 2
+
+
+_LENIENT = Constraint(ConstraintSpec(Kind.JSON_SCHEMA, '{"contains": {}}', lenient=True))
+
+
+def test_a_text_that_an_end_token_ended_is_judged_before_it_is_kept() -> None:
+    hole = Hole(replace(asking(max_new_tokens=9), constraint=_LENIENT), is_last=True)
+    end_token_ids = frozenset({EOS_ID})
+    group = BeamGroup(width=1, holes=(hole,), beams=(Beam(hole=0),), end_token_ids=end_token_ids)
+    search = BeamSearch(group, OutputTexts(byte_tokenizer(), 4))
+    running = search.run()
+    next(running)
+
+    judged = running.send([NextTokens(((EOS_ID, -0.1), (EOS_ID + 5, -0.2)), end_token_ids)])
+    running.send([EndedHole("", is_satisfied=False, violation="/: nothing is contained")])
+    running.send([NextTokens(((EOS_ID + 5, -0.1),), end_token_ids)])
+
+    assert [type(ask) for ask in judged] == [JudgeText]
+    dropped = search.outcome(SearchEnd.CANCELLED).dropped
+    assert [(place.closed and place.closed.violation, error) for place, error in dropped] == [
+        ("/: nothing is contained", None)
+    ]
+
+
+_WIDTH, _NUM_TOPS, _OUTPUT_LEN = 64, 136, 500
+
+
+def test_a_step_copies_the_outputs_of_those_beams_alone_that_go_on() -> None:
+    hole = Hole(asking(max_new_tokens=_OUTPUT_LEN + 9), is_last=True)
+    beams = tuple(
+        Beam(hole=0, output_ids=(7,) * _OUTPUT_LEN, logprob=-float(index), num_tokens=_OUTPUT_LEN)
+        for index in range(_WIDTH)
+    )
+    group = BeamGroup(width=_WIDTH, holes=(hole,), beams=beams, end_token_ids=frozenset({EOS_ID}))
+    search = BeamSearch(group, OutputTexts(byte_tokenizer(), 4))
+    tops = tuple((token_id, -0.1 * token_id) for token_id in range(EOS_ID + 1, _NUM_TOPS))
+    running = search.run()
+    asks = next(running)
+
+    tracemalloc.start()
+    try:
+        running.send([NextTokens(tops, frozenset({EOS_ID}))] * len(asks))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert len(search.live) == _WIDTH
+    copied_bytes = _WIDTH * _NUM_TOPS * _OUTPUT_LEN * 8
+    assert most_bytes < copied_bytes / 4

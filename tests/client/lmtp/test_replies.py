@@ -1,4 +1,4 @@
-"""What a server sends, read: values, or the reason why not."""
+"""Frames of a server as values; malformed ones are refused."""
 
 import json
 
@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client.calls import GenerateCall, GeneratedToken, ScoreCall, ServerNotice
 from client.errors import ConnectionLost, ServerFailed
-from client.lmtp.frames import BadFrame, Ended, read_frame
 from client.lmtp.model import LmtpModel
-from client.lmtp.patience import RetryPolicy
-from client.words import GenerateCall, ScoreCall, ServerNotice, TokenMade
+from client.lmtp.replies import BadFrame, StreamEnd, read_frame
+from client.lmtp.retry import RetryPolicy
 from tests.client.lmtp.peer import Peer, performing
 
 TYPES = ("TOKEN", "DONE", "SCORES", "MSG", "SYS")
@@ -35,7 +35,7 @@ def test_any_objects_are_read_or_refused(kind: str, objects: list[object]) -> No
         return
     assert len(parts) <= len(objects)
     assert all(stream_id is None or isinstance(stream_id, int) for stream_id, _ in parts)
-    texts = [part.text for _, part in parts if isinstance(part, TokenMade | Ended)]
+    texts = [part.text for _, part in parts if isinstance(part, GeneratedToken | StreamEnd)]
     assert all(isinstance(text, str) for text in texts)
 
 
@@ -88,5 +88,5 @@ async def test_an_answer_of_the_wrong_kind_ends_in_an_error() -> None:
         await peer.until_closed()
 
     async with performing(script) as scene, LmtpModel(scene.url) as model:
-        with pytest.raises(ServerFailed, match="sent TokenMade instead of Scores"):
+        with pytest.raises(ServerFailed, match="sent GeneratedToken instead of Scores"):
             await model.score(ScoreCall(prompt="", values=("a",)))

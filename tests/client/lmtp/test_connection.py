@@ -1,23 +1,20 @@
-"""What is refused before it is sent, and servers that will not do."""
+"""Refused requests and handshakes."""
 
 import math
 
 import pytest
 
+from client.calls import Constraint, GenerateCall
 from client.errors import (
     InvalidRequest,
     Unreachable,
 )
 from client.lmtp.model import LmtpModel
-from client.words import (
-    Constraint,
-    GenerateCall,
-    Sampling,
-)
+from client.sampling import Sampling
 from tests.client.lmtp.peer import Peer, endless, performing, three_letters
 
 
-async def test_nobody_at_the_address_is_told_at_once() -> None:
+async def test_an_address_without_a_server_fails_at_once() -> None:
     async with performing(endless) as scene:
         url = scene.url
     async with LmtpModel(url) as model:

@@ -1,4 +1,4 @@
-"""Version 1, as LMQL's own client speaks it: what it reads, and what it would wait for for ever."""
+"""GENERATE in version 1, as LMQL's own client reads it."""
 
 import json
 from typing import Any
@@ -105,7 +105,7 @@ async def test_an_empty_prompt_is_the_beginning_of_a_sequence() -> None:
         ({"stop": ["x"] * 65}, "stop", "at most 64"),
     ],
 )
-async def test_what_is_wrong_is_told_in_the_first_object(
+async def test_a_wrong_request_gets_its_error_in_the_first_object(
     fields: dict[str, Any], field: str, words: str
 ) -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
@@ -168,12 +168,12 @@ async def test_streams_of_one_socket_come_mixed_and_whole() -> None:
             for stream_id in range(20)
         ]
 
-    for stream_id, told_mixed in streams.items():
+    for stream_id, objects in streams.items():
         tokens = [fields["token"] for _, fields in alone[stream_id]]
-        assert [each["token"] for each in told_mixed] == tokens
+        assert [each["token"] for each in objects] == tokens
 
 
-async def test_model_info_is_told_in_a_list_and_unknown_types_too() -> None:
+async def test_model_info_is_answered_in_a_list_and_unknown_types_too() -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
         await talk.socket.send('MODEL_INFO {"stream_id": 1, "model": "model", "data": {}}')
         info = await talk.socket.recv()

@@ -14,7 +14,7 @@ def logprobs(token_ids: list[int]) -> list[float]:
     return [-(1 + token_id % 8) / 8 for token_id in token_ids]
 
 
-async def test_one_continuation_is_told_token_by_token() -> None:
+async def test_one_continuation_is_answered_token_by_token() -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
         messages = await talk.ask(
             "SCORE", 3, model="model", prompt=byte_ids("Once"), scored=byte_ids("abc")
@@ -108,7 +108,7 @@ async def test_an_empty_text_is_scored_behind_the_beginning() -> None:
         ({"scored": ["a"] * 4097}, "scored", "at most 4096"),
     ],
 )
-async def test_what_is_wrong_is_told_with_its_field(
+async def test_a_wrong_request_is_refused_by_its_field(
     fields: dict[str, Any], field: str, words: str
 ) -> None:
     async with served(FakeShard()) as (_, port), talking(port, "/") as talk:

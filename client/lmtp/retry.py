@@ -1,4 +1,4 @@
-"""How often a request is sent again, and how long is waited in between."""
+"""How often a request is sent again after an error, and the pauses before that."""
 
 import asyncio
 import random
@@ -10,12 +10,12 @@ from client.errors import ConnectionLost, Overloaded, ServerFailed, TandemError,
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """Bounds of trying again; times in seconds.
+    """The bounds of retries; times in seconds.
 
     `max_tries`: in a row, without a token in between, after a lost connection or a failure that
-    may pass; 1: never again. The pauses double from `first_pause_s` to `max_pause_s`: with these
-    values a server may be away for some 25 seconds.
-    `max_wait_s`: for a server that has no room, in all; 0: Overloaded is raised at once.
+    may be temporary; 1: no retries. The pauses double from `first_pause_s` to `max_pause_s`: with
+    these values a server may be away for about 25 seconds.
+    `max_wait_s`: the time to wait for an overloaded server, in all; 0: Overloaded is raised.
     """
 
     max_tries: int = 12
@@ -24,8 +24,8 @@ class RetryPolicy:
     max_wait_s: float = 30.0
 
 
-class Patience:
-    """What is left of a policy for one request. `sleep` waits, `draw` spreads pauses (0 to 1)."""
+class Retries:
+    """The retries of one request. `sleep` waits, `draw` makes pauses random (0 to 1)."""
 
     def __init__(
         self,
@@ -40,15 +40,15 @@ class Patience:
         self._num_failures = 0
         self._waited_s = 0.0
 
-    def renew(self) -> None:
-        """There was progress: all tries are there again."""
+    def reset(self) -> None:
+        """The request made progress: its number of tries counts from the start."""
         self._num_failures = 0
 
-    async def bear(self, error: TandemError) -> None:
+    async def wait(self, error: TandemError) -> None:
         """Waits until the request may be sent again; raises `error` if it may not."""
         if isinstance(error, Overloaded):
-            await self._queue(error)
-        elif not _may_pass(error):
+            await self._wait_for_room(error)
+        elif not _is_temporary(error):
             raise error
         else:
             self._num_failures += 1
@@ -56,7 +56,7 @@ class Patience:
                 raise error
             await self._sleep(self._pause_s(self._num_failures))
 
-    async def _queue(self, error: Overloaded) -> None:
+    async def _wait_for_room(self, error: Overloaded) -> None:
         self._num_failures += 1
         pause_s = error.retry_after_s or self._pause_s(self._num_failures)
         if self._waited_s + pause_s > self._policy.max_wait_s:
@@ -65,12 +65,12 @@ class Patience:
         await self._sleep(pause_s)
 
     def _pause_s(self, num_failures: int) -> float:
-        # Clients that lost the same server do not come back all at once.
+        # Random, so that clients which lost the same server do not all return at once.
         longest_s = self._policy.first_pause_s * 2.0 ** min(num_failures - 1, 30)
         return min(longest_s, self._policy.max_pause_s) * (0.5 + self._draw() / 2)
 
 
-def _may_pass(error: TandemError) -> bool:
+def _is_temporary(error: TandemError) -> bool:
     if isinstance(error, ServerFailed):
         return error.is_retryable
     return isinstance(error, ConnectionLost | Unreachable)

@@ -1,4 +1,4 @@
-"""Version 2: text in, text out, and an end that says how it came."""
+"""GENERATE in version 2: text in, text out, and DONE."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ async def test_text_goes_in_and_comes_out() -> None:
     )
 
 
-async def test_the_end_token_is_told_apart_and_adds_no_text() -> None:
+async def test_the_end_token_is_marked_and_adds_no_text() -> None:
     async with served(says("Hi", "Once")) as (_, port), talking(port) as talk:
         await talk.hello()
         messages = await talk.ask("GENERATE", text="Once")
@@ -134,7 +134,7 @@ async def test_a_constraint_is_held_to_and_its_end_says_so() -> None:
     assert messages[-1][1]["text"] == "yes"
 
 
-async def test_a_seed_is_told_where_one_was_drawn() -> None:
+async def test_a_drawn_seed_is_reported() -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
         sampled = await talk.ask("GENERATE", text="Once", max_tokens=1, temperature=1.0)

@@ -1,4 +1,4 @@
-"""System messages: who waits is fields so, and when it begins; others are fields nothing."""
+"""System messages of requests that wait in the queue."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ def slow() -> FakeShard:
     return shard
 
 
-async def test_who_waits_is_told_its_place_and_when_it_begins() -> None:
+async def test_a_waiting_request_gets_its_place_and_its_start() -> None:
     async with served(slow()) as (_, port), talking(port) as talk:
         await talk.hello()
         # The blocks are for one of these at a time.
@@ -37,7 +37,7 @@ async def test_who_waits_is_told_its_place_and_when_it_begins() -> None:
         assert of_it[len(notices)][0] == "TOKEN"
 
 
-async def test_version_1_is_told_nothing() -> None:
+async def test_version_1_gets_no_system_messages() -> None:
     async with served(slow()) as (_, port), talking(port, "/") as talk:
         for stream_id in (1, 2):
             prompt = byte_ids(chr(97 + stream_id) * 115)
@@ -49,7 +49,7 @@ async def test_version_1_is_told_nothing() -> None:
     assert {command for command, _ in heard} == {"TOKEN"}
 
 
-async def test_a_request_that_is_cancelled_while_it_waits_is_told_no_more() -> None:
+async def test_a_request_that_is_cancelled_while_it_waits_gets_no_further_messages() -> None:
     async with served(slow()) as (_, port), talking(port) as talk:
         await talk.hello()
         for stream_id in (1, 2):

@@ -1,4 +1,4 @@
-"""Streams that end before their time: by CANCEL, by the socket's end, by a vanished client."""
+"""Streams that end early: by CANCEL, by a close of the socket, by a lost connection."""
 
 import asyncio
 import json

@@ -1,0 +1,253 @@
+"""The frames that a server of LMTP sends, as values."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias, TypeVar
+
+from client.beams import BeamDropped, BeamsAnswer, BeamsReport, BeamState
+from client.calls import GeneratedToken, Scored, Scores, ServerNotice, Usage
+from client.errors import (
+    ConstraintRefused,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    ServerFailed,
+    TandemError,
+    Unauthorized,
+)
+
+T = TypeVar("T")
+
+# How the server writes minus infinity, for readers that do not know it.
+_LEAST_FLOAT = -sys.float_info.max
+# Error types of requests that may be accepted later. `model_load_failed` is none of them: a model
+# that cannot be loaded rarely loads the next time.
+_BUSY = frozenset({"overloaded", "unhealthy", "draining", "too_many_streams", "model_loading"})
+_REFUSALS: Mapping[str, type[InvalidRequest | ConstraintRefused | ModelNotFound | Unauthorized]] = {
+    "constraint_error": ConstraintRefused,
+    "model_not_found": ModelNotFound,
+    "model_load_failed": ModelNotFound,
+    "unauthorized": Unauthorized,
+}
+# Error types of accepted requests.
+_FAILURES = frozenset({"generation", "incomplete_generation", "internal_error", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """The server's reply to HELLO; `facts` are all of its fields.
+
+    `max_message_len` is in bytes, `max_streams` the limit of one socket.
+    """
+
+    server: str
+    models: tuple[str, ...]
+    features: frozenset[str]
+    max_message_len: int | None
+    max_streams: int | None
+    facts: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnd:
+    """The end of a stream without an error. `text`: the whole text of the request's output."""
+
+    finish_reason: str
+    text: str
+    usage: Usage
+    stop_string: str | None = None
+    constraint_satisfied: bool | None = None
+    violation: str | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The end of a stream with an error."""
+
+    error: TandemError
+
+
+Part: TypeAlias = (
+    GeneratedToken | StreamEnd | Scores | Greeting | BeamsReport | BeamsAnswer | Failed
+)
+
+
+class BadFrame(Exception):
+    """A frame that is not LMTP; the text is the reason."""
+
+
+def read_frame(text: str) -> Iterator[tuple[int | None, Part | ServerNotice]]:
+    """The values in a server's frame, each with its stream. Unknown types have none.
+
+    Raises BadFrame.
+    """
+    kind, _, body = text.partition(" ")
+    read = _READERS.get(kind)
+    if read is None:
+        return
+    try:
+        objects = json.loads(body)
+        if not isinstance(objects, list):
+            raise TypeError(f"a list was expected, not {type(objects).__name__}")
+        for fields in objects:
+            stream_id = fields["stream_id"]
+            if stream_id is not None and not isinstance(stream_id, int):
+                raise TypeError(f"stream_id {stream_id!r}")
+            if "error" in fields:
+                yield stream_id, Failed(_error(fields))
+            elif (part := read(fields)) is not None:
+                yield stream_id, part
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise BadFrame(f"{kind}: {type(error).__name__}: {error}") from None
+
+
+# Readers of objects, which raise KeyError, TypeError or ValueError for wrong fields.
+
+
+def _error(fields: Mapping[str, object]) -> TandemError:
+    message = str(fields["error"])
+    error_type = str(fields.get("error_type") or "")
+    retry_after_s = fields.get("retry_after_s")
+    is_retryable = bool(fields.get("retryable", False))
+    if error_type in _BUSY:
+        after_s = float(retry_after_s) if isinstance(retry_after_s, int | float) else None
+        return Overloaded(message, error_type, after_s)
+    kind = _REFUSALS.get(error_type)
+    if kind is None and (is_retryable or error_type in _FAILURES or not error_type):
+        return ServerFailed(message, error_type or "unknown", is_retryable=is_retryable)
+    details = fields.get("details")
+    name = fields.get("field")
+    if isinstance(details, dict) and "reason" in details:
+        # The error type of a malformed constraint is that of any field that breaks its rule.
+        kind = ConstraintRefused
+    return (kind or InvalidRequest)(
+        message,
+        error_type,
+        None if name is None else str(name),
+        MappingProxyType(details if isinstance(details, dict) else {}),
+    )
+
+
+def _token(fields: Mapping[str, Any]) -> GeneratedToken:
+    top = fields.get("top_logprobs") or {}
+    return GeneratedToken(
+        token_id=_typed(fields, "token", int),
+        text=_typed(fields, "text", str),
+        logprob=_logprob(fields["logprob"]),
+        is_end=fields.get("is_end", False),
+        top_logprobs=MappingProxyType({int(key): _logprob(value) for key, value in top.items()}),
+    )
+
+
+def _done(fields: Mapping[str, Any]) -> StreamEnd | BeamsAnswer:
+    if "beams" in fields:
+        return _beams_answer(fields)
+    return StreamEnd(
+        finish_reason=_typed(fields, "finish_reason", str),
+        text=_typed(fields, "text", str),
+        usage=_usage(fields["usage"]),
+        stop_string=fields.get("stop_string"),
+        constraint_satisfied=fields.get("constraint_satisfied"),
+        violation=fields.get("violation"),
+        seed=fields.get("seed"),
+    )
+
+
+def _beams_report(fields: Mapping[str, Any]) -> BeamsReport:
+    return BeamsReport(beams=_beams(fields["beams"]), ended=_beams(fields["ended"]))
+
+
+def _beams_answer(fields: Mapping[str, Any]) -> BeamsAnswer:
+    candidates = fields.get("candidates")
+    return BeamsAnswer(
+        finish_reason=_typed(fields, "finish_reason", str),
+        beams=_beams(fields["beams"]),
+        candidates=None if candidates is None else _beams(candidates),
+        has_more=bool(fields.get("has_more")),
+        num_considered=fields.get("num_considered") or 0,
+        ended=_beams(fields["ended"]),
+        dropped=tuple(_dropped_beam(each) for each in fields["dropped"]),
+        usage=_usage(fields["usage"]),
+    )
+
+
+def _beams(objects: list[Mapping[str, Any]]) -> tuple[BeamState, ...]:
+    return tuple(_beam(each) for each in objects)
+
+
+def _beam(fields: Mapping[str, Any]) -> BeamState:
+    return BeamState(
+        hole=_typed(fields, "hole", int),
+        output=tuple(fields["output"]),
+        logprob=_logprob(fields["logprob"]),
+        num_tokens=_typed(fields, "num_tokens", int),
+        output_logprob=_logprob(fields["output_logprob"]),
+        text=fields.get("text") or "",
+        is_ended=bool(fields.get("is_ended")),
+    )
+
+
+def _dropped_beam(fields: Mapping[str, Any]) -> BeamDropped:
+    error = _error(fields) if "error" in fields else None
+    return BeamDropped(_beam(fields), error, fields.get("violation"))
+
+
+def _scores(fields: Mapping[str, Any]) -> Scores:
+    values = tuple(
+        Scored(tuple(score["tokens"]), tuple(map(_logprob, score["logprobs"])))
+        for score in fields["scores"]
+    )
+    return Scores(values, _usage(fields["usage"]))
+
+
+def _message(fields: Mapping[str, Any]) -> Greeting | None:
+    facts = fields.get("hello")
+    if facts is None:
+        return None
+    return Greeting(
+        server=str(facts.get("server", "")),
+        models=tuple(facts.get("models", ())),
+        features=frozenset(facts.get("features", ())),
+        max_message_len=facts.get("max_message_len"),
+        max_streams=facts.get("max_streams"),
+        facts=MappingProxyType(facts),
+    )
+
+
+def _notice(fields: Mapping[str, Any]) -> ServerNotice:
+    state = _typed(fields, "state", str)
+    return ServerNotice(state, fields.get("message") or "", fields["stream_id"])
+
+
+def _usage(fields: Mapping[str, Any]) -> Usage:
+    return Usage(
+        num_prompt_tokens=_typed(fields, "prompt_tokens", int),
+        num_cached_tokens=fields.get("cached_tokens") or 0,
+        num_output_tokens=fields.get("output_tokens") or 0,
+    )
+
+
+def _logprob(value: float) -> float:
+    return -math.inf if value <= _LEAST_FLOAT else float(value)
+
+
+def _typed(fields: Mapping[str, Any], name: str, kind: type[T]) -> T:
+    value = fields[name]
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} {value!r}")
+    return value
+
+
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Part | ServerNotice | None]] = {
+    "TOKEN": _token,
+    "DONE": _done,
+    "BEAMS": _beams_report,
+    "SCORES": _scores,
+    "MSG": _message,
+    "SYS": _notice,
+}
