@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engine.infer import Infer
 from router.http.anthropic.routes import MessageRoutes
-from router.http.conversation import Conversations
+from router.http.conversation import AnswerService
 from router.http.errors import problem_of
 from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
@@ -27,7 +27,6 @@ from router.http.lmtp.streams import LmtpServices, SocketLimits
 from router.http.logprobs import TokenNames
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
-from router.http.openai.routes import OpenAiRoutes
 from router.http.operations.constraints_check import ConstraintRoutes, Judges
 from router.http.operations.routes import OperationsRoutes
 from router.http.platforms.batches import Batches
@@ -153,22 +152,22 @@ def _api_routes(services: Services, max_body_len: int) -> list[ApiRoute]:
     infer, info, tokenizer = services.infer, services.info, services.tokenizer
     bodies = BodyReader(max_body_len)
     validator = RequestValidator(services.validation, services.metrics, services.tracer)
-    front = OpenAiRoutes(infer, validator, bodies, info, tokenizer)
-    conversations = Conversations(infer, validator, bodies, services.chat_template, tokenizer, info)
+    template = services.chat_template
+    service = AnswerService(infer, validator, bodies, template, tokenizer, info)
     names = TokenNames(tokenizer, by_id=False, shows_special=False)
-    chat, completions = ChatRoutes(front, services.chat_template), CompletionRoutes(front)
-    tgi = TgiRoutes(infer, validator, tokenizer, bodies, info, front, chat)
+    chat, completions = ChatRoutes(service), CompletionRoutes(service)
+    tgi = TgiRoutes(infer, validator, tokenizer, bodies, info, chat)
     batches = Batches(infer, validator, info)
     invoked = {"inputs": tgi.compat, "messages": chat.chat, "prompt": completions.completions}
     groups = (
         tgi,
         InvocationRoutes(validator, bodies, invoked),
-        VertexRoutes(validator, bodies, batches, front, chat),
+        VertexRoutes(validator, bodies, batches, chat),
         KServeRoutes(infer, validator, bodies, batches, info),
         chat,
         completions,
-        ResponseRoutes(conversations, names, ResponseStore()),
-        MessageRoutes(conversations),
+        ResponseRoutes(service, names, ResponseStore()),
+        MessageRoutes(service),
         ConstraintRoutes(services.judges, bodies, info.limits),
         OperationsRoutes(infer, services.metrics, info),
     )

@@ -8,7 +8,8 @@ floats of are read exactly here, so that a field's own rule can refuse them.
 """
 
 import json
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -50,6 +51,12 @@ class ConstrainedAnswer(AnswerModel):
 
     constraint_satisfied: bool | None = None
     constraint_violation: str | None = None
+
+
+def object_schema(required: Mapping[str, Any], **optional: Any) -> dict[str, Any]:
+    """The JSON schema of an object with these properties, for fields that are read by hand."""
+    properties = {**required, **optional}
+    return {"type": "object", "properties": properties, "required": [*required]}
 
 
 S = TypeVar("S", bound=Schema)

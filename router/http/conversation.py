@@ -1,16 +1,15 @@
-"""A conversation to one answer: the way in and out of the routes that take turns and give text.
+"""What OpenAI's, Responses' and Anthropic's routes share: prompts, answers whole and streamed.
 
-    turns -> ChatTemplate -> prompt -> RequestValidator -> request -> Infer -> Completion or stream
+    ChatPrompt -> ChatTemplate -> prompt -> RequestValidator -> request -> Infer -> answer or stream
 
-It knows neither OpenAI's words nor Anthropic's; what a stream looks like, `EventEncoder` says.
+It imports no API; each API encodes the events of a stream itself (`EventEncoder`).
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -18,14 +17,14 @@ from router.engine.infer import Completion, Infer
 from router.http.body import Schema, parse
 from router.http.errors import problem_of
 from router.http.request_validator import RequestRecord, RequestValidator
-from router.http.server.body import BodyReader, unless_disconnected
+from router.http.server.body import BodyReader, json_response, unless_disconnected
 from router.http.server.errors import Dialect, Problem
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
-from router.http.sse import EventStream
-from router.http.tools.calls import Calling
+from router.http.sse import EventStream, Frames
+from router.http.tools.calls import CallFormat
 from router.http.tools.grammar import AllowedTools
-from router.http.tools.tool_prompt import add_tools, offering
-from router.request.errors import RouterError, Unsupported
+from router.http.tools.tool_prompt import add_tools, constrain_to_tools
+from router.request.errors import InvalidRequest, RouterError, Unsupported, quoted, wrong
 from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.request.request import GenerateRequest
 from router.request.validation import Limits, RawParams
@@ -58,22 +57,77 @@ class Turn:
         return shown
 
 
+def read_texts(value: Any, place: str, types: tuple[str, ...], noun: str) -> str | tuple[str, ...]:
+    """A string, or the texts of parts of these types; `noun` is what the API calls a part.
+
+    Raises InvalidRequest with the part's place and type.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise wrong(place, f"must be a string or a list of {noun}s", value)
+    return tuple(
+        read_text(part, f"{place}[{index}]", types, noun) for index, part in enumerate(value)
+    )
+
+
+def read_text(part: Any, place: str, types: tuple[str, ...], noun: str) -> str:
+    """The text of one part. Raises as `read_texts`."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind in types and isinstance(part.get("text"), str):
+        return str(part["text"])
+    given = quoted(part)
+    if kind is not None:
+        given = f"the text {quoted(part.get('text'))}"
+        given = given if kind in types else f"a {noun} of type {quoted(kind)}"
+    rule = f'must be a {noun} like {{"type": "{types[0]}", "text": ...}}; this model reads text'
+    raise InvalidRequest(f"`{place}` {rule}. Given: {given}", place)
+
+
+def read_role(message: Mapping[str, Any], place: str, roles: tuple[str, ...]) -> str:
+    """The role of a message. Raises InvalidRequest for any other than `roles`."""
+    role = message.get("role")
+    if role not in roles:
+        words = ", ".join(f"`{word}`" for word in roles)
+        raise wrong(f"{place}.role", f"must be one of {words}", role)
+    return str(role)
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a chat template may read beside the turns.
+    """A variable of the chat template.
 
-    `name` is the template's word, `field` the client's; a value of None is none. `neutral` asks
-    for nothing where the template does not read it.
+    `name` is the template's word, `field` the client's; a value of None is absent. `neutral` is the
+    value that a template without the variable satisfies.
     """
 
     name: str
     field: str
-    value: str | None
+    value: Any
     neutral: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPrompt:
+    """What a chat template renders. `messages` and `tools` are in OpenAI's form.
+
+    A template that shows no tools gets them in the last message, if the answer `may_call` them.
+    `continues`: the answer goes on with the last message.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    settings: Sequence[Setting] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()
+    may_call: bool = False
+    tool_prompt: str | None = None
+    continues: bool = False
+    add_generation_prompt: bool = True
+    template: str | None = None
+
+
 class EventEncoder(Protocol):
-    """How an API tells of an answer as it comes; empty bytes when there is nothing to say."""
+    """Encodes the events of one answer for an API; empty bytes when there is nothing to send."""
 
     def opening(self) -> bytes:
         """What is known before the first token."""
@@ -82,52 +136,52 @@ class EventEncoder(Protocol):
         """A token."""
 
     def finished(self, event: Finished, /) -> bytes:
-        """The good end."""
+        """The end of a complete answer."""
 
     def failed(self, error: RouterError, problem: Problem, /) -> bytes:
-        """The bad end."""
+        """The end of a stream that fails."""
 
 
 class AnswerFrames:
     """Frames of a stream of one answer; the opening goes out before the first token is there."""
 
-    def __init__(self, record: RequestRecord, words: EventEncoder, dialect: Dialect) -> None:
-        self._exchange = record
-        self._words = words
+    def __init__(self, record: RequestRecord, encoder: EventEncoder, dialect: Dialect) -> None:
+        self._record = record
+        self._encoder = encoder
         self._dialect = dialect
 
     def render(self, index: int, burst: Sequence[Event]) -> bytes:
-        """What happened; an empty burst is the beginning."""
+        """The frames of a burst; an empty burst is the beginning."""
         if len(burst) == 1:
             return self._frames(burst[0])
         if not burst:
-            return self._words.opening()
+            return self._encoder.opening()
         return b"".join([self._frames(event) for event in burst])
 
     def fail(self, error: RouterError) -> bytes:
-        """The last words of a stream that ends badly."""
-        problem = problem_of(error, self._dialect, self._exchange.request_id)
-        self._exchange.error_type = problem.error_type
-        return self._words.failed(error, problem)
+        """The last frames of a stream that fails."""
+        problem = problem_of(error, self._dialect, self._record.request_id)
+        self._record.error_type = problem.error_type
+        return self._encoder.failed(error, problem)
 
     def end(self) -> bytes:
-        """Nothing: the good end is sent as it happens."""
+        """Nothing: the finish event has sent it."""
         return b""
 
     def _frames(self, event: Event) -> bytes:
         if isinstance(event, TokenGenerated):
-            return self._words.token(event)
+            return self._encoder.token(event)
         if isinstance(event, Finished):
-            self._exchange.finished(event)
-            return self._words.finished(event)
+            self._record.finished(event)
+            return self._encoder.finished(event)
         if isinstance(event, Failed):
             raise event.error
         assert isinstance(event, PromptScored)
         return b""
 
 
-class Conversations:
-    """Answers conversations, one text for each."""
+class AnswerService:
+    """Reads bodies, renders prompts and generates answers for every chat API."""
 
     def __init__(
         self,
@@ -139,128 +193,128 @@ class Conversations:
         info: ServerInfo,
     ) -> None:
         self.validator = validator
+        self.tokenizer = tokenizer
+        self.info = info
         self._infer = infer
         self._bodies = bodies
         self._template = template
-        self._tokenizer = tokenizer
-        self._info = info
 
     @property
     def limits(self) -> Limits:
         """The bounds of this server."""
-        return self._info.limits
+        return self.info.limits
 
     async def read(self, request: Request, schema: type[S]) -> S:
         """The body. Raises HttpError, InvalidRequest."""
         return parse(await self._bodies.read(request), schema)
 
-    def model_name(self, asked: str | None) -> str:
-        """The name to tell back. Raises HttpError (404) for another model."""
-        return served_name(self._info, asked)
+    def model_name(self, requested: str | None) -> str:
+        """The model's name in the answer. Raises HttpError (404) for another model."""
+        return served_name(self.info, requested)
 
-    async def render(
-        self,
-        turns: Sequence[Turn],
-        settings: Sequence[Setting] = (),
-        *,
-        continues: bool = False,
-        tools: Sequence[Mapping[str, Any]] = (),
-        may_call: bool = False,
-    ) -> str:
-        """The prompt; `continues` lets the answer go on with the last turn.
-
-        `tools` are in OpenAI's words; a template that shows none gets them in the last turn, if
-        they may be called.
+    async def render(self, prompt: ChatPrompt) -> str:
+        """The prompt as text.
 
         Raises TemplateFailed, and Unsupported for a setting that the template does not read.
         """
         # Off the event loop: a template is the model's program, and a conversation may be long.
-        return await asyncio.to_thread(self._render, turns, settings, continues, tools, may_call)
+        return await asyncio.to_thread(self._render, prompt)
 
-    def _render(
-        self,
-        turns: Sequence[Turn],
-        settings: Sequence[Setting],
-        continues: bool,
-        tools: Sequence[Mapping[str, Any]],
-        may_call: bool,
-    ) -> str:
-        variables = {}
-        for setting in settings:
+    def _render(self, prompt: ChatPrompt) -> str:
+        template, name = self._template, prompt.template
+        if name is not None and name not in template.names:
+            raise wrong(
+                "chat_template",
+                "must be the name of one of the model's templates, "
+                f"{', '.join(template.names) or 'of which there are none'}; templates of clients "
+                "are not run",
+                name,
+            )
+        variables = {**prompt.variables, **self._read_settings(prompt)}
+        messages = prompt.messages
+        if prompt.may_call and not template.reads("tools", name=name, with_tools=True):
+            syntax = template.call_syntax(name)
+            messages = add_tools(messages, prompt.tools, syntax, prompt.tool_prompt)
+        return template.render(
+            messages,
+            tools=prompt.tools or None,
+            add_generation_prompt=prompt.add_generation_prompt and not prompt.continues,
+            continue_final_message=prompt.continues,
+            name=name,
+            variables=variables,
+        )
+
+    def _read_settings(self, prompt: ChatPrompt) -> dict[str, Any]:
+        """The settings that the template reads. Raises Unsupported for others."""
+        variables: dict[str, Any] = {}
+        name, with_tools = prompt.template, bool(prompt.tools)
+        for setting in prompt.settings:
             if setting.value is None:
                 continue
-            if self._template.reads(setting.name):
+            if self._template.reads(setting.name, name=name, with_tools=with_tools):
                 variables[setting.name] = setting.value
             elif setting.value != setting.neutral:
                 raise Unsupported(
                     f"`{setting.field}` is nothing that this model's chat template reads",
                     setting.field,
                 )
-        messages: list[Mapping[str, Any]] = [turn.for_template() for turn in turns]
-        if may_call and not self._template.reads("tools", with_tools=True):
-            messages = add_tools(messages, tools, self._template.call_syntax())
-        return self._template.render(
-            messages,
-            tools=list(tools) or None,
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
-            variables=variables,
-        )
+        return variables
 
-    async def offer(
-        self, raw: RawParams, offer: AllowedTools, field: str
-    ) -> tuple[RawParams, Calling]:
-        """The parameters with the grammar of what may be called, and how it is called.
+    async def constrain_to_tools(
+        self, raw: RawParams, allowed: AllowedTools, template: str | None = None
+    ) -> tuple[RawParams, CallFormat]:
+        """The parameters with the grammar of the allowed calls, and the format of the calls.
 
-        Raises TemplateFailed.
+        Raises TemplateFailed, ToolsRefused.
         """
 
-        def offered() -> tuple[RawParams, Calling]:
-            syntax = self._template.call_syntax()
-            return offering(raw, offer, syntax, field)
+        def constrain() -> tuple[RawParams, CallFormat]:
+            return constrain_to_tools(raw, allowed, self._template.call_syntax(template))
 
-        return await asyncio.to_thread(offered)
+        return await asyncio.to_thread(constrain)
 
     async def count(self, prompt: str) -> int:
-        """How many tokens a rendered prompt has."""
-        return len(await self._tokenizer.encode_async(prompt, add_special_tokens=False))
+        """The number of tokens of a rendered prompt."""
+        return len(await self.tokenizer.encode_async(prompt, add_special_tokens=False))
 
-    async def check(self, record: RequestRecord, prompt: str, raw: RawParams) -> GenerateRequest:
-        """The request for a rendered prompt. Raises InvalidRequest."""
-        return await self.validator.check(record, prompt, raw, add_special_tokens=False)
-
-    async def complete(self, request: Request, checked: GenerateRequest) -> Completion:
-        """The whole answer. Raises RouterError, and ClientLeft if the client leaves."""
-        completion = await unless_disconnected(request, self._infer.complete(checked))
-        RequestRecord.of(request).finished(completion.finished)
-        return completion
+    async def complete(
+        self, request: Request, draws: Sequence[GenerateRequest]
+    ) -> list[Completion]:
+        """Whole answers in the order of `draws`. Raises the first RouterError, or ClientLeft."""
+        completions = await unless_disconnected(request, self._infer.complete_all(draws))
+        record = RequestRecord.of(request)
+        for completion in completions:
+            record.finished(completion.finished)
+        return completions
 
     def reply(
-        self, record: RequestRecord, answer: Mapping[str, Any], headers: Mapping[str, str]
+        self,
+        record: RequestRecord,
+        answer: Mapping[str, Any],
+        num_generated_tokens: int,
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
         """A whole answer as JSON."""
-        timing = answer_headers(self._info, record, record.num_generated_tokens)
-        return Response(
-            orjson.dumps(answer), headers={**timing, **headers}, media_type="application/json"
-        )
+        timing = answer_headers(self.info, record, num_generated_tokens)
+        return json_response(answer, {**timing, **(headers or {})})
 
     async def stream(
         self,
         record: RequestRecord,
-        checked: GenerateRequest,
-        frames: AnswerFrames,
-        headers: Mapping[str, str],
+        draws: Sequence[GenerateRequest],
+        frames: Frames[Event],
+        headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """The answer as it comes. Raises Refused before anything is sent."""
-        stream = EventStream(
-            [_opening(), self._infer.generate(checked)],
-            frames,
-            {**stream_headers(self._info, record.num_prompt_characters), **headers},
-        )
+        """The answers' events as one stream. Raises Refused before anything is sent."""
+        sources = self._infer.generate_all(draws)
+        if isinstance(frames, AnswerFrames):
+            sources.insert(0, _opening())
+        shared = stream_headers(self.info, record.num_prompt_characters)
+        stream = EventStream(sources, frames, {**shared, **(headers or {})})
         await stream.begin()
         return stream
 
 
 async def _opening() -> AsyncGenerator[Sequence[Event], None]:
-    """Nothing, once: it lets the frames speak before the first token is there."""
+    """One empty burst: it lets the frames send their opening before the first token is there."""
     yield ()

@@ -204,7 +204,7 @@ Harmless = tuple[Any, ...] | Mapping[str, tuple[Any, ...]]
 class StrictSchema(Schema):
     """A body without unknown fields; of those in `unsupported` only harmless values are accepted.
 
-    Null is always harmless. The fields themselves are declared as `Any`.
+    Null is always harmless. Fields in `unsupported` are not declared.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -213,11 +213,10 @@ class StrictSchema(Schema):
 
     def refuse_unsupported(self) -> None:
         """Raises InvalidRequest for an unknown field, Unsupported for one that is not served."""
-        for field in self.model_extra or {}:
-            name = field[:60]
-            raise InvalidRequest(f"`{name}` is not a parameter of this route", name)
-        for field, values in self.unsupported.items():
-            value = getattr(self, field)
+        for field, value in (self.model_extra or {}).items():
+            values = self.unsupported.get(field)
+            if values is None:
+                raise InvalidRequest(f"`{field[:60]}` is not a parameter of this route", field[:60])
             if isinstance(values, Mapping):
                 _check_object(field, value, values)
             else:

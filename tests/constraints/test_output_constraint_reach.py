@@ -11,7 +11,7 @@ import pytest
 from constraints.grammars.engine import GrammarMatcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
-from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
+from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.text.call_syntax import HERMES
 from tests.constraints.cases import record
 from tests.constraints.walks import demo_vocabulary, language_of, text_of
@@ -96,8 +96,10 @@ def followed(spec: ConstraintSpec, text: str, slack: int) -> str:
 
 def tool(parameters: Any, *, allows_text: bool) -> ConstraintSpec:
     """The grammar of an answer that may call a tool `send`, or has to."""
-    offer = AllowedTools((OfferedTool("send", parameters, "tools"),), allows_text, may_repeat=True)
-    return ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.SPACED)
+    allowed = AllowedTools(
+        (AllowedTool("send", parameters, "tools"),), allows_text, may_repeat=True
+    )
+    return ConstraintSpec(Kind.LARK, tool_grammar(allowed, HERMES), Whitespace.SPACED)
 
 
 def call(arguments: Any) -> str:
@@ -125,7 +127,7 @@ def test_a_tool_can_be_called(num_strings: int, slack: int, *, allows_text: bool
 
 def test_any_of_many_tools_can_be_called() -> None:
     parameters = {"find": record({"q": STRING}), "pay": PAYMENT, "send": open_record({"box": BOX})}
-    tools = tuple(OfferedTool(name, each, "tools") for name, each in parameters.items())
+    tools = tuple(AllowedTool(name, each, "tools") for name, each in parameters.items())
     grammar = tool_grammar(AllowedTools(tools, allows_text=True, may_repeat=True), HERMES)
     spec = ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED)
     text = call({"box": {"label": "a", "score": 0.5, "x": 10}})

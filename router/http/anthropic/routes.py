@@ -6,15 +6,15 @@
 import uuid
 from functools import partial
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.http.anthropic.reply import message, usage_of
+from router.http.anthropic.reply import content_of, ending, message, usage_of
 from router.http.anthropic.schema import CountBody, MessagesBody
-from router.http.anthropic.stream import MessageEncoder, ToolUseEncoder, calling_ending, content_of
-from router.http.conversation import AnswerFrames, Conversations, EventEncoder
+from router.http.anthropic.stream import MessageEncoder
+from router.http.conversation import AnswerFrames, AnswerService
 from router.http.request_validator import RequestRecord
+from router.http.server.body import json_response
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.errors import Dialect
 
@@ -32,10 +32,10 @@ _COUNT = {"type": "object", "required": ["input_tokens"]}
 
 
 class MessageRoutes:
-    """The handlers, over what they need."""
+    """The routes of Messages."""
 
-    def __init__(self, conversations: Conversations) -> None:
-        self._conversations = conversations
+    def __init__(self, service: AnswerService) -> None:
+        self._service = service
 
     def routes(self) -> list[ApiRoute]:
         """The routes, documented."""
@@ -49,54 +49,37 @@ class MessageRoutes:
 
     async def messages(self, request: Request) -> Response:
         """Answer a conversation, whole or as server-sent events."""
-        talk = self._conversations
-        record = talk.validator.begin(request)
-        body = await talk.read(request, MessagesBody)
-        model = talk.model_name(body.model)
+        service = self._service
+        record = service.validator.begin(request)
+        body = await service.read(request, MessagesBody)
+        model = service.model_name(body.model)
         body.check()
-        raw = body.to_raw(talk.limits)
-        prompt = await self._prompt(body)
-        offer, calling = body.offered.offer, None
-        if offer is not None:
-            raw, calling = await talk.offer(raw, offer, "tools")
-        checked = await talk.check(record, prompt, raw)
+        raw, allowed, calls = body.to_raw(service.limits), body.allowed_tools, None
+        prompt = await service.render(body.chat_prompt)
+        if allowed is not None:
+            raw, calls = await service.constrain_to_tools(raw, allowed)
+        checked = await service.validator.check(record, prompt, raw, add_special_tokens=False)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
-            words: EventEncoder = MessageEncoder(message_id, model, len(checked.prompt_ids))
-            if calling is not None:
-                words = ToolUseEncoder(message_id, model, len(checked.prompt_ids), calling)
-            frames = AnswerFrames(record, words, Dialect.ANTHROPIC)
-            return await talk.stream(record, checked, frames, _headers(record))
-        end = (await talk.complete(request, checked)).finished
-        content, num_calls = [{"type": "text", "text": end.text}], 0
-        if calling is not None:
-            content, num_calls = content_of(end.text, calling)
-            end = calling.settled(end)
-        stopped = calling_ending(end, num_calls)
+            encoder = MessageEncoder(message_id, model, len(checked.prompt_ids), calls)
+            frames = AnswerFrames(record, encoder, Dialect.ANTHROPIC)
+            return await service.stream(record, [checked], frames, _headers(record))
+        (completion,) = await service.complete(request, [checked])
+        end = completion.finished
+        content, num_calls = content_of(end.text, calls)
+        stopped = ending(end if calls is None else calls.settled(end), num_calls)
         answer = message(message_id, model, content, stopped, usage_of(end))
-        return talk.reply(record, answer, _headers(record))
+        return service.reply(record, answer, record.num_generated_tokens, _headers(record))
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the same conversation would have as a prompt."""
-        talk = self._conversations
-        body = await talk.read(request, CountBody)
-        talk.model_name(body.model)
+        body = await self._service.read(request, CountBody)
+        self._service.model_name(body.model)
         body.check()
-        prompt = await self._prompt(body)
-        answer = orjson.dumps({"input_tokens": await talk.count(prompt)})
-        headers = _headers(RequestRecord.of(request))
-        return Response(answer, headers=headers, media_type="application/json")
-
-    async def _prompt(self, body: CountBody) -> str:
-        return await self._conversations.render(
-            body.turns,
-            body.settings,
-            continues=body.continues,
-            tools=body.offered.shown,
-            may_call=body.offered.offer is not None,
-        )
+        num_tokens = await self._service.count(await self._service.render(body.chat_prompt))
+        return json_response({"input_tokens": num_tokens}, _headers(RequestRecord.of(request)))
 
 
 def _headers(record: RequestRecord) -> dict[str, str]:
-    """Where Anthropic's clients look for the request's id."""
+    """The header in which Anthropic's clients find the request's id."""
     return {"request-id": record.request_id}

@@ -1,11 +1,11 @@
-"""The fields that OpenAI's two bodies share, and those that are refused or taken as hints."""
+"""The fields that OpenAI's two bodies share, and those that are refused."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from router.http.body import Schema
 from router.http.fields import SamplingFields, Strings
@@ -15,7 +15,7 @@ from router.http.request_validator import normalize
 from router.request.errors import InvalidRequest, Unsupported, wrong
 from router.request.validation import Limits, RawParams
 
-# Field: values that ask for nothing, and why all others are refused.
+# For each field its neutral values, and why all others are refused.
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
         "audio": ((), "answers are text"),
@@ -41,8 +41,25 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 )
 
 
-class Hints(Schema):
-    """Accepted, typed, without effect on the answer."""
+class StreamOptions(Schema):
+    """`stream_options`. Chunks are not padded, whatever `include_obfuscation` says."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class OpenAiBody(SamplingFields, Formats):
+    """What both routes read: OpenAI's fields, those without effect on the answer, vLLM's."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    stop: Strings | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
 
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -54,56 +71,6 @@ class Hints(Schema):
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     spaces_between_special_tokens: bool | None = None
-
-
-class Promises(Hints):
-    """Typed, and refused when they ask for something."""
-
-    audio: dict[str, Any] | None = None
-    modalities: list[str] | None = Field(default=None, fail_fast=True)
-    moderation: dict[str, Any] | None = None
-    store: bool | None = None
-    web_search_options: dict[str, Any] | None = None
-    suffix: str | None = None
-    prompt_embeds: Any = None
-    allowed_token_ids: list[int] | None = Field(default=None, fail_fast=True)
-    logprob_token_ids: list[int] | None = Field(default=None, fail_fast=True)
-    use_beam_search: bool | None = None
-    length_penalty: float | None = None
-    logits_processors: list[Any] | None = None
-    truncation_side: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    include_reasoning: bool | None = None
-    thinking_token_budget: int | None = None
-    repetition_detection: dict[str, Any] | None = None
-
-    def refuse_promises(self) -> None:
-        """Raises Unsupported for the first that asks for something."""
-        for name, (harmless, reason) in _REFUSED.items():
-            value = getattr(self, name)
-            if value is not None and value not in harmless:
-                raise Unsupported(f"`{name}` is not served: {reason}; leave it out", name)
-
-
-class StreamOptions(Schema):
-    """`stream_options`. Chunks are not padded, whatever `include_obfuscation` says."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
-    continuous_usage_stats: bool | None = None
-
-
-class OpenAiBody(SamplingFields, Promises, Formats):
-    """What both routes read. The second group are vLLM's extensions, under its names."""
-
-    model: str | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    stop: Strings | None = None
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
 
     add_special_tokens: bool | None = None
     echo: bool | None = None
@@ -131,7 +98,12 @@ class OpenAiBody(SamplingFields, Promises, Formats):
     @property
     @abstractmethod
     def num_top_logprobs(self) -> int | None:
-        """How many alternatives to tell of at each generated token; None: no log-probabilities."""
+        """Alternatives to report for each generated token; None: no log-probabilities."""
+
+    @property
+    def only_scores(self) -> bool:
+        """Whether nothing is to be generated. The model still draws a token, which is dropped."""
+        return False
 
     @property
     def includes_usage(self) -> bool:
@@ -139,15 +111,18 @@ class OpenAiBody(SamplingFields, Promises, Formats):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
     @property
-    def counts_on(self) -> bool:
-        """Whether each chunk of a stream tells the usage so far."""
+    def has_running_usage(self) -> bool:
+        """Whether each chunk of a stream holds the usage so far."""
         options = self.stream_options
         return self.includes_usage and options is not None and bool(options.continuous_usage_stats)
 
     def check_supported(self) -> None:
         """Raises InvalidRequest for what would otherwise be silently ignored."""
         self.named_grammar()
-        self.refuse_promises()
+        for name, (neutral, reason) in _REFUSED.items():
+            value = (self.model_extra or {}).get(name)
+            if value is not None and value not in neutral:
+                raise Unsupported(f"`{name}` is not served: {reason}; leave it out", name)
         if self.stream_options is not None and not self.stream:
             raise wrong("stream_options", "needs `stream` to be true", self.stream)
 

@@ -1,16 +1,16 @@
-"""A chat's messages as clients send them, and as the chat template is to see them.
+"""A chat's messages and tools as clients send them, and as the chat template sees them.
 
-    body --types--> Message --check--> what this server can read --for_template--> plain dicts
-
-It knows no template; what each can read is for `text/template_traits.py`.
+body --types--> Message --check--> what this server can read --for_template--> plain dicts
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from router.http.body import Schema
-from router.request.errors import InvalidRequest, Unsupported, quoted
+from router.http.body import Schema, object_schema
+from router.http.tools.functions import Function
+from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 
 # Roles whose messages are nothing without a content.
 _SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
@@ -37,11 +37,7 @@ def _arguments(value: Any) -> str | dict[str, Any] | None:
     raise ValueError("must be an object, as JSON text or as it is")
 
 
-_PART_SCHEMA = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-}
+_PART_SCHEMA = object_schema({"type": {"const": "text"}, "text": {"type": "string"}})
 _CONTENT_SCHEMA = {
     "anyOf": [
         {"type": "string"},
@@ -169,3 +165,24 @@ def _check_call(call: ToolCall, place: str) -> None:
         raise Unsupported(f"`{place}.type` {rule}", f"{place}.type")
     if call.function is None:
         raise InvalidRequest(f"`{place}.function` is required", f"{place}.function")
+
+
+class ChatTool(Schema):
+    """A tool; only functions are served."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    function: Function | None = None
+
+
+def check_tools(tools: Sequence[ChatTool]) -> None:
+    """Raises Unsupported for tools of other types, InvalidRequest for one without a function."""
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        if tool.type == "custom":
+            raise Unsupported(f"`{place}` is of type `custom`: only functions are served", place)
+        if tool.type != "function":
+            raise wrong(f"{place}.type", "must be `function`", tool.type)
+        if tool.function is None:
+            raise InvalidRequest(f"`{place}.function` is required", f"{place}.function")

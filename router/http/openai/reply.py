@@ -1,4 +1,4 @@
-"""Words that every reply and chunk of OpenAI's routes is made of."""
+"""Parts of OpenAI's replies and chunks: envelope, usage, finish reasons, calls of tools."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,7 +8,12 @@ from typing import Any
 import orjson
 
 from proto.contract import FinishReason
+from router.engine.infer import Completion
+from router.http.logprobs import prompt_logprobs
+from router.http.openai.fields import OpenAiBody
+from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
 from router.request.events import Finished
+from router.request.request import GenerateRequest
 
 FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
     {
@@ -56,9 +61,9 @@ class Envelope:
 
 
 class Usage:
-    """Counts tokens over the draws of one call: a prompt once, whatever is drawn from it.
+    """Counts tokens over the draws of one call: a prompt once, however many its draws are.
 
-    Without `counts_generated` what was drawn is thrown away, and so is nobody's usage.
+    Without `counts_generated` the drawn tokens are dropped, and do not count.
     """
 
     def __init__(self, num_draws: int, *, counts_generated: bool = True) -> None:
@@ -70,7 +75,7 @@ class Usage:
 
     @property
     def num_generated_tokens(self) -> int:
-        """What was drawn, and counts."""
+        """The drawn tokens that count."""
         return self._num_generated_tokens
 
     def add(self, index: int, end: Finished) -> None:
@@ -82,11 +87,9 @@ class Usage:
             self._num_generated_tokens += end.num_generated_tokens
 
     def fields(self) -> dict[str, Any]:
-        """As OpenAI tells it. Nothing is heard, foretold or thought in secret."""
+        """OpenAI's fields. There is no audio, no prediction and no reasoning."""
         return {
-            "prompt_tokens": self._num_prompt_tokens,
-            "completion_tokens": self._num_generated_tokens,
-            "total_tokens": self._num_prompt_tokens + self._num_generated_tokens,
+            **_totals(self._num_prompt_tokens, self._num_generated_tokens),
             "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens, "audio_tokens": 0},
             "completion_tokens_details": {
                 "reasoning_tokens": 0,
@@ -98,9 +101,9 @@ class Usage:
 
 
 class RunningUsage:
-    """Counts tokens while they are streamed, over all choices, for chunks that tell of it."""
+    """Counts tokens while they are streamed, over all choices, for vLLM's usage in each chunk."""
 
-    def __init__(self, num_prompt_tokens: int, *, counts_generated: bool = True) -> None:
+    def __init__(self, num_prompt_tokens: int, *, counts_generated: bool) -> None:
         self._num_prompt_tokens = num_prompt_tokens
         self._counts_generated = counts_generated
         self._num_generated_tokens = 0
@@ -110,9 +113,90 @@ class RunningUsage:
         self._num_generated_tokens += self._counts_generated
 
     def fields(self) -> dict[str, Any]:
-        """As vLLM tells it."""
-        return {
-            "prompt_tokens": self._num_prompt_tokens,
-            "completion_tokens": self._num_generated_tokens,
-            "total_tokens": self._num_prompt_tokens + self._num_generated_tokens,
+        """vLLM's fields."""
+        return _totals(self._num_prompt_tokens, self._num_generated_tokens)
+
+
+def _totals(num_prompt_tokens: int, num_generated_tokens: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_generated_tokens,
+        "total_tokens": num_prompt_tokens + num_generated_tokens,
+    }
+
+
+def prompt_fields(
+    body: OpenAiBody, request: GenerateRequest, completion: Completion
+) -> dict[str, Any]:
+    """vLLM's fields about the prompt, as far as `body` asks for them."""
+    fields: dict[str, Any] = {}
+    if body.prompt_logprobs is not None and completion.prompt is not None:
+        fields["prompt_logprobs"] = prompt_logprobs(completion.prompt, body.prompt_logprobs)
+    if body.return_token_ids:
+        fields["prompt_token_ids"] = request.prompt_ids
+    return fields
+
+
+def completion_reason(end: Finished, *, only_scores: bool) -> str:
+    """The finish reason of a completion; where only the prompt is scored, its token is dropped."""
+    if only_scores and end.reason is not FinishReason.DEADLINE:
+        return FINISH_REASONS[FinishReason.LENGTH]
+    return FINISH_REASONS[end.reason]
+
+
+_CALL_REASONS: Mapping[bool, str] = MappingProxyType({True: "function_call", False: "tool_calls"})
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCalls:
+    """The calls of a chat's answer, in `tool_calls` or in the old `function_call`."""
+
+    format: CallFormat
+    is_old: bool
+
+    def reason(self, end: Finished, num_calls: int) -> str:
+        """The finish reason: that of calls, unless they were cut. `end` is settled."""
+        reason = FINISH_REASONS[end.reason]
+        return _CALL_REASONS[self.is_old] if num_calls and reason == "stop" else reason
+
+    def message(self, text: str, echoed: str) -> tuple[dict[str, Any], int]:
+        """The message of a whole answer, and its number of calls."""
+        said, calls = self.format.read(text)
+        content = echoed + said
+        fields = [{"name": call.name, "arguments": call.arguments} for call in calls]
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": content or (None if calls else ""),
+            "refusal": None,
         }
+        if calls and self.is_old:
+            message["function_call"] = fields[0]
+        elif calls:
+            message["tool_calls"] = [
+                {"id": self.new_id(), "type": "function", "function": call} for call in fields
+            ]
+        return message, len(calls)
+
+    def new_id(self) -> str:
+        """The id of a new call."""
+        return self.format.new_id("call_")
+
+    def delta(self, piece: Piece) -> dict[str, Any]:
+        """The delta of a piece."""
+        if isinstance(piece, TextPiece):
+            return {"content": piece.text}
+        if isinstance(piece, CallArguments):
+            more = {"arguments": piece.text}
+            if self.is_old:
+                return {"function_call": more}
+            return {"tool_calls": [{"index": piece.index, "function": more}]}
+        begun = {"name": piece.name, "arguments": ""}
+        if self.is_old:
+            return {"function_call": begun}
+        call = {
+            "index": piece.index,
+            "id": self.new_id(),
+            "type": "function",
+            "function": begun,
+        }
+        return {"tool_calls": [call]}

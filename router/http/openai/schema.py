@@ -1,22 +1,18 @@
-"""Bodies of OpenAI's routes, and their translation to raw parameters. Types and their relations."""
+"""Bodies of OpenAI's routes, their translation to raw parameters, and the models of answers."""
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
+from router.http.body import AnswerModel, ConstrainedAnswer
+from router.http.conversation import ChatPrompt, Setting
 from router.http.fields import Prompts
 from router.http.openai.fields import OpenAiBody
-from router.http.openai.messages import Message
-from router.http.tools.functions import (
-    ChatTool,
-    Choice,
-    Function,
-    OfferedFunctions,
-    offered_tools,
-    shown_functions,
-)
-from router.request.errors import InvalidRequest, Unsupported, wrong
+from router.http.openai.messages import ChatTool, Message, check_tools
+from router.http.tools.functions import Choice, Function, allowed_functions, shown_functions
+from router.http.tools.grammar import AllowedTools
+from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
 from router.request.validation import Limits, RawParams
 
 _EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")
@@ -61,27 +57,50 @@ class ChatBody(OpenAiBody):
         return self.messages[-1].is_continuable and not self.add_generation_prompt
 
     @property
-    def shown_tools(self) -> list[dict[str, Any]] | None:
-        """The tools that the chat template sees."""
-        return shown_functions(self.tools, self.functions)
+    def allowed_tools(self) -> AllowedTools | None:
+        """What the answer may call; None: nothing. Raises InvalidRequest."""
+        check_tools(self.tools or ())
+        functions = [tool.function for tool in self.tools or () if tool.function is not None]
+        in_parallel = self.parallel_tool_calls is not False
+        place = "tools[{}].function"
+        tools = allowed_functions(functions, self.tool_choice, place=place, in_parallel=in_parallel)
+        old = allowed_functions(
+            self.functions or (), self.function_call, field="functions", place="functions[{}]"
+        )
+        if tools is not None and old is not None:
+            raise InvalidRequest("`tools` and `functions` cannot both be called", "functions")
+        allowed, grammar, form = tools or old, self.named_grammar(), self.response_format
+        if allowed is not None and grammar and (form is None or not form.goes_with_tools):
+            raise ToolsRefused(
+                "Tool error: Grammar and tools are mutually exclusive: "
+                f"`{grammar[0]}` and `{allowed.field}` cannot both shape an answer",
+                allowed.field,
+            )
+        return allowed
 
     @property
-    def offered(self) -> OfferedFunctions | None:
-        """What the answer may call; None: nothing. Raises InvalidRequest."""
-        grammar, form = self.named_grammar(), self.response_format
-        excludes_tools = form is None or not form.goes_with_tools
-        return offered_tools(
-            self.tools,
-            self.tool_choice,
-            self.functions,
-            self.function_call,
-            in_parallel=self.parallel_tool_calls is not False,
-            format_field=grammar[0] if grammar is not None and excludes_tools else None,
+    def chat_prompt(self) -> ChatPrompt:
+        """What the chat template renders."""
+        functions = [tool.function for tool in self.tools or () if tool.function is not None]
+        return ChatPrompt(
+            messages=[message.for_template() for message in self.messages],
+            settings=(
+                Setting("reasoning_effort", "reasoning_effort", self.reasoning_effort, "none"),
+                Setting("verbosity", "verbosity", self.verbosity, "medium"),
+                Setting("documents", "documents", self.documents),
+            ),
+            variables=self.chat_template_kwargs or {},
+            tools=shown_functions([*functions, *(self.functions or ())]),
+            may_call=self.allowed_tools is not None,
+            tool_prompt=self.tool_prompt,
+            continues=self.continues,
+            add_generation_prompt=self.add_generation_prompt is not False,
+            template=self.chat_template,
         )
 
     @property
     def echoed(self) -> str:
-        """What the answer begins with: the assistant's last words, if asked for."""
+        """What the answer begins with: the continued text, if `echo` asks for it."""
         last = self.messages[-1]
         return last.text if self.echo and last.role == "assistant" else ""
 
@@ -94,7 +113,7 @@ class ChatBody(OpenAiBody):
             if value is not None and not words.fullmatch(value):
                 known = words.pattern.replace("|", ", ")
                 raise wrong(name, f"must be one of {known}", value)
-        _ = self.offered
+        _ = self.allowed_tools
         super().check_supported()
 
     def to_raw(self, limits: Limits) -> RawParams:
@@ -139,7 +158,7 @@ class CompletionBody(OpenAiBody):
 
     @property
     def only_scores(self) -> bool:
-        """Whether nothing is to be generated. The model still draws a token, which is dropped."""
+        """Whether only the prompt is scored."""
         return bool(self.echo) and self.max_tokens == 0
 
     def check_supported(self) -> None:
@@ -166,3 +185,196 @@ class CompletionBody(OpenAiBody):
                 "top_n_tokens": "logprobs",
             },
         )
+
+
+FinishReason = Literal["stop", "length", "deadline"]
+ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call", "deadline"]
+
+
+class CompletionUsage(AnswerModel):
+    """Tokens of the call; the details come at its end."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int] | None = None
+    completion_tokens_details: dict[str, int] | None = None
+
+
+class TopLogprob(AnswerModel):
+    """A token that could have been; `bytes` is null where it is no text."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(TopLogprob):
+    """A token of the answer."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatChoiceLogprobs(AnswerModel):
+    """`logprobs` of a chat's choice."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class PromptLogprob(AnswerModel):
+    """vLLM's: a token of the prompt, or one that could have been."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CalledFunction(AnswerModel):
+    """A tool's name and what it is called with, an object as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(AnswerModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(AnswerModel):
+    """The model's turn; without text its content is null where it calls."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ChatToolCall] | None = None
+    function_call: CalledFunction | None = None
+
+
+class ChatChoice(ConstrainedAnswer):
+    """One answer to a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatChoiceLogprobs | None
+    finish_reason: ChatFinishReason
+    token_ids: list[int] | None = None
+
+
+class CalledFunctionDelta(AnswerModel):
+    """A call's name, which comes whole, or a piece of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ChatToolCallDelta(AnswerModel):
+    """What a chunk adds to a call; id, type and name come with the first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionDelta
+
+
+class ChatDelta(AnswerModel):
+    """What a chunk adds to a turn."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+    tool_calls: list[ChatToolCallDelta] | None = None
+    function_call: CalledFunctionDelta | None = None
+
+
+class ChatChunkChoice(ConstrainedAnswer):
+    """What a chunk adds to an answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatChoiceLogprobs | None
+    finish_reason: ChatFinishReason | None
+    token_ids: list[int] | None = None
+
+
+class OpenAiAnswer(AnswerModel):
+    """What all answers and chunks of a call begin with. `created` is in Unix time."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: str | None = None
+
+
+class ChatCompletion(OpenAiAnswer):
+    """A whole answer to a chat."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(OpenAiAnswer):
+    """A chunk of the answers to a chat."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CompletionLogprobs(AnswerModel):
+    """Parallel lists; a first token of a prompt has no log-probability."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None] | None
+
+
+class CompletionChunkChoice(ConstrainedAnswer):
+    """What a chunk adds to a text."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class CompletionChoice(CompletionChunkChoice):
+    """One text."""
+
+    finish_reason: FinishReason
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class TextCompletion(OpenAiAnswer):
+    """The whole texts to one or several prompts."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+class TextCompletionChunk(OpenAiAnswer):
+    """A chunk of texts."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    usage: CompletionUsage | None = None
+
+
+# A stream's last event is this, and no JSON.
+LAST_EVENT = "[DONE]"

@@ -1,65 +1,232 @@
-"""OpenAI's event streams: chunks of text and of tool calls, ended by `[DONE]`."""
+"""OpenAI's event streams: chunks of chats and of completions, ended by `[DONE]`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import orjson
 
 from router.http.errors import problem_of
-from router.http.logprobs import ChatLogprobs
-from router.http.openai.reply import FINISH_REASONS, Envelope, RunningUsage, Usage
+from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames
+from router.http.openai.reply import (
+    FINISH_REASONS,
+    ChatCalls,
+    Envelope,
+    RunningUsage,
+    Usage,
+    completion_reason,
+)
+from router.http.openai.schema import CompletionBody
 from router.http.request_validator import RequestRecord
 from router.http.server.errors import Dialect
 from router.http.server_info import constraint_fields
-from router.http.tools.calls import CallArguments, Calling, Piece, TextPiece
 from router.request.errors import RouterError
 from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
 
 _DONE = b"data: [DONE]\n\n"
 # The end of a chunk, and of nothing else: JSON's texts hold no line breaks.
 _NO_USAGE = b'"usage":null}\n\n'
+_NULL = b"null"
 
 
-class ChoiceFrames(Protocol):
-    """The chunks of one choice; empty bytes when there is nothing to say."""
+class ChoiceEncoder(ABC):
+    """Encodes the chunks of one choice; empty bytes when there is nothing to send.
 
-    def scored(self, event: PromptScored, /) -> bytes:
+    `field` holds what a chunk adds: `delta` or `text`.
+    """
+
+    def __init__(self, envelope: Envelope, index: int, field: str, *, has_usage: bool) -> None:
+        self._head = envelope.chunk_head() + b'{"index":%d,"%b":' % (index, field.encode())
+        self._end = b',"usage":null}\n\n' if has_usage else b"}\n\n"
+
+    @abstractmethod
+    def scored(self, event: PromptScored) -> bytes:
         """The prompt's log-probabilities."""
 
-    def token(self, event: TokenGenerated, /) -> bytes:
-        """A token."""
+    @abstractmethod
+    def token(self, event: TokenGenerated) -> bytes:
+        """The text that may be shown now; nothing while it is held back."""
 
-    def finished(self, event: Finished, /) -> bytes:
-        """The end."""
+    @abstractmethod
+    def finished(self, event: Finished) -> bytes:
+        """What was held back, then nothing more, with the finish reason."""
+
+    def _chunk(
+        self, added: bytes, logprobs: bytes = _NULL, ids: bytes = b"", after: bytes = b""
+    ) -> bytes:
+        """A chunk with `ids` fields in its choice and `after` fields behind its choices."""
+        return (
+            self._head
+            + added
+            + b',"logprobs":'
+            + logprobs
+            + b',"finish_reason":null'
+            + ids
+            + b"}]"
+            + after
+            + self._end
+        )
+
+    def _last(self, added: bytes, reason: str, event: Finished) -> bytes:
+        fields = orjson.dumps({"finish_reason": reason, **constraint_fields(event)})[1:-1]
+        return self._head + added + b',"logprobs":null,' + fields + b"}]" + self._end
 
 
-class OpenAiFrames:
+class ChatEncoder(ChoiceEncoder):
+    """The chunks of a chat's choice: the role, deltas of text and calls, the finish reason.
+
+    With `prompt_ids` they go out with the role, and each token's id with the token. `echoed` is
+    text that goes before the answer's. Without `calls` the answer is text.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        index: int,
+        calls: ChatCalls | None,
+        logprobs: ChatLogprobs | None,
+        *,
+        echoed: str,
+        prompt_ids: tuple[int, ...] | None,
+        has_usage: bool,
+    ) -> None:
+        super().__init__(envelope, index, "delta", has_usage=has_usage)
+        self._calls = calls
+        self._reader = None if calls is None else calls.format.reader()
+        self._logprobs = logprobs
+        self._has_ids = prompt_ids is not None
+        role = {"role": "assistant", "content": "" if calls is None else None, "refusal": None}
+        ids = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
+        # Sent with the first token, so that a client's first chunk means a first token.
+        self._role = self._chunk(orjson.dumps(role), after=ids)
+        if echoed:
+            self._role += self._chunk(_text_delta(echoed))
+
+    def scored(self, event: PromptScored) -> bytes:
+        """Nothing: streamed chats have no log-probabilities of their prompt."""
+        return b""
+
+    def token(self, event: TokenGenerated) -> bytes:
+        """The deltas; the token's own fields go with the first, an empty one if there is none."""
+        deltas, logprobs, ids = self._deltas(event.text), _NULL, b""
+        if self._logprobs is not None:
+            logprobs = orjson.dumps(self._logprobs.of([event]))
+        if self._has_ids:
+            ids = b',"token_ids":[%d]' % event.token.token_id
+        if not deltas and (self._has_ids or self._logprobs is not None):
+            deltas = [_text_delta("") if self._reader is None else b"{}"]
+        chunks = [self._chunk(delta) for delta in deltas[1:]]
+        first = self._chunk(deltas[0], logprobs, ids) if deltas else b""
+        return b"".join([self._opening(), first, *chunks])
+
+    def finished(self, event: Finished) -> bytes:
+        """What was held back, then an empty delta with the reason."""
+        deltas, reason = self._deltas(event.tail), FINISH_REASONS[event.reason]
+        if self._calls is not None and self._reader is not None:
+            deltas += [orjson.dumps(self._calls.delta(piece)) for piece in self._reader.finish()]
+            reason = self._calls.reason(self._reader.settled(event), self._reader.num_calls)
+        chunks = [self._chunk(delta) for delta in deltas]
+        return b"".join([self._opening(), *chunks, self._last(b"{}", reason, event)])
+
+    def _opening(self) -> bytes:
+        role, self._role = self._role, b""
+        return role
+
+    def _deltas(self, text: str) -> list[bytes]:
+        if self._calls is None or self._reader is None:
+            return [_text_delta(text)] if text else []
+        return [orjson.dumps(self._calls.delta(piece)) for piece in self._reader.push(text)]
+
+
+def _text_delta(text: str) -> bytes:
+    return b'{"content":' + orjson.dumps(text) + b"}"
+
+
+class CompletionEncoder(ChoiceEncoder):
+    """The chunks of a text: the prompt if it is echoed, pieces of text, the finish reason."""
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        index: int,
+        body: CompletionBody,
+        names: TokenNames,
+        *,
+        echo: str,
+        prompt_ids: Sequence[int],
+    ) -> None:
+        super().__init__(envelope, index, "text", has_usage=body.includes_usage)
+        self._echo = echo
+        self._only_scores = body.only_scores
+        self._logprobs = None if body.logprobs is None else OldLogprobs(names, body.logprobs)
+        self._has_ids = bool(body.return_token_ids)
+        # Sent once, with the first chunk.
+        self._prompt_ids = b""
+        if self._has_ids:
+            self._prompt_ids = b',"prompt_token_ids":' + orjson.dumps(list(prompt_ids))
+
+    def scored(self, event: PromptScored) -> bytes:
+        """The prompt with its log-probabilities."""
+        if self._logprobs is None:
+            return b""
+        echo, self._echo = self._echo, ""
+        return self._detailed(echo, orjson.dumps(self._logprobs.prompt(echo, event)), [])
+
+    def token(self, event: TokenGenerated) -> bytes:
+        """The text that may be shown now; nothing while it is held back."""
+        if self._only_scores:
+            return self._text("")
+        if self._logprobs is None and not self._has_ids:
+            return self._text(event.text)
+        echo, self._echo = self._echo, ""
+        logprobs = _NULL
+        if self._logprobs is not None:
+            logprobs = orjson.dumps(self._logprobs.of([event]))
+        return self._detailed(echo + event.text, logprobs, [event.token.token_id])
+
+    def finished(self, event: Finished) -> bytes:
+        """What was held back, then an empty text with the reason."""
+        reason = completion_reason(event, only_scores=self._only_scores)
+        text = self._text("" if self._only_scores else event.tail)
+        return text + self._last(b'""', reason, event)
+
+    def _text(self, text: str) -> bytes:
+        text, self._echo = self._echo + text, ""
+        if self._prompt_ids and text:
+            return self._detailed(text, _NULL, [])
+        return self._chunk(orjson.dumps(text)) if text else b""
+
+    def _detailed(self, text: str, logprobs: bytes, token_ids: list[int]) -> bytes:
+        ids, self._prompt_ids = self._prompt_ids, b""
+        if self._has_ids:
+            ids += b',"token_ids":' + orjson.dumps(token_ids)
+        return self._chunk(orjson.dumps(text), logprobs, ids)
+
+
+class ChunkFrames:
     """Frames of one stream. `choices` are in the order of the draws.
 
-    With `running` each chunk tells the usage so far, in the place of null.
+    With `running` each chunk holds the usage so far, in the place of null.
     """
 
     def __init__(
         self,
         record: RequestRecord,
         envelope: Envelope,
-        choices: Sequence[ChoiceFrames],
+        choices: Sequence[ChoiceEncoder],
         usage: Usage,
+        running: RunningUsage | None,
         *,
-        includes_usage: bool,
-        running: RunningUsage | None = None,
+        has_usage: bool,
     ) -> None:
-        self._exchange = record
+        self._record = record
         self._envelope = envelope
         self._choices = choices
         self._usage = usage
-        self._includes_usage = includes_usage
+        self._has_usage = has_usage
         self._running = running
 
     def render(self, index: int, burst: Sequence[Event]) -> bytes:
-        """The chunks of what happened to a choice."""
+        """The chunks of a choice's events."""
         if self._running is not None:
             return b"".join([self._counted(index, event, self._running) for event in burst])
         if len(burst) == 1:
@@ -69,12 +236,12 @@ class OpenAiFrames:
     def fail(self, error: RouterError) -> bytes:
         """An error event, then the end."""
         problem = problem_of(error, Dialect.OPENAI)
-        self._exchange.error_type = problem.error_type
+        self._record.error_type = problem.error_type
         return problem.frame() + _DONE
 
     def end(self) -> bytes:
         """The usage, if it was asked for, and the end."""
-        if not self._includes_usage:
+        if not self._has_usage:
             return _DONE
         usage = orjson.dumps(self._usage.fields())
         return self._envelope.chunk_head() + b'],"usage":' + usage + b"}\n\n" + _DONE
@@ -91,208 +258,8 @@ class OpenAiFrames:
             return choice.token(event)
         if isinstance(event, Finished):
             self._usage.add(index, event)
-            self._exchange.finished(event)
+            self._record.finished(event)
             return choice.finished(event)
         if isinstance(event, Failed):
             raise event.error
         return choice.scored(event)
-
-
-class ChatChoiceFrames:
-    """The chunks of one choice: the role, deltas of text, the finish reason.
-
-    With `prompt_ids` they go out with the role, and each token's id with the token. `echoed` is
-    text that goes before the answer's.
-    """
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        index: int,
-        logprobs: ChatLogprobs | None,
-        *,
-        echoed: str,
-        prompt_ids: tuple[int, ...] | None,
-        has_usage: bool,
-    ) -> None:
-        head = envelope.chunk_head() + b'{"index":%d,"delta":' % index
-        end = b',"usage":null}\n\n' if has_usage else b"}\n\n"
-        tail = b"]" + end
-        plain = b',"logprobs":null,"finish_reason":null}'
-        fields = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
-        self._open = head + b'{"content":'
-        self._plain = b"}" + plain + tail
-        self._null_reason = b',"finish_reason":null'
-        self._end = head + b'{},"logprobs":null,'
-        self._tail = b"}" + tail
-        self._logprobs = logprobs
-        self._tells_ids = prompt_ids is not None
-        # Sent with the first token, so that a client's first chunk means a first token.
-        role = b'{"role":"assistant","content":"","refusal":null}'
-        self._role = head + role + plain + b"]" + fields + end + self._text(echoed)
-
-    def scored(self, event: PromptScored) -> bytes:
-        """Nothing: streamed chats do not tell of their prompt."""
-        return b""
-
-    def token(self, event: TokenGenerated) -> bytes:
-        """The text that may be shown now; nothing while it is held back."""
-        if self._logprobs is None and not self._tells_ids:
-            return self._begin() + self._text(event.text)
-        logprobs = b"null"
-        if self._logprobs is not None:
-            logprobs = orjson.dumps(self._logprobs.of([event]))
-        ids = b',"token_ids":[%d]' % event.token.token_id if self._tells_ids else b""
-        text = orjson.dumps(event.text)
-        chunk = self._open + text + b'},"logprobs":' + logprobs + self._null_reason + ids
-        return self._begin() + chunk + self._tail
-
-    def finished(self, event: Finished) -> bytes:
-        """What was held back, then an empty delta with the reason."""
-        reason = {"finish_reason": FINISH_REASONS[event.reason], **constraint_fields(event)}
-        end = self._end + orjson.dumps(reason)[1:-1] + self._tail
-        return self._begin() + self._text(event.tail) + end
-
-    def _begin(self) -> bytes:
-        role, self._role = self._role, b""
-        return role
-
-    def _text(self, text: str) -> bytes:
-        return self._open + orjson.dumps(text) + self._plain if text else b""
-
-
-_OLD_REASONS: Mapping[bool, str] = MappingProxyType({True: "function_call", False: "tool_calls"})
-
-
-@dataclass(frozen=True, slots=True)
-class ChatCalling:
-    """How a chat's answer calls: in the new words or the old ones."""
-
-    calling: Calling
-    is_old: bool
-
-    def reason(self, end: Finished, num_calls: int) -> str:
-        """The finish reason: calls are one, unless they were cut. `end` is settled."""
-        fields = FINISH_REASONS[end.reason]
-        return _OLD_REASONS[self.is_old] if num_calls and fields == "stop" else fields
-
-    def message(self, text: str, echoed: str) -> tuple[dict[str, Any], int]:
-        """The message that a whole answer is, and how many calls it has."""
-        said, calls = self.calling.read(text)
-        content = echoed + said
-        fields = [{"name": call.name, "arguments": call.arguments} for call in calls]
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": content or (None if calls else ""),
-            "refusal": None,
-        }
-        if calls and self.is_old:
-            message["function_call"] = fields[0]
-        elif calls:
-            message["tool_calls"] = [
-                {"id": self.new_id(), "type": "function", "function": call} for call in fields
-            ]
-        return message, len(calls)
-
-    def new_id(self) -> str:
-        """What a call of this answer is called by."""
-        return self.calling.new_id("call_")
-
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        """What a piece adds to a message."""
-        if isinstance(piece, TextPiece):
-            return {"content": piece.text}
-        if isinstance(piece, CallArguments):
-            added: dict[str, Any] = {"arguments": piece.text}
-            if self.is_old:
-                return {"function_call": added}
-            return {"tool_calls": [{"index": piece.index, "function": added}]}
-        begun = {"name": piece.name, "arguments": ""}
-        if self.is_old:
-            return {"function_call": begun}
-        call = {
-            "index": piece.index,
-            "id": self.new_id(),
-            "type": "function",
-            "function": begun,
-        }
-        return {"tool_calls": [call]}
-
-
-class CallingFrames:
-    """The chunks of one choice that may call: the role, text, calls and their arguments."""
-
-    def __init__(
-        self,
-        envelope: Envelope,
-        index: int,
-        calling: ChatCalling,
-        logprobs: ChatLogprobs | None,
-        *,
-        echoed: str,
-        prompt_ids: tuple[int, ...] | None,
-        has_usage: bool,
-    ) -> None:
-        self._head = envelope.chunk_head() + b'{"index":%d,"delta":' % index
-        self._end = b',"usage":null}\n\n' if has_usage else b"}\n\n"
-        self._calling = calling
-        self._reader = calling.calling.reader()
-        self._logprobs = logprobs
-        self._tells_ids = prompt_ids is not None
-        fields = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
-        role = {"role": "assistant", "content": None, "refusal": None}
-        self._role = self._chunk(role, after=fields)
-        if echoed:
-            self._role += self._chunk({"content": echoed})
-
-    def scored(self, event: PromptScored) -> bytes:
-        """Nothing: streamed chats do not tell of their prompt."""
-        return b""
-
-    def token(self, event: TokenGenerated) -> bytes:
-        """What the token tells; what is asked of the token itself goes with the first chunk."""
-        deltas = [self._calling.delta(piece) for piece in self._reader.push(event.text)]
-        if self._logprobs is None and not self._tells_ids:
-            return self._begin() + b"".join([self._chunk(delta) for delta in deltas])
-        logprobs, ids = b"null", b""
-        if self._logprobs is not None:
-            logprobs = orjson.dumps(self._logprobs.of([event]))
-        if self._tells_ids:
-            ids = b',"token_ids":[%d]' % event.token.token_id
-        first, *others = deltas or [{}]
-        fields = self._chunk(first, logprobs=logprobs, ids=ids)
-        return self._begin() + fields + b"".join([self._chunk(delta) for delta in others])
-
-    def finished(self, event: Finished) -> bytes:
-        """What was held back, then an empty delta with the reason."""
-        pieces = self._reader.push(event.tail) + self._reader.finish()
-        rest = b"".join([self._chunk(self._calling.delta(piece)) for piece in pieces])
-        reason = self._calling.reason(self._reader.settled(event), self._reader.num_calls)
-        satisfied = constraint_fields(event)
-        fields = orjson.dumps({"finish_reason": reason, **satisfied})[1:-1]
-        last = self._head + b'{},"logprobs":null,' + fields + b"}]" + self._end
-        return self._begin() + rest + last
-
-    def _begin(self) -> bytes:
-        role, self._role = self._role, b""
-        return role
-
-    def _chunk(
-        self,
-        delta: Mapping[str, Any],
-        *,
-        logprobs: bytes = b"null",
-        ids: bytes = b"",
-        after: bytes = b"",
-    ) -> bytes:
-        return (
-            self._head
-            + orjson.dumps(delta)
-            + b',"logprobs":'
-            + logprobs
-            + b',"finish_reason":null'
-            + ids
-            + b"}]"
-            + after
-            + self._end
-        )

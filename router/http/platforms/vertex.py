@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 from router.http.body import AnswerModel, Schema, parse, parse_part
 from router.http.openai.chat import ChatRoutes
-from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import ChatBody
 from router.http.platforms.batches import Batches, Draw, within
 from router.http.request_validator import RequestRecord, RequestValidator
@@ -50,13 +49,11 @@ class VertexRoutes:
         validator: RequestValidator,
         bodies: BodyReader,
         batches: Batches,
-        front: OpenAiRoutes,
         chat: ChatRoutes,
     ) -> None:
         self._validator = validator
         self._bodies = bodies
         self._batches = batches
-        self._front = front
         self._chat = chat
 
     def routes(self) -> list[ApiRoute]:
@@ -86,7 +83,7 @@ class VertexRoutes:
     async def _draw(self, record: RequestRecord, body: bytes, index: int, instance: object) -> Draw:
         place = ("instances", index)
         if isinstance(instance, dict) and "messages" in instance and "inputs" not in instance:
-            chat = self._front.admit(parse_part(body, instance, place, ChatBody))
+            chat = self._chat.admit(parse_part(body, instance, place, ChatBody))
             _check_whole(chat)
             return Draw(await self._chat.check(record, chat), prefix=chat.echoed)
         generate = parse_part(body, instance, place, GenerateBody)
@@ -100,8 +97,8 @@ def _check_whole(chat: ChatBody) -> None:
                 f"`{name}` means nothing here: an instance has one whole prediction; leave it out",
                 name,
             )
-    if chat.offered is not None:
-        field = chat.offered.field
+    if chat.allowed_tools is not None:
+        field = chat.allowed_tools.field
         raise Unsupported(f"`{field}` cannot be called here: predictions are texts", field)
 
 

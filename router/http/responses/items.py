@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from router.http.conversation import Turn
+from router.http.body import object_schema
+from router.http.conversation import Turn, read_role, read_texts
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 
 
@@ -203,14 +204,10 @@ def _read_item(item: Any, place: str) -> Item | Reference:
 
 
 def _read_message(item: dict[str, Any], place: str) -> MessageItem:
-    role = item.get("role")
-    if role not in _ROLES:
-        words = ", ".join(f"`{word}`" for word in _ROLES)
-        raise wrong(f"{place}.role", f"must be one of {words}", role)
+    role = read_role(item, place, _ROLES)
     item_id = _read_id(item, "msg", place)
-    content, place_of_content = item.get("content"), f"{place}.content"
-    kinds = _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS
-    parts = _read_parts(content, kinds, place_of_content)
+    types = _OUTPUT_PARTS if role == "assistant" else _INPUT_PARTS
+    parts = read_texts(item.get("content"), f"{place}.content", types, "part")
     texts = (parts,) if isinstance(parts, str) else parts
     return MessageItem(item_id, role, texts, _read_status(item, place))
 
@@ -225,7 +222,7 @@ def _read_call(item: dict[str, Any], place: str) -> FunctionCall:
 
 def _read_output(item: dict[str, Any], place: str) -> FunctionOutput:
     call_id = _read_string(item, "call_id", place)
-    output = _read_parts(item.get("output"), _INPUT_PARTS, f"{place}.output")
+    output = read_texts(item.get("output"), f"{place}.output", _INPUT_PARTS, "part")
     item_id, status = _read_id(item, "fco", place), _read_status(item, place)
     return FunctionOutput(item_id, call_id, output, status)
 
@@ -255,50 +252,19 @@ def _read_status(item: dict[str, Any], place: str) -> str:
     return str(status)
 
 
-def _read_parts(content: Any, kinds: tuple[str, ...], place: str) -> str | tuple[str, ...]:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise wrong(place, "must be a string or a list of parts", content)
-    return tuple(_read_part(part, kinds, f"{place}[{i}]") for i, part in enumerate(content))
-
-
-def _read_part(part: Any, kinds: tuple[str, ...], place: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind in kinds and isinstance(part.get("text"), str):
-        return str(part["text"])
-    given = quoted(part)
-    if kind is not None:
-        given = f"the text {quoted(part.get('text'))}"
-        given = given if kind in kinds else f"a part of type {quoted(kind)}"
-    rule = f'must be a part like {{"type": "{kinds[0]}", "text": ...}}; this model reads text'
-    raise InvalidRequest(f"`{place}` {rule}. Given: {given}", place)
-
-
 _TEXT: dict[str, Any] = {"type": "string"}
-_PART_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {"type": {"enum": ["input_text", "output_text"]}, "text": _TEXT},
-    "required": ["type", "text"],
-}
+_PART_SCHEMA = object_schema({"type": {"enum": ["input_text", "output_text"]}, "text": _TEXT})
 _TEXTS_SCHEMA: dict[str, Any] = {"anyOf": [_TEXT, {"type": "array", "items": _PART_SCHEMA}]}
-
-
-def _item_schema(kind: str, needs_kind: bool, **properties: Any) -> dict[str, Any]:
-    needed = ["type", *properties] if needs_kind else list(properties)
-    return {
-        "type": "object",
-        "properties": {"type": {"const": kind}, **properties},
-        "required": needed,
-    }
-
-
+_CALL_SCHEMA = {"type": {"const": "function_call"}, "call_id": _TEXT, "name": _TEXT}
+_OUTPUT_SCHEMA = {"type": {"const": "function_call_output"}, "call_id": _TEXT}
 _ITEM_SCHEMA: dict[str, Any] = {
     "anyOf": [
-        _item_schema("message", False, role={"enum": list(_ROLES)}, content=_TEXTS_SCHEMA),
-        _item_schema("function_call", True, call_id=_TEXT, name=_TEXT, arguments=_TEXT),
-        _item_schema("function_call_output", True, call_id=_TEXT, output=_TEXTS_SCHEMA),
-        _item_schema("item_reference", False, id=_TEXT),
+        object_schema(
+            {"role": {"enum": [*_ROLES]}, "content": _TEXTS_SCHEMA}, type={"const": "message"}
+        ),
+        object_schema({**_CALL_SCHEMA, "arguments": _TEXT}),
+        object_schema({**_OUTPUT_SCHEMA, "output": _TEXTS_SCHEMA}),
+        object_schema({"type": {"const": "item_reference"}, "id": _TEXT}),
     ]
 }
 _ITEMS_SCHEMA: dict[str, Any] = {

@@ -16,7 +16,7 @@ from router.http.responses.items import (
 )
 from router.http.responses.schema import ResponseBody, echoed_choice
 from router.http.server_info import constraint_fields
-from router.http.tools.calls import CallArguments, CallBegun, Calling, TextPiece
+from router.http.tools.calls import CallArguments, CallBegun, CallFormat, TextPiece
 from router.http.tools.calls import Piece as Read
 from router.request.events import Finished, TokenGenerated
 
@@ -35,14 +35,14 @@ Piece = Text | CallBegun | CallArguments
 class Output:
     """One answer as it grows. Owner of its items.
 
-    Without `calling` it is text. Of the tokens that are calls no log-probabilities are returned.
+    Without `calls` it is text. Of the tokens that are calls no log-probabilities are returned.
     """
 
-    def __init__(self, calling: Calling | None, logprobs: ChatLogprobs | None) -> None:
+    def __init__(self, calls: CallFormat | None, logprobs: ChatLogprobs | None) -> None:
         self.message_id = new_item_id("msg")
         self.calls: list[FunctionCall] = []
-        self._calling = calling
-        self._reader = None if calling is None else calling.reader()
+        self._call_format = calls
+        self._reader = None if calls is None else calls.reader()
         self._logprobs = logprobs
         self._said: list[str] = []
         # Of the text so far, and of tokens whose text is held back.
@@ -107,8 +107,8 @@ class Output:
             self._reported += released
             return Text(read.text, released)
         if isinstance(read, CallBegun):
-            assert self._calling is not None
-            call_id = self._calling.new_id("call_")
+            assert self._call_format is not None
+            call_id = self._call_format.new_id("call_")
             self.calls.append(FunctionCall(new_item_id("fc"), call_id, read.name, ""))
         else:
             call = self.calls[-1]

@@ -5,7 +5,7 @@ What may be read again is for who made it: requests with the same credentials.
 
 import time
 import uuid
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -15,13 +15,14 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
-from router.http.conversation import AnswerFrames, Conversations, Turn
+from router.http.conversation import AnswerFrames, AnswerService, Turn
 from router.http.logprobs import ChatLogprobs, TokenNames
 from router.http.responses.items import Item, Reference, check_outputs, turns_of
 from router.http.responses.reply import Output, Reply, status_of
 from router.http.responses.schema import CountInputBody, ResponseBody
 from router.http.responses.store import ResponseStore, Stored, fit
 from router.http.responses.stream import ResponseEncoder
+from router.http.server.body import json_response
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.http.server.errors import Dialect, HttpError
 from router.request.errors import InvalidRequest
@@ -66,12 +67,10 @@ class _ResponseId(StringConvertor):
 
 
 class ResponseRoutes:
-    """The handlers. They own the store: what is in it, was put there by `create`."""
+    """The routes of Responses. They own the store, which `create` fills."""
 
-    def __init__(
-        self, conversations: Conversations, names: TokenNames, store: ResponseStore
-    ) -> None:
-        self._conversations = conversations
+    def __init__(self, service: AnswerService, names: TokenNames, store: ResponseStore) -> None:
+        self._service = service
         self._names = names
         self._store = store
 
@@ -93,24 +92,24 @@ class ResponseRoutes:
 
     async def create(self, request: Request) -> Response:
         """Answer the input, whole or as server-sent events."""
-        talk = self._conversations
-        record = talk.validator.begin(request)
-        body = await talk.read(request, ResponseBody)
-        model = talk.model_name(body.model)
+        service = self._service
+        record = service.validator.begin(request)
+        body = await service.read(request, ResponseBody)
+        model = service.model_name(body.model)
         body.check()
-        raw = body.to_raw(talk.limits)
+        raw = body.to_raw(service.limits)
         given = self._given(request, body)
         prompt = await self._prompt(request, body, given, body.max_output_tokens or 1)
-        offer, calling = body.offer, None
-        if offer is not None:
-            raw, calling = await talk.offer(raw, offer, "tools")
-        checked = await talk.check(record, prompt, raw)
+        allowed, calls = body.allowed_tools, None
+        if allowed is not None:
+            raw, calls = await service.constrain_to_tools(raw, allowed)
+        checked = await service.validator.check(record, prompt, raw, add_special_tokens=False)
         response_id = f"resp_{uuid.uuid4().hex}"
         reply = Reply(response_id, int(time.time()), model, body)
         logprobs = None
         if body.has_logprobs:
             logprobs = ChatLogprobs(self._names, body.top_logprobs or 0)
-        output = Output(calling, logprobs)
+        output = Output(calls, logprobs)
 
         def keep(response: dict[str, Any], end: Finished) -> None:
             if body.is_stored:
@@ -119,24 +118,23 @@ class ResponseRoutes:
                 self._store.keep(_owner(request), response_id, stored)
 
         if body.stream:
-            words = ResponseEncoder(reply, output, keep)
-            frames = AnswerFrames(record, words, Dialect.OPENAI)
-            return await talk.stream(record, checked, frames, {})
-        completion = await talk.complete(request, checked)
+            frames = AnswerFrames(record, ResponseEncoder(reply, output, keep), Dialect.OPENAI)
+            return await service.stream(record, [checked], frames)
+        (completion,) = await service.complete(request, [checked])
         output.whole(completion.tokens, completion.finished)
         end = output.settled(completion.finished)
         response = reply.ended(end, output.fields(status_of(end)), int(time.time()))
         keep(response, end)
-        return talk.reply(record, response, {})
+        return service.reply(record, response, record.num_generated_tokens)
 
     async def count(self, request: Request) -> Response:
         """How many tokens the same input would have as a prompt."""
-        body = await self._conversations.read(request, CountInputBody)
-        self._conversations.model_name(body.model)
+        body = await self._service.read(request, CountInputBody)
+        self._service.model_name(body.model)
         body.check()
         prompt = await self._prompt(request, body, self._given(request, body), 1)
-        num_tokens = await self._conversations.count(prompt)
-        return _json({"object": "response.input_tokens", "input_tokens": num_tokens})
+        num_tokens = await self._service.count(prompt)
+        return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     async def retrieve(self, request: Request) -> Response:
         """A response that was made before."""
@@ -149,38 +147,33 @@ class ResponseRoutes:
         response_id = request.path_params["response_id"]
         if not self._store.forget(_owner(request), response_id):
             raise _not_found("Response", response_id, "response_id")
-        return _json({"id": response_id, "object": "response", "deleted": True})
+        return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
         """The items that a response answers, the latest first unless `order` is `asc`."""
         stored = self._known(request)
         before = self._history(request, stored.previous_id)
-        return _json(_page([*before, *stored.given], request))
+        return json_response(_page([*before, *stored.given], request))
 
     async def _prompt(
         self, request: Request, body: CountInputBody, given: Sequence[Item], num_new_tokens: int
     ) -> str:
         """The instructions, what was said before, and what is said now, as a prompt."""
-        talk = self._conversations
+        service = self._service
         history = self._history(request, body.previous_response_id)
         check_outputs(history, given)
         turns: Sequence[Turn] = turns_of([*history, *given])
         if body.instructions:
             turns = [Turn("system", body.instructions), *turns]
-        tools, may_call = body.shown_tools, body.offer is not None
 
-        def render(turns: Sequence[Turn]) -> Awaitable[str]:
-            return talk.render(turns, body.settings, tools=tools, may_call=may_call)
+        async def count(turns: Sequence[Turn]) -> int:
+            return await service.count(await service.render(body.chat_prompt(turns)))
 
-        if body.truncates:
-            limits = talk.limits
+        if body.truncation == "auto":
+            limits = service.limits
             max_len = min(limits.max_input_len, limits.max_total_len - num_new_tokens)
-
-            async def count(turns: Sequence[Turn]) -> int:
-                return await talk.count(await render(turns))
-
             turns = await fit(turns, max_len, count)
-        return await render(turns)
+        return await service.render(body.chat_prompt(turns))
 
     def _given(self, request: Request, body: CountInputBody) -> tuple[Item, ...]:
         """The input, its references followed. Raises HttpError for one to what is not known."""
@@ -240,12 +233,11 @@ def _page(items: list[Item], request: Request) -> dict[str, Any]:
 
 
 def _owner(request: Request) -> bytes:
-    """Who asks, as far as credentials tell; a digest, so that no key is kept in memory."""
+    """A digest of the client's credentials, so that no key is kept in memory."""
     return blake2b(request.headers.get("authorization", "").encode(), digest_size=16).digest()
 
 
 def _not_found(what: str, wanted_id: str, field: str) -> HttpError:
-    # Of a path's id nobody asks where it stands.
     place = "" if field == "response_id" else f"`{field}`: "
     return HttpError(
         404,
@@ -254,7 +246,3 @@ def _not_found(what: str, wanted_id: str, field: str) -> HttpError:
         "forgotten, since responses are kept in memory and within bounds",
         field=field,
     )
-
-
-def _json(answer: object) -> Response:
-    return Response(orjson.dumps(answer), media_type="application/json")

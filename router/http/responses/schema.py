@@ -8,12 +8,19 @@ from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from constraints.spec import Kind
 from router.http.body import Schema
-from router.http.conversation import Setting
+from router.http.conversation import ChatPrompt, Setting, Turn
 from router.http.fields import Harmless, SamplingFields, StrictSchema, Strings
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.request_validator import normalize
 from router.http.responses.items import Items
-from router.http.tools.functions import Function, Name, ToolChoice, offered_functions, read_choice
+from router.http.tools.functions import (
+    Function,
+    Name,
+    ToolChoice,
+    allowed_functions,
+    read_choice,
+    shown_functions,
+)
 from router.http.tools.grammar import AllowedTools
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 from router.request.grammar import RawGrammar
@@ -33,7 +40,7 @@ Choice = Annotated[
 ]
 
 
-class Tool(Schema):
+class FunctionTool(Schema):
     """A tool; only functions are served. OpenAI has them strict unless they say otherwise."""
 
     type: str
@@ -44,7 +51,7 @@ class Tool(Schema):
 
     @property
     def function(self) -> Function:
-        """As chats have it. The name must be there."""
+        """The function as in chats, once the name is there."""
         given = self.model_dump(exclude={"type"}, exclude_unset=True)
         return Function.model_validate(given)
 
@@ -59,12 +66,7 @@ class Tool(Schema):
         }
 
 
-def shown_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """What the chat template sees, the same as of a chat."""
-    return [{"type": "function", "function": tool.function.for_template()} for tool in tools]
-
-
-def check_tools(tools: Sequence[Tool]) -> None:
+def _check_tools(tools: Sequence[FunctionTool]) -> None:
     """Raises Unsupported for tools of other kinds, InvalidRequest for one without a name."""
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
@@ -79,23 +81,14 @@ def check_tools(tools: Sequence[Tool]) -> None:
             )
 
 
-def offered_tools(
-    tools: Sequence[Tool], choice: ToolChoice | None, *, in_parallel: bool
-) -> AllowedTools | None:
-    """What may be called; None: nothing. Raises InvalidRequest."""
-    functions = [tool.function for tool in tools]
-    offered = offered_functions("tools", "tools[{}]", functions, choice, in_parallel=in_parallel)
-    return None if offered is None else offered.offer
-
-
 def echoed_choice(choice: ToolChoice | None) -> Any:
     """As a response echoes it."""
     if choice is None:
         return "auto"
     if choice.allowed is not None:
         tools = [{"type": "function", "name": name} for name in choice.allowed]
-        return {"type": "allowed_tools", "mode": choice.word, "tools": tools}
-    return {"type": "function", "name": choice.name} if choice.name else choice.word
+        return {"type": "allowed_tools", "mode": choice.mode, "tools": tools}
+    return {"type": "function", "name": choice.name} if choice.name else choice.mode
 
 
 _ANY_OBJECT = {"type": "object"}
@@ -181,16 +174,13 @@ class CountInputBody(StrictSchema):
     previous_response_id: str | None = None
     text: TextConfig | None = None
     tool_choice: Choice | None = None
-    tools: list[Tool] | None = Field(default=None, fail_fast=True)
+    tools: list[FunctionTool] | None = Field(default=None, fail_fast=True)
     truncation: Literal["auto", "disabled"] | None = None
-
-    conversation: Any = None
-    reasoning: Any = None
 
     @property
     def effort(self) -> str | None:
         """How hard the model is to think."""
-        return (self.reasoning or {}).get("effort")
+        return ((self.model_extra or {}).get("reasoning") or {}).get("effort")
 
     @property
     def verbosity(self) -> str | None:
@@ -198,34 +188,29 @@ class CountInputBody(StrictSchema):
         return None if self.text is None else self.text.verbosity
 
     @property
-    def settings(self) -> tuple[Setting, ...]:
-        """What the chat template may read."""
-        return (
-            Setting("reasoning_effort", "reasoning.effort", self.effort, "none"),
-            Setting("verbosity", "text.verbosity", self.verbosity, "medium"),
-        )
-
-    @property
-    def truncates(self) -> bool:
-        """Whether the oldest turns may be left out where the conversation is too long."""
-        return self.truncation == "auto"
-
-    @property
-    def shown_tools(self) -> list[dict[str, Any]]:
-        """What the chat template sees."""
-        return shown_tools(self.tools or ())
-
-    @property
-    def offer(self) -> AllowedTools | None:
+    def allowed_tools(self) -> AllowedTools | None:
         """What may be called; None: nothing. Raises InvalidRequest for what contradicts itself."""
+        functions = [tool.function for tool in self.tools or ()]
         in_parallel = self.parallel_tool_calls is not False
-        return offered_tools(self.tools or (), self.tool_choice, in_parallel=in_parallel)
+        return allowed_functions(functions, self.tool_choice, in_parallel=in_parallel)
+
+    def chat_prompt(self, turns: Sequence[Turn]) -> ChatPrompt:
+        """What the chat template renders."""
+        return ChatPrompt(
+            messages=[turn.for_template() for turn in turns],
+            settings=(
+                Setting("reasoning_effort", "reasoning.effort", self.effort, "none"),
+                Setting("verbosity", "text.verbosity", self.verbosity, "medium"),
+            ),
+            tools=shown_functions([tool.function for tool in self.tools or ()]),
+            may_call=self.allowed_tools is not None,
+        )
 
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
         self.refuse_unsupported()
-        check_tools(self.tools or ())
-        _ = self.offer
+        _check_tools(self.tools or ())
+        _ = self.allowed_tools
 
 
 class ResponseBody(SamplingFields, CountInputBody):
@@ -249,15 +234,6 @@ class ResponseBody(SamplingFields, CountInputBody):
     ignore_eos: bool | None = None
     max_time: float | None = None
     stop: Strings | None = None
-
-    access_programs: Any = None
-    background: Any = None
-    context_management: Any = None
-    image: Any = None
-    moderation: Any = None
-    prompt: Any = None
-    prompt_cache_options: Any = None
-    stream_options: Any = None
 
     @property
     def has_logprobs(self) -> bool:

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from router.engine.infer import Infer
 from router.http.body import parse
 from router.http.openai.chat import ChatRoutes
-from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import ChatBody
 from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.server.body import BodyReader, json_response, unless_disconnected
@@ -50,7 +49,6 @@ class TgiRoutes:
         tokenizer: Tokenizer,
         bodies: BodyReader,
         info: ServerInfo,
-        front: OpenAiRoutes,
         chat: ChatRoutes,
     ) -> None:
         """`front` and `chat` read the chats of /chat_tokenize."""
@@ -59,7 +57,6 @@ class TgiRoutes:
         self._tokenizer = tokenizer
         self._bodies = bodies
         self._info = info
-        self._front = front
         self._chat = chat
 
     def routes(self) -> list[ApiRoute]:
@@ -110,7 +107,7 @@ class TgiRoutes:
 
     async def chat_tokenize(self, request: Request) -> Response:
         """Template and tokenize a chat; `start` and `stop` are byte offsets."""
-        body = await self._front.read(request, ChatBody)
+        body = await self._chat.read(request, ChatBody)
         text = await self._chat.render(body)
         # The template has put the special tokens where they belong.
         spans = await self._tokenizer.spans(text, add_special_tokens=False)

@@ -1,7 +1,7 @@
 """Separates the calls in an answer from its text while it streams.
 
     text as it comes --CallReader--> TextPiece | CallBegun | CallArguments, in their order
-    a whole text --Calling.read--> what was said, and the calls
+    a whole text --CallFormat.read--> what was said, and the calls
 
 The answer is made under the grammar of `tool_grammar.py`, so that a call, once begun, is right as
 far as it goes. Only an end before its time (a deadline, a length that cuts) leaves one unfinished.
@@ -199,7 +199,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Calling:
+class CallFormat:
     """How an answer calls: in the model's syntax, perhaps behind some text."""
 
     syntax: CallSyntax

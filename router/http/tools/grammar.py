@@ -1,4 +1,4 @@
-"""The tools that an answer may call, as a grammar of what may be written."""
+"""The tools that an answer may call, and the grammar of such answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,73 +6,47 @@ from typing import Any
 
 import orjson
 
-from constraints.errors import ConstraintError
 from constraints.grammars.schema.drafts import draft_of
-from constraints.grammars.schema.reading import at
-from constraints.grammars.schema.references import References
 from router.request.errors import wrong
 from router.text.call_syntax import CallSyntax
 
-# Where there is room for it; a pointer may lead to any place of a document.
-_PLACE = "arguments"
+# Where a root reference of a schema is moved to; longer where the schema has the key.
+_MOVED = "arguments"
 
 
 def arguments_schema(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """What is both an object and of this schema, which stands in the field `place`.
+    """The schema, that of an object in any case; it stands in the field `place`.
 
-    All pointers into the schema lead where they led before. Raises InvalidRequest for one whose
-    `type` is another.
+    Pointers into it stay valid. Raises InvalidRequest if its `type` is not `object`.
     """
     if schema.get("type", "object") != "object":
         raise wrong(f"{place}.type", "must be `object`", schema["type"])
-    given = dict(schema)
-    reference = given.get("$ref")
-    if isinstance(reference, str) and draft_of(given).ref_is_alone:
-        return _referring(given, reference)
-    return {"type": "object", **given}
-
-
-def _referring(schema: dict[str, Any], reference: str) -> dict[str, Any]:
-    """A schema of a draft that ignores what stands beside a `$ref`, a `type` too.
-
-    The reference is led through a place of ours, where both hold, and nothing that the draft
-    ignores comes into force.
-    """
-    try:
-        if _is_object(schema):
-            return schema  # errors name the places that its author knows
-    except (ConstraintError, RecursionError, TypeError, ValueError):
-        return schema  # it leads nowhere, and is refused for that in the words of who compiles it
-    place = _PLACE
-    while place in schema:
-        place += "_"
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not draft_of(schema).ref_is_alone:
+        return {"type": "object", **schema}
+    if _names_object(schema, reference):
+        return dict(schema)
+    # Drafts up to 7 ignore what stands beside a `$ref`, a `type` too.
+    key = _MOVED
+    while key in schema:
+        key += "_"
     both = {"type": "object", "allOf": [{"$ref": reference}]}
-    return {**schema, "$ref": f"#/{place}", place: both}
+    return {**schema, "$ref": f"#/{key}", key: both}
 
 
-def _is_object(schema: dict[str, Any]) -> bool:
-    """Whether what references lead to, one after the other, says that it is an object."""
-    references, pointer = References(schema), ""
-    seen: set[str] = set()
-    while pointer not in seen:
-        seen.add(pointer)
-        target = at(schema, pointer)
-        if not isinstance(target, dict):
-            return False
-        target = references.draft(pointer).read(target)
-        if "$ref" not in target or "type" in target:
-            return bool(target.get("type") == "object")
-        if not isinstance(target["$ref"], str):
-            raise TypeError("a reference is a string")
-        pointer = references.resolve(target["$ref"], pointer)
-    return False
+def _names_object(schema: Mapping[str, Any], reference: str) -> bool:
+    """Whether a pointer leads straight to the schema of an object, as generated schemas have it."""
+    target: Any = schema
+    for key in reference.removeprefix("#/").split("/"):
+        target = target.get(key) if isinstance(target, dict) else None
+    return isinstance(target, dict) and target.get("type") == "object" and "$ref" not in target
 
 
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 
 
 @dataclass(frozen=True, slots=True)
-class OfferedTool:
+class AllowedTool:
     """A tool that may be called. `place` is the field of its parameters."""
 
     name: str
@@ -86,39 +60,41 @@ class AllowedTools:
 
     allows_text: it may be text, before its calls or without any
     may_repeat: it may have several calls
+    field: where the request lists the tools, `tools` or the old `functions`
     """
 
-    tools: tuple[OfferedTool, ...]
+    tools: tuple[AllowedTool, ...]
     allows_text: bool
     may_repeat: bool
+    field: str = "tools"
 
 
-def tool_grammar(offer: AllowedTools, syntax: CallSyntax, form: str | None = None) -> str:
-    """The grammar, in Lark. The whitespace of JSON is for who compiles it.
+def tool_grammar(allowed: AllowedTools, syntax: CallSyntax, form: str | None = None) -> str:
+    """The grammar of answers, in Lark. The whitespace of JSON is chosen by its compiler.
 
     `form` is the JSON schema of an answer that does not call, None: free text. Calls must not begin
     as JSON does.
     """
-    begun, calls = syntax.opening + syntax.head, _calls(offer, syntax)
+    begun, calls = syntax.opening + syntax.head, _calls(allowed, syntax)
     rules = [f"start: {_text(begun)} {calls}"]
-    if offer.allows_text and form is not None:
+    if allowed.allows_text and form is not None:
         rules = [f"start: answer | {_text(begun)} {calls}", f"answer: %json {form}"]
-    elif offer.allows_text:
+    elif allowed.allows_text:
         rules = [f"start: FREE | BEGIN {_text(begun.removeprefix(syntax.trigger))} {calls}"]
         rules += _free_text(syntax)
     alternatives = []
-    for index, tool in enumerate(offer.tools):
+    for index, tool in enumerate(allowed.tools):
         alternatives.append(f"{_text(tool.name + syntax.middle)} arguments_{index}")
         rules.append(f"arguments_{index}: %json {orjson.dumps(tool.parameters).decode()}")
     rules.append("function: " + "\n    | ".join(alternatives))
     return "\n".join(rules) + "\n"
 
 
-def _calls(offer: AllowedTools, syntax: CallSyntax) -> str:
+def _calls(allowed: AllowedTools, syntax: CallSyntax) -> str:
     """What follows the first call's head."""
     call = f"function {_text(syntax.tail)}"
     closing = _text(syntax.closing)
-    if not offer.may_repeat or syntax.separator is None:
+    if not allowed.may_repeat or syntax.separator is None:
         return f"{call} {closing}"
     # No literal may begin with another that is legal in its place.
     if syntax.closing and syntax.separator.startswith(syntax.closing):

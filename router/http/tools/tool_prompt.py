@@ -1,4 +1,4 @@
-"""Offers tools to the model: in its template or its prompt, and by a constraint. For every API."""
+"""Shows allowed tools to the model in its prompt, and constrains its answer to their calls."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from constraints.spec import Kind, Whitespace
-from router.http.tools.calls import Calling
+from router.http.tools.calls import CallFormat
 from router.http.tools.grammar import AllowedTools, tool_grammar
 from router.request.errors import ToolsRefused
 from router.request.grammar import RawGrammar
@@ -15,32 +15,33 @@ from router.request.validation import RawParams
 from router.text.call_syntax import CallSyntax
 
 
-def offering(
-    raw: RawParams, offer: AllowedTools, syntax: CallSyntax, field: str
-) -> tuple[RawParams, Calling]:
-    """The parameters with the grammar of what may be called, and how answers call.
+def constrain_to_tools(
+    raw: RawParams, allowed: AllowedTools, syntax: CallSyntax
+) -> tuple[RawParams, CallFormat]:
+    """The parameters with the grammar of the allowed calls, and the format of the calls.
 
-    `field` is where the tools stand. A grammar that the parameters have is that of answers that do
-    not call. Raises ToolsRefused where that cannot be.
+    A grammar that the parameters have already is that of answers without calls. Raises ToolsRefused
+    where the two cannot be combined.
     """
     form = None
     parts = {
-        tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True) for tool in offer.tools
+        tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True)
+        for tool in allowed.tools
     }
-    if raw.grammar is not None and offer.allows_text:
+    if raw.grammar is not None and allowed.allows_text:
         form = _form(raw.grammar, raw.names["grammar"], syntax)
         parts[raw.names["grammar"]] = replace(raw.grammar, cuts=True)
     # Spaced as templates write arguments, and so as models have read them.
-    text = tool_grammar(offer, syntax, form)
-    offered = replace(
+    text = tool_grammar(allowed, syntax, form)
+    constrained = replace(
         raw,
         grammar=RawGrammar(Kind.LARK, text, whitespace=Whitespace.SPACED),
         grammar_parts=tuple(parts.items()),
-        names={**raw.names, "grammar": field},
+        names={**raw.names, "grammar": allowed.field},
     )
     # In JSON what begins calls is a text like others.
     syntax = syntax if form is None else replace(syntax, only_at_start=True)
-    return offered, Calling(syntax, offer.allows_text)
+    return constrained, CallFormat(syntax, allowed.allows_text)
 
 
 def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
@@ -67,9 +68,9 @@ def add_tools(
     syntax: CallSyntax,
     prompt: str | None = None,
 ) -> list[Mapping[str, Any]]:
-    """The messages, the last that is not the model's own with the tools behind its text.
+    """The messages, with the tools behind the text of the last one that is not the assistant's.
 
-    For templates that show no tools; the place is TGI's, and `prompt` what is said behind them.
+    For templates that show no tools; the place is TGI's. `prompt` follows the tools.
     """
     if prompt is None:
         prompt = f"To call one of these functions, answer with {syntax.example}"

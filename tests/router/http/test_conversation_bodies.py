@@ -46,7 +46,7 @@ def outcome(raw: bytes, schema: Any) -> str:
             body.to_raw(LIMITS)
     except (InvalidRequest, HttpError) as error:
         return str(error)
-    turns = body.turns if isinstance(body, CountBody) else [item.turn for item in body.input]
+    turns = body.messages if isinstance(body, CountBody) else [item.turn for item in body.input]
     return " ".join(["turns:", *(turn.text for turn in turns)])
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from router.http.anthropic.stream import content_of
-from router.http.tools.calls import Calling
-from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
+from router.http.anthropic.reply import content_of
+from router.http.tools.calls import CallFormat
+from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from router.text.call_syntax import HERMES
@@ -28,8 +28,8 @@ TEMPLATE = (
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 LOOK = {"name": "look", "description": "see", "input_schema": CITY}
 WAIT = {"name": "wait", "input_schema": {"type": "object"}}
-OFFERED_LOOK = OfferedTool("look", CITY, "tools[0].input_schema")
-OFFERED_WAIT = OfferedTool("wait", {"type": "object"}, "tools[1].input_schema")
+ALLOWED_LOOK = AllowedTool("look", CITY, "tools[0].input_schema")
+ALLOWED_WAIT = AllowedTool("wait", {"type": "object"}, "tools[1].input_schema")
 ROME: Call = ("look", {"city": "Rome"})
 
 
@@ -41,14 +41,14 @@ def house_of(text: str, checks: FakeChecks | None = None) -> Any:
 @pytest.mark.parametrize(
     ("choice", "offer"),
     [
-        (None, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
-        ({"type": "auto"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
+        (None, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, True)),
+        ({"type": "auto"}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, True)),
         (
             {"type": "auto", "disable_parallel_tool_use": True},
-            AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, False),
+            AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, False),
         ),
-        ({"type": "any"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), False, True)),
-        ({"type": "tool", "name": "wait"}, AllowedTools((OFFERED_WAIT,), False, False)),
+        ({"type": "any"}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), False, True)),
+        ({"type": "tool", "name": "wait"}, AllowedTools((ALLOWED_WAIT,), False, False)),
     ],
 )
 async def test_tools_and_their_choice_are_one_grammar(choice: Any, offer: AllowedTools) -> None:
@@ -131,7 +131,7 @@ async def test_an_answer_that_does_not_call_may_have_a_form(text: str, kind: str
     assert kind == "tool_use" or answer["content"][0]["text"] == text
     *parts, (whole, *_) = checks.asked
     assert [json.loads(part.spec.text) for part, *_ in parts] == [CITY, schema]
-    offer = AllowedTools((OFFERED_LOOK,), True, True)
+    offer = AllowedTools((ALLOWED_LOOK,), True, True)
     assert whole.spec.text == tool_grammar(offer, HERMES, parts[-1][0].spec.text)
 
 
@@ -236,4 +236,4 @@ async def test_calls_and_results_of_before_reach_the_template() -> None:
 
 def test_a_call_whose_number_no_float_is_is_left_out() -> None:
     text = '<tool_call>\n{"name": "look", "arguments": {"far": 1e999}}\n</tool_call>'
-    assert content_of(text, Calling(HERMES, True)) == ([{"type": "text", "text": ""}], 0)
+    assert content_of(text, CallFormat(HERMES, True)) == ([{"type": "text", "text": ""}], 0)

@@ -202,7 +202,6 @@ async def test_best_of_keeps_the_most_probable() -> None:
         ({"echo": 1}, "echo"),
         ({"best_of": 1, "n": 2}, "best_of"),
         ({"best_of": 2, "stream": True}, "best_of"),
-        ({"suffix": 5}, "suffix"),
         ({"n": 100}, "n"),
         ({"best_of": 100}, "best_of"),
     ],

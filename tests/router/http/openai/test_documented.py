@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 
 from router.http.body import Schema
-from router.http.openai.answers import (
+from router.http.openai.fields import StreamOptions
+from router.http.openai.schema import (
+    ChatBody,
     ChatCompletion,
     ChatCompletionChunk,
+    CompletionBody,
     TextCompletion,
     TextCompletionChunk,
 )
-from router.http.openai.fields import StreamOptions
-from router.http.openai.schema import ChatBody, CompletionBody
 from tests.router.http.harness import housing
 from tests.router.http.openai.asking import (
     CHAT,

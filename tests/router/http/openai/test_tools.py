@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
-from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
+from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from router.text.call_syntax import HERMES
@@ -35,8 +35,8 @@ NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 LOOK = {"type": "function", "function": {"name": "look", "parameters": CITY, "strict": True}}
 WAIT = {"type": "function", "function": {"name": "wait"}}
 TOOLS = [LOOK, WAIT]
-OFFERED_LOOK = OfferedTool("look", CITY, "tools[0].function.parameters")
-OFFERED_WAIT = OfferedTool("wait", NOTHING, "tools[1].function.parameters")
+ALLOWED_LOOK = AllowedTool("look", CITY, "tools[0].function.parameters")
+ALLOWED_WAIT = AllowedTool("wait", NOTHING, "tools[1].function.parameters")
 ROME: Call = ("look", {"city": "Rome"})
 
 
@@ -70,17 +70,17 @@ ALLOWED = {
 @pytest.mark.parametrize(
     ("fields", "offer"),
     [
-        ({}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
-        ({"tool_choice": "auto"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
-        ({"parallel_tool_calls": False}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, False)),
-        ({"tool_choice": "required"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), False, True)),
+        ({}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, True)),
+        ({"tool_choice": "auto"}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, True)),
+        ({"parallel_tool_calls": False}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, False)),
+        ({"tool_choice": "required"}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), False, True)),
         (
             {"tool_choice": "required", "parallel_tool_calls": False},
-            AllowedTools((OFFERED_LOOK, OFFERED_WAIT), False, False),
+            AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), False, False),
         ),
-        ({"tool_choice": NAMED}, AllowedTools((OFFERED_WAIT,), False, False)),
-        ({"tool_choice": "wait"}, AllowedTools((OFFERED_WAIT,), False, False)),
-        ({"tool_choice": ALLOWED}, AllowedTools((OFFERED_WAIT,), False, True)),
+        ({"tool_choice": NAMED}, AllowedTools((ALLOWED_WAIT,), False, False)),
+        ({"tool_choice": "wait"}, AllowedTools((ALLOWED_WAIT,), False, False)),
+        ({"tool_choice": ALLOWED}, AllowedTools((ALLOWED_WAIT,), False, True)),
     ],
 )
 async def test_tools_and_their_choice_are_one_grammar(fields: Any, offer: AllowedTools) -> None:
@@ -102,12 +102,12 @@ async def test_openai_s_form_is_that_of_an_answer_that_does_not_call() -> None:
     *parts, (whole, *_) = await asked({"tools": TOOLS, "response_format": FORM})
 
     assert [json.loads(part.spec.text) for part, *_ in parts] == [CITY, NOTHING, SAY]
-    offer, text = AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True), parts[-1][0].spec.text
+    offer, text = AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, True), parts[-1][0].spec.text
     assert whole.spec.text == tool_grammar(offer, HERMES, text)
     *_, (alone, *_) = await asked(
         {"tools": TOOLS, "response_format": FORM, "tool_choice": "required"}
     )
-    assert alone == Constraint(lark(AllowedTools((OFFERED_LOOK, OFFERED_WAIT), False, True)))
+    assert alone == Constraint(lark(AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), False, True)))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_without_a_tool_to_call_answers_are_free(fields: Any) -> None:
 async def test_old_functions_are_one_call() -> None:
     *_, (whole, *_) = await asked({"functions": [LOOK["function"]]})
 
-    offered = OfferedTool("look", CITY, "functions[0].parameters")
+    offered = AllowedTool("look", CITY, "functions[0].parameters")
     assert whole == Constraint(lark(AllowedTools((offered,), allows_text=True, may_repeat=False)))
 
 

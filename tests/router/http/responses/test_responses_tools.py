@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
+from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.http.tools.tool_prompt import add_tools
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
@@ -33,8 +33,8 @@ TEMPLATE = (
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 LOOK = {"type": "function", "name": "look", "description": "see", "parameters": CITY}
 WAIT = {"type": "function", "name": "wait", "parameters": {"type": "object"}, "strict": False}
-OFFERED_LOOK = OfferedTool("look", CITY, "tools[0].parameters")
-OFFERED_WAIT = OfferedTool("wait", {"type": "object"}, "tools[1].parameters")
+ALLOWED_LOOK = AllowedTool("look", CITY, "tools[0].parameters")
+ALLOWED_WAIT = AllowedTool("wait", {"type": "object"}, "tools[1].parameters")
 HI = [{"role": "user", "content": "hi"}]
 ROME: Call = ("look", {"city": "Rome"})
 BOTH = [ROME, ("wait", {})]
@@ -58,15 +58,15 @@ def arguments_of(events: list[Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("choice", "offer"),
     [
-        ({}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
-        ({"tool_choice": "auto"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, True)),
-        ({"parallel_tool_calls": False}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), True, False)),
-        ({"tool_choice": "required"}, AllowedTools((OFFERED_LOOK, OFFERED_WAIT), False, True)),
+        ({}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, True)),
+        ({"tool_choice": "auto"}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, True)),
+        ({"parallel_tool_calls": False}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, False)),
+        ({"tool_choice": "required"}, AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), False, True)),
         (
             {"tool_choice": {"type": "function", "name": "wait"}},
-            AllowedTools((OFFERED_WAIT,), False, False),
+            AllowedTools((ALLOWED_WAIT,), False, False),
         ),
-        ({"tool_choice": ONLY_WAIT}, AllowedTools((OFFERED_WAIT,), False, True)),
+        ({"tool_choice": ONLY_WAIT}, AllowedTools((ALLOWED_WAIT,), False, True)),
     ],
     ids=lambda given: str(given)[:40],
 )
@@ -290,7 +290,7 @@ async def test_an_answer_that_does_not_call_may_have_a_form(text: str, kinds: li
     *parts, (whole, *_) = checks.asked
     assert [json.loads(part.spec.text) for part, *_ in parts] == [CITY, SAY]
     grammar = tool_grammar(
-        AllowedTools((OFFERED_LOOK,), True, True), HERMES, parts[-1][0].spec.text
+        AllowedTools((ALLOWED_LOOK,), True, True), HERMES, parts[-1][0].spec.text
     )
     assert whole.spec.text == grammar
 

@@ -12,7 +12,7 @@ from proto.contract import FinishReason
 from router.http.tools.calls import (
     CallArguments,
     CallBegun,
-    Calling,
+    CallFormat,
     CallReader,
     Piece,
     TextPiece,
@@ -130,7 +130,7 @@ def test_tokens_that_end_right_behind_whole_calls_have_cut_nothing(name: str) ->
     syntax = SYNTAXES[name]
     calls: list[Call] = [("get", {"city": "}"}), ("wait", {})][: 1 if syntax is LLAMA else 2]
     text = written(syntax, calls, "" if syntax is LLAMA else "So.")
-    calling = Calling(syntax, allows_text=True)
+    calling = CallFormat(syntax, allows_text=True)
 
     lengths = range(len(text) + 1)
     whole = [n for n in lengths if calling.settled(ending(text[:n])).reason is COMPLETE]
@@ -147,4 +147,4 @@ def test_tokens_that_end_right_behind_whole_calls_have_cut_nothing(name: str) ->
 def test_every_other_end_is_told_as_it_is(reason: FinishReason) -> None:
     end = replace(ending(written(HERMES, [("get", {})])), reason=reason)
 
-    assert Calling(HERMES, allows_text=True).settled(end) is end
+    assert CallFormat(HERMES, allows_text=True).settled(end) is end

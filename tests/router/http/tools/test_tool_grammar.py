@@ -1,4 +1,4 @@
-"""The grammar of an offer holds the answers that it may have, and no others."""
+"""The grammar of an allowed holds the answers that it may have, and no others."""
 
 import json
 import random
@@ -16,7 +16,7 @@ from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
 from router.http.tools.calls import CallArguments, CallBegun, CallReader
-from router.http.tools.grammar import AllowedTools, OfferedTool, tool_grammar
+from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.text.call_syntax import HERMES, CallSyntax
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids, save_byte_tokenizer
 from tests.router.http.tools.calls import LLAMA, MISTRAL, SYNTAXES, Call, written
@@ -35,7 +35,7 @@ CITY = {
     },
 }
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-TOOLS = (OfferedTool("get", CITY, "a"), OfferedTool("get_more", NOTHING, "b"))
+TOOLS = (AllowedTool("get", CITY, "a"), AllowedTool("get_more", NOTHING, "b"))
 ROME: Call = ("get", {"city": "Rome", "more": {"leaf": {"leaf": {}}}})
 MORE: Call = ("get_more", {})
 
@@ -47,8 +47,8 @@ def compiler() -> Compiler:
         return Compiler(Vocabulary.load(path, VOCAB_SIZE, [EOS_ID]))
 
 
-def accepts(offer: AllowedTools, syntax: CallSyntax, text: str, form: str | None = None) -> bool:
-    grammar = tool_grammar(offer, syntax, form)
+def accepts(allowed: AllowedTools, syntax: CallSyntax, text: str, form: str | None = None) -> bool:
+    grammar = tool_grammar(allowed, syntax, form)
     matcher = compiler().compile(ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED)).matcher()
     token_ids = byte_ids(text)
     if matcher.num_legal(token_ids) < len(token_ids):
@@ -58,7 +58,7 @@ def accepts(offer: AllowedTools, syntax: CallSyntax, text: str, form: str | None
     return matcher.is_complete
 
 
-def offering(
+def allowing(
     *, allows_text: bool = False, may_repeat: bool = False, tools: Any = TOOLS
 ) -> AllowedTools:
     return AllowedTools(tools, allows_text, may_repeat)
@@ -72,7 +72,7 @@ every_syntax = pytest.mark.parametrize("syntax", SYNTAXES.values(), ids=SYNTAXES
 def test_a_required_call_is_one_of_the_tools_with_its_arguments(
     syntax: CallSyntax, call: Call
 ) -> None:
-    assert accepts(offering(), syntax, written(syntax, [call]))
+    assert accepts(allowing(), syntax, written(syntax, [call]))
 
 
 @every_syntax
@@ -89,55 +89,55 @@ def test_a_required_call_is_one_of_the_tools_with_its_arguments(
 )
 def test_other_calls_are_none(syntax: CallSyntax, calls: list[Call]) -> None:
     for allows_text in (False, True) if calls else (False,):
-        offer = offering(allows_text=allows_text, may_repeat=True)
-        assert not accepts(offer, syntax, written(syntax, calls))
+        allowed = allowing(allows_text=allows_text, may_repeat=True)
+        assert not accepts(allowed, syntax, written(syntax, calls))
 
 
 @pytest.mark.parametrize("syntax", [HERMES, MISTRAL])
 def test_several_calls_are_in_order_where_the_offer_has_them(syntax: CallSyntax) -> None:
     text = written(syntax, [ROME, MORE, ROME])
 
-    assert accepts(offering(may_repeat=True), syntax, text)
-    assert not accepts(offering(), syntax, text)
+    assert accepts(allowing(may_repeat=True), syntax, text)
+    assert not accepts(allowing(), syntax, text)
 
 
 def test_where_a_call_is_the_answer_there_is_one() -> None:
     once = written(LLAMA, [MORE])
 
-    assert accepts(offering(may_repeat=True), LLAMA, once)
-    assert not accepts(offering(may_repeat=True), LLAMA, once + once)
+    assert accepts(allowing(may_repeat=True), LLAMA, once)
+    assert not accepts(allowing(may_repeat=True), LLAMA, once + once)
 
 
 @every_syntax
 @pytest.mark.parametrize("said", ["", "hello", "a <tool", "<tool_cal", "[TOOL_CAL", 'so: {"a"\n\n'])
 def test_an_answer_may_be_text(syntax: CallSyntax, said: str) -> None:
-    assert accepts(offering(allows_text=True), syntax, said)
-    assert not accepts(offering(), syntax, said)
+    assert accepts(allowing(allows_text=True), syntax, said)
+    assert not accepts(allowing(), syntax, said)
 
 
 @pytest.mark.parametrize("syntax", [HERMES, MISTRAL])
 def test_text_may_turn_into_calls_and_not_back(syntax: CallSyntax) -> None:
-    offer = offering(allows_text=True, may_repeat=True)
+    allowed = allowing(allows_text=True, may_repeat=True)
     text = written(syntax, [ROME, MORE], said="I look.\n")
 
-    assert accepts(offer, syntax, text)
-    assert not accepts(offer, syntax, text + " so")
-    assert not accepts(offer, syntax, text[:-1])
-    assert not accepts(offer, syntax, f"a {syntax.trigger}")
-    assert not accepts(offer, syntax, f"a {syntax.trigger} b")
+    assert accepts(allowed, syntax, text)
+    assert not accepts(allowed, syntax, text + " so")
+    assert not accepts(allowed, syntax, text[:-1])
+    assert not accepts(allowed, syntax, f"a {syntax.trigger}")
+    assert not accepts(allowed, syntax, f"a {syntax.trigger} b")
 
 
 def test_128_tools_are_one_grammar() -> None:
-    tools = tuple(OfferedTool(f"tool_{index}", CITY, "a") for index in range(128))
-    offer = offering(tools=tools)
+    tools = tuple(AllowedTool(f"tool_{index}", CITY, "a") for index in range(128))
+    allowed = allowing(tools=tools)
 
-    assert accepts(offer, HERMES, written(HERMES, [("tool_127", {"city": "a"})]))
-    assert not accepts(offer, HERMES, written(HERMES, [("tool_128", {"city": "a"})]))
+    assert accepts(allowed, HERMES, written(HERMES, [("tool_127", {"city": "a"})]))
+    assert not accepts(allowed, HERMES, written(HERMES, [("tool_128", {"city": "a"})]))
 
 
-def drawn(offer: AllowedTools, syntax: CallSyntax, seed: int, budget: int = 120) -> str:
+def drawn(allowed: AllowedTools, syntax: CallSyntax, seed: int, budget: int = 120) -> str:
     """An answer at random, as a shard draws it: any legal byte, in time for its end."""
-    grammar = tool_grammar(offer, syntax)
+    grammar = tool_grammar(allowed, syntax)
     language = compiler().compile(ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED))
     guide = OutputConstraintState(language, compiler().vocabulary, Budget(max_len=budget))
     luck, row = random.Random(seed), np.zeros(compiler().vocabulary.num_words, dtype=np.int32)
@@ -163,8 +163,8 @@ def drawn(offer: AllowedTools, syntax: CallSyntax, seed: int, budget: int = 120)
 def test_whatever_is_drawn_is_read_as_calls_that_the_schemas_allow(
     syntax: CallSyntax, allows_text: bool, seed: int
 ) -> None:
-    offer = offering(allows_text=allows_text, may_repeat=True)
-    text = drawn(offer, syntax, seed)
+    allowed = allowing(allows_text=allows_text, may_repeat=True)
+    text = drawn(allowed, syntax, seed)
 
     reader = CallReader(syntax, allows_text=allows_text)
     calls: list[list[str]] = []
@@ -181,9 +181,9 @@ def test_whatever_is_drawn_is_read_as_calls_that_the_schemas_allow(
 def test_arguments_are_spaced_as_templates_write_them() -> None:
     call = written(HERMES, [ROME])
 
-    assert accepts(offering(), HERMES, call)
-    assert not accepts(offering(), HERMES, call.replace('"city": ', '"city":'))
-    assert not accepts(offering(), HERMES, call.replace('"city": ', '"city":  '))
+    assert accepts(allowing(), HERMES, call)
+    assert not accepts(allowing(), HERMES, call.replace('"city": ', '"city":'))
+    assert not accepts(allowing(), HERMES, call.replace('"city": ', '"city":  '))
 
 
 SAY = json.dumps(
@@ -198,15 +198,15 @@ SAY = json.dumps(
 
 @pytest.mark.parametrize("syntax", [HERMES, MISTRAL])
 def test_an_answer_of_a_form_calls_or_has_the_form(syntax: CallSyntax) -> None:
-    offer = offering(allows_text=True, may_repeat=True)
+    allowed = allowing(allows_text=True, may_repeat=True)
     said = json.dumps({"say": syntax.opening})
 
-    assert accepts(offer, syntax, said, SAY)
-    assert accepts(offer, syntax, written(syntax, [ROME, MORE]), SAY)
+    assert accepts(allowed, syntax, said, SAY)
+    assert accepts(allowed, syntax, written(syntax, [ROME, MORE]), SAY)
     for text in ("", "hello", "{}", written(syntax, [ROME], said=said), said + said):
-        assert not accepts(offer, syntax, text, SAY)
+        assert not accepts(allowed, syntax, text, SAY)
 
 
 def test_an_answer_that_has_to_call_has_no_form() -> None:
-    assert accepts(offering(), HERMES, written(HERMES, [ROME]), SAY)
-    assert not accepts(offering(), HERMES, '{"say": ""}', SAY)
+    assert accepts(allowing(), HERMES, written(HERMES, [ROME]), SAY)
+    assert not accepts(allowing(), HERMES, '{"say": ""}', SAY)
