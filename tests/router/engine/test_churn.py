@@ -139,7 +139,7 @@ async def test_all_blocks_come_back_and_no_task_and_no_memory_is_left() -> None:
         await at_rest(rig, shard, num_tasks)
         assert resident_mib() < early_mib * 1.05
         num_left = _NUM_REQUESTS - num_stayed
-        assert 1500 < num_left < 2500
+        assert 0.15 < num_left / _NUM_REQUESTS < 0.25
         metrics = rig.metrics
         assert metrics.request_count.value() == _NUM_REQUESTS + 10
         assert metrics.sequence_ends.value("cancelled") > 100
