@@ -38,7 +38,7 @@ from bench.quick_shard import (
     quick_shard,
     router_over_quick_shard,
 )
-from proto.contract import Generation, SampledToken, SamplingParams, StopParams
+from proto.contract import Generation, SampledToken, SamplingParams, StepResult, StopParams
 from router.engine.stream import Stream
 from router.http.request_validator import RequestRecord
 from router.http.tgi.stream import GenerateFrames
@@ -46,7 +46,6 @@ from router.request.events import Event
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
-from router.shards.batch import StepResult
 from router.shards.shards import Shards, ShardTimeouts
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import byte_ids

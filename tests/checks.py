@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from constraints.spec import StopRule
 from router.request.errors import ConstraintRefused
-from router.request.request import CheckedConstraint, Constraint
+from router.request.request import Constraint
 
 Refuse = Callable[[Constraint], ConstraintRefused | None]
 
@@ -18,11 +18,11 @@ class FakeChecks:
     asked: list[tuple[Constraint, StopRule, int, bool]] = field(default_factory=list)
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, *, cuts: bool = False
-    ) -> CheckedConstraint:
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int
+    ) -> Constraint:
         """The constraint as it is, unless the test refuses it."""
-        self.asked.append((constraint, stops, max_new_tokens, cuts))
+        self.asked.append((constraint, stops, max_new_tokens, constraint.cuts))
         refusal = self.refuse(constraint)
         if refusal is not None:
             raise refusal
-        return CheckedConstraint(constraint)
+        return constraint

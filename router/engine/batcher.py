@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from proto.contract import FinishReason, Generation
+from proto.contract import Batch, FinishReason, Generation
 from router.engine.admission import Admission, Progress, Slots, Wait
-from router.engine.preparing import Preparing
+from router.engine.constraints import Preparing
 from router.engine.recovery import Recovery, failed_by_bug, failed_row
 from router.engine.stream import Stream
 from router.engine.streams import Backpressure, CancelLatency, OpenStreams, StreamGroups, Texts
@@ -37,7 +37,6 @@ from router.request.errors import (
 from router.request.events import Finished
 from router.request.request import Constraint, GenerateRequest
 from router.scheduler.scheduler import Scheduler
-from router.shards.batch import Batch
 from router.shards.shards import Shards
 from router.telemetry.step_observer import StepObserver
 from router.text.output_text import OutputText
@@ -158,19 +157,21 @@ class Batcher:
 
     def _accept(self, request: GenerateRequest, text: OutputText | None, now_s: float) -> Stream:
         request_id = self._num_submitted + 1
-        is_ready = self._preparing.is_ready(request)
+        constraint = request.constraint
+        is_ready = constraint is None or self._preparing.is_ready(constraint)
         self._scheduler.add(request_id, request, now_s, is_ready=is_ready)
         self._num_submitted = request_id
         stream = Stream(request_id, request, self._tokenizer, now_s, text)
         self._streams.add(stream)
-        if not is_ready:
-            self._preparing.start(request_id, request)
+        if constraint is not None and not is_ready:
+            self._preparing.start(request_id, constraint)
         return stream
 
     async def _prepare(self, constraint: Constraint) -> None:
         """Raises what `Shards.prepare` does."""
         begun_s = self._clock()
-        self._observer.prepared(await self._shards.prepare(constraint), self._clock() - begun_s)
+        was_cached = await self._shards.prepare(constraint)
+        self._observer.prepared(was_cached, self._clock() - begun_s)
 
     def _release(self, request_id: int) -> None:
         self._scheduler.release(request_id)
@@ -319,7 +320,8 @@ class Batcher:
         """Releases what an ended stream holds elsewhere."""
         self._scheduler.finish(stream.request_id)
         self._backpressure.remove(stream)
-        self._preparing.remove(stream.request_id)
+        if stream.request.constraint is not None:
+            self._preparing.remove(stream.request_id)
         if self._groups.remove(stream.request_id):
             self._wake.set()
             return

@@ -1,10 +1,14 @@
-"""Checks in worker processes whether constraints can be kept, before their requests are accepted.
+"""Constraints before their requests run: checked in worker processes, then compiled by the shards.
 
 Findings are remembered, refusals and texts that took too long among them, so that a text costs time
 once, however often it is sent. Equal texts at the same time are checked once.
 
     constraint, stops -> obvious? -> remembered? -> worker -> a text -> does it fit max_new_tokens?
                                                                 no: is there one that does?
+
+What is accepted is compiled by rank 0 beside the running steps before its request enters one, so
+that no step stands still for it. Quick ones are not waited for: the first step of their request
+compiles them beside its forward.
 """
 
 import asyncio
@@ -13,8 +17,9 @@ import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from constraints.errors import (
@@ -31,8 +36,14 @@ from constraints.verdict import Judged, Passed, Verified
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed
-from router.request.errors import ConstraintRefused, Overloaded, RouterError, Unsupported
-from router.request.request import CheckedConstraint, Constraint
+from router.request.errors import (
+    ConstraintRefused,
+    Overloaded,
+    RouterError,
+    ShardFailed,
+    Unsupported,
+)
+from router.request.request import Constraint
 from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("router")
@@ -48,6 +59,17 @@ _NUM_CHANCES, _REST_S = 2, 60.0
 _QUICK_S = 0.01
 # After the pool's whole patience, what is left for the shard to compile it as well.
 _PREPARE_S = 0.2
+# Of those that the shards hold: far fewer than they keep, and none that is long, of which they keep
+# fewer.
+_MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 65_536
+_REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
+    {
+        Malformed: "malformed",
+        NotEnforced: "not_enforced",
+        Contradiction: "contradiction",
+        DoesNotFit: "does_not_fit",
+    }
+)
 
 # kind, whitespace, lenient, digest of the text; then stops, length, cuts, or a digest of texts
 _Key = tuple[object, ...]
@@ -120,24 +142,19 @@ class ConstraintCheck:
             await self._pool.close()
 
     async def check(
-        self,
-        constraint: Constraint,
-        stops: StopRule,
-        max_new_tokens: int,
-        *,
-        cuts: bool = False,
-    ) -> CheckedConstraint:
-        """What is known of the constraint. With `cuts` it need not fit into `max_new_tokens`.
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int
+    ) -> Constraint:
+        """The constraint with what is known of it; where it `cuts` it need not fit.
 
         Raises ConstraintRefused, Overloaded when too many checks wait, and Unsupported where this
         model's tokens cannot be constrained.
         """
-        begun_s = self._clock()
+        begun_s, cuts = self._clock(), constraint.cuts
         until_s = begun_s + self._rules.wait_s
         enough_len = self._obvious_len(constraint.spec, stops)
         if enough_len is not None and (cuts or enough_len <= max_new_tokens):
             self._metrics.constraint_checks.inc("look")
-            return CheckedConstraint(replace(constraint, is_quick=True), enough_len)
+            return replace(constraint, is_quick=True, min_len=enough_len)
         job = Check(constraint.spec, stops, self._vocabulary.max_len, cuts)
         is_known = self._is_known(job)
         try:
@@ -158,7 +175,15 @@ class ConstraintCheck:
             self._metrics.constraint_check_duration.observe(
                 self._clock() - begun_s, constraint.spec.kind.value
             )
-        return _checked(constraint, passed, until_s + _PREPARE_S)
+        return replace(
+            constraint,
+            dropped_phrases=passed.dropped_phrases,
+            has_dead_ends=passed.has_dead_ends,
+            is_quick=passed.compile_s <= _QUICK_S,
+            prepare_by_s=until_s + _PREPARE_S,
+            translation=passed.translation,
+            min_len=passed.min_len,
+        )
 
     async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> Judged:
         """Each of the texts under a constraint.
@@ -168,7 +193,7 @@ class ConstraintCheck:
         job = Judge(spec, tuple(texts), self._vocabulary.max_len)
         key = _key(Check(spec, StopRule(), job.max_len))
         # It may be the texts that take too long, which is no fault of the constraint's.
-        own_key = _judge_key(job) if texts else key
+        own_key = (*_spec_key(spec), _digest(json.dumps(job.texts))) if texts else key
         for each in (key, own_key):
             known = self._memory.find(each, self._clock())
             if isinstance(known, TooComplex):
@@ -204,7 +229,13 @@ class ConstraintCheck:
         key = _key(job)
         finding: _Finding | RouterError | None = self._memory.find(key, self._clock())
         if finding is None:
-            finding = await self._look(key, job, until_s)
+            # One looks for all equal requests, even if some are cancelled.
+            looking = self._under_way.get(key)
+            if looking is None:
+                looking = asyncio.create_task(self._look(key, job, until_s))
+                self._under_way[key] = looking
+                looking.add_done_callback(lambda _: self._under_way.pop(key))
+            finding = await asyncio.shield(looking)
         if isinstance(finding, Passed):
             return finding
         if isinstance(finding, ConstraintError):
@@ -213,15 +244,6 @@ class ConstraintCheck:
         raise finding
 
     async def _look(self, key: _Key, job: Check, until_s: float) -> _Finding | RouterError:
-        """What a worker finds; one checks for all equal requests, even if some are cancelled."""
-        looking = self._under_way.get(key)
-        if looking is None:
-            looking = asyncio.create_task(self._look_once(key, job, until_s))
-            self._under_way[key] = looking
-            looking.add_done_callback(lambda _: self._under_way.pop(key))
-        return await asyncio.shield(looking)
-
-    async def _look_once(self, key: _Key, job: Check, until_s: float) -> _Finding | RouterError:
         try:
             passed = await self._ask(job, until_s)
         except ConstraintError as error:
@@ -254,11 +276,12 @@ class ConstraintCheck:
         self, job: Check | Judge | Verify, until_s: float | None = None
     ) -> Passed | Judged | Verified:
         """Raises ConstraintError and RouterError."""
-        if self._pool is None:
+        pool = self._pool
+        if pool is None:
             raise Unsupported("constraints are not served: nothing compiles them")
         wait_s = None if until_s is None else until_s - self._clock()
         try:
-            return await self._pool.do(job, wait_s)
+            return await pool.do(job, wait_s)
         except PoolBusy as error:
             self._metrics.constraint_refusals.inc("overloaded")
             raise Overloaded(str(error), _RETRY_AFTER_S) from error
@@ -271,38 +294,99 @@ class ConstraintCheck:
                 error
             )
         finally:
-            self._metrics.constraint_workers_ended.set_total(
-                0 if self._pool is None else self._pool.num_ended
-            )
+            self._metrics.constraint_workers_ended.set_total(pool.num_ended)
 
     def _refused(self, error: ConstraintError) -> ConstraintRefused:
-        refused = _refusal(error)
-        self._metrics.constraint_refusals.inc(refused.reason)
-        return refused
+        """The library's error in the router's words, with its numbers and places."""
+        details = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(error).items()
+            if value not in (None, ())
+        }
+        # An engine that broke while it looked for the shortest text counts as too complex.
+        reason = _REASONS.get(type(error), "too_complex")
+        self._metrics.constraint_refusals.inc(reason)
+        return ConstraintRefused(str(error), reason, details)
 
 
-def _checked(constraint: Constraint, passed: Passed, prepare_by_s: float) -> CheckedConstraint:
-    return CheckedConstraint(
-        replace(
-            constraint,
-            dropped_phrases=passed.dropped_phrases,
-            has_dead_ends=passed.has_dead_ends,
-            is_quick=passed.compile_s <= _QUICK_S,
-            prepare_by_s=prepare_by_s,
-            translation=passed.translation,
-        ),
-        passed.min_len,
-        passed.dropped_phrases,
-        passed.not_enforced,
-    )
+class Preparing:
+    """Has the shards compile constraints ahead, and holds the requests that wait for them.
+
+        start -> rank 0 compiles -> ready: the request may be scheduled
+                                 -> failed: the shard cannot serve it, or took too long
+
+    Requests with the same constraint wait for it together. The last few that were compiled are not
+    sent again. A shard that does not answer at all is not the constraint's fault: then the request
+    is ready, and waits with all others for the shards to be reset; its first step compiles what is
+    missing. `prepare` raises what the request is to fail with, or ShardFailed.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[Constraint], Awaitable[None]],
+        ready: Callable[[int], None],
+        failed: Callable[[int, Exception], None],
+    ) -> None:
+        self._prepare = prepare
+        self._ready = ready
+        self._failed = failed
+        # The call under way, and the requests that wait for it.
+        self._compiling: dict[ConstraintSpec, tuple[asyncio.Task[None], set[int]]] = {}
+        self._specs: dict[int, ConstraintSpec] = {}
+        self._known: ConstraintMemory[bool] = ConstraintMemory(_MAX_KNOWN)
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._specs)
+
+    def is_ready(self, constraint: Constraint) -> bool:
+        """True for one that the shard has, or compiles quickly."""
+        return constraint.is_quick or self._known.find(constraint.spec, 0.0) is not None
+
+    def forget(self) -> None:
+        """The shards were reset, and may have none."""
+        self._known = ConstraintMemory(_MAX_KNOWN)
+
+    def start(self, request_id: int, constraint: Constraint) -> None:
+        """Makes a request wait until its constraint is compiled."""
+        spec = constraint.spec
+        if spec not in self._compiling:
+            self._compiling[spec] = (asyncio.create_task(self._compile(constraint)), set())
+        self._compiling[spec][1].add(request_id)
+        self._specs[request_id] = spec
+
+    def remove(self, request_id: int) -> None:
+        """A request has ended; a call that no request waits for is cancelled."""
+        spec = self._specs.pop(request_id, None)
+        if spec is None:
+            return
+        task, request_ids = self._compiling[spec]
+        request_ids.discard(request_id)
+        if not request_ids:
+            del self._compiling[spec]
+            task.cancel()
+
+    async def _compile(self, constraint: Constraint) -> None:
+        spec = constraint.spec
+        failure: Exception | None = None
+        try:
+            await self._prepare(constraint)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the waiting requests fail with it)
+            failure = None if isinstance(error, ShardFailed) else error
+        else:
+            if len(spec.text) <= _MAX_KNOWN_CHARS:
+                self._known.keep(spec, True)
+        _, request_ids = self._compiling.pop(spec)
+        for request_id in sorted(request_ids):
+            del self._specs[request_id]
+            if failure is None:
+                self._ready(request_id)
+            else:
+                self._failed(request_id, failure)
 
 
 def _key(job: Check) -> _Key:
     return (*_spec_key(job.spec), job.stops, job.max_len, job.cuts)
-
-
-def _judge_key(job: Judge) -> _Key:
-    return (*_spec_key(job.spec), _digest(json.dumps(job.texts)))
 
 
 def _spec_key(spec: ConstraintSpec) -> _Key:
@@ -311,27 +395,3 @@ def _spec_key(spec: ConstraintSpec) -> _Key:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-
-
-def _refusal(error: ConstraintError) -> ConstraintRefused:
-    """The library's error in the router's words."""
-    match error:
-        case Malformed():
-            place = _given(position=error.position, pointer=error.pointer)
-            return ConstraintRefused(str(error), "malformed", place)
-        case NotEnforced():
-            place = _given(position=error.position, pointer=error.pointer)
-            return ConstraintRefused(str(error), "not_enforced", place)
-        case Contradiction():
-            parts = list(error.parts) or None
-            return ConstraintRefused(str(error), "contradiction", _given(parts=parts))
-        case DoesNotFit():
-            numbers = _given(needed_len=error.needed_len, max_len=error.max_len)
-            return ConstraintRefused(str(error), "does_not_fit", numbers)
-        case _:
-            # Also an engine that broke while it looked for the shortest text.
-            return ConstraintRefused(str(error), "too_complex")
-
-
-def _given(**details: object) -> dict[str, object]:
-    return {name: value for name, value in details.items() if value is not None}

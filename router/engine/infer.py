@@ -79,11 +79,6 @@ class Infer:
         self._verify = verify
 
     @property
-    def is_alive(self) -> bool:
-        """True while the shards answer."""
-        return self._batcher.is_alive
-
-    @property
     def is_draining(self) -> bool:
         """True once nothing new is accepted."""
         return self._batcher.is_draining
@@ -91,7 +86,7 @@ class Infer:
     @property
     def is_ready(self) -> bool:
         """True while a request would be served."""
-        return self.is_alive and not self.is_draining
+        return self._batcher.is_alive and not self.is_draining
 
     @property
     def trouble(self) -> str | None:
@@ -122,7 +117,7 @@ class Infer:
 
     def search_beams(self, group: BeamGroup, texts: OutputTexts, report_s: float | None) -> BeamRun:
         """Starts a search; the caller awaits its end, and closes it. Raises as `accept`."""
-        return BeamRun(group, texts, self._batcher, self._verify, report_s)
+        return BeamRun(group, texts, self._batcher, report_s)
 
     async def complete(self, request: GenerateRequest) -> Completion:
         """The whole answer. Raises the RouterError of a request that fails, and `generate`'s."""

@@ -188,12 +188,6 @@ def check_parameters(raw: RawParams, limits: Limits) -> None:
         raise raw.refuse("prompt_from", rule, raw.prompt_from)
 
 
-def check_deadline(raw: RawParams) -> None:
-    """Raise InvalidRequest for a deadline that is no time."""
-    if raw.deadline_s is not None and not math.isfinite(raw.deadline_s):
-        raise raw.refuse("deadline_s", "finite", raw.deadline_s)
-
-
 def constraint_of(raw: RawParams, limits: Limits) -> Constraint | None:
     """The grammar's constraint, as far as its text alone allows. Raises InvalidRequest."""
     if raw.grammar is None:

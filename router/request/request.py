@@ -26,7 +26,8 @@ class Constraint:
     tokens after which the text cannot be completed in time, and only a shard can say. `is_quick`:
     it compiles in no more time than a step may wait for it, so that it need not be compiled ahead;
     else that is to be done by `prepare_by_s`, of the monotonic clock. `translation` is what the
-    check has found, so that a shard need not.
+    check has found, so that a shard need not. `min_len`: tokens of the shortest text that was
+    looked for and found.
     """
 
     spec: ConstraintSpec
@@ -36,6 +37,7 @@ class Constraint:
     is_quick: bool = False
     prepare_by_s: float | None = field(default=None, compare=False)
     translation: Translation | None = field(default=None, compare=False, repr=False)
+    min_len: int = field(default=0, compare=False)
 
     def for_shard(self) -> OutputConstraint:
         """What a shard needs with the request.
@@ -50,22 +52,6 @@ class Constraint:
     def is_judged_at_end(self) -> bool:
         """True when masks enforce a part of it only, so that the finished text must be checked."""
         return self.spec.lenient and self.spec.kind is Kind.JSON_SCHEMA
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedConstraint:
-    """A constraint that some text satisfies within the request's tokens.
-
-    constraint:      the client's, with its `dropped_phrases` and whether it `is_quick`
-    min_len:         tokens of the shortest such text that was looked for and found
-    dropped_phrases: phrases that end the output and are cut off it (`stops_before`)
-    not_enforced:    JSON Pointers of what a lenient schema leaves to be checked at the end
-    """
-
-    constraint: Constraint
-    min_len: int = 0
-    dropped_phrases: tuple[str, ...] = ()
-    not_enforced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,13 @@ from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported
 from router.request.parameters import (
     Limits,
     RawParams,
-    check_deadline,
     check_parameters,
     constraint_of,
     logprob_params,
     sampling_params,
     stop_params,
 )
-from router.request.request import CheckedConstraint, Constraint, GenerateRequest
+from router.request.request import Constraint, GenerateRequest
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer, check_fits, check_unicode
 
@@ -33,8 +32,8 @@ class Checks(Protocol):
     """Checks whether a constraint can be kept."""
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, *, cuts: bool = False
-    ) -> CheckedConstraint:
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int
+    ) -> Constraint:
         """See `ConstraintCheck`. Raises ConstraintRefused, Overloaded."""
 
 
@@ -94,7 +93,6 @@ class Validation:
             raise InvalidRequest(f"`{name}` must not be empty", name)
         if raw.truncate is not None and not 1 <= raw.truncate <= self.limits.max_input_len:
             raise raw.refuse("truncate", f"between 1 and {self.limits.max_input_len}", raw.truncate)
-        check_deadline(raw)
 
     def _check_ids(self, token_ids: Sequence[int], raw: RawParams) -> None:
         last_id = self.limits.vocab_size - 1
@@ -196,14 +194,13 @@ async def _checked(
 ) -> Constraint:
     """The constraint as it was found in order. Raises InvalidRequest, which names `field`."""
     try:
-        checked = await checks.check(constraint, stops, max_new_tokens, cuts=constraint.cuts)
+        return await checks.check(constraint, stops, max_new_tokens)
     except ConstraintRefused as error:
         raise ConstraintRefused(
             f"`{field}`: {error}", error.reason, error.details, field
         ) from error
     except Unsupported as error:
         raise Unsupported(f"`{field}`: {error}", field) from error
-    return checked.constraint
 
 
 def _respelled(error: ConstraintRefused, spellings: Mapping[str, str]) -> ConstraintRefused:

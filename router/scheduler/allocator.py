@@ -3,81 +3,42 @@
 It knows token ids and blocks, but no requests, steps or policy.
 
     tokens:  | cached_len: hit | computed and full: committed | partly full, or not computed yet |
-    blocks:  | the tree's, shared | the tree's, or a duplicate of one of the tree's | private     |
-             |<----------- path: nodes that the allocation locks ---->|
+    blocks:  | cached, shared  | cached, or a duplicate       | private                          |
+             |<------- path: cached blocks that are in use ->|
 
-A block of the pool is free, or held by the tree, or by allocations, or by both. `num_available`
-counts what an allocation could get: the free ones and those that the tree alone holds, for these
-are evicted when they are needed, least recently used first.
+A block is free, or private to an allocation, or cached. A cached block is found by its key: the
+prefix behind which it comes, and its own token ids.
+
+    no tokens                                  a prefix is a number, given by its last block
+     +-- "The sky is b"   prefix 1, block 7    block 7: key (0, "The sky is b")
+     |    +-- "lue and the" prefix 2, block 2  block 2: key (1, "lue and the")
+     |    +-- "lack at nig" prefix 4, block 9
+     +-- "Once upon a t"  prefix 3, block 4
+
+Whoever uses a path uses all of it, from the first block, so a block has at least as many users as
+those that continue it. One without users may be evicted: least recently used first. A path is left
+from its end, so that in that order a block always comes before the one that it continues.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from router.scheduler.prefix_cache import Node, PrefixCache
+Key: TypeAlias = tuple[int, tuple[int, ...]]
+_NO_TOKENS = 0
 
 
-class BlockPool:
-    """Free list and reference counts of the blocks 0 .. num_blocks - 1; no tokens, no requests.
+class CachedBlock:
+    """A block that others find by its key. Only the `Allocator` changes it."""
 
-    A block with no references is free. Only the `Allocator` changes a pool.
-    """
+    __slots__ = ("block_id", "key", "num_users", "prefix_id")
 
-    def __init__(self, num_blocks: int) -> None:
-        """Raises ValueError unless there is at least one block."""
-        if num_blocks < 1:
-            raise ValueError(f"num_blocks is {num_blocks}; a pool has at least 1 block")
-        self._num_references = [0] * num_blocks
-        # A stack: what was freed last is handed out first, while it may still be in a CPU's cache.
-        self._free_ids = list(range(num_blocks - 1, -1, -1))
-
-    @property
-    def num_blocks(self) -> int:
-        """All blocks, free or not."""
-        return len(self._num_references)
-
-    @property
-    def num_free(self) -> int:
-        """Blocks that nobody refers to."""
-        return len(self._free_ids)
-
-    def num_references(self, block_id: int) -> int:
-        """How many refer to the block; 0: it is free."""
-        return self._num_references[block_id]
-
-    def take(self, num_blocks: int) -> list[int] | None:
-        """Free blocks, each with one reference; None, and nothing changed, if there are too few."""
-        num_left = len(self._free_ids) - num_blocks
-        if num_left < 0:
-            return None
-        block_ids = self._free_ids[num_left:]
-        del self._free_ids[num_left:]
-        block_ids.reverse()
-        for block_id in block_ids:
-            self._num_references[block_id] = 1
-        return block_ids
-
-    def share(self, block_id: int) -> None:
-        """One more refers to a block in use. Raises ValueError if the block is free."""
-        if self._num_references[block_id] < 1:
-            raise ValueError(f"block {block_id} is free; only a block in use can be shared")
-        self._num_references[block_id] += 1
-
-    def release(self, block_id: int) -> None:
-        """One fewer refers to the block; the last one frees it. ValueError if it is free."""
-        if self._num_references[block_id] < 1:
-            raise ValueError(f"block {block_id} is free; it cannot be released again")
-        self._num_references[block_id] -= 1
-        if self._num_references[block_id] == 0:
-            self._free_ids.append(block_id)
-
-    def check_invariants(self) -> None:
-        """Free and referenced blocks are all blocks, none twice. Raises AssertionError."""
-        free_ids = set(self._free_ids)
-        assert len(free_ids) == len(self._free_ids), "a block is in the free list twice"
-        for block_id, num_references in enumerate(self._num_references):
-            assert num_references >= 0, f"block {block_id} has {num_references} references"
-            assert (num_references == 0) == (block_id in free_ids), f"block {block_id} is lost"
+    def __init__(self, block_id: int, key: Key, prefix_id: int) -> None:
+        self.block_id = block_id
+        self.key = key
+        self.prefix_id = prefix_id
+        self.num_users = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +53,17 @@ class BlockAllocation:
     cached_len: int
     committed_len: int
     capacity: int
-    path: list[Node] = field(repr=False)
+    path: list[CachedBlock] = field(repr=False)
+
+    def private_ids(self) -> list[int]:
+        """The blocks that nobody else can find: those behind the path, and duplicates on it."""
+        num_shared = len(self.path)
+        duplicates = [
+            block_id
+            for block_id, cached in zip(self.block_ids, self.path, strict=False)
+            if block_id != cached.block_id
+        ]
+        return duplicates + self.block_ids[num_shared:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +82,25 @@ class Allocator:
 
     def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
         """Raises ValueError unless there is at least one block of at least one token."""
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._prefix_caching = prefix_caching
-        self._pool = BlockPool(num_blocks)
-        self._cache = PrefixCache(block_size)
         self._num_gains = 0
+        self._num_prefixes = 0
+        # A stack: what was freed last is handed out first, while it may still be in a CPU's cache.
+        self._free_ids = list(range(num_blocks - 1, -1, -1))
+        # A prefix comes before those that continue it.
+        self._cached: dict[Key, CachedBlock] = {}
+        # Those without users, least recently used first.
+        self._evictable: OrderedDict[CachedBlock, None] = OrderedDict()
 
     @property
     def num_available(self) -> int:
-        """Blocks that an allocation could get now."""
-        return self._pool.num_free + self._cache.num_evictable
+        """Blocks that an allocation could get now: the free ones, and those to be evicted."""
+        return len(self._free_ids) + len(self._evictable)
 
     @property
     def num_used(self) -> int:
@@ -131,7 +110,7 @@ class Allocator:
     @property
     def num_cached(self) -> int:
         """Blocks that only the prefix cache keeps."""
-        return self._cache.num_evictable
+        return len(self._evictable)
 
     @property
     def num_gains(self) -> int:
@@ -148,9 +127,7 @@ class Allocator:
 
     def cached_len(self, token_ids: tuple[int, ...], max_len: int) -> int:
         """Of the first `max_len` tokens, those that an allocation would find in the cache now."""
-        if not self._prefix_caching:
-            return 0
-        return len(self._cache.match(token_ids, max_len)) * self.block_size
+        return len(self._match(token_ids, max_len)) * self.block_size
 
     def num_blocks_of(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
@@ -172,19 +149,18 @@ class Allocator:
         most = len(token_ids) - 1
         if max_cached_len is not None:
             most = min(most, max_cached_len)
-        path: list[Node] = []
-        if self._prefix_caching:
-            path = self._cache.match(token_ids, most)
+        path = self._match(token_ids, most)
         num_new = self.num_blocks_of(len(token_ids)) - len(path)
-        # Blocks of the hit that nobody uses count as available until they are locked.
-        num_woken = sum(node.num_locks == 0 for node in path)
-        num_missing = num_new + num_woken + num_spare - self.num_available
+        # Blocks of the hit that nobody uses count as available until they are used.
+        unused = [cached for cached in path if cached.num_users == 0]
+        num_missing = num_new + len(unused) + num_spare - self.num_available
         if num_missing > 0:
             return Shortage(num_missing)
-        self._cache.lock(path)
-        for node in path:
-            self._pool.share(node.block_id)
-        block_ids = [node.block_id for node in path] + self._take(num_new)
+        for cached in unused:
+            del self._evictable[cached]
+        for cached in path:
+            cached.num_users += 1
+        block_ids = [cached.block_id for cached in path] + self._take(num_new)
         cached_len = len(path) * self.block_size
         capacity = len(block_ids) * self.block_size
         return BlockAllocation(block_ids, cached_len, cached_len, capacity, path)
@@ -210,7 +186,7 @@ class Allocator:
         size = self.block_size
         for stop in range(size, len(token_ids) + 1, size):
             if self._prefix_caching:
-                self._commit_block(allocation, token_ids[stop - size : stop])
+                self._cache_next(allocation, token_ids[stop - size : stop])
             allocation.committed_len += size
 
     def free(self, allocation: BlockAllocation, *, forget: bool = False) -> None:
@@ -219,63 +195,102 @@ class Allocator:
         `forget` drops it from the cache as well, save what others use: for a sequence whose KV is
         not to be trusted. The allocation must not be used again.
         """
-        self._cache.unlock(allocation.path)
-        for block_id in allocation.block_ids:
-            self._pool.release(block_id)
-        self._num_gains += len(allocation.path) + len(allocation.block_ids)
+        path = allocation.path
+        self._free_ids += allocation.private_ids()
+        self._num_gains += len(path) + len(allocation.block_ids)
+        for cached in reversed(path):
+            cached.num_users -= 1
+            if cached.num_users == 0:
+                self._evictable[cached] = None
         if forget:
-            for block_id in self._cache.forget(allocation.path):
-                self._pool.release(block_id)
+            self._forget(path)
         allocation.path, allocation.block_ids, allocation.capacity = [], [], 0
 
     def clear(self) -> None:
         """Frees all blocks and forgets all prefixes; every allocation becomes void."""
-        self._pool = BlockPool(self.num_blocks)
-        self._cache = PrefixCache(self.block_size)
+        self._free_ids = list(range(self.num_blocks - 1, -1, -1))
+        self._cached.clear()
+        self._evictable.clear()
         self._num_gains += self.num_blocks
 
     def check_invariants(self, allocations: Iterable[BlockAllocation]) -> None:
-        """Pool, tree and all live allocations agree. Raises AssertionError."""
-        self._pool.check_invariants()
-        self._cache.check_invariants()
-        num_references = [0] * self.num_blocks
-        num_locks: dict[Node, int] = {}
-        in_tree = {node.block_id for node in self._cache.nodes()}
-        for block_id in in_tree:
-            num_references[block_id] += 1
+        """Pool, cache and all live allocations agree. Raises AssertionError."""
+        places = self._free_ids + [cached.block_id for cached in self._cached.values()]
+        num_users = dict.fromkeys(self._cached.values(), 0)
         for allocation in allocations:
-            assert len(set(allocation.block_ids)) == len(allocation.block_ids)
+            places += allocation.private_ids()
             assert allocation.capacity == len(allocation.block_ids) * self.block_size
             assert allocation.committed_len <= allocation.capacity
             if self._prefix_caching:
                 assert len(allocation.path) * self.block_size == allocation.committed_len
-            for block_id in allocation.block_ids:
-                num_references[block_id] += 1
-            for index, node in enumerate(allocation.path):
-                num_locks[node] = num_locks.get(node, 0) + 1
-                if allocation.block_ids[index] != node.block_id:
-                    assert allocation.block_ids[index] not in in_tree, "a duplicate is shared"
-            for block_id in allocation.block_ids[len(allocation.path) :]:
-                assert block_id not in in_tree, f"block {block_id} is shared before it is full"
-        for block_id, count in enumerate(num_references):
-            assert self._pool.num_references(block_id) == count, f"block {block_id} is miscounted"
-        for node in self._cache.nodes():
-            assert node.num_locks == num_locks.get(node, 0), f"block {node.block_id}: stray lock"
+            for cached in allocation.path:
+                num_users[cached] += 1
+        assert sorted(places) == list(range(self.num_blocks)), "a block is lost, or in two places"
+        assert {cached for cached, count in num_users.items() if not count} == set(self._evictable)
+        by_prefix = {cached.prefix_id: cached for cached in self._cached.values()}
+        ages = {cached: age for age, cached in enumerate(self._evictable)}
+        for key, cached in self._cached.items():
+            assert cached.key == key, f"block {cached.block_id} is found by another key"
+            assert cached.num_users == num_users[cached], f"block {cached.block_id}: stray user"
+            before = by_prefix.get(key[0])
+            assert before is not None or key[0] == _NO_TOKENS, "it continues what is forgotten"
+            if before is not None:
+                assert cached.num_users <= before.num_users, "a path was not used from its start"
+                assert before not in ages or ages[cached] < ages[before], "evicted too late"
 
-    def _commit_block(self, allocation: BlockAllocation, key: tuple[int, ...]) -> None:
+    def _match(self, token_ids: tuple[int, ...], max_len: int) -> list[CachedBlock]:
+        """The longest cached path that spells a beginning of the first `max_len` ids."""
+        path: list[CachedBlock] = []
+        prefix_id, size = _NO_TOKENS, self.block_size
+        for stop in range(size, max_len + 1, size):
+            cached = self._cached.get((prefix_id, token_ids[stop - size : stop]))
+            if cached is None:
+                break
+            path.append(cached)
+            prefix_id = cached.prefix_id
+        return path
+
+    def _cache_next(self, allocation: BlockAllocation, token_ids: tuple[int, ...]) -> None:
+        """Appends the next block to the allocation's path.
+
+        Where the prefix is cached and in use, the allocation's own block is a duplicate, and stays
+        private. Where nobody uses it, the own block takes the place of the cached one, so that a
+        duplicate costs memory only while two need it.
+        """
         path = allocation.path
         block_id = allocation.block_ids[len(path)]
-        node, given_up = self._cache.insert(path[-1] if path else None, key, block_id)
-        path.append(node)
+        key = (path[-1].prefix_id if path else _NO_TOKENS, token_ids)
+        cached = self._cached.get(key)
+        if cached is None:
+            self._num_prefixes += 1
+            cached = self._cached[key] = CachedBlock(block_id, key, self._num_prefixes)
+        elif cached.num_users == 0:
+            del self._evictable[cached]
+            self._free_ids.append(cached.block_id)
+            cached.block_id = block_id
+        cached.num_users += 1
+        path.append(cached)
         self._num_gains += 1
-        if node.block_id == block_id:
-            self._pool.share(block_id)
-        if given_up is not None:
-            self._pool.release(given_up)
 
     def _take(self, num_blocks: int) -> list[int]:
-        while self._pool.num_free < num_blocks:
-            self._pool.release(self._cache.evict())
-        block_ids = self._pool.take(num_blocks)
-        assert block_ids is not None, "the pool was short of what it had counted"
+        """So many blocks, of those that are available."""
+        while len(self._free_ids) < num_blocks:
+            evicted, _ = self._evictable.popitem(last=False)
+            del self._cached[evicted.key]
+            self._free_ids.append(evicted.block_id)
+        first = len(self._free_ids) - num_blocks
+        block_ids = self._free_ids[first:]
+        del self._free_ids[first:]
+        block_ids.reverse()
         return block_ids
+
+    def _forget(self, path: list[CachedBlock]) -> None:
+        """Frees what nobody uses of a path, and of all that continues it."""
+        top = next((cached for cached in path if cached.num_users == 0), None)
+        gone: set[int] = set()
+        for cached in list(self._cached.values()):
+            # What continues an unused block is unused, too.
+            if cached is top or cached.key[0] in gone:
+                gone.add(cached.prefix_id)
+                del self._cached[cached.key], self._evictable[cached]
+                self._free_ids.append(cached.block_id)

@@ -16,15 +16,13 @@ waits for its answer. What follows from it:
 from collections import deque
 from dataclasses import dataclass
 
-from proto.contract import Generation
+from proto.contract import Batch, Generation, StepResult
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.planner import Planner
-from router.scheduler.queue import WaitingQueue
-from router.scheduler.running import RunningBatch, StepInFlight, has_ended
+from router.scheduler.queues import RunningBatch, StepInFlight, WaitingQueue, has_ended
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
-from router.shards.batch import Batch, StepResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """All ranks of a model as one object: every call goes to all of them and waits for all.
 
-It owns the connection's epoch and the id of the running batch, nothing else. It knows no block,
-no text and no request beyond ids; only wire.py names protobuf fields.
+It owns the channels, the connection's epoch and the id of the running batch, nothing else. It
+knows no block, no text and no request beyond ids; only wire.py names protobuf fields.
 
 One batch runs in the shards at any time:
 
@@ -19,6 +19,7 @@ ever be answered again.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -29,7 +30,8 @@ import grpc.aio
 
 from processes.tracing import Metadata
 from proto import generate_pb2 as pb
-from proto.contract import ModelInfo, PoolLimits
+from proto.contract import Batch, ModelInfo, PoolLimits, StepResult
+from proto.generate_pb2_grpc import TextGenerationServiceStub
 from router.request.errors import (
     ConstraintRefused,
     Displaced,
@@ -40,10 +42,23 @@ from router.request.errors import (
 )
 from router.request.request import Constraint
 from router.shards import wire
-from router.shards.batch import Batch, Prepared, StepResult
-from router.shards.rank import Rank, answer_of, error_line
 from router.telemetry.tracing import NO_TRACES, Tracer
 
+_CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # Reconnects soon, also to a shard that was away for long.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # No step may run twice, and no proxy stands between the tiers.
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+_HOST_PORT = re.compile(r"[^/]+:\d{1,5}")
+_MAX_SOCKET_PATH_LEN = 107
+# A shard's error when it is to begin an epoch before its present one.
+_LATER_EPOCH = re.compile(r"epoch \d+ is over: epoch \d+ has begun")
 # Rank 0 has so long at least, also for a client that returns because it was not enough.
 _SHORTEST_PREPARE_S = 0.1
 _PREPARED_SOON_S = 2.0
@@ -64,6 +79,56 @@ class ShardTimeouts:
     lockstep_s: float = 5.0
 
 
+def dial_target(address: str) -> str:
+    """The gRPC target of host:port, of a socket's path, or of a unix: url.
+
+    Raises StartupFailed for a path longer than the system's sockets have.
+    """
+    if not address.startswith("unix:") and _HOST_PORT.fullmatch(address):
+        return address
+    path = address.removeprefix("unix:").removeprefix("//")
+    if len(path.encode()) > _MAX_SOCKET_PATH_LEN:
+        raise StartupFailed(
+            f"the shard's socket path {path!r} has {len(path.encode())} bytes; at most "
+            f"{_MAX_SOCKET_PATH_LEN} are possible"
+        )
+    return f"unix:{path}"
+
+
+class Rank:
+    """One rank's channel. A failed call names the rank, the method and the reason."""
+
+    def __init__(self, rank: int, address: str) -> None:
+        self.name = f"shard {rank} at {address}"
+        self.channel = grpc.aio.insecure_channel(dial_target(address), options=_CHANNEL_OPTIONS)
+        self._stub = TextGenerationServiceStub(self.channel)
+
+    def send(
+        self,
+        method: str,
+        request: Any,
+        timeout_s: float,
+        *,
+        waits: bool = False,
+        metadata: Metadata | None = None,
+    ) -> Any:
+        """The call under way, to be awaited; it `waits` for a rank that is not there yet."""
+        send = getattr(self._stub, method)
+        return send(request, timeout=timeout_s, metadata=metadata, wait_for_ready=waits)
+
+    async def answer(self, method: str, call: Any) -> Any:
+        """The answer to a call under way. Raises ShardFailed, Displaced."""
+        try:
+            return await call
+        except grpc.aio.AioRpcError as error:
+            is_over = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+            if is_over and _LATER_EPOCH.search(error.details() or ""):
+                raise Displaced(
+                    f"another router has taken over {self.name} ({error.details()})"
+                ) from error
+            raise ShardFailed(f"{self.name}, {method}: {_error_line(error)}") from error
+
+
 class Shards:
     """All ranks. Built by `connect`; only the batcher steps."""
 
@@ -74,7 +139,7 @@ class Shards:
         first_epoch: int,
         tracer: Tracer = NO_TRACES,
     ) -> None:
-        self._ranks = tuple(ranks)
+        self._ranks = [*ranks]
         self._timeouts = timeouts
         self._tracer = tracer
         self._epoch = first_epoch
@@ -83,36 +148,32 @@ class Shards:
 
     @classmethod
     async def connect(
-        cls,
-        address: str,
-        timeouts: ShardTimeouts,
-        first_epoch: int,
-        tracer: Tracer = NO_TRACES,
+        cls, address: str, timeouts: ShardTimeouts, first_epoch: int, tracer: Tracer = NO_TRACES
     ) -> "Shards":
         """Dials rank 0, asks it for the others, dials them, and begins an epoch on all.
 
         `first_epoch` must be above that of every router before this one (a shard may outlive
         them); nanoseconds of the day's clock are. Raises StartupFailed.
         """
-        first = Rank(0, address)
-        ranks = [first]
+        shards = cls([Rank(0, address)], timeouts, first_epoch, tracer)
         try:
-            discovery = first.call("ServiceDiscovery")
-            answer = await discovery(
-                pb.ServiceDiscoveryRequest(), timeout=timeouts.connect_s, wait_for_ready=True
-            )
-            urls = wire.urls_from_pb(answer)
-            ranks += [Rank(rank, url) for rank, url in enumerate(urls) if rank > 0]
-            shards = cls(ranks, timeouts, first_epoch, tracer)
-            await shards._call_all("Health", pb.HealthRequest(), timeouts.connect_s, waits=True)
-            await shards.reset()
+            await shards._connect()
         except grpc.aio.AioRpcError as error:
-            await _close(ranks)
+            await shards.close()
             raise StartupFailed(_unreachable(address, timeouts.connect_s, error)) from error
         except ShardFailed as error:
-            await _close(ranks)
+            await shards.close()
             raise StartupFailed(str(error)) from error
         return shards
+
+    async def _connect(self) -> None:
+        """Raises AioRpcError when rank 0 does not answer, ShardFailed when another one does not."""
+        timeout_s, discover = self._timeouts.connect_s, pb.ServiceDiscoveryRequest()
+        answer = await self._ranks[0].send("ServiceDiscovery", discover, timeout_s, waits=True)
+        others = enumerate(wire.urls_from_pb(answer)[1:], start=1)
+        self._ranks += [Rank(rank, url) for rank, url in others]
+        await self._call_all("Health", pb.HealthRequest(), timeout_s, waits=True)
+        await self.reset()
 
     @property
     def num_ranks(self) -> int:
@@ -145,31 +206,30 @@ class Shards:
             max_total_len=min(limit.max_total_len for limit in limits),
         )
 
-    async def prepare(self, constraint: Constraint) -> Prepared:
+    async def prepare(self, constraint: Constraint) -> bool:
         """Has rank 0, which masks for all, compile a request's constraint beside its steps.
 
-        Raises ConstraintRefused when it cannot, GenerationFailed when it takes too long, Overloaded
-        when it takes longer than this request may wait, though rank 0 goes on and the next one may
-        find it done, and ShardFailed when rank 0 does not answer for another reason.
+        Whether it had compiled it before. Raises ConstraintRefused when it cannot,
+        GenerationFailed when it takes too long, Overloaded when it takes longer than this request
+        may wait, though rank 0 goes on and the next one may find it done, and ShardFailed when
+        rank 0 does not answer for another reason.
         """
         first, timeout_s = self._ranks[0], self._prepare_s(constraint)
-        call = first.call("PrepareConstraint")
+        request = wire.prepare_to_pb(constraint)
         try:
-            return wire.prepared_from_pb(
-                await call(wire.prepare_to_pb(constraint), timeout=timeout_s)
-            )
+            return wire.prepared_from_pb(await first.send("PrepareConstraint", request, timeout_s))
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 # The router's own check accepted it, so that the author made no mistake.
                 raise ConstraintRefused(
-                    error.details() or error_line(error), "too_complex"
+                    error.details() or _error_line(error), "too_complex"
                 ) from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 message = f"{first.name} did not compile the constraint within {timeout_s:.3g} s"
                 if timeout_s < self._timeouts.prepare_s:
                     raise Overloaded(message, _PREPARED_SOON_S) from error
                 raise GenerationFailed(message) from error
-            raise ShardFailed(f"{first.name}, PrepareConstraint: {error_line(error)}") from error
+            raise ShardFailed(f"{first.name}, PrepareConstraint: {_error_line(error)}") from error
 
     def _prepare_s(self, constraint: Constraint) -> float:
         """What the constraint's check has left of the time, which is little where it was slow."""
@@ -233,12 +293,14 @@ class Shards:
             method = "Decode"
             request = wire.decode_to_pb(batch, self._epoch, cached_id)
             expected_id = cached_id
-        calls = self._begin(method, request, self._timeouts.step_s, metadata=metadata)
+        timeout_s = self._timeouts.step_s
+        calls = [rank.send(method, request, timeout_s, metadata=metadata) for rank in self._ranks]
         return self._finish_step(method, calls, batch.step_id, expected_id)
 
     async def close(self) -> None:
         """Hangs up."""
-        await _close(self._ranks)
+        for rank in self._ranks:
+            await rank.channel.close()
 
     async def _finish_step(
         self, method: str, calls: Sequence[Any], step_id: int, expected_id: int
@@ -251,23 +313,21 @@ class Shards:
         self, method: str, messages: Sequence[Any], step_id: int, expected_id: int
     ) -> StepResult:
         """Rank 0's result, once every rank holds the same requests in the expected batch."""
-        first = wire.step_from_pb(messages[0], step_id)
-        if first.batch_id not in (None, expected_id):
+        result, batch_id = wire.step_from_pb(messages[0], step_id)
+        if batch_id not in (None, expected_id):
             raise ShardFailed(
-                f"{self._ranks[0].name}, {method}: answered batch {first.batch_id}, not "
-                f"{expected_id}"
+                f"{self._ranks[0].name}, {method}: answered batch {batch_id}, not {expected_id}"
             )
-        held_ids = set(first.result.remaining_ids)
+        held_ids = set(result.remaining_ids)
         for rank, message in zip(self._ranks[1:], messages[1:], strict=True):
-            other = wire.step_from_pb(message, step_id)
-            if other.batch_id != first.batch_id or set(other.result.remaining_ids) != held_ids:
+            other, other_batch_id = wire.step_from_pb(message, step_id)
+            if other_batch_id != batch_id or set(other.remaining_ids) != held_ids:
                 raise ShardFailed(
-                    f"{rank.name}, {method}: holds requests "
-                    f"{sorted(other.result.remaining_ids)} in batch {other.batch_id}, shard 0 "
-                    f"holds {sorted(held_ids)} in batch {first.batch_id}"
+                    f"{rank.name}, {method}: holds requests {sorted(other.remaining_ids)} in batch "
+                    f"{other_batch_id}, shard 0 holds {sorted(held_ids)} in batch {batch_id}"
                 )
-        self._running_id = first.batch_id
-        return first.result
+        self._running_id = batch_id
+        return result
 
     async def _call_state(self, method: str, request: Any, timeout_s: float) -> Sequence[Any]:
         """A call that touches state: its answers must be of this epoch."""
@@ -278,20 +338,8 @@ class Shards:
     async def _call_all(
         self, method: str, request: Any, timeout_s: float, *, waits: bool = False
     ) -> Sequence[Any]:
-        return await self._finish(method, self._begin(method, request, timeout_s, waits))
-
-    def _begin(
-        self,
-        method: str,
-        request: Any,
-        timeout_s: float,
-        waits: bool = False,
-        metadata: Metadata | None = None,
-    ) -> Sequence[Any]:
-        return [
-            rank.call(method)(request, timeout=timeout_s, metadata=metadata, wait_for_ready=waits)
-            for rank in self._ranks
-        ]
+        calls = [rank.send(method, request, timeout_s, waits=waits) for rank in self._ranks]
+        return await self._finish(method, calls)
 
     async def _finish(self, method: str, calls: Sequence[Any]) -> Sequence[Any]:
         """Every rank's answer. Raises ShardFailed, Displaced.
@@ -300,12 +348,12 @@ class Shards:
         be waiting for it, get no more than `lockstep_s`. An error that is no ShardFailed is a bug,
         and raised as it is.
         """
-        first = answer_of(self._ranks[0], method, calls[0])
         if len(calls) == 1:
-            return [await first]
-        futures = [asyncio.ensure_future(first)]
-        for rank, call in zip(self._ranks[1:], calls[1:], strict=True):
-            futures.append(asyncio.ensure_future(answer_of(rank, method, call)))
+            return [await self._ranks[0].answer(method, calls[0])]
+        futures = [
+            asyncio.ensure_future(rank.answer(method, call))
+            for rank, call in zip(self._ranks, calls, strict=True)
+        ]
         try:
             _, pending = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
             if pending:
@@ -338,12 +386,11 @@ async def _answered(result: StepResult) -> StepResult:
     return result
 
 
-async def _close(ranks: Sequence[Rank]) -> None:
-    for rank in ranks:
-        await rank.channel.close()
-
-
 def _unreachable(address: str, timeout_s: float, error: grpc.aio.AioRpcError) -> str:
     if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
         return f"no shard answers at {address} (waited {timeout_s:g} s); is it started?"
-    return f"the shard at {address} refused ServiceDiscovery: {error_line(error)}"
+    return f"the shard at {address} refused ServiceDiscovery: {_error_line(error)}"
+
+
+def _error_line(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details() or 'no details'}"

@@ -13,12 +13,14 @@ from constraints.spec import ConstraintSpec
 from constraints.translation import Translation
 from proto import generate_pb2 as pb
 from proto.contract import (
+    Batch,
     FinishReason,
     Generation,
     ModelInfo,
     NewSequence,
     PoolLimits,
     SampledToken,
+    StepResult,
     TopToken,
 )
 from proto.convert import (
@@ -30,7 +32,6 @@ from proto.convert import (
 )
 from router.request.errors import ShardFailed
 from router.request.request import Constraint
-from router.shards.batch import Batch, Prepared, StepAnswer, StepResult
 
 _FINISH_REASONS: dict[int, FinishReason | None] = {
     **{number: reason for reason, number in FINISH_REASONS.items()},
@@ -102,28 +103,29 @@ def prepare_to_pb(constraint: Constraint) -> pb.PrepareConstraintRequest:
     )
 
 
-def prepared_from_pb(message: pb.PrepareConstraintResponse) -> Prepared:
-    """What preparing took."""
-    return Prepared(message.compile_ns * _NANOSECOND, message.was_cached)
+def prepared_from_pb(message: pb.PrepareConstraintResponse) -> bool:
+    """Whether the rank held the constraint compiled before."""
+    return message.was_cached
 
 
-def step_from_pb(message: pb.StepResponse, step_id: int) -> StepAnswer:
-    """Raises ShardFailed when a generation is malformed."""
+def step_from_pb(message: pb.StepResponse, step_id: int) -> tuple[StepResult, int | None]:
+    """One rank's answer, and its running batch; only rank 0 brings generations.
+
+    Raises ShardFailed when a generation is malformed.
+    """
     has_batch = message.HasField("batch")
-    return StepAnswer(
-        StepResult(
-            step_id=step_id,
-            generations=tuple([_generation_from_pb(made) for made in message.generations]),
-            remaining_ids=tuple(message.batch.request_ids) if has_batch else (),
-            forward_s=message.forward_ns * _NANOSECOND,
-            sample_s=message.sample_ns * _NANOSECOND,
-            total_s=message.total_ns * _NANOSECOND,
-            mask_s=message.mask_ns * _NANOSECOND,
-            mask_wait_s=message.mask_wait_ns * _NANOSECOND,
-            num_masked_rows=message.num_masked_rows,
-        ),
-        message.batch.id if has_batch else None,
+    result = StepResult(
+        step_id=step_id,
+        generations=tuple([_generation_from_pb(made) for made in message.generations]),
+        remaining_ids=tuple(message.batch.request_ids) if has_batch else (),
+        forward_s=message.forward_ns * _NANOSECOND,
+        sample_s=message.sample_ns * _NANOSECOND,
+        total_s=message.total_ns * _NANOSECOND,
+        mask_s=message.mask_ns * _NANOSECOND,
+        mask_wait_s=message.mask_wait_ns * _NANOSECOND,
+        num_masked_rows=message.num_masked_rows,
     )
+    return result, message.batch.id if has_batch else None
 
 
 def kept_from_pb(message: pb.FilterBatchResponse) -> tuple[int, ...]:

@@ -7,12 +7,11 @@ step in which a prompt begins, else "decode".
 import re
 
 from processes.tracing import TraceContext
-from proto.contract import Generation
+from proto.contract import Batch, Generation, StepResult
 from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, Refused, RouterError
 from router.request.events import Failed, Finished
 from router.scheduler.scheduler import SchedulerStats
-from router.shards.batch import Batch, Prepared, StepResult
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer
 
@@ -104,9 +103,9 @@ class StepObserver:
             metrics.inter_token_latency.observe(0.0, count=num_tokens - 1)
             metrics.forced_tokens.inc(amount=generation.num_forced)
 
-    def prepared(self, prepared: Prepared, waited_s: float) -> None:
+    def prepared(self, was_cached: bool, waited_s: float) -> None:
         """Requests waited until their constraint was compiled or found in the shard's cache."""
-        source = "cache" if prepared.was_cached else "compiled"
+        source = "cache" if was_cached else "compiled"
         self._metrics.constraint_prepare_duration.observe(waited_s, source)
 
     def refused(self, error: ConstraintRefused) -> None:

@@ -100,6 +100,8 @@ class _TableText:
         return "" if piece is None else self._push_slowly(token_id, piece)
 
     def flush(self) -> str:
+        if not self._pending:
+            return ""
         text, self._pending = self._texts.decode_bytes(self._pending, final=True)
         return text
 

@@ -8,7 +8,7 @@ form that the template reads. It knows no models, no tokens and no HTTP.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
+from itertools import product
 from typing import Any
 
 from router.text.call_syntax import HERMES, CallSyntax, find_syntax
@@ -35,14 +35,6 @@ _RESULTS = ("tool", "function")
 _RESULT_FALLBACK = "user"
 
 
-class ContentOfCalls(Enum):
-    """The `content` of a message without any."""
-
-    NULL = "null"
-    ABSENT = "absent"
-    EMPTY = "empty"
-
-
 @dataclass(frozen=True, slots=True)
 class Traits:
     """How a template reads messages.
@@ -50,16 +42,16 @@ class Traits:
     `words` are the strings in its comparisons: the roles that it knows are among them.
     `takes_parts`: content must be a list of parts. `shows_calls`: it renders an assistant's calls,
     else they are put into the content. `takes_text_arguments`: the arguments of a call must be JSON
-    text, else an object. `content_of_calls`: the content of a message that has only calls.
-    `calls`: their syntax. `shows_results`: it renders results of calls, else they become user
-    messages.
+    text, else an object. `takes_null_content`: the content of a message that has only calls must be
+    null, else empty. `calls`: their syntax. `shows_results`: it renders results of calls, else they
+    become user messages.
     """
 
     words: frozenset[str] = frozenset()
     takes_parts: bool = False
     shows_calls: bool = False
     takes_text_arguments: bool = False
-    content_of_calls: ContentOfCalls = ContentOfCalls.EMPTY
+    takes_null_content: bool = False
     calls: CallSyntax = HERMES
     shows_results: bool = True
 
@@ -73,23 +65,17 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
     try:
         plain = Traits(words, takes_parts=_takes_parts(render))
         plain = replace(plain, shows_results=_shows_results(render, plain))
-        for takes_text in (False, True):
-            ways = [
-                replace(
-                    plain,
-                    shows_calls=True,
-                    shows_results=True,
-                    takes_text_arguments=takes_text,
-                    content_of_calls=way,
-                )
-                for way in ContentOfCalls
-            ]
-            texts = [_chat_with_call(render, traits) for traits in ways]
-            # A template may print "None" for no content, and nothing for an empty one.
-            fewest = texts[-1].count("None")
-            for traits, text in zip(ways, texts, strict=True):
-                if _is_whole(text) and text.count("None") <= fewest:
-                    return replace(traits, calls=_syntax(render, traits, text))
+        for takes_text, takes_null in product((False, True), repeat=2):
+            traits = replace(
+                plain,
+                shows_calls=True,
+                shows_results=True,
+                takes_text_arguments=takes_text,
+                takes_null_content=takes_null,
+            )
+            text = _chat_with_call(render, traits)
+            if _is_whole(text):
+                return replace(traits, calls=_syntax(render, traits, text))
     except TemplateLimit:
         pass  # a template that takes so long counts as one that shows no calls
     return plain
@@ -138,9 +124,7 @@ def _adapted(message: Message, traits: Traits) -> dict[str, Any]:
         calls = [{"type": "function", "function": shown.pop("function_call")}]
     if calls and traits.shows_calls:
         shown["tool_calls"] = [_call(call, traits) for call in calls]
-        if traits.content_of_calls is not ContentOfCalls.ABSENT:
-            is_null = traits.content_of_calls is ContentOfCalls.NULL
-            shown.setdefault("content", None if is_null else "")
+        shown.setdefault("content", None if traits.takes_null_content else "")
     elif calls:
         text = json.dumps([_call(call, traits) for call in calls], ensure_ascii=False)
         shown["content"] = _appended(shown.get("content"), text)

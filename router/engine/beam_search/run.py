@@ -3,13 +3,13 @@
     open -> BeamSearch asks -> streams in the group's slots -> all have ended -> results -> asks ...
 
 The batcher calls it between two steps, so that the beams miss no step while there are others. Only
-reports, final checks of texts and the end wait for the task that reads `next`. It knows no HTTP.
+reports and the end wait for the task that reads `next`. It knows no HTTP.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from proto.contract import FinishReason
@@ -25,8 +25,6 @@ from router.engine.beam_search.types import (
     Ask,
     AskResult,
     BeamGroup,
-    EndedHole,
-    JudgeText,
     ProbeTokens,
     SearchEnd,
     SearchOutcome,
@@ -36,15 +34,12 @@ from router.engine.stream import Stream
 from router.engine.streams import StreamGroup
 from router.request.errors import ConstraintRefused, Displaced, RouterError, ShardFailed
 from router.request.events import Failed, Finished
-from router.request.request import Constraint
 from router.text.output_text import OutputText
 
 _logger = logging.getLogger(__name__)
 
 # Retries of one step when the shards fail.
 _MAX_RETRIES = 3
-
-Verify = Callable[[Constraint, str], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +58,7 @@ class BeamRun:
     """
 
     def __init__(
-        self,
-        group: BeamGroup,
-        texts: OutputTexts,
-        batcher: Batcher,
-        verify: Verify,
-        report_s: float | None,
+        self, group: BeamGroup, texts: OutputTexts, batcher: Batcher, report_s: float | None
     ) -> None:
         self.group = group
         self.search = BeamSearch(group, texts)
@@ -76,7 +66,6 @@ class BeamRun:
         self.usage = BeamUsage()
         self._texts = texts
         self._batcher = batcher
-        self._verify = verify
         self._report_s = report_s
         self._search_steps: Search[SearchOutcome] = self.search.run()
         self._asks: Sequence[Ask] = ()
@@ -86,7 +75,6 @@ class BeamRun:
         self._num_retries = 0
         self._reported_s = time.monotonic()
         self._has_started = False
-        self._needs_verdicts = False
         self._outcome: SearchOutcome | None = None
         self._failure: RouterError | None = None
         self._changed = asyncio.Event()
@@ -105,17 +93,11 @@ class BeamRun:
         if not self._has_started:
             self._has_started = True
             self._guarded(self._start)
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            if self._failure is not None:
-                raise self._failure
-            if self._outcome is not None:
-                return self._outcome
-            if not self._needs_verdicts:
-                return None
-            await self._verify_results()
-            self._guarded(self._go_on)
+        await self._changed.wait()
+        self._changed.clear()
+        if self._failure is not None:
+            raise self._failure
+        return self._outcome
 
     def close(self) -> None:
         """Ends the search; its blocks are free after the current step. May be called again."""
@@ -147,7 +129,6 @@ class BeamRun:
 
     def _go_on(self) -> None:
         results, self._results = self._results, []
-        self._needs_verdicts = False
         self._resume(lambda: self._search_steps.send(results))
 
     def _resume(self, step: Callable[[], Sequence[Ask]]) -> None:
@@ -157,13 +138,6 @@ class BeamRun:
             self._outcome = stop.value
             return
         self._request_report()
-        judged = [EndedHole(ask.text) for ask in self._asks if isinstance(ask, JudgeText)]
-        if judged:
-            # These need no step: the task that awaits `next` has them judged.
-            self._results = list(judged)
-            self._needs_verdicts = True
-            self._changed.set()
-            return
         self._submit()
 
     def _request_report(self) -> None:
@@ -206,13 +180,6 @@ class BeamRun:
             self._submit()
             return
         self.num_steps += any(isinstance(ask, ProbeTokens) for ask in self._asks)
-        if any(
-            self._open_constraint(ask, result)
-            for ask, result in zip(self._asks, self._results, strict=True)
-        ):
-            self._needs_verdicts = True
-            self._changed.set()
-            return
         self._go_on()
 
     def _retries(self, failures: Sequence[RouterError]) -> bool:
@@ -240,24 +207,6 @@ class BeamRun:
         if isinstance(ask, ProbeTokens):
             usage = replace(usage, num_output_tokens=usage.num_output_tokens + 1)
         self.usage = usage
-
-    # Constraints of which masks enforce a part only
-
-    def _open_constraint(self, ask: Ask, result: AskResult) -> Constraint | None:
-        """The constraint by which the text of an ended hole is still to be judged."""
-        constraint = self.group.holes[ask.beam.hole].request.constraint
-        if isinstance(ask, ProbeTokens) or not isinstance(result, EndedHole) or constraint is None:
-            return None
-        return constraint if constraint.is_judged_at_end and result.is_satisfied else None
-
-    async def _verify_results(self) -> None:
-        for index, (ask, result) in enumerate(zip(self._asks, self._results, strict=True)):
-            constraint = self._open_constraint(ask, result)
-            if constraint is not None and isinstance(result, EndedHole):
-                violation = await self._verify(constraint, result.text)
-                self._results[index] = replace(
-                    result, is_satisfied=violation is None, violation=violation
-                )
 
 
 def _is_transient(error: RouterError) -> bool:

@@ -16,7 +16,6 @@ from router.engine.beam_search.types import (
     DeadEnd,
     EndedHole,
     Hole,
-    JudgeText,
     NextTokens,
     Place,
     ProbeTokens,
@@ -239,29 +238,17 @@ class BeamSearch:
         """The places after each of the alternatives."""
         by_text = [each.beam for each in tried if each.ends_hole and not each.is_end]
         ended_by_text = iter((yield from self._end_by_text(by_text)))
-        by_token = [each.beam for each in tried if each.is_end]
-        ended_by_token = iter((yield from self._end_by_token(by_token)))
         live = iter((yield from self._go_on([each.beam for each in tried if not each.ends_hole])))
         return [
-            next(live if not each.ends_hole else ended_by_token if each.is_end else ended_by_text)
+            self._end_by_token(each.beam)
+            if each.is_end
+            else next(ended_by_text if each.ends_hole else live)
             for each in tried
         ]
 
-    def _end_by_token(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
-        """Holes that end by end tokens: the masks enforced their constraints, or a part of them."""
-        texts = [self._texts.text(self._hole(beam), beam.output_ids) for beam in beams]
-        asks = [
-            JudgeText(beam, text)
-            for beam, text in zip(beams, texts, strict=True)
-            if (constraint := self._hole(beam).request.constraint) and constraint.is_judged_at_end
-        ]
-        judged = dict(zip(asks, (yield asks) if asks else (), strict=True))
-        landed: list[Landed] = []
-        for beam, text in zip(beams, texts, strict=True):
-            closed = judged.get(JudgeText(beam, text), EndedHole(text))
-            assert isinstance(closed, EndedHole)
-            landed.append(Landed(Place(beam, closed)))
-        return landed
+    def _end_by_token(self, beam: Beam) -> Landed:
+        """A hole that ends by an end token: the masks enforced its constraint."""
+        return Landed(Place(beam, EndedHole(self._texts.text(self._hole(beam), beam.output_ids))))
 
     def _end_by_text(self, beams: Sequence[Beam]) -> Search[Sequence[Landed]]:
         """Holes that end by their length or by a stop string."""

@@ -129,18 +129,7 @@ class CheckHole:
     beam: Beam
 
 
-@dataclass(frozen=True, slots=True)
-class JudgeText:
-    """Asks whether the text of a hole that an end token ended satisfies its constraint.
-
-    For constraints of which masks enforce a part only.
-    """
-
-    beam: Beam
-    text: str
-
-
-Ask: TypeAlias = ProbeTokens | CheckHole | JudgeText
+Ask: TypeAlias = ProbeTokens | CheckHole
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +145,10 @@ class NextTokens:
 
 @dataclass(frozen=True, slots=True)
 class EndedHole:
-    """A hole that has ended. `violation` may say why its constraint is not satisfied."""
+    """A hole that has ended, and whether its constraint is satisfied."""
 
     text: str
     is_satisfied: bool = True
-    violation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

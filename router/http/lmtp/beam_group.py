@@ -116,6 +116,9 @@ class GroupReader:
         request = await services.validator.check(
             self._context.record, prompt.content, raw, add_special_tokens=prompt.add_special_tokens
         )
+        if request.constraint is not None and request.constraint.is_judged_at_end:
+            rule = "must not be a lenient schema, of which masks keep a part only"
+            raise InvalidRequest(f"`constraint` {rule}", "constraint")
         return Hole(request, hole.is_last)
 
     def _beam(self, fields: BeamFields, place: str, holes: Sequence[Hole | DeadEnd]) -> Beam:

@@ -130,5 +130,5 @@ def _dropped_fields(place: Place, error: RouterError | None) -> dict[str, object
     if error is not None:
         fields |= error_fields(error)
     elif place.closed is not None:
-        fields |= {"constraint_satisfied": False, "violation": place.closed.violation}
+        fields["constraint_satisfied"] = False
     return fields

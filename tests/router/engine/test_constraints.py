@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.worker.pool import PoolRules, VocabularyFile
 from router.engine.constraints import ConstraintCheck, ConstraintMemory
 from router.request.errors import ConstraintRefused, Overloaded, Unsupported
-from router.request.request import CheckedConstraint, Constraint
+from router.request.request import Constraint
 from router.telemetry.metrics import Metrics
 from tests.byte_tokenizer import byte_ids
 from tests.constraints.worker.pools import MAX_LEN, costly, vocabulary_file
@@ -68,8 +69,7 @@ async def test_a_constraint_that_fits_comes_back_with_the_length_of_a_text(tmp_p
     async with checking(tmp_path) as (check, _):
         constraint = regex("[ab]{3}")
         checked = await check.check(constraint, _NO_STOPS, 3)
-    assert checked == CheckedConstraint(checked.constraint, 3)
-    assert checked.constraint.spec == constraint.spec
+    assert (checked.spec, checked.min_len, checked.dropped_phrases) == (constraint.spec, 3, ())
 
 
 async def test_a_translation_is_sent_to_the_shard_once(tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ async def test_a_translation_is_sent_to_the_shard_once(tmp_path: Path) -> None:
             *(check.check(regex("[ab]{3}"), _NO_STOPS, 3) for _ in range(2))
         )
         later = await check.check(regex("[ab]{3}"), _NO_STOPS, 3)
-    translation = first.constraint.translation
+    translation = first.translation
     assert translation is not None
     assert "{3}" in translation.grammar
     assert len(translation.completion or ()) == 3
-    assert meanwhile.constraint.translation == translation
-    assert later.constraint.translation is None
+    assert meanwhile.translation == translation
+    assert later.translation is None
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ async def test_the_check_knows_whether_masks_may_lead_into_dead_ends(
     has_dead_ends: bool,
 ) -> None:
     async with checking(tmp_path) as (check, _):
-        checked = await check.check(constraint, StopRule(strings), 9, cuts=cuts)
-    assert checked.constraint.has_dead_ends == has_dead_ends
+        checked = await check.check(replace(constraint, cuts=cuts), StopRule(strings), 9)
+    assert checked.has_dead_ends == has_dead_ends
 
 
 @pytest.mark.alone
@@ -115,7 +115,7 @@ async def test_a_constraint_that_takes_long_to_compile_is_not_called_quick(tmp_p
     async with checking(tmp_path) as (check, _):
         quick = await check.check(regex("[ab]{3}"), _NO_STOPS, 3)
         long = await check.check(Constraint(ConstraintSpec(Kind.CHOICE, many)), _NO_STOPS, 30)
-    assert (quick.constraint.is_quick, long.constraint.is_quick) == (True, False)
+    assert (quick.is_quick, long.is_quick) == (True, False)
 
 
 async def test_each_refusal_has_its_reason_and_its_numbers(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ async def test_a_request_counts_as_one_check_however_often_a_worker_looks(tmp_pa
 async def test_what_does_not_fit_may_be_cut_where_the_client_says_so(tmp_path: Path) -> None:
     async with checking(tmp_path) as (check, _):
         for longer in ("a{5}", f"a{{{2 * MAX_LEN}}}"):
-            checked = await check.check(regex(longer), _NO_STOPS, 4, cuts=True)
+            checked = await check.check(replace(regex(longer), cuts=True), _NO_STOPS, 4)
             assert checked.min_len == 0
             assert (await refusal(check, regex(longer), 4))[0] == "does_not_fit"
 
@@ -188,7 +188,7 @@ async def test_a_longer_first_text_does_not_keep_a_shorter_one_from_being_found(
 async def test_a_lenient_schema_lists_what_is_not_enforced(tmp_path: Path) -> None:
     async with checking(tmp_path) as (check, _):
         lenient = schema('{"type": "array", "contains": {"const": 1}}', lenient=True)
-        assert (await check.check(lenient, _NO_STOPS, 50)).not_enforced == ("/contains",)
+        assert (await check.judge(lenient.spec, [])).not_enforced == ("/contains",)
 
 
 async def test_the_same_text_is_compiled_once_also_when_it_comes_at_the_same_time(
@@ -264,7 +264,7 @@ async def test_a_cancelled_check_leaves_equal_ones_running(
         second = asyncio.create_task(check.check(constraint, _NO_STOPS, 50))
         await asyncio.sleep(0.1)
         first.cancel()
-        assert (await second).constraint == constraint
+        assert (await second) == constraint
 
 
 async def test_a_tokenizer_without_bytes_is_a_clear_refusal(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ async def test_a_plain_schema_is_found_in_order_without_a_worker(tmp_path: Path)
     try:
         plain = schema('{"type": "array", "items": {"type": "null"}, "minItems": 2}')
         checked = await check.check(plain, _NO_STOPS, MAX_LEN)
-        assert (checked.constraint.is_quick, checked.min_len) == (True, 2 + 2 * 7)
+        assert (checked.is_quick, checked.min_len) == (True, 2 + 2 * 7)
         assert counted.constraint_checks.value("look") == 1
         # Where the bound is not enough the worker looks closer.
         assert (await check.check(plain, _NO_STOPS, 11)).min_len <= 11

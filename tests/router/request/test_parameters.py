@@ -72,7 +72,6 @@ RULES = [
     case("truncate", "0", "between 1 and 24", truncate=0),
     case("truncate", "25", "between 1 and 24", truncate=25),
     case("grammar", "", "must be a JSON schema", grammar=RawGrammar(Kind.JSON_SCHEMA, [])),
-    case("deadline_s", "nan", "finite", deadline_s=NAN),
     case("max_new_tokens", "2 `inputs` tokens and 31 `", "at most 32", max_new_tokens=31),
     case("max_new_tokens", "10000", "at most 32", max_new_tokens=10_000),
 ]  # fmt: skip

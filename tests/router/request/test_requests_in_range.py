@@ -28,7 +28,7 @@ raw_params = st.builds(
     stop_token_ids=st.none() | st.lists(integers, max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     decoder_input_details=st.booleans(),
-    deadline_s=st.none() | st.floats(),
+    deadline_s=st.none() | st.floats(allow_nan=False, allow_infinity=False),
 )
 
 

@@ -12,9 +12,16 @@ constraint some tokens are forced, so that a draw brings a run of them, and some
 from dataclasses import dataclass, field
 from zlib import crc32
 
-from proto.contract import FinishReason, Generation, NewSequence, RunningUpdate, SampledToken
+from proto.contract import (
+    Batch,
+    FinishReason,
+    Generation,
+    NewSequence,
+    RunningUpdate,
+    SampledToken,
+    StepResult,
+)
 from router.request.request import Constraint, GenerateRequest
-from router.shards.batch import Batch, StepResult
 
 Prefix = tuple[int, ...]
 _POISON: Prefix = (-9,)

@@ -1,9 +1,8 @@
 """A scheduler stepped by hand: the test says what the shard answers."""
 
-from proto.contract import FinishReason, Generation, SampledToken
+from proto.contract import Batch, FinishReason, Generation, SampledToken, StepResult
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
-from router.shards.batch import Batch, StepResult
 from tests.strategies import make_request
 
 

@@ -1,9 +1,11 @@
+from itertools import takewhile
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from router.scheduler.allocator import Allocator, BlockAllocation, BlockPool, Shortage
+from router.scheduler.allocator import Allocator, BlockAllocation, Shortage
 from tests.strategies import token_ids
 
 Tokens = tuple[int, ...]
@@ -158,22 +160,105 @@ def test_clearing_frees_all_and_forgets_all() -> None:
     allocator.check_invariants([])
 
 
+def test_a_hit_is_made_of_whole_blocks_and_no_longer_than_allowed() -> None:
+    allocator = Allocator(8, 2)
+    compute(allocator, (1, 2, 3, 4, 0))
+    assert allocator.cached_len((1, 2, 3, 4, 5), 5) == 4
+    assert allocator.cached_len((1, 2, 3, 4), 3) == 2
+    assert allocator.cached_len((1, 2, 3, 9), 4) == 2
+    assert allocator.cached_len((3, 4), 2) == 0
+
+
+def test_equal_tokens_behind_other_tokens_are_another_block() -> None:
+    allocator = Allocator(8, 2)
+    compute(allocator, (1, 1, 5, 5))
+    other = compute(allocator, (2, 2, 5, 5))
+    assert allocate(allocator, (2, 2, 5, 5, 0)).block_ids[:2] == other.block_ids
+
+
+def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
+    allocator = Allocator(3, 1)
+    old, new = compute(allocator, (1, 2)), compute(allocator, (1, 3))
+    allocator.free(new)
+    allocator.free(old)
+    assert allocator.num_cached == 3
+    lens = []
+    for token_id in (7, 8, 9):
+        allocate(allocator, (token_id,))
+        lens.append((allocator.cached_len((1, 2), 2), allocator.cached_len((1, 3), 2)))
+    assert lens == [(2, 1), (1, 1), (0, 0)]
+
+
+def test_use_makes_recent() -> None:
+    allocator = Allocator(3, 1)
+    for tokens in ((1,), (2,)):
+        allocator.free(compute(allocator, tokens))
+    allocator.free(allocate(allocator, (1, 0)))
+    allocate(allocator, (8, 9))
+    assert (allocator.cached_len((1,), 1), allocator.cached_len((2,), 1)) == (1, 0)
+
+
+def test_forgetting_takes_what_continues_the_path_and_spares_what_is_in_use() -> None:
+    allocator = Allocator(8, 1)
+    suspect = compute(allocator, (1, 2))
+    allocator.free(compute(allocator, (1, 2, 3)))
+    in_use = compute(allocator, (1,))
+    allocator.free(suspect, forget=True)
+    assert allocator.cached_len((1, 2, 3), 3) == 1
+    assert (allocator.num_cached, allocator.num_used) == (0, 2)
+    allocator.check_invariants([in_use])
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "block_size", "fault"), [(0, 1, "num_blocks is 0"), (1, 0, "block_size is 0")]
+)
+def test_a_pool_without_room_is_refused(num_blocks: int, block_size: int, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        Allocator(num_blocks, block_size)
+
+
 class AllocatorMachine(RuleBasedStateMachine):
-    """Sequences that come, grow, compute and go, in a pool that is always too small."""
+    """Sequences that come, grow, compute and go, in a pool that is always too small.
+
+    The model is a plain dict of all cached prefixes, and a list of those that nobody uses.
+    """
 
     @initialize(
         num_blocks=st.integers(4, 16),
         size=st.integers(1, 4),
-        caching=st.sampled_from([True, False]),
+        caching=st.sampled_from([True, True, True, False]),
     )
     def begin(self, num_blocks: int, size: int, caching: bool) -> None:
         self.allocator = Allocator(num_blocks, size, prefix_caching=caching)
         self.num_blocks, self.size, self.caching = num_blocks, size, caching
         self.live: list[tuple[BlockAllocation, Tokens]] = []
+        # The block of each cached prefix.
+        self.cached: dict[Tokens, int] = {}
+        # Least recently used first.
+        self.unused: list[Tokens] = []
         # What each block holds, by those who computed it.
         self.content: dict[int, Tokens] = {}
         # Refused before: tokens -> (num_gains then, shortage then).
         self.refused: dict[Tokens, tuple[int, int]] = {}
+
+    def prefixes(self, tokens: Tokens) -> list[Tokens]:
+        """Those of whole blocks, the shortest first; none where nothing is cached."""
+        stops = range(self.size, len(tokens) + 1, self.size) if self.caching else ()
+        return [tokens[:stop] for stop in stops]
+
+    def is_used(self, prefix: Tokens) -> bool:
+        return any(
+            tokens[: allocation.committed_len][: len(prefix)] == prefix
+            for allocation, tokens in self.live
+        )
+
+    def evict(self) -> None:
+        """Prefixes that are no longer found were the least recently used ones."""
+        gone = [p for p in self.cached if self.allocator.cached_len(p, len(p)) < len(p)]
+        assert sorted(gone) == sorted(self.unused[: len(gone)])
+        del self.unused[: len(gone)]
+        for prefix in gone:
+            del self.cached[prefix]
 
     @rule(tokens=token_ids(max_len=20), most=st.sampled_from([None, None, None, None, 0, 3, 8]))
     def allocate(self, tokens: Tokens, most: int | None) -> None:
@@ -184,16 +269,17 @@ class AllocatorMachine(RuleBasedStateMachine):
             if most is None:
                 self.refused[tokens] = (self.allocator.num_gains, allocation.num_blocks)
             return
-        assert allocation.cached_len % self.size == 0
-        assert allocation.cached_len < len(tokens)
-        assert most is None or allocation.cached_len <= most
-        for index in range(allocation.cached_len // self.size):
-            held = self.content[allocation.block_ids[index]]
-            assert held == tokens[: (index + 1) * self.size], "a block of another prefix"
-        private_ids = set(allocation.block_ids[allocation.cached_len // self.size :])
+        most_len = len(tokens) - 1 if most is None else min(most, len(tokens) - 1)
+        hit = list(takewhile(self.cached.__contains__, self.prefixes(tokens[:most_len])))
+        assert allocation.cached_len == len(hit) * self.size
+        assert allocation.block_ids[: len(hit)] == [self.cached[prefix] for prefix in hit]
+        assert all(self.content[self.cached[prefix]] == prefix for prefix in hit)
+        private_ids = set(allocation.block_ids[len(hit) :])
         for other, _ in self.live:
             assert not private_ids & set(other.block_ids), "a private block is shared"
         self.live.append((allocation, tokens))
+        self.unused = [prefix for prefix in self.unused if prefix not in hit]
+        self.evict()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), count=st.integers(1, 6))
@@ -209,22 +295,36 @@ class AllocatorMachine(RuleBasedStateMachine):
             assert other is allocation or not set(appended) & set(other.block_ids)
         more = data.draw(token_ids(count, count))
         self.live[index] = (allocation, tokens + more)
+        self.evict()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def compute(self, data: st.DataObject) -> None:
         allocation, tokens = data.draw(st.sampled_from(self.live))
-        computed_len = data.draw(st.integers(allocation.committed_len, len(tokens)))
-        for stop in range(allocation.committed_len + self.size, computed_len + 1, self.size):
-            self.content[allocation.block_ids[stop // self.size - 1]] = tokens[:stop]
-        self.allocator.commit(allocation, tokens[allocation.committed_len : computed_len])
+        committed_len = allocation.committed_len
+        computed_len = data.draw(st.integers(committed_len, len(tokens)))
+        for stop in range(committed_len + self.size, computed_len + 1, self.size):
+            block_id = allocation.block_ids[stop // self.size - 1]
+            self.content[block_id] = tokens[:stop]
+            if self.caching and not self.is_used(tokens[:stop]):
+                self.cached[tokens[:stop]] = block_id
+                self.unused = [prefix for prefix in self.unused if prefix != tokens[:stop]]
+        self.allocator.commit(allocation, tokens[committed_len:computed_len])
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), forget=st.sampled_from([False, False, True]))
     def free(self, data: st.DataObject, forget: bool) -> None:
         gone = data.draw(st.sampled_from(self.live))
         self.live.remove(gone)
-        self.allocator.free(gone[0], forget=forget)
+        allocation, tokens = gone
+        path = self.prefixes(tokens[: allocation.committed_len])
+        left = [prefix for prefix in path if not self.is_used(prefix)]
+        self.unused += reversed(left)
+        self.allocator.free(allocation, forget=forget)
+        if forget and left:
+            for prefix in [p for p in self.cached if p[: len(left[0])] == left[0]]:
+                del self.cached[prefix]
+                self.unused.remove(prefix)
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -233,6 +333,13 @@ class AllocatorMachine(RuleBasedStateMachine):
         assert len(kept) <= self.allocator.num_used <= self.num_blocks
         if not self.live:
             assert self.allocator.num_used == 0
+
+    @invariant()
+    def what_was_committed_is_found(self) -> None:
+        assert self.allocator.num_cached == len(self.unused)
+        assert {p for p in self.cached if not self.is_used(p)} == set(self.unused)
+        for prefix in self.cached:
+            assert self.allocator.cached_len(prefix, len(prefix)) == len(prefix)
 
     @invariant()
     def a_shortage_shrinks_no_faster_than_gains_rise(self) -> None:
@@ -255,92 +362,3 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 TestAllocator = AllocatorMachine.TestCase
 TestAllocator.settings = settings(max_examples=150, deadline=None)
-
-
-def test_a_new_pool_hands_out_every_block_once() -> None:
-    pool = BlockPool(3)
-    assert pool.take(3) == [0, 1, 2]
-    assert pool.num_free == 0
-
-
-def test_taking_nothing_takes_nothing() -> None:
-    pool = BlockPool(2)
-    assert pool.take(0) == []
-    assert pool.num_free == 2
-
-
-def test_taking_too_many_changes_nothing() -> None:
-    pool = BlockPool(2)
-    assert pool.take(3) is None
-    assert pool.num_free == 2
-    assert pool.take(2) == [0, 1]
-
-
-def test_a_shared_block_is_free_when_its_last_holder_releases_it() -> None:
-    pool = BlockPool(1)
-    pool.take(1)
-    pool.share(0)
-    pool.release(0)
-    assert (pool.num_free, pool.num_references(0)) == (0, 1)
-    pool.release(0)
-    assert (pool.num_free, pool.num_references(0)) == (1, 0)
-
-
-def test_a_free_block_is_neither_released_nor_shared() -> None:
-    pool = BlockPool(1)
-    with pytest.raises(ValueError, match="block 0 is free"):
-        pool.release(0)
-    with pytest.raises(ValueError, match="block 0 is free"):
-        pool.share(0)
-    pool.check_invariants()
-
-
-def test_a_pool_without_blocks_is_refused() -> None:
-    with pytest.raises(ValueError, match="num_blocks is 0"):
-        BlockPool(0)
-
-
-class PoolMachine(RuleBasedStateMachine):
-    """The pool against a plain list of holders."""
-
-    @initialize(num_blocks=st.integers(1, 6))
-    def begin(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks)
-        self.held: list[int] = []
-
-    @rule(count=st.integers(0, 7))
-    def take(self, count: int) -> None:
-        num_free = self.pool.num_free
-        block_ids = self.pool.take(count)
-        if count > num_free:
-            assert block_ids is None
-            return
-        assert block_ids is not None
-        assert len(set(block_ids)) == count
-        assert not set(block_ids) & set(self.held), "a block in use was handed out"
-        self.held += block_ids
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def share(self, data: st.DataObject) -> None:
-        block_id = data.draw(st.sampled_from(self.held))
-        self.pool.share(block_id)
-        self.held.append(block_id)
-
-    @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        block_id = data.draw(st.sampled_from(self.held))
-        self.pool.release(block_id)
-        self.held.remove(block_id)
-
-    @invariant()
-    def free_and_held_blocks_are_all_blocks(self) -> None:
-        self.pool.check_invariants()
-        assert self.pool.num_free + len(set(self.held)) == self.pool.num_blocks
-        for block_id in range(self.pool.num_blocks):
-            assert self.pool.num_references(block_id) == self.held.count(block_id)
-
-
-TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=60, deadline=None)

@@ -2,9 +2,8 @@
 
 import pytest
 
-from proto.contract import FinishReason, Generation, SampledToken
+from proto.contract import FinishReason, Generation, SampledToken, StepResult
 from router.request.errors import ShardFailed
-from router.shards.batch import StepResult
 from tests.router.scheduler.steps import (
     answer,
     fill_pool,

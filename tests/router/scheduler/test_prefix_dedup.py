@@ -2,8 +2,8 @@
 
 import pytest
 
+from proto.contract import Batch
 from router.scheduler.scheduler import Scheduler
-from router.shards.batch import Batch
 from tests.router.scheduler.steps import make_scheduler, run, step, token
 from tests.strategies import make_request
 

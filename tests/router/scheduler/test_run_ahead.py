@@ -1,7 +1,6 @@
 """Steps that are made before the last one's tokens are known."""
 
-from proto.contract import FinishReason
-from router.shards.batch import StepResult
+from proto.contract import FinishReason, StepResult
 from tests.router.scheduler.steps import answer, fill_pool, make_scheduler, step, token, tokens
 from tests.strategies import make_request
 

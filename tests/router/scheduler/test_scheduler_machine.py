@@ -14,11 +14,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from proto.contract import FinishReason, Generation
+from proto.contract import Batch, FinishReason, Generation
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
-from router.shards.batch import Batch
 from tests.router.scheduler.kv_shard import KvShard, RunStep, expected_output
 from tests.strategies import requests
 

@@ -11,12 +11,10 @@ import grpc
 import pytest
 
 from proto import generate_pb2 as pb
-from proto.contract import NewSequence, RunningUpdate, SamplingParams, StopParams
+from proto.contract import Batch, NewSequence, RunningUpdate, SamplingParams, StepResult, StopParams
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.request import GenerateRequest
-from router.shards.batch import Batch, StepResult
-from router.shards.rank import Rank, dial_target
-from router.shards.shards import Shards, ShardTimeouts
+from router.shards.shards import Rank, Shards, ShardTimeouts, dial_target
 from tests.fakes import FakeShard, letters, serving
 
 QUICK = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=1.0, control_s=1.0, lockstep_s=0.2)
@@ -345,13 +343,13 @@ class ScriptedRank(Rank):
         super().__init__(rank, "localhost:1")
         self._ending = ending
 
-    def call(self, method: str) -> Any:
-        async def answer(*_: object, **__: object) -> object:
+    def send(self, *_: object, **__: object) -> Any:
+        async def answer() -> object:
             if isinstance(self._ending, BaseException):
                 raise self._ending
             return self._ending
 
-        return answer
+        return answer()
 
 
 @pytest.mark.parametrize("broken_rank", [0, 1])

@@ -8,6 +8,7 @@ from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.translation import Translation
 from proto import generate_pb2 as pb
 from proto.contract import (
+    Batch,
     FinishReason,
     Generation,
     LogprobParams,
@@ -21,7 +22,6 @@ from proto.contract import (
 from router.request.errors import ShardFailed
 from router.request.request import Constraint, GenerateRequest
 from router.shards import wire
-from router.shards.batch import Batch
 
 PLAIN = GenerateRequest((5, 6, 7), "abc", SamplingParams(), StopParams(max_new_tokens=4))
 # What a shard of a later version might say.
@@ -182,12 +182,11 @@ def test_a_step_comes_back_in_plain_numbers() -> None:
     message.batch.id = 1
     message.batch.request_ids.extend([9, 4])
     message.forward_ns, message.sample_ns, message.total_ns = 2_000_000, 500_000, 3_000_000
-    read = wire.step_from_pb(message, step_id=7)
-    assert read.batch_id == 1
-    assert read.result.step_id == 7
-    assert read.result.generations == (Generation(9, (SampledToken(5, -0.5),)),)
-    assert read.result.remaining_ids == (9, 4)
-    assert read.result.total_s == pytest.approx(0.003)
+    result, batch_id = wire.step_from_pb(message, step_id=7)
+    assert (result.step_id, batch_id) == (7, 1)
+    assert result.generations == (Generation(9, (SampledToken(5, -0.5),)),)
+    assert result.remaining_ids == (9, 4)
+    assert result.total_s == pytest.approx(0.003)
 
 
 def test_a_run_of_forced_tokens_and_its_masks_come_back() -> None:
@@ -200,7 +199,7 @@ def test_a_run_of_forced_tokens_and_its_masks_come_back() -> None:
         ),
     )
     message.mask_ns, message.mask_wait_ns, message.num_masked_rows = 3_000_000, 1_000_000, 2
-    result = wire.step_from_pb(message, step_id=7).result
+    result = wire.step_from_pb(message, step_id=7)[0]
     assert result.generations == (
         Generation(9, (SampledToken(5, -0.5), SampledToken(6, -0.5)), num_forced=1),
         Generation(8, finish_reason=FinishReason.CONSTRAINT_COMPLETE, constraint_satisfied=False),
@@ -214,26 +213,25 @@ def test_a_late_row_comes_back_with_the_scores_of_its_prompt(
     prompt_logprobs: tuple[float, ...],
 ) -> None:
     message = pb.Generation(request_id=9, prompt_logprobs=prompt_logprobs, is_late=True)
-    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
     assert made == Generation(9, prompt_logprobs=prompt_logprobs, is_late=True)
 
 
-def test_a_prepared_constraint_has_its_duration() -> None:
-    message = pb.PrepareConstraintResponse(compile_ns=2_000_000, was_cached=True)
-    prepared = wire.prepared_from_pb(message)
-    assert prepared.compile_s == pytest.approx(0.002)
-    assert prepared.was_cached
+@pytest.mark.parametrize("was_cached", [True, False])
+def test_a_prepared_constraint_was_compiled_before_or_not(was_cached: bool) -> None:
+    message = pb.PrepareConstraintResponse(compile_ns=2_000_000, was_cached=was_cached)
+    assert wire.prepared_from_pb(message) is was_cached
 
 
 def test_a_step_that_ends_everything_leaves_no_batch() -> None:
-    read = wire.step_from_pb(
+    result, batch_id = wire.step_from_pb(
         answer(
             pb.Generation(request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_LENGTH)
         ),
         1,
     )
-    assert (read.batch_id, read.result.remaining_ids) == (None, ())
-    assert read.result.generations[0].finish_reason is FinishReason.LENGTH
+    assert (batch_id, result.remaining_ids) == (None, ())
+    assert result.generations[0].finish_reason is FinishReason.LENGTH
 
 
 def test_top_tokens_and_prompt_scores_are_kept_in_order() -> None:
@@ -244,7 +242,7 @@ def test_top_tokens_and_prompt_scores_are_kept_in_order() -> None:
         prompt_logprobs=[-0.25, -0.75],
         prompt_top_tokens=[pb.TopTokens(tokens=top), pb.TopTokens()],
     )
-    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
     read = (TopToken(5, -0.5), TopToken(6, -1.0))
     assert made.tokens[0].top_tokens == read
     assert made.prompt_logprobs == (-0.25, -0.75)
@@ -255,16 +253,16 @@ def test_a_failed_row_brings_its_reason_and_no_token() -> None:
     message = pb.Generation(
         request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_ERROR, error="NaN logits"
     )
-    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
     assert made == Generation(9, error="NaN logits")
     message.is_refused = True
-    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
     assert made == Generation(9, error="NaN logits", is_refused=True)
 
 
 def test_a_pause_is_a_reason_to_end() -> None:
     message = pb.Generation(request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_PAUSED)
-    (made,) = wire.step_from_pb(answer(message), 1).result.generations
+    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
     assert made == Generation(9, (SampledToken(5, -0.5),), FinishReason.PAUSED)
 
 
@@ -293,7 +291,7 @@ def test_a_malformed_generation_is_refused(message: pb.Generation, words: str) -
 )
 def test_what_is_not_a_number_fails_its_row_alone(message: pb.Generation) -> None:
     other = pb.Generation(request_id=8, tokens=[token()])
-    failed, kept = wire.step_from_pb(answer(message, other), 1).result.generations
+    failed, kept = wire.step_from_pb(answer(message, other), 1)[0].generations
     assert failed.error is not None
     assert "is not a number" in failed.error
     assert (failed.tokens, failed.prompt_logprobs) == ((), ())

@@ -35,17 +35,6 @@ TEXTS = """\
     {%- endif %}
 {%- endfor %}"""
 
-# In the style of templates that would write a content of None as a word.
-ABSENT = """\
-{%- for m in messages %}
-    {%- if 'content' in m %}{{- m.role ~ ':' ~ m.content }}{% endif %}
-    {%- if 'tool_calls' in m %}
-        {%- for call in m.tool_calls %}
-            {{- '<call>' ~ call.function.name ~ (call.function.arguments | tojson) ~ '</call>' }}
-        {%- endfor %}
-    {%- endif %}
-{%- endfor %}"""
-
 # In the style of templates that look into the content for the marks of thoughts.
 LOOKS = OBJECTS.replace(
     "{%- elif m.role == 'tool'", "{{- m.role if '</think>' in m.content }}{%- elif m.role == 'tool'"
@@ -85,7 +74,7 @@ def calling(arguments: Any, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("fields", [{}, {"content": None}])
 @pytest.mark.parametrize(
     ("source", "before"),
-    [(OBJECTS, "user:hi"), (TEXTS, "user:hi"), (ABSENT, "user:hi"), (LOOKS, "user:hi")],
+    [(OBJECTS, "user:hi"), (TEXTS, "user:hi"), (LOOKS, "user:hi")],
 )
 def test_arguments_of_a_call_come_as_the_template_writes_them(
     source: str, before: str, fields: Any, arguments: Any
@@ -162,7 +151,7 @@ def test_arguments_that_are_no_json_stay_as_the_model_wrote_them() -> None:
 
 def test_an_empty_list_of_calls_is_none() -> None:
     message = {"role": "assistant", "content": "no", "tool_calls": []}
-    assert chat(ABSENT).render([message]) == "assistant:no"
+    assert chat(OBJECTS).render([message]) == "assistant:no"
 
 
 def test_the_old_way_to_call_a_function_is_shown_as_the_new_one() -> None:

@@ -2,7 +2,6 @@
 
 import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 
@@ -18,10 +17,8 @@ from router.engine.beam_search.types import (
     DeadEnd,
     EndedHole,
     Hole,
-    JudgeText,
     NextTokens,
     ProbeTokens,
-    SearchEnd,
     SearchOutcome,
 )
 from router.request.errors import ConstraintRefused
@@ -127,28 +124,6 @@ def test_nothing_is_asked_early_where_masks_see_all_dead_ends(
     _, asked = searched(lambda output_ids: False, 2, constraint=constraint, max_len=3)
     num_probes = sum(isinstance(ask, ProbeTokens) for ask in asked)
     assert num_probes == 1 + 2 + 2
-
-
-_LENIENT = Constraint(ConstraintSpec(Kind.JSON_SCHEMA, '{"contains": {}}', lenient=True))
-
-
-def test_a_text_that_an_end_token_ended_is_judged_before_it_is_kept() -> None:
-    hole = Hole(replace(asking(max_new_tokens=9), constraint=_LENIENT), is_last=True)
-    end_token_ids = frozenset({EOS_ID})
-    group = BeamGroup(width=1, holes=(hole,), beams=(Beam(hole=0),), end_token_ids=end_token_ids)
-    search = BeamSearch(group, OutputTexts(byte_tokenizer(), 4))
-    running = search.run()
-    next(running)
-
-    judged = running.send([NextTokens(((EOS_ID, -0.1), (EOS_ID + 5, -0.2)), end_token_ids)])
-    running.send([EndedHole("", is_satisfied=False, violation="/: nothing is contained")])
-    running.send([NextTokens(((EOS_ID + 5, -0.1),), end_token_ids)])
-
-    assert [type(ask) for ask in judged] == [JudgeText]
-    dropped = search.outcome(SearchEnd.CANCELLED).dropped
-    assert [(place.closed and place.closed.violation, error) for place, error in dropped] == [
-        ("/: nothing is contained", None)
-    ]
 
 
 _WIDTH, _NUM_TOPS, _OUTPUT_LEN = 64, 136, 500

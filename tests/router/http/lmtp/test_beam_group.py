@@ -8,7 +8,7 @@ import pytest
 
 from constraints.spec import StopRule
 from router.request.errors import ConstraintRefused
-from router.request.request import CheckedConstraint, Constraint
+from router.request.request import Constraint
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import served, talking
@@ -23,8 +23,8 @@ class PartedChecks(FakeChecks):
         self.was_left = asyncio.Event()
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, *, cuts: bool = False
-    ) -> CheckedConstraint:
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int
+    ) -> Constraint:
         if constraint.spec.text == "refused":
             await self.has_begun.wait()
             raise ConstraintRefused("no regular expression", "malformed")

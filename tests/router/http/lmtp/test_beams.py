@@ -175,6 +175,11 @@ async def test_a_text_that_does_not_keep_its_constraint_is_dropped() -> None:
         ({"beams": [{}, {}, {}]}, "beams", "must be at most as many as `width`, which is 2"),
         ({"early_stopping": "soon"}, "early_stopping", 'must be true, false or "never"'),
         ({"length_penalty": 99.0}, "length_penalty", "must be less than or equal to 32"),
+        (
+            {"holes": [hole(constraint={"type": "json", "value": {}, "lenient": True})]},
+            "holes[0].constraint",
+            "must not be a lenient schema",
+        ),
         ({"holes": [hole(max_tokens=0)]}, "holes[0].max_tokens", "`holes[0]`: `max_tokens` must"),
         ({"model": "another"}, "model", "does not exist"),
     ],

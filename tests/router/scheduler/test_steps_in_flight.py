@@ -1,10 +1,9 @@
 import pytest
 
-from proto.contract import FinishReason, Generation, SampledToken
+from proto.contract import FinishReason, Generation, SampledToken, StepResult
 from router.request.errors import ShardFailed
-from router.scheduler.running import StepInFlight
+from router.scheduler.queues import StepInFlight
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
-from router.shards.batch import StepResult
 from tests.strategies import make_request
 
 TOKEN = SampledToken(1, -0.5)

@@ -1,30 +1,126 @@
-"""The sequences that the shards hold, their steps in flight, and the release of their blocks.
+"""The sequences that wait, those that the shards hold, and the steps in flight with these.
 
-It knows no budget and no queue.
+    waiting  ------->  running  ------->  retiring  ------->  gone
+       ^               (the shard has     (out of the batch; steps in flight
+       |                its row)           may still write its blocks)
+       +------------------+ preempted
 
-    running  ------->  retiring  ------->  gone
-    (the shard has     (out of the batch; steps in flight
-     its row)           may still write its blocks)
+It knows no budget: the planner decides which of the waiting fit.
 
-A sequence leaves because it ended, was preempted, or is fully scheduled: each of its tokens is
-known or being sampled, so no later step concerns it. (While its sample may be late, only the answer
-settles that.) Its blocks are freed when the last step with it is answered, which is at once when
-none is in flight.
+Entries are offered oldest first. One that does not fit yet may be passed by younger ones, but by
+`max_passes` of them at most in its life: after that nobody behind it is offered. A preempted
+sequence returns to its place by arrival, which is before everything that came after it. One that is
+held, since its constraint is still being compiled, is not offered: none passes it, and it blocks
+none.
+
+Why none starves. Let E wait and not be held. Those older than E are finitely many. Of the younger,
+at most `max_passes` pass E; once they have, only E and those before it are offered, so running
+sequences are no longer replaced by younger ones. Steps then compute at least one token for good
+each: a decode's token outlives a preemption, and the oldest running sequence is never preempted for
+another one. (Run ahead, a step may pass while blocks wait to be freed.) So at the latest after as
+many such steps as the running sequences have tokens left to compute, nothing runs, every block is
+available, and the oldest waiting sequence, which was measured against the whole pool when it came,
+is admitted. That repeats for each one older than E, and then for E.
+
+A running sequence leaves because it ended, was preempted, or is fully scheduled: each of its tokens
+is known or being sampled, so no later step concerns it. (While its sample may be late, only the
+answer settles that.) Its blocks are freed when the last step with it is answered, which is at once
+when none is in flight.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from proto.contract import Generation
+from proto.contract import Generation, StepResult
 from router.request.errors import ShardFailed
 from router.scheduler.allocator import Allocator, BlockAllocation
 from router.scheduler.sequence import ScheduledChunk, Sequence
-from router.shards.batch import StepResult
+
+# How many are offered in one step: a bound on a step's cost, not on a sequence's turn, since the
+# oldest are offered first. So it is also the most that one step admits; the others have the next.
+_MAX_OFFERS = 64
 
 
 def _order(sequence: Sequence) -> int:
     return sequence.order
+
+
+class WaitingQueue:
+    """Entries in state WAITING. Only the `Scheduler` changes it."""
+
+    def __init__(self, max_passes: int) -> None:
+        self._max_passes = max_passes
+        self._sequences: list[Sequence] = []
+        # Their constraints are still being compiled.
+        self._held: dict[int, Sequence] = {}
+        self._refused: list[Sequence] = []
+        self._is_barred = False
+
+    def __len__(self) -> int:
+        return len(self._sequences) + len(self._held)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self._sequences
+        yield from self._held.values()
+
+    @property
+    def has_offers(self) -> bool:
+        """True while one waits that may be admitted."""
+        return bool(self._sequences)
+
+    def add(self, sequence: Sequence) -> None:
+        """Inserts in order of arrival."""
+        insort(self._sequences, sequence, key=_order)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Waits, but is offered only once it is released."""
+        self._held[sequence.request_id] = sequence
+
+    def release(self, sequence: Sequence) -> None:
+        """Inserts in order of arrival, if it was held."""
+        if self._held.pop(sequence.request_id, None) is not None:
+            self.add(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Raises ValueError if it does not wait."""
+        if self._held.pop(sequence.request_id, None) is None:
+            self._sequences.remove(sequence)
+
+    def place(self, sequence: Sequence) -> int:
+        """1 for the one that is offered first; of a held one, what its place would be."""
+        return bisect_left(self._sequences, sequence.order, key=_order) + 1
+
+    def offers(self) -> Iterator[Sequence]:
+        """Entries that may be admitted in this step, one by one.
+
+        For each, before asking for the next, the caller calls `admit` or `refuse`, or stops.
+        """
+        self._refused = []
+        self._is_barred = False
+        for sequence in self._sequences[:_MAX_OFFERS]:
+            if self._is_barred:
+                return
+            yield sequence
+
+    def admit(self, sequence: Sequence) -> None:
+        """The offered sequence leaves the queue, past those refused before it."""
+        for older in self._refused:
+            older.num_passed += 1
+            self._is_barred |= older.num_passed >= self._max_passes
+        self.remove(sequence)
+
+    def refuse(self, sequence: Sequence) -> None:
+        """The offered sequence does not fit yet."""
+        self._refused.append(sequence)
+        self._is_barred |= sequence.num_passed >= self._max_passes
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError when the order or a count of passes is wrong."""
+        orders = [sequence.order for sequence in self._sequences]
+        assert not set(orders) & {sequence.order for sequence in self._held.values()}
+        assert orders == sorted(set(orders)), "the queue is out of order"
+        assert all(sequence.num_passed <= self._max_passes for sequence in self._sequences)
 
 
 class RunningBatch:

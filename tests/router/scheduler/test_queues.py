@@ -1,4 +1,4 @@
-from router.scheduler.queue import WaitingQueue
+from router.scheduler.queues import WaitingQueue
 from router.scheduler.sequence import Sequence
 from tests.strategies import make_request
 
