@@ -1,10 +1,12 @@
+"""Messages to the classes of the contract and back, as the shard reads and writes them."""
+
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.translation import Translation
 from model_server.engine.step import StepOutput
 from model_server.errors import InvalidStep
-from model_server.service import wire
+from model_server.service import service
 from proto import generate_pb2 as pb
 from proto.contract import (
     FinishReason,
@@ -32,12 +34,11 @@ def request(**changes: object) -> pb.Request:
     return message
 
 
-def prefill(message: pb.Request) -> wire.PrefillCall:
-    return wire.prefill_from_pb(pb.PrefillRequest(batch=pb.Batch(id=1, requests=[message])))
+arrived = service.sequence_from_pb
 
 
 def test_absent_parameters_are_none() -> None:
-    sequence = prefill(request()).new[0]
+    sequence = arrived(request())
     assert sequence.token_ids == (5, 6, 7)
     sampling = sequence.sampling
     assert (sampling.top_k, sampling.top_p, sampling.typical_p, sampling.min_p) == (None,) * 4
@@ -45,7 +46,7 @@ def test_absent_parameters_are_none() -> None:
 
 def test_what_is_known_of_a_constraint_arrives() -> None:
     message = request(constraint=pb.Constraint(kind=pb.CONSTRAINT_KIND_REGEX, text="a"))
-    sequence = prefill(message).new[0]
+    sequence = arrived(message)
     assert sequence.constraint is not None
     assert sequence.constraint.translation is None
     translation = message.constraint.translation
@@ -57,7 +58,7 @@ def test_what_is_known_of_a_constraint_arrives() -> None:
         if token_ids is not None:
             translation.completion.token_ids[:] = token_ids
             translation.completion.SetInParent()
-        constraint = prefill(message).new[0].constraint
+        constraint = arrived(message).constraint
         assert constraint is not None
         assert constraint.translation == Translation(
             "start: /a/", ("/a",), (b"\xff",), may_run_on=True, completion=token_ids
@@ -69,16 +70,16 @@ def test_a_pause_and_where_scores_begin_arrive() -> None:
         pause_len=2,
         logprobs=pb.LogprobParameters(prompt=True, prompt_from=1),
     )
-    sequence = prefill(message).new[0]
+    sequence = arrived(message)
     assert sequence.pause_len == 2
     assert sequence.logprobs == LogprobParams(prompt=True, prompt_from=1)
-    assert prefill(request()).new[0].pause_len is None
+    assert arrived(request()).pause_len is None
 
 
 def test_a_watermark_is_made_on_request() -> None:
-    asking = prefill(request(sampling=pb.SamplingParameters(watermark=True))).new[0]
+    asking = arrived(request(sampling=pb.SamplingParameters(watermark=True)))
     assert asking.sampling.watermark
-    assert not prefill(request()).new[0].sampling.watermark
+    assert not arrived(request()).sampling.watermark
 
 
 def test_a_constraint_comes_with_its_stop_rule() -> None:
@@ -90,7 +91,7 @@ def test_a_constraint_comes_with_its_stop_rule() -> None:
         cuts=True,
     )
     stopping = pb.StoppingParameters(stop_strings=["\n\n", "END"], keep_stop_string=True)
-    sequence = prefill(request(constraint=asked, stopping=stopping)).new[0]
+    sequence = arrived(request(constraint=asked, stopping=stopping))
     assert (sequence.stop.stop_strings, sequence.stop.keep_stop_string) == (("\n\n", "END"), True)
     assert sequence.constraint == OutputConstraint(
         ConstraintSpec(Kind.JSON_SCHEMA, "{}", Whitespace.COMPACT, lenient=True),
@@ -100,31 +101,25 @@ def test_a_constraint_comes_with_its_stop_rule() -> None:
 
 @pytest.mark.parametrize("nothing", [{}, {"constraint": pb.Constraint()}])
 def test_no_constraint_is_none(nothing: dict[str, object]) -> None:
-    assert prefill(request(**nothing)).new[0].constraint is None
+    assert arrived(request(**nothing)).constraint is None
 
 
 @pytest.mark.parametrize("kind", [k for k in pb.ConstraintKind.values() if k])
 def test_every_kind_of_the_wire_is_known(kind: pb.ConstraintKind.ValueType) -> None:
-    name = wire.spec_from_pb(pb.Constraint(kind=kind)).kind.name
+    name = service.spec_from_pb(pb.Constraint(kind=kind)).kind.name
     assert pb.ConstraintKind.Name(kind) == f"CONSTRAINT_KIND_{name}"
 
 
-def test_a_cached_batch_of_id_zero_is_not_absence() -> None:
-    assert wire.prefill_from_pb(pb.PrefillRequest(cached_batch_id=0)).cached_batch_id == 0
-    assert wire.prefill_from_pb(pb.PrefillRequest()).cached_batch_id is None
-
-
 def test_an_update_of_zero_tokens_is_not_the_default() -> None:
-    call = wire.decode_from_pb(
-        pb.DecodeRequest(
-            batch_ids=[1],
-            updates=[
-                pb.RunningUpdate(request_id=1, chunk_len=0),
-                pb.RunningUpdate(request_id=2, block_ids=[4]),
-            ],
-        )
+    message = pb.DecodeRequest(
+        batch_ids=[1],
+        updates=[
+            pb.RunningUpdate(request_id=1, chunk_len=0),
+            pb.RunningUpdate(request_id=2, block_ids=[4]),
+        ],
     )
-    assert call.updates == (RunningUpdate(1, (), 0), RunningUpdate(2, (4,), None))
+    updates = (RunningUpdate(1, (), 0), RunningUpdate(2, (4,), None))
+    assert service.updates_from_pb(message) == updates
 
 
 @pytest.mark.parametrize(
@@ -142,12 +137,7 @@ def test_an_update_of_zero_tokens_is_not_the_default() -> None:
 )
 def test_a_request_that_contradicts_itself_is_refused(message: pb.Request, said: str) -> None:
     with pytest.raises(InvalidStep, match=said):
-        prefill(message)
-
-
-def test_decode_of_no_batch_is_refused() -> None:
-    with pytest.raises(InvalidStep, match="batch_ids is empty"):
-        wire.decode_from_pb(pb.DecodeRequest())
+        arrived(message)
 
 
 def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
@@ -174,7 +164,7 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
         num_masked_rows=5,
         mask_wait_ns=6,
     )
-    message = wire.step_to_pb(output, epoch=9)
+    message = service.step_to_pb(output, epoch=9)
     first, second, third, fourth = message.generations
     assert message.epoch == 9
     assert [t.id for t in first.tokens[0].top_tokens] == [3, 9]
@@ -199,7 +189,7 @@ def test_a_late_row_is_answered_with_the_scores_of_its_prompt() -> None:
         sample_ns=2,
         total_ns=3,
     )
-    (generation,) = wire.step_to_pb(output, epoch=9).generations
+    (generation,) = service.step_to_pb(output, epoch=9).generations
     assert (generation.is_late, list(generation.prompt_logprobs), list(generation.tokens)) == (
         True,
         [-1.0],
@@ -208,5 +198,5 @@ def test_a_late_row_is_answered_with_the_scores_of_its_prompt() -> None:
 
 
 def test_a_step_that_leaves_nothing_names_no_batch() -> None:
-    message = wire.step_to_pb(StepOutput((), None, (), 0, 0, 0), epoch=1)
+    message = service.step_to_pb(StepOutput((), None, (), 0, 0, 0), epoch=1)
     assert not message.HasField("batch")

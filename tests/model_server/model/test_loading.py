@@ -1,4 +1,4 @@
-"""`check` as a process: its lock, the files that it writes, its parent's end."""
+"""The command `check` as a process: its lock, the files that it writes, its parent's end."""
 
 import fcntl
 import os
@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from launcher import BUNDLED_MODEL
+from model_server.__main__ import main
 from tests.integration.server import wait_until_gone
+from tests.model_server import forked
 
 pytestmark = pytest.mark.slow
 
@@ -33,27 +35,36 @@ def wait_until_open(pid: int, path: Path) -> None:
     raise AssertionError(f"{path} was never opened")
 
 
-def test_a_model_is_examined_when_its_turn_has_come_and_its_folder_told(tmp_path: Path) -> None:
-    turn, folder_file = tmp_path / "turn", tmp_path / "folder"
+def test_a_model_is_checked_in_its_turn_and_folder_and_needs_are_written(tmp_path: Path) -> None:
+    turn, folder_file, needs = (tmp_path / name for name in ("turn", "folder", "needs"))
+    flags = (
+        "--turn-file",
+        str(turn),
+        "--folder-file",
+        str(folder_file),
+        "--needs-file",
+        str(needs),
+    )
+    argv = ["check", str(BUNDLED_MODEL), *flags, "--device", "cpu", "--dtype", "float32"]
+    process = forked.context().Process(target=check_and_exit, args=(argv,))
     with turn.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        flags = ("--turn-file", str(turn), "--folder-file", str(folder_file))
-        with subprocess.Popen(check_argv(*flags), stdout=subprocess.DEVNULL) as process:
-            wait_until_open(process.pid, turn)
-            assert process.poll() is None
-            assert not folder_file.exists()
-            fcntl.flock(file, fcntl.LOCK_UN)
-            assert process.wait(100) == 0
+        process.start()
+        assert process.pid is not None
+        wait_until_open(process.pid, turn)
+        assert process.is_alive()
+        assert not folder_file.exists()
+        fcntl.flock(file, fcntl.LOCK_UN)
+        process.join(100)
+    assert process.exitcode == 0
     assert folder_file.read_text() == str(BUNDLED_MODEL)
-
-
-def test_what_a_model_needs_of_the_host_is_told_to_who_asks(tmp_path: Path) -> None:
-    needs = tmp_path / "needs"
-    flags = ("--needs-file", str(needs), "--device", "cpu", "--dtype", "float32")
-    subprocess.run(check_argv(*flags), stdout=subprocess.DEVNULL, check=True, timeout=100)
     weights = BUNDLED_MODEL / "model.safetensors"
     # In the file they have two bytes each, and a header.
     assert 0 < weights.stat().st_size * 2 - int(needs.read_text()) < 200_000
+
+
+def check_and_exit(argv: list[str]) -> None:
+    sys.exit(main(argv))
 
 
 def test_a_check_ends_with_who_asked_for_it(tmp_path: Path) -> None:
