@@ -23,7 +23,7 @@ from constraints.grammars.limits import LIMITS
 from constraints.grammars.source_hints import hints_of
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
-from constraints.token_trie import TokenTrie, walk_of
+from constraints.token_trie import TokenTrie, trie_of
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
@@ -55,7 +55,7 @@ class Compiler:
         # ExampleInstances recently used first. A future is there from the start of its compilation.
         self._cache: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
         self._cached_chars = 0
-        self._walk_lock = threading.Lock()
+        self._trie_lock = threading.Lock()
         self._hits = 0
         self._misses = 0
         self._compile_s = 0.0
@@ -118,10 +118,10 @@ class Compiler:
                 # A bug of ours, or this thread is being ended: nobody may wait for ever.
                 future.set_exception(RuntimeError("the constraint's compilation was broken off"))
 
-    def _token_walk(self) -> TokenTrie:
+    def _token_trie(self) -> TokenTrie:
         """The vocabulary's, made when it is first needed: it takes half a second."""
-        with self._walk_lock:
-            return walk_of(self.vocabulary)
+        with self._trie_lock:
+            return trie_of(self.vocabulary)
 
     def _evict(self, newest: ConstraintSpec) -> None:
         while (
@@ -156,7 +156,7 @@ class Compiler:
             case Kind.WHERE:
                 expression = parse(spec.text)
                 try:
-                    return compile_where(expression, self.vocabulary, self._token_walk())
+                    return compile_where(expression, self.vocabulary, self._token_trie())
                 except OutOfReach:
                     grammar = where_fallback.to_grammar(expression, spec.text)
         return GrammarLanguage(
@@ -177,7 +177,7 @@ class Compiler:
             grammar = regex.to_grammar(spec.text)
         except NotEnforced as refusal:
             try:
-                return compile_where(Matches(spec.text), self.vocabulary, self._token_walk())
+                return compile_where(Matches(spec.text), self.vocabulary, self._token_trie())
             except TooManyStates:
                 raise TooComplex(
                     "a pattern that looks around is followed by its states, and this one has too"

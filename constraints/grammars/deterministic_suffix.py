@@ -16,7 +16,7 @@ from constraints.vocabulary_cache import kept_with_vocabulary
 MAX_FORCED_BYTES = 64
 
 
-def forced_beginning(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
+def deterministic_suffix_of(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
     """The first bytes that every legal text goes on with; `inner` is moved, or breaks."""
     row: Bitmask = np.zeros(vocabulary.num_words, dtype=np.int32)
     singles = alphabet_of(vocabulary).singles

@@ -20,7 +20,7 @@ from llguidance import LLMatcher
 
 from constraints.bitmask import Bitmask
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
-from constraints.grammars.deterministic_suffix import forced_beginning
+from constraints.grammars.deterministic_suffix import deterministic_suffix_of
 from constraints.grammars.limits import Limits
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.completion import completes, spelled, text_of
@@ -143,7 +143,7 @@ class GrammarLanguage:
             self._originals = [each for each in self._originals if each is not original]
 
     @property
-    def is_equipped(self) -> bool:
+    def is_search_prepared(self) -> bool:
         """Whether all is there that searches from the middle of a text use."""
         return self.hints.are_made and (self._in_bytes is not None or not self._has_bytes)
 
@@ -243,11 +243,11 @@ class GrammarMatcher:
         self._check()
         return count
 
-    def forced_bytes(self) -> bytes:
+    def deterministic_suffix(self) -> bytes:
         """The bytes that every legal text goes on with, or their beginning."""
         if self._language.may_run_on:
             ahead = self._inner.deep_copy()
-            forced = forced_beginning(ahead, self._language.vocabulary)
+            forced = deterministic_suffix_of(ahead, self._language.vocabulary)
             if ahead.is_error():
                 raise EngineFailed(f"the matcher broke: {_first_line(ahead.get_error())}")
             return forced

@@ -12,7 +12,7 @@ from itertools import islice
 
 from constraints.errors import ConstraintError
 from constraints.grammars.example_merging import both_schemas, merged
-from constraints.grammars.example_number import least_number
+from constraints.grammars.example_number import example_number
 from constraints.grammars.example_string import ExampleStrings
 from constraints.grammars.example_text import MAX_LEN
 from constraints.grammars.example_values import fits, written
@@ -139,8 +139,8 @@ class ExampleInstances:
         makers: dict[str, Callable[[], str | None]] = {
             "null": lambda: "null",
             "boolean": lambda: "true",
-            "integer": lambda: least_number(schema, is_whole=True),
-            "number": lambda: least_number(schema, is_whole=False),
+            "integer": lambda: example_number(schema, is_whole=True),
+            "number": lambda: example_number(schema, is_whole=False),
             "string": lambda: self._string(schema),
             "array": lambda: self._array(schema, within),
             "object": lambda: self._object(schema, within),

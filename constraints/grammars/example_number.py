@@ -20,7 +20,7 @@ _WITHIN: dict[str, Callable[[Fraction, Fraction], bool]] = {
 }
 
 
-def least_number(schema: Mapping[str, Json], *, is_whole: bool) -> str | None:
+def example_number(schema: Mapping[str, Json], *, is_whole: bool) -> str | None:
     """A whole number, or one with few decimal places; the nearest to zero of those.
 
     None: there is none. `multipleOf` may be a list, of steps that hold together.

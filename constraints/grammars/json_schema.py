@@ -29,43 +29,43 @@ class SchemaGrammar:
     text: str
     not_enforced: tuple[str, ...]
     _whitespace: Whitespace
-    _blame: RefusalLocator
+    _locator: RefusalLocator
 
     @property
     def rewritten(self) -> Rewritten:
         """The schema that the grammar was written from."""
-        return self._blame.rewritten
+        return self._locator.rewritten
 
     def explain(self, message: str) -> ConstraintError:
         """What the engine's message says of the schema, with a pointer where one is found."""
-        return self._blame.error(message)
+        return self._locator.error(message)
 
     def without_empty_definition(self) -> "SchemaGrammar | None":
         """The grammar after a definition that nothing satisfies became `false`, if there is one.
 
         The engine refuses a schema with such a definition even where it may be left out.
         """
-        rewritten = self._blame.rewritten
-        name = self._blame.empty_definition()
+        rewritten = self._locator.rewritten
+        name = self._locator.empty_definition()
         if name is None:
             return None
         rewritten.definitions[name] = False
         _settle(rewritten)
-        return _written(rewritten, self._whitespace, self._blame)
+        return _written(rewritten, self._whitespace, self._locator)
 
 
 def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) -> SchemaGrammar:
     """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex."""
     rewritten = checked(read(text), lenient=lenient)
-    blame = RefusalLocator(rewritten, limits)
+    locator = RefusalLocator(rewritten, limits)
     if lenient:
-        _relax(rewritten, blame)
-    return _written(rewritten, whitespace, blame)
+        _relax(rewritten, locator)
+    return _written(rewritten, whitespace, locator)
 
 
-def _written(rewritten: Rewritten, whitespace: Whitespace, blame: RefusalLocator) -> SchemaGrammar:
+def _written(rewritten: Rewritten, whitespace: Whitespace, locator: RefusalLocator) -> SchemaGrammar:
     text = grammar_of(rewritten.root, rewritten.definitions, whitespace)
-    return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, blame)
+    return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, locator)
 
 
 _ENDLESS = "nothing satisfies it: what it requires is false, or would contain itself without end"
@@ -94,13 +94,13 @@ def _settle(rewritten: Rewritten) -> None:
     open_one_ofs(rewritten.root, rewritten.definitions)
 
 
-def _relax(rewritten: Rewritten, blame: RefusalLocator) -> None:
+def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:
     """Give up what the engine will not have, part by part, and take note."""
     for _ in range(_MAX_RELAXED):
-        message = blame.message(rewritten.root)
+        message = locator.message(rewritten.root)
         if not message or not isinstance(explain(message), NotEnforced):
             return
-        part = blame.part(NotEnforced)
+        part = locator.part(NotEnforced)
         pointer = rewritten.origins.get(id(part), "")
         given_up = [key for key in _GIVEN_UP if key in part]
         for key in given_up or list(part):

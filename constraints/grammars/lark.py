@@ -15,7 +15,7 @@ from constraints.grammars.engine import HEADER
 from constraints.grammars.lark_greed import rules_without_text
 from constraints.grammars.lark_loops import may_run_on
 from constraints.grammars.lark_negation import about_texts
-from constraints.grammars.lark_reader import Word, check_nesting, endless_rules, misplaced, words
+from constraints.grammars.lark_reader import Word, check_nesting, unproductive_rules, misplaced, words
 from constraints.grammars.lark_terminals import empty_terminals
 from constraints.grammars.limits import LIMITS
 from constraints.grammars.regex import translate_terminal
@@ -58,10 +58,10 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkG
     found = words(text)
     check_nesting(found)
     _check(text, found)
-    endless = endless_rules(found)
-    if endless:
-        names = tuple(dict.fromkeys(word.text for word in endless))
-        wrong = misplaced(text, endless[0], f"rule `{names[0]}` never ends: no text follows it")
+    unproductive = unproductive_rules(found)
+    if unproductive:
+        names = tuple(dict.fromkeys(word.text for word in unproductive))
+        wrong = misplaced(text, unproductive[0], f"rule `{names[0]}` never ends: no text follows it")
         raise Contradiction(str(wrong), names)
     written = about_texts(text, found, dict(_rewritten(text, found, whitespace)))
     pieces, at = [HEADER], 0
@@ -142,7 +142,7 @@ def _check_terminals(text: str, found: list[Word], written: Mapping[int, str]) -
     if not empty:
         return
     known = {word.start if word.kind == "regexp" else word.text for word in empty}
-    rules = [word.text for word in endless_rules(found, known)]
+    rules = [word.text for word in unproductive_rules(found, known)]
     first = empty[0]
     what = f"no text satisfies {'this pattern' if first.kind == 'regexp' else 'this terminal'}"
     if rules:
@@ -193,9 +193,9 @@ def _pattern(text: str, word: Word) -> str:
 
 def _wrong_schema(word: Word) -> ConstraintError | None:
     """What the engine will not have of a schema."""
-    blame = RefusalLocator(json_schema.checked(word.value, lenient=False), LIMITS[Kind.LARK])
-    message = blame.message(blame.rewritten.root)
-    return blame.error(message) if message else None
+    locator = RefusalLocator(json_schema.checked(word.value, lenient=False), LIMITS[Kind.LARK])
+    message = locator.message(locator.rewritten.root)
+    return locator.error(message) if message else None
 
 
 def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError:

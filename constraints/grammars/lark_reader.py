@@ -124,7 +124,7 @@ def plain_name(name: str) -> str:
     return name.lstrip("!?")
 
 
-def endless_rules(found: Sequence[Word], empty: Collection[str | int] = ()) -> list[Word]:
+def unproductive_rules(found: Sequence[Word], empty: Collection[str | int] = ()) -> list[Word]:
     """Rules that no finite text follows, in order, of those that `start` leads to.
 
     empty: names of terminals and places of patterns that no text satisfies

@@ -174,9 +174,9 @@ class Conjunction:
 
     def _is_too_short(self) -> bool:
         most = self.interval(Measure.CHARS).high
-        return most is not None and most < max(self._least_chars(), default=0)
+        return most is not None and most < max(self._min_chars(), default=0)
 
-    def _least_chars(self) -> Iterator[int]:
+    def _min_chars(self) -> Iterator[int]:
         """What the other parts need in characters, each of them alone."""
         num_words = self.interval(Measure.WORDS).low or 0
         yield 2 * num_words - 1

@@ -148,7 +148,7 @@ class _Subsets:
             done[own] = reached
             if len(done) > _MAX_THREADS:
                 raise TooManyStates("a pattern that looks ahead too often")
-            for look, end in self._looks_of(reached):
+            for look, end in self._lookarounds_of(reached):
                 must, must_not = own
                 if look.is_negated:
                     todo.append(((must, must_not | 1 << look.start), 1 << end))
@@ -165,7 +165,7 @@ class _Subsets:
         must = (self._passed(each, known) for each in duties[0])
         return frozenset(each for each in must if not each & self._kept), must_not
 
-    def _looks_of(self, states: int) -> Iterable[tuple[Look, int]]:
+    def _lookarounds_of(self, states: int) -> Iterable[tuple[Look, int]]:
         for state in _bits(states):
             for condition, after in self._parts.passes[state]:
                 look = None if condition is None else self._parts.conditions[condition]

@@ -64,7 +64,7 @@ def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
 class _Spelled:
     """Where the machine is after each prefix of a phrase, from each of its states.
 
-    states: by node, [num_states]; gained: by node, [num_states, num_axes]
+    states: by node, [num_states]; gained: by node, [num_states, num_counters]
     """
 
     def __init__(self, machine: Machine, trie: Phrases) -> None:

@@ -230,7 +230,7 @@ class MaskScheduler:
                 continue
             if output.is_quick:
                 self._quick.append(output)
-            elif output.is_equipped:
+            elif output.is_search_prepared:
                 going_on.append(output)
             else:
                 self._deferred.add(output.request_id)

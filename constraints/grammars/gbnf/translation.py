@@ -24,12 +24,12 @@ def to_grammar(text: str) -> str:
     reached = check_depth([ROOT], mentions)
     terms = {name: rule.term for name, rule in read_rules.items() if name in reached}
     ending = closure(mentions, lambda name, known: _ends(read_rules[name].term, known))
-    endless = [name for name in terms if name not in ending]
-    if endless:
-        at = read_rules[endless[0]].position
-        what = f"rule `{endless[0]}` never ends: no text follows it"
-        wrong = complaint(text, at, at + len(endless[0]), what)
-        raise Contradiction(str(wrong), tuple(endless))
+    unproductive = [name for name in terms if name not in ending]
+    if unproductive:
+        at = read_rules[unproductive[0]].position
+        what = f"rule `{unproductive[0]}` never ends: no text follows it"
+        wrong = complaint(text, at, at + len(unproductive[0]), what)
+        raise Contradiction(str(wrong), tuple(unproductive))
     rules = {name: unrolled(name, term) for name, term in terms.items()}
     found = cut(rules, flat_rules(rules), ROOT)
     return HEADER + write(found, rules, ROOT)

@@ -20,11 +20,11 @@ def prune(root: Json, definitions: dict[str, Json]) -> bool:
     mentions = {name: _mentioned(schema) for name, schema in definitions.items()}
     check_depth(_mentioned(root), mentions)
     ending = closure(mentions, lambda name, known: _ends(definitions[name], known))
-    endless = {f"#/$defs/{name}" for name in definitions if name not in ending}
-    if endless:
+    unproductive = {f"#/$defs/{name}" for name in definitions if name not in ending}
+    if unproductive:
         for schema in [root, *definitions.values()]:
             for part in parts(schema):
-                if part.get("$ref") in endless:
+                if part.get("$ref") in unproductive:
                     part.clear()
                     part["allOf"] = [False]
     return _ends(root, ending)

@@ -120,17 +120,17 @@ def test_tokens_are_counted_up_to_the_first_that_is_illegal() -> None:
 
 def test_forced_bytes_go_up_to_the_first_choice() -> None:
     matcher = compiled(Kind.REGEX, "abc(d|e)").matcher()
-    assert matcher.forced_bytes() == b"abc"
+    assert matcher.deterministic_suffix() == b"abc"
     for token in b"abc":
         matcher.advance(token)
-    assert matcher.forced_bytes() == b""
+    assert matcher.deterministic_suffix() == b""
 
 
 def test_nothing_is_forced_where_the_text_may_end() -> None:
     matcher = compiled(Kind.REGEX, "a(bc)?").matcher()
     matcher.advance(ord("a"))
     assert matcher.is_complete
-    assert matcher.forced_bytes() == b""
+    assert matcher.deterministic_suffix() == b""
 
 
 def test_a_fork_goes_its_own_way() -> None:
