@@ -7,7 +7,7 @@ A language is immutable and shared by threads. A matcher belongs to one output a
 thread at a time. Every mask is exact: a token is allowed if and only if some text of the language
 begins with what was accepted so far followed by the token's bytes; end tokens are allowed if and
 only if what was accepted so far is in the language. If a vocabulary lacks single bytes and cannot
-spell every text, only masks that know distances are exact; for others `OutputConstraintState` checks
+spell every text, only masks that know distances are exact; for others the output's state checks
 each token.
 """
 

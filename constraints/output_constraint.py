@@ -31,7 +31,7 @@ from constraints.guiding.stops import StoppedMatcher
 from constraints.matcher import Language, Matcher
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary
-from constraints.without_stop_strings import stop_contradiction, listed_stops, without_stop_strings
+from constraints.without_stop_strings import listed_stops, stop_contradiction, without_stop_strings
 
 NO_STOPS = StopRule()
 # The most forced tokens that are taken at once.
@@ -181,7 +181,9 @@ class OutputConstraintState:
     @property
     def is_search_prepared(self) -> bool:
         """Whether a search by `check` would find everything prepared."""
-        return self._num_tokens == 0 or not self._needs_completion or self._language.is_search_prepared
+        return (
+            self._num_tokens == 0 or not self._needs_completion or self._language.is_search_prepared
+        )
 
     def prepare_search(self) -> None:
         """Prepare what a search by `check` needs; takes as long as compiling."""

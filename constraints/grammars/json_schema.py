@@ -63,7 +63,9 @@ def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) ->
     return _written(rewritten, whitespace, locator)
 
 
-def _written(rewritten: Rewritten, whitespace: Whitespace, locator: RefusalLocator) -> SchemaGrammar:
+def _written(
+    rewritten: Rewritten, whitespace: Whitespace, locator: RefusalLocator
+) -> SchemaGrammar:
     text = grammar_of(rewritten.root, rewritten.definitions, whitespace)
     return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, locator)
 

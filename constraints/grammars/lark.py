@@ -15,7 +15,13 @@ from constraints.grammars.engine import HEADER
 from constraints.grammars.lark_greed import rules_without_text
 from constraints.grammars.lark_loops import may_run_on
 from constraints.grammars.lark_negation import about_texts
-from constraints.grammars.lark_reader import Word, check_nesting, unproductive_rules, misplaced, words
+from constraints.grammars.lark_reader import (
+    Word,
+    check_nesting,
+    misplaced,
+    unproductive_rules,
+    words,
+)
 from constraints.grammars.lark_terminals import empty_terminals
 from constraints.grammars.limits import LIMITS
 from constraints.grammars.regex import translate_terminal
@@ -61,7 +67,9 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkG
     unproductive = unproductive_rules(found)
     if unproductive:
         names = tuple(dict.fromkeys(word.text for word in unproductive))
-        wrong = misplaced(text, unproductive[0], f"rule `{names[0]}` never ends: no text follows it")
+        wrong = misplaced(
+            text, unproductive[0], f"rule `{names[0]}` never ends: no text follows it"
+        )
         raise Contradiction(str(wrong), names)
     written = about_texts(text, found, dict(_rewritten(text, found, whitespace)))
     pieces, at = [HEADER], 0

@@ -19,12 +19,12 @@ from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 
-# The most CPU seconds for each attempt. Two hundred words take a third of it, so the result does not
+# The most CPU seconds for each attempt. Two hundred words take a third of it, so results do not
 # depend on the load of the machine.
 MAX_TIME_S = 0.3
 # Where all of these are legal, words are: they can fill a text that has to be longer.
 _LETTERS = frozenset(ascii_lowercase.encode())
-# Preferred to words where legal: the end of a JSON string, the end of a word, nothing. Which is right
+# Preferred to words where legal: the end of a JSON string or of a word, or nothing. The right one
 # depends on the language, so each is tried.
 _BEFORE_WORDS = (b'"', b" ", b"")
 

@@ -1,7 +1,7 @@
 """Searches for a short completion of an output; all that it knows of the language are the masks.
 
 A best-first search over bytes. A node is a matcher and the bytes that led to it. An edge is a token
-of one byte (or a replacement for a byte without a token), or a splice text that is legal as a whole.
+of one byte (or a replacement for a byte without one), or a splice text that is legal as a whole.
 
 DIVE:    always takes the first edge: for structure that has to be written in any case
 NOVELTY: later siblings and masks seen before cost more: this leaves a loop
@@ -27,7 +27,13 @@ from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.completion import KnownCompletion, completes, spelled, text_of
 from constraints.guiding.frontier import MaskSignature, mask_signature
 from constraints.guiding.greedy_completion import long_completion
-from constraints.guiding.splice_texts import NO_SPLICE_TEXTS, SpliceTexts, ends_of, splice_texts_of, spelled_splice_texts
+from constraints.guiding.splice_texts import (
+    NO_SPLICE_TEXTS,
+    SpliceTexts,
+    ends_of,
+    spelled_splice_texts,
+    splice_texts_of,
+)
 from constraints.guiding.time_limit import TimeLimit
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
@@ -154,7 +160,9 @@ class Search:
                 yield from self._endings(matcher, path, signature)
                 is_after_splice = len(parent.edges[index]) > 1
                 begun = self._begun(matcher, forced)
-                edges, is_new = self._edges(strategy, matcher, path, signature, begun, is_after_splice=is_after_splice)
+                edges, is_new = self._edges(
+                    strategy, matcher, path, signature, begun, is_after_splice=is_after_splice
+                )
                 if strategy is Strategy.LENGTH:
                     cost = len(text_of(path, self._vocabulary))  # with what is forced
                 push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
@@ -315,7 +323,11 @@ def _tails_in_bytes(
 
 
 def _splice_texts_in(hints: Sequence[bytes], vocabulary: Vocabulary) -> SpliceTexts:
-    return spelled_splice_texts(hints, lambda text: spelled(text, vocabulary)) if hints else NO_SPLICE_TEXTS
+    return (
+        spelled_splice_texts(hints, lambda text: spelled(text, vocabulary))
+        if hints
+        else NO_SPLICE_TEXTS
+    )
 
 
 def _respelled(

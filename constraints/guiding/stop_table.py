@@ -101,7 +101,7 @@ class StopTable:
         self._places = self._packed(classes)
 
     def _packed(self, classes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """The automaton as a trie walk needs it: state s is place s + 1, 0 is past a stop string."""
+        """The automaton for walks over the trie: state s is place s + 1; 0: past a stop string."""
         members = [int(np.flatnonzero(classes == each)[0]) for each in range(self._width)]
         automaton = self.automaton
         table = np.zeros((len(automaton.delta) + 1, self._width), dtype=np.int64)

@@ -1,7 +1,7 @@
 """A limit on CPU time that a pause for garbage collection does not use up.
 
-A search takes a small part of its limit, but a garbage collection meanwhile may take longer than the
-whole limit. So the limit restarts once, with half its length.
+A search takes a small part of its limit, but a garbage collection may take longer than all of it.
+So the limit restarts once, with half its length.
 """
 
 from time import thread_time

@@ -55,9 +55,7 @@ class ByteSteps:
         """Whether any byte leads to a live place."""
         return any(True for _ in self._alive(slacks, packed, counts))
 
-    def _alive(
-        self, slacks: Slacks, packed: int, counts: list[int]
-    ) -> Iterator[tuple[int, bool]]:
+    def _alive(self, slacks: Slacks, packed: int, counts: list[int]) -> Iterator[tuple[int, bool]]:
         """The representative bytes that lead to a live place, and whether each has equals."""
         for letter, has_equals in self._letters:
             after, counted = self.read(letter, packed, counts)
@@ -66,7 +64,7 @@ class ByteSteps:
 
 
 def _letters(classes: list[int]) -> list[tuple[bytes, bool]]:
-    """A representative of each class of bytes, and whether there are others; large classes first."""
+    """A representative of each class of bytes, and whether it has equals; large classes first."""
     likes: dict[int, list[int]] = {}
     for byte, kind in enumerate(classes):
         likes.setdefault(kind, []).append(byte)

@@ -68,7 +68,11 @@ def along(
         rest = fewest(ahead, routes, max_len - len(tokens))
         if rest is not None:
             return (*tokens, *rest)
-        token_id = _towards(ahead, routes, coaccessible_slacks, max_len - len(tokens)) if ahead.is_inside else None
+        token_id = (
+            _towards(ahead, routes, coaccessible_slacks, max_len - len(tokens))
+            if ahead.is_inside
+            else None
+        )
         if token_id is None:
             return None
         ahead.advance(token_id)
@@ -76,7 +80,9 @@ def along(
     return None
 
 
-def _towards(state: MatcherState, routes: Distances, coaccessible_slacks: Slacks, max_len: int) -> int | None:
+def _towards(
+    state: MatcherState, routes: Distances, coaccessible_slacks: Slacks, max_len: int
+) -> int | None:
     """The token that leads to the shortest route, or else further into the character."""
     after = state.made_len + 1
 

@@ -71,7 +71,9 @@ class CounterGrid:
             grid = machine.accepts
             if (grid[..., 1:] <= grid[..., :-1]).all():
                 room = max(spare, _worth(machine))
-                bases = [max(machine.counters[place].boundaries[0] - 1 - room, 0) for place in cells]
+                bases = [
+                    max(machine.counters[place].boundaries[0] - 1 - room, 0) for place in cells
+                ]
         counter_grid = cls(
             machine.counters,
             tuple(cells),

@@ -24,8 +24,8 @@ from constraints.where.token_transitions import TokenTransitions
 
 # The most bytes of slacks that are cached for pairs of lengths.
 _MAX_KEPT_BYTES = 64_000_000
-# Limits where the expression does not count tokens (budgets can then be kept by other means): places
-# from which tokens are followed, and trie nodes inside of characters for all of these places.
+# Limits where the expression does not count tokens, since budgets can then be kept by other means:
+# places from which tokens are followed, and trie nodes inside of characters for all of them.
 _MAX_PLACES = 6000
 _MAX_FOLLOWED = 15_000_000
 # The most ways times cells to compute.

@@ -32,8 +32,8 @@ from constraints.where.distances import MAX_WORK, Distances
 from constraints.where.machine import Machine
 from constraints.where.terms import Expression
 from constraints.where.token_transitions import TokenTransitions
-from constraints.where.utf8 import plain_places
 from constraints.where.transition_cache import TransitionCache
+from constraints.where.utf8 import plain_places
 
 # States whose transitions are computed while compiling, where distances do not need all of them.
 _MAX_AHEAD = 32
@@ -355,7 +355,9 @@ class WhereMatcher:
             return False
         language = self._language
         if language.follows_bytes:
-            return not language.steps.goes_on(language.coaccessible_slacks, self._packed, self.counts)
+            return not language.steps.goes_on(
+                language.coaccessible_slacks, self._packed, self.counts
+            )
         transitions = self.transitions()
         slacks = language.slacks(self.made_len + 1, None)
         return not transitions.legal(slacks, self.counts).any()

@@ -45,7 +45,7 @@ class Machine:
     start:   the state of the empty text
     steps:   [num_states, num_labels]
     gains:   [num_states, num_labels, num_counters] what a character adds to each count
-    pending: [num_states, num_counters] what is added to the counts before looking them up in `accepts`
+    pending: [num_states, num_counters] what is added to the counts before `accepts` is looked up
     accepts: [num_states, segments of each measure]
     counters:    of the measures that are counted, tokens apart
     tokens:  the counter of tokens, None where they do not matter

@@ -307,7 +307,9 @@ def test_a_budget_without_slack_is_spent_in_one_run() -> None:
         CASES["min-length"], Budget(needed_len(CASES["min-length"], demo_vocabulary()))
     )
     while not output_state.is_over:
-        assert output_state.take_forced() or output_state.check(output_state.completion_token() or 0)
+        assert output_state.take_forced() or output_state.check(
+            output_state.completion_token() or 0
+        )
         token_id = output_state.completion_token()
         if token_id is not None:
             output_state.advance(token_id)

@@ -59,11 +59,15 @@ class Place:
 
     def map(self, value: Json, place: str) -> dict[str, Json]:
         """The rewritten schemas of an object of them."""
-        return {name: self.rewriter.schema(inner, below(place, name)) for name, inner in value.items()}
+        return {
+            name: self.rewriter.schema(inner, below(place, name)) for name, inner in value.items()
+        }
 
     def list(self, value: Json, place: str) -> list[Json]:
         """The rewritten schemas of a list of them."""
-        return [self.rewriter.schema(inner, below(place, index)) for index, inner in enumerate(value)]
+        return [
+            self.rewriter.schema(inner, below(place, index)) for index, inner in enumerate(value)
+        ]
 
 
 # Takes the place, the keyword's value and its pointer.

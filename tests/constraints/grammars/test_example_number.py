@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.grammars.example_number import exactly, is_in_bounds, example_number, written_number
+from constraints.grammars.example_number import (
+    exactly,
+    example_number,
+    is_in_bounds,
+    written_number,
+)
 
 BOUNDS = st.sampled_from([-20, -3, -1.5, -1, -0.25, 0, 0.05, 0.1, 0.5, 1, 2.25, 7, 1000])
 STEPS = st.sampled_from([0.01, 0.25, 0.3, 1, 1.5, 4, 6])

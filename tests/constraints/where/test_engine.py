@@ -214,7 +214,9 @@ def test_many_places_look_out_as_each_does_by_itself(written: str) -> None:
     language = compiled(written)
     places = range(1, min(language.table.num_places, 200))
     alone = TransitionCache(LARGE_WALK, language.table, language.counter_grid)
-    together = TransitionCache(LARGE_WALK, language.table, language.counter_grid).transitions_of(places)
+    together = TransitionCache(LARGE_WALK, language.table, language.counter_grid).transitions_of(
+        places
+    )
     for place, transitions in zip(places, together, strict=True):
         wanted = alone.transitions(place)
         for target in np.unique(wanted.targets):

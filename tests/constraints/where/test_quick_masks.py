@@ -15,7 +15,9 @@ def test_a_mask_is_quick_where_its_tables_are_there() -> None:
     matcher = language.matcher()
     assert matcher.is_quick(100)
 
-    language.transition_cache = TransitionCache(language.trie, language.table, language.counter_grid)
+    language.transition_cache = TransitionCache(
+        language.trie, language.table, language.counter_grid
+    )
     unseen = language.matcher()
     before = unseen.is_quick(100)
     unseen.transitions()

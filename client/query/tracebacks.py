@@ -17,7 +17,7 @@ from client.errors import TandemError
 _HERE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
-class ErrorsWithoutFrames:
+class TrimmedTracebacks:
     """Around what a door does. Keeps nothing."""
 
     def __enter__(self) -> Self:

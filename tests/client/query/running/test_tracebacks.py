@@ -8,7 +8,7 @@ import pytest
 from client import query
 from client.errors import ServerFailed, TandemError
 from client.query import BadProgram, ProgramFailed, Unsatisfiable, run, run_sync
-from client.query.frames import ErrorsWithoutFrames
+from client.query.tracebacks import TrimmedTracebacks
 from tests.client.query.running.failing import Failing
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
@@ -74,7 +74,7 @@ def test_causes_that_go_round_are_gone_round_once() -> None:
     error, cause = TandemError("the one"), ValueError("the other")
     cause.__cause__ = error
 
-    with pytest.raises(TandemError) as caught, ErrorsWithoutFrames():
+    with pytest.raises(TandemError) as caught, TrimmedTracebacks():
         raise error from cause
 
     assert caught.value is error

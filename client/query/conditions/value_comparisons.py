@@ -32,7 +32,7 @@ class Missing(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class TextParts:
     """What `words(X)` is; `count` None: how many is not known. `shown` is what the program says."""
 
     operator: str
@@ -43,11 +43,11 @@ class Pieces:
     def listed(self, place: Place) -> tuple[str, ...]:
         """The pieces themselves. Raises BadCondition for tokens, which nobody has as texts."""
         if self.operator == "tokens":
-            raise only_counted(self.shown, place)
+            raise uncounted_parts(self.shown, place)
         return self.items
 
 
-def only_counted(shown: str, place: Place) -> BadCondition:
+def uncounted_parts(shown: str, place: Place) -> BadCondition:
     """The error of pieces that are compared or calculated with themselves."""
     return BadCondition(f"{shown} can only be counted: write len({shown})", place)
 

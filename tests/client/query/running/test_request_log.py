@@ -13,7 +13,7 @@ from client.query.errors import BadCondition, NotSatisfied, ProgramFailed, Unsat
 from client.query.program import Context
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
-from client.query.running.ledger import CallFile
+from client.query.running.request_log import CallFile
 from client.query.running.results import State
 from client.query.running.session import RunSurroundings, run_job
 from tests.client.query.running.programs import HERE, hole, one_of, program, ref, run, say

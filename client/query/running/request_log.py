@@ -11,24 +11,24 @@ from client.query.running.to_json import fields_of, json_line, plain
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class CallerTrace:
     """Where a query that is called by a program's Python is booked, too: its caller's trace."""
 
-    ledger: "Ledger"
+    request_log: "RequestLog"
     trace: int
 
 
-class Ledger:
+class RequestLog:
     """Owner of one run's rows. What is booked here is booked with the caller, too."""
 
-    def __init__(self, caller: Account | None = None) -> None:
+    def __init__(self, caller: CallerTrace | None = None) -> None:
         self._caller = caller
         self._rows: list[tuple[int, Request]] = []
 
-    def book(self, trace: int, request: Request) -> None:
+    def record(self, trace: int, request: Request) -> None:
         self._rows.append((trace, request))
         if self._caller is not None:
-            self._caller.ledger.book(self._caller.trace, request)
+            self._caller.request_log.record(self._caller.trace, request)
 
     def of_trace(self, trace: int) -> tuple[Request, ...]:
         """The requests of one trace, those of queries that it called among them."""

@@ -11,7 +11,7 @@ import pytest
 
 from client import query
 from client.errors import ServerFailed
-from client.query.running.ending import CancellationSwallowed, end
+from client.query.running.cancellation import CancellationSwallowed, end
 from tests.client.query.running.failing import Failing
 
 PATIENCE_S = 0.05

@@ -1,8 +1,8 @@
 """Bodies rewritten so that a run which is closed comes to its end, whatever its program catches.
 
     try: ...               try: ...
-    except: a              except: context.caught(); a           what ends the run is raised again
-    while x: b             while x: context.goes_round(); b      nothing begins anew
+    except: a              except: context.on_caught(); a        what ends the run is raised again
+    while x: b             while x: context.on_loop(); b      nothing begins anew
 
 A run is closed by an exception at the hole where it waits, and a program that takes it for a
 failure of that hole would ask for it again, for ever. Who names CancelledError in a handler means
@@ -51,7 +51,7 @@ class _Rewriter(ast.NodeTransformer):
         for handler in node.handlers:
             self._all(handler.body, cleans_up=True)
             if not _names_cancelled(handler.type):
-                handler.body.insert(0, self._call("caught", handler))
+                handler.body.insert(0, self._call("on_caught", handler))
         self._all(node.finalbody, cleans_up=True)
         return node
 
@@ -68,7 +68,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def _loop(self, node: _LoopT) -> _LoopT:
         self.generic_visit(node)
-        node.body.insert(0, self._call("goes_round", node, ast.Constant(self._cleans_up)))
+        node.body.insert(0, self._call("on_loop", node, ast.Constant(self._cleans_up)))
         return node
 
     # Functions: other queries are awaited in async ones; nothing can be, in others themselves

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from client.query.frames import ErrorsWithoutFrames
+from client.query.tracebacks import TrimmedTracebacks
 
 T = TypeVar("T")
 
@@ -14,7 +14,7 @@ def wait_for(coroutine: Coroutine[Any, Any, T], instead: str) -> T:
     if _a_loop_runs():
         coroutine.close()
         raise RuntimeError(f"an event loop runs here, which this call would block: use {instead}")
-    with ErrorsWithoutFrames():
+    with TrimmedTracebacks():
         return asyncio.run(coroutine)
 
 

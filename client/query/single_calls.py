@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import Unpack
 
 from client.calls import Answer, Constraint, GenerateCall, Prompt, ScoreCall, Scored
-from client.query.frames import ErrorsWithoutFrames
-from client.query.running.choosing import best_of, choice_of
 from client.query.running.decoding import Choice
+from client.query.running.distributions import best_of, choice_of
 from client.query.running.session import booked
 from client.query.serving import ModelLike, opened
-from client.query.waiting import wait_for
+from client.query.synchronous import wait_for
+from client.query.tracebacks import TrimmedTracebacks
 from client.sampling import SAMPLING_RULES, Sampling, SamplingOptions
 
 
@@ -68,7 +68,7 @@ async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer
     unknown = options.keys() - GenerateOptions.__optional_keys__
     if unknown:
         raise TypeError(f"generate() has no options {', '.join(map(repr, sorted(unknown)))}")
-    with ErrorsWithoutFrames():
+    with TrimmedTracebacks():
         async with opened(options.get("model"), None, options.get("url")) as answering:
             call = replace(_generate_call(prompt, options), model=answering.name)
             return await booked("generate", call, answering.model.generate(call))
@@ -90,7 +90,7 @@ async def score(
     wanted = tuple(dict.fromkeys(values))
     if isinstance(values, str) or not wanted or "" in wanted:
         raise ValueError(f"values must be a list of texts, none of them empty. Given: {values!r}")
-    with ErrorsWithoutFrames():
+    with TrimmedTracebacks():
         async with opened(model, None, url) as answering:
             call = ScoreCall(prompt=prompt, values=wanted, model=answering.name)
             scores = await booked("score", call, answering.model.score(call))
