@@ -8,7 +8,7 @@ import json
 
 from constraints.errors import ConstraintError, Contradiction
 from constraints.grammars.engine import GrammarLanguage
-from constraints.grammars.messages import explain
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.stop_emptiness import UNCUT_LIMITS, grammar_without_stops
 from constraints.matcher import Language
 from constraints.spec import StopRule

@@ -152,7 +152,7 @@ class ExampleInstances:
         return written(value, self._item, self._key)
 
     def _string(self, schema: dict[str, Json]) -> str | None:
-        text = self._strings.least(schema)
+        text = self._strings.example(schema)
         return None if text is None else self._written(text)
 
     def _array(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:

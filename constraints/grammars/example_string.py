@@ -7,7 +7,12 @@ from constraints.grammars.example_formats import TEXTS, TEXTS_BY_PATTERN, patter
 from constraints.grammars.example_text import MAX_LEN, MAX_PATTERN_LEN, example_text
 from constraints.grammars.patterns import Concat, Pattern
 from constraints.grammars.regex import searching
-from constraints.grammars.regex_intersection import Automaton, Effort, TooLarge, common_text
+from constraints.grammars.regex_intersection import (
+    Effort,
+    PatternAutomaton,
+    PatternTooLarge,
+    common_text,
+)
 from constraints.grammars.schema.reading import Json
 
 # What a string is filled with that has to be long: vocabularies have its words as tokens.
@@ -26,10 +31,10 @@ class ExampleStrings:
         self._patterns: dict[str, Pattern | None] = {}
         self._texts: dict[_Key, str | None] = {}
         self._patterns_len = 0
-        self._automata: dict[str, Automaton | None] = {}
+        self._automata: dict[str, PatternAutomaton | None] = {}
         self._effort = Effort()
 
-    def least(self, schema: Mapping[str, Json]) -> str | None:
+    def example(self, schema: Mapping[str, Json]) -> str | None:
         """A short string of a schema without choices, where `pattern` and `format` may be lists."""
         min_len, max_len = int(schema.get("minLength", 0)), schema.get("maxLength")
         if min_len > MAX_LEN or (max_len is not None and max_len < min_len):
@@ -44,7 +49,7 @@ class ExampleStrings:
 
     def matching(self, pattern: str, min_len: int) -> str | None:
         """A text that has the pattern, such as a property's name."""
-        return self.least({"pattern": pattern, "minLength": min_len})
+        return self.example({"pattern": pattern, "minLength": min_len})
 
     def has(self, pattern: str, text: str) -> bool:
         """Whether the text has the pattern; yes where that is unknown."""
@@ -55,14 +60,14 @@ class ExampleStrings:
             return True
         try:
             return automaton.matches(text)
-        except TooLarge:
+        except PatternTooLarge:
             return True
 
-    def _automaton(self, source: str) -> Automaton | None:
+    def _automaton(self, source: str) -> PatternAutomaton | None:
         pattern = self._read(source)
         try:
-            return None if pattern is None else Automaton(pattern, self._effort)
-        except TooLarge:
+            return None if pattern is None else PatternAutomaton(pattern, self._effort)
+        except PatternTooLarge:
             return None
 
     def _found(
@@ -70,8 +75,8 @@ class ExampleStrings:
     ) -> str | None:
         if len(sources) + len(formats) == 1:
             text = self._of_one(sources, formats, min_len)
-            most = MAX_LEN if max_len is None else max_len
-            if text is not None and min_len <= len(text) <= most:
+            limit = MAX_LEN if max_len is None else max_len
+            if text is not None and min_len <= len(text) <= limit:
                 return text
         patterns = [*map(self._read, sources), *map(pattern_of, formats)]
         known = [each for each in patterns if each is not None]
@@ -79,7 +84,7 @@ class ExampleStrings:
             return None
         try:
             return common_text(known, self._effort, min_len, max_len)
-        except TooLarge:
+        except PatternTooLarge:
             return None if formats else self._in_a_row(sources, min_len)
 
     def _of_one(

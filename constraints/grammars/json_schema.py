@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from constraints.errors import ConstraintError, NotEnforced
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import Limits
-from constraints.grammars.messages import explain
 from constraints.grammars.schema.disjoint import open_one_ofs
 from constraints.grammars.schema.engine_options import grammar_of, may_respell_keys
 from constraints.grammars.schema.locate_refusal import RefusalLocator

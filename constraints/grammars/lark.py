@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced
-from constraints.grammars import json_schema, messages
+from constraints.grammars import engine_messages, json_schema
 from constraints.grammars.engine import HEADER
 from constraints.grammars.lark_greed import rules_without_text
 from constraints.grammars.lark_loops import may_run_on
@@ -84,7 +84,7 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkG
 
 def explain(text: str, message: str) -> ConstraintError:
     """What the engine's message says of a grammar, with a place in the grammar's own text."""
-    error = messages.explain(message)
+    error = engine_messages.explain(message)
     match = _PLACE.match(str(error))
     if match is None:
         return error

@@ -206,22 +206,22 @@ class _Rules:
         while self._peek() in ("*", "+", "?", "~", "{"):
             sign = self._peek()
             self._at += 1
-            least = 0 if sign in ("*", "?") else 1
+            min_count = 0 if sign in ("*", "?") else 1
             if sign in ("~", "{"):
-                least = self._least()
+                min_count = self._min_count()
             if sign != "?":
                 pairs = self._closure(pairs)
-            if not least:
+            if not min_count:
                 pairs = pairs.or_(_EMPTY)
         return pairs
 
-    def _least(self) -> int:
-        least = int(self._peek()) if self._peek().isdecimal() else 0
+    def _min_count(self) -> int:
+        min_count = int(self._peek()) if self._peek().isdecimal() else 0
         while self._at < len(self._body) and (
             self._body[self._at].kind == "number" or self._peek() in (",", "..", "}")
         ):
             self._at += 1
-        return least
+        return min_count
 
     def _closure(self, pairs: _Pairs) -> _Pairs:
         before = _Pairs()
@@ -293,8 +293,8 @@ def _part(pattern: Pattern, left: list[int]) -> _Part:
             return whole
         case Choice(options):
             return _either([_part(option, left) for option in options])
-        case Repeat(inner, least, most):
-            return _repeated(_part(inner, left), least, most)
+        case Repeat(inner, min_count, max_count):
+            return _repeated(_part(inner, left), min_count, max_count)
         case _:
             raise _NotUnderstood
 
@@ -319,13 +319,13 @@ def _either(parts: list[_Part]) -> _Part:
     )
 
 
-def _repeated(part: _Part, least: int, most: int | None) -> _Part:
-    if most == 0:
+def _repeated(part: _Part, min_count: int, max_count: int | None) -> _Part:
+    if max_count == 0:
         return _Part((), (), [], True)
-    if most is None:
+    if max_count is None:
         for end in part.ends:
             end.extend(part.begins)
-    return _Part(part.first, part.begins, part.ends, part.may_be_empty or least == 0)
+    return _Part(part.first, part.begins, part.ends, part.may_be_empty or min_count == 0)
 
 
 def _covers(ranges: Ranges, others: Ranges) -> bool:

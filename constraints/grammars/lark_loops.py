@@ -72,7 +72,7 @@ def _begins(pattern: Pattern) -> int:
             for option in options:
                 found |= _begins(option)
             return found
-        case Repeat(part, _, most) if most != 0:
+        case Repeat(part, _, max_count) if max_count != 0:
             return _begins(part)
         case _:
             return 0

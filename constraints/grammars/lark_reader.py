@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from constraints.errors import Malformed, TooComplex
-from constraints.grammars.chains import check_depth, closure
+from constraints.grammars.definition_graph import check_depth, closure
 from constraints.grammars.schema.reading import Json
 from constraints.where.error_position import complaint
 

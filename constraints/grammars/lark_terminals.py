@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from time import thread_time
 
 from constraints.errors import ConstraintError, Contradiction
-from constraints.grammars import messages
-from constraints.grammars.chains import check_depth
+from constraints.grammars import engine_messages
+from constraints.grammars.definition_graph import check_depth
 from constraints.grammars.engine import HEADER, GrammarLanguage
 from constraints.grammars.lark_reader import Word, definitions, lines, plain_name
 from constraints.grammars.limits import Limits
@@ -116,7 +116,7 @@ def _rewritten(text: str, words: Sequence[Word], written: Mapping[int, str]) -> 
 
 def _is_empty(grammar: str) -> bool:
     try:
-        GrammarLanguage(byte_vocabulary(), HEADER + grammar, Limits(), messages.explain)
+        GrammarLanguage(byte_vocabulary(), HEADER + grammar, Limits(), engine_messages.explain)
     except Contradiction:
         return True
     except ConstraintError:

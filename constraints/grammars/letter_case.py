@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from constraints.grammars.patterns import Chars
 from constraints.where.code_points import Ranges
-from constraints.where.pattern_sets import in_any_case
+from constraints.where.regex_char_sets import in_any_case
 
 _CASE_DISTANCE = 0x20
 _LETTERS = ((0x41, 0x5A, _CASE_DISTANCE), (0x61, 0x7A, -_CASE_DISTANCE))

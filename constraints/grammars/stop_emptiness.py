@@ -8,8 +8,8 @@ import re
 
 from constraints.errors import ConstraintError, Contradiction
 from constraints.grammars.engine import HEADER, GrammarLanguage
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import Limits
-from constraints.grammars.messages import explain
 from constraints.grammars.patterns import Chars, written_set
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.matcher import Language

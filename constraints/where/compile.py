@@ -18,9 +18,8 @@ from constraints.where.error_position import short
 from constraints.where.limits import OutOfReach
 from constraints.where.machine import Machine, build
 from constraints.where.measures import counter_of
-from constraints.where.pattern_pieces import impossible_pieces
 from constraints.where.reduction import reduced
-from constraints.where.stopping import stopping
+from constraints.where.stop_phrases import stopping
 from constraints.where.terms import (
     Contains,
     Expression,
@@ -31,6 +30,7 @@ from constraints.where.terms import (
     StopsBefore,
     all_of,
 )
+from constraints.where.unmatchable_parts import unmatchable_parts
 from constraints.where.utf8 import Utf8, utf8_of
 
 # The most CPU seconds for finding which parts contradict each other.
@@ -92,7 +92,7 @@ def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> 
         return Contradiction(f"{error}: {what}", error.parts)
     match conflict:
         case (Matches(pattern),):
-            parts = [short(pattern[start:end]) for start, end in impossible_pieces(pattern)]
+            parts = [short(pattern[start:end]) for start, end in unmatchable_parts(pattern)]
             listed = " and ".join(f"`{part}`" for part in parts[:_MAX_SHOWN])
             return Contradiction(f"{error}: nothing matches {listed}", error.parts)
     return error

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from constraints.where import automata, numerals, patterns
+from constraints.where import automata, numerals, regex_dfa
 from constraints.where.automata import Automaton
 from constraints.where.code_points import Partition, join
 from constraints.where.grid import MEASURES, Grid, holds, is_counted, may_hold
@@ -91,7 +91,7 @@ def _phrase_automaton(atom: Expression) -> Automaton | None:
 def _shape_automaton(atom: Expression) -> Automaton:
     match atom:
         case Matches(pattern):
-            return patterns.matches(pattern)
+            return regex_dfa.matches(pattern)
         case IsInt():
             return numerals.is_int()
         case IsFloat():

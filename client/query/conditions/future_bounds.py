@@ -24,7 +24,7 @@ from client.query.place import Place
 from constraints.where import terms as where
 from constraints.where.evaluate import measured
 from constraints.where.interval import Interval
-from constraints.where.normal import to_nnf
+from constraints.where.normal_form import to_nnf
 
 # Bounds are carried from sum to sum so often at most: some never settle (X < Y and Y < X).
 _MAX_ROUNDS = 16

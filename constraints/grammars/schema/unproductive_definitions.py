@@ -6,7 +6,7 @@ becomes `false`, which the engine knows how to keep away from.
 
 from collections.abc import Iterator
 
-from constraints.grammars.chains import check_depth, closure
+from constraints.grammars.definition_graph import check_depth, closure
 from constraints.grammars.schema.reading import Json
 
 _ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from constraints.errors import EngineFailed, IllegalToken, TooComplex
-from constraints.grammars import engine, messages
+from constraints.grammars import engine, engine_messages
 from constraints.grammars.engine import HEADER, GrammarLanguage, GrammarMatcher
 from constraints.grammars.limits import Limits
 from constraints.spec import Kind
@@ -21,7 +21,9 @@ DEMO = ROOT / "models" / "demo" / "tokenizer.json"
 def language_of(
     vocabulary: Vocabulary, grammar: str, limits: Limits | None = None
 ) -> GrammarLanguage:
-    return GrammarLanguage(vocabulary, HEADER + grammar, limits or Limits(), messages.explain)
+    return GrammarLanguage(
+        vocabulary, HEADER + grammar, limits or Limits(), engine_messages.explain
+    )
 
 
 def bits(matcher: GrammarMatcher, num_words: int) -> set[int]:

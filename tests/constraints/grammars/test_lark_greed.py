@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from constraints.errors import ConstraintError, Contradiction
 from constraints.grammars.engine import HEADER, GrammarLanguage
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.lark import to_grammar
 from constraints.grammars.limits import LIMITS
-from constraints.grammars.messages import explain
 from constraints.spec import Kind
 from tests.constraints.grammars.rig import accepts
 from tests.constraints.walks import byte_vocabulary

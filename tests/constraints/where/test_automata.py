@@ -13,7 +13,7 @@ from constraints.where.code_points import NUM_CODE_POINTS, WHITESPACE, Partition
 from constraints.where.evaluate import holds
 from constraints.where.machine import automaton_of
 from constraints.where.parser import parse
-from constraints.where.patterns import matches
+from constraints.where.regex_dfa import matches
 from constraints.where.terms import Compare, Contains, Expression, Measure, Relation
 from constraints.where.utf8 import Utf8, utf8_of
 

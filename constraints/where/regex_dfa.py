@@ -16,7 +16,7 @@ import numpy.typing as npt
 from constraints.where.automata import Automaton
 from constraints.where.code_points import Partition, join
 from constraints.where.limits import MAX_STEPS, TooManyStates
-from constraints.where.pattern_parts import Look, Near, Parts, read
+from constraints.where.regex_nfa import Boundary, Lookaround, Nfa, read
 
 _MAX_STATES = 4000
 _MAX_THREADS = 200
@@ -30,7 +30,7 @@ _Situation = tuple[bool, ...]
 
 def matches(pattern: str) -> Automaton:
     """Accepts what re.fullmatch matches. Raises OutOfReach."""
-    return _Subsets(read(pattern)).automaton()
+    return _SubsetConstruction(read(pattern)).automaton()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,23 +47,25 @@ class _Place:
     threads: frozenset[tuple[_Duties, int]]
 
 
-class _Subsets:
+class _SubsetConstruction:
     """The automaton whose states are places."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Nfa) -> None:
         self._parts = parts
         self._partition, columns = join([Partition.of_sets([ranges]) for ranges in parts.sets])
         # By label, the sets that its characters are in.
         self._holds = [frozenset(np.flatnonzero(column).tolist()) for column in columns.T]
-        self._near = {each.known for each in parts.conditions if isinstance(each, Near)}
+        self._boundary = {each.known for each in parts.conditions if isinstance(each, Boundary)}
         self._behind = [
             (number, each)
             for number, each in enumerate(parts.conditions)
-            if isinstance(each, Look) and not each.is_ahead
+            if isinstance(each, Lookaround) and not each.is_ahead
         ]
-        looks = [each for each in parts.conditions if isinstance(each, Look) and each.is_ahead]
-        self._kept = _bits_of(each.final for each in looks if not each.is_negated)
-        self._broken = _bits_of(each.final for each in looks if each.is_negated)
+        lookarounds = [
+            each for each in parts.conditions if isinstance(each, Lookaround) and each.is_ahead
+        ]
+        self._kept = _bits_of(each.final for each in lookarounds if not each.is_negated)
+        self._broken = _bits_of(each.final for each in lookarounds if each.is_negated)
         self._dead = _Place(frozenset(), tuple(0 for _ in self._behind), frozenset())
         self._closures: dict[tuple[int, _Situation], int] = {}
 
@@ -90,10 +92,10 @@ class _Subsets:
         """The places after each label."""
         closed: dict[frozenset[int], tuple[tuple[int, ...], Mapping[_Duties, int]]] = {}
         for holds in self._holds:
-            near = holds & self._near
-            if near not in closed:
-                closed[near] = self._closed(place, near)
-            behind, threads = closed[near]
+            boundary = holds & self._boundary
+            if boundary not in closed:
+                closed[boundary] = self._closed(place, boundary)
+            behind, threads = closed[boundary]
             after: dict[_Duties, int] = {}
             for (must, must_not), states in threads.items():
                 duties = frozenset(self._moved(each, holds) for each in must)
@@ -105,7 +107,7 @@ class _Subsets:
                 yield self._dead
                 continue
             moved_behind = tuple(self._moved(each, holds) for each in behind)
-            yield _Place(near, moved_behind, frozenset(after.items()))
+            yield _Place(boundary, moved_behind, frozenset(after.items()))
 
     def _accepts(self, place: _Place) -> bool:
         _, threads = self._closed(place, None)
@@ -117,14 +119,14 @@ class _Subsets:
     ) -> tuple[tuple[int, ...], Mapping[_Duties, int]]:
         """All that can be passed to where `after` comes next, None: the end."""
         situation = [
-            isinstance(each, Near) and _holds(each, place.last, after)
+            isinstance(each, Boundary) and _holds(each, place.last, after)
             for each in self._parts.conditions
         ]
         behind = []
-        for (number, look), states in zip(self._behind, place.behind, strict=True):
-            closed = self._passed(states | 1 << look.start, tuple(situation))
+        for (number, lookaround), states in zip(self._behind, place.behind, strict=True):
+            closed = self._passed(states | 1 << lookaround.start, tuple(situation))
             behind.append(closed)
-            situation[number] = bool(closed >> look.final & 1) != look.is_negated
+            situation[number] = bool(closed >> lookaround.final & 1) != lookaround.is_negated
         known = tuple(situation)
         threads: dict[_Duties, int] = {}
         for duties, states in place.threads:
@@ -148,12 +150,12 @@ class _Subsets:
             done[own] = reached
             if len(done) > _MAX_THREADS:
                 raise TooManyStates("a pattern that looks ahead too often")
-            for look, end in self._lookarounds_of(reached):
+            for lookaround, end in self._lookarounds_of(reached):
                 must, must_not = own
-                if look.is_negated:
-                    todo.append(((must, must_not | 1 << look.start), 1 << end))
+                if lookaround.is_negated:
+                    todo.append(((must, must_not | 1 << lookaround.start), 1 << end))
                 else:
-                    todo.append(((must | {1 << look.start}, must_not), 1 << end))
+                    todo.append(((must | {1 << lookaround.start}, must_not), 1 << end))
         for own, reached in done.items():
             threads[own] = threads.get(own, 0) | reached
 
@@ -165,12 +167,12 @@ class _Subsets:
         must = (self._passed(each, known) for each in duties[0])
         return frozenset(each for each in must if not each & self._kept), must_not
 
-    def _lookarounds_of(self, states: int) -> Iterable[tuple[Look, int]]:
+    def _lookarounds_of(self, states: int) -> Iterable[tuple[Lookaround, int]]:
         for state in _bits(states):
-            for condition, after in self._parts.passes[state]:
-                look = None if condition is None else self._parts.conditions[condition]
-                if isinstance(look, Look) and look.is_ahead:
-                    yield look, after
+            for condition, after in self._parts.epsilon_edges[state]:
+                lookaround = None if condition is None else self._parts.conditions[condition]
+                if isinstance(lookaround, Lookaround) and lookaround.is_ahead:
+                    yield lookaround, after
 
     def _passed(self, states: int, known: _Situation) -> int:
         """All states that can be passed to under conditions that hold."""
@@ -178,7 +180,7 @@ class _Subsets:
         if key not in self._closures:
             queue = _bits(states)
             while queue:
-                for condition, after in self._parts.passes[queue.pop()]:
+                for condition, after in self._parts.epsilon_edges[queue.pop()]:
                     if (condition is None or known[condition]) and not states >> after & 1:
                         states |= 1 << after
                         queue.append(after)
@@ -189,9 +191,9 @@ class _Subsets:
         """The states after a character of these sets."""
         after = 0
         for state in _bits(states):
-            reads = self._parts.reads[state]
-            if reads is not None and reads[0] in holds:
-                after |= 1 << reads[1]
+            char_edges = self._parts.char_edges[state]
+            if char_edges is not None and char_edges[0] in holds:
+                after |= 1 << char_edges[1]
         return after
 
 
@@ -208,10 +210,10 @@ def _without_equal_labels(
     return Automaton(coarser, np.ascontiguousarray(columns[:, used]), np.array(accepts))
 
 
-def _holds(near: Near, last: frozenset[int] | None, after: frozenset[int] | None) -> bool:
-    if last is None and after is None and not near.fits_empty:
+def _holds(boundary: Boundary, last: frozenset[int] | None, after: frozenset[int] | None) -> bool:
+    if last is None and after is None and not boundary.fits_empty:
         return False
-    return (near.known in (last or ()), near.known in (after or ())) in near.pairs
+    return (boundary.known in (last or ()), boundary.known in (after or ())) in boundary.pairs
 
 
 def _bits_of(states: Iterable[int]) -> int:

@@ -1,16 +1,16 @@
-"""How definitions lead to each other: which are reached, how deep, and which of them can end."""
+"""The graph of definitions: which are reached, how deep, and which are productive."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
 from constraints.errors import TooComplex
 
-# The engine goes from one definition into the next on its stack, which is not without end.
+# The engine recurses through definitions, so their depth is limited.
 MAX_DEPTH = 300
 
 
 def check_depth(starts: Iterable[str], mentions: Mapping[str, Iterable[str]]) -> set[str]:
-    """The names that `starts` lead to. Raises TooComplex where the way is too long.
+    """The names that `starts` reach. Raises TooComplex where a chain is too long.
 
     mentions: by name, the names that its definition refers to, in order
     """
@@ -35,7 +35,7 @@ def check_depth(starts: Iterable[str], mentions: Mapping[str, Iterable[str]]) ->
 def closure(
     mentions: Mapping[str, Iterable[str]], holds: Callable[[str, set[str]], bool]
 ) -> set[str]:
-    """The least set of names for which `holds(name, set)`, which larger sets keep true."""
+    """The least fixed point of `holds(name, set)`, which is monotonic in the set."""
     mentioned_by: dict[str, list[str]] = defaultdict(list)
     for name, others in mentions.items():
         for other in others:

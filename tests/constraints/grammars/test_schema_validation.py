@@ -2,7 +2,7 @@
 
 import pytest
 
-from constraints.grammars.instances import violations
+from constraints.grammars.schema_validation import violations
 
 
 def told(schema: str, text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from constraints.errors import TooComplex
 from constraints.where.conflict import conflicting, contradiction, is_plainly_empty
 from constraints.where.evaluate import holds, related
 from constraints.where.interval import Interval
-from constraints.where.normal import Conjunction, disjuncts, to_nnf
+from constraints.where.normal_form import Conjunction, disjuncts, to_nnf
 from constraints.where.parser import parse
 from constraints.where.terms import (
     And,

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from constraints.errors import ConstraintError
 from constraints.where.limits import OutOfReach
-from constraints.where.patterns import matches
+from constraints.where.regex_dfa import matches
 
 # States of all that is tried: a fifth of a second or so, and the same piece on every day.
 _MAX_STATES = 1500
@@ -29,7 +29,7 @@ _REPEAT = re.compile(r"(?:[*+?]|\{\d*,?\d*\})[?+]?")
 Span = tuple[int, int]
 
 
-def impossible_pieces(pattern: str) -> tuple[Span, ...]:
+def unmatchable_parts(pattern: str) -> tuple[Span, ...]:
     """Of a pattern that nothing matches, one piece of each alternative that nothing matches.
 
     The whole pattern where too much would have to be tried, or was written with spaces.

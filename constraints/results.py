@@ -6,7 +6,7 @@ from constraints.translation import Translation
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class CheckResult:
     """What is known of a constraint that can be kept.
 
     min_len:         tokens of a text that satisfies it: the first that was found short enough
@@ -44,14 +44,14 @@ class Judgement:
 
 
 @dataclass(frozen=True, slots=True)
-class Verified:
+class VerifyResult:
     """What a finished text breaks of a lenient schema, each with its place; none: nothing."""
 
     violations: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgeResult:
     """Texts under a constraint, in their order.
 
     shortest:        the shortest text found that satisfies it, of `min_len` tokens; None: none was

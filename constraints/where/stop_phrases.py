@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from constraints.where.automata import Phrases
+from constraints.where.automata import PhraseTrie
 from constraints.where.code_points import join
 from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach
 from constraints.where.machine import Counts, Machine
@@ -22,7 +22,7 @@ from constraints.where.machine import Counts, Machine
 
 def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     """The machine of outputs that `machine` accepts, or accepts before one of the phrases."""
-    trie = Phrases(phrases)
+    trie = PhraseTrie(phrases)
     following, longest = trie.following()
     partition, columns = join([machine.partition, trie.partition])
     num_states, num_nodes, num_labels = machine.num_states, len(following), columns.shape[1]
@@ -67,7 +67,7 @@ class _Spelled:
     states: by node, [num_states]; gained: by node, [num_states, num_counters]
     """
 
-    def __init__(self, machine: Machine, trie: Phrases) -> None:
+    def __init__(self, machine: Machine, trie: PhraseTrie) -> None:
         labels = [0, *(machine.partition.label_of(ord(char)) for char in trie.chars)]
         first: Counts = np.zeros((machine.num_states, len(machine.counters)), dtype=np.int64)
         self.states: list[npt.NDArray[np.int64]] = [np.arange(machine.num_states)] * len(trie.ends)

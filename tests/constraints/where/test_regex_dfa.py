@@ -11,7 +11,7 @@ from constraints.errors import Contradiction, NotEnforced
 from constraints.spec import ConstraintSpec, Kind
 from constraints.where.automata import Automaton
 from constraints.where.limits import OutOfReach
-from constraints.where.patterns import matches
+from constraints.where.regex_dfa import matches
 from tests.constraints.grammars.rig import accepts
 from tests.constraints.walks import byte_vocabulary
 

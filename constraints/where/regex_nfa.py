@@ -15,7 +15,7 @@ from typing import Any
 
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges
 from constraints.where.limits import OutOfReach, TooManyStates
-from constraints.where.pattern_sets import matched, word_characters
+from constraints.where.regex_char_sets import matched, word_characters
 
 # States of a pattern once its repeats are written out.
 _MAX_PARTS = 4000
@@ -33,7 +33,7 @@ _ONE_SIDE = frozenset({(True, False), (False, True)})
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class Boundary:
     """A condition on the characters on both sides.
 
     known: the set that they are in or not; beyond the text's edges there is nothing in it
@@ -47,7 +47,7 @@ class Near:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Lookaround:
     """A condition on the text before or after: from `start` to `final` it can be read, or not."""
 
     is_ahead: bool
@@ -56,11 +56,11 @@ class Look:
     final: int
 
 
-Condition = Near | Look
+Condition = Boundary | Lookaround
 
 
 @dataclass(slots=True, eq=False)
-class Parts:
+class Nfa:
     """States joined by characters of a set, or by nothing; state 0 is the start.
 
     passes:     by state, (number of a condition or None, state)
@@ -69,13 +69,13 @@ class Parts:
     """
 
     final: int
-    passes: list[list[tuple[int | None, int]]]
-    reads: list[tuple[int, int] | None]
+    epsilon_edges: list[list[tuple[int | None, int]]]
+    char_edges: list[tuple[int, int] | None]
     sets: dict[Ranges, int]
     conditions: list[Condition]
 
 
-def read(pattern: str) -> Parts:
+def read(pattern: str) -> Nfa:
     """The parts of what re.fullmatch matches. Raises OutOfReach."""
     try:
         parsed = reader.parse(pattern)
@@ -93,8 +93,8 @@ class _Builder:
     """Adds one item after the other."""
 
     def __init__(self) -> None:
-        self.parts = Parts(0, [[]], [None], {}, [])
-        self._num_looks = 0  # around the item that is read
+        self.parts = Nfa(0, [[]], [None], {}, [])
+        self._num_lookarounds = 0  # around the item that is read
 
     def sequence(self, items: Iterable[Any], start: int, flags: int) -> int:
         """What follows `start`, one item after the other; answers the last state."""
@@ -103,14 +103,14 @@ class _Builder:
         return start
 
     def _state(self) -> int:
-        if len(self.parts.passes) > _MAX_PARTS:
+        if len(self.parts.epsilon_edges) > _MAX_PARTS:
             raise TooManyStates("a pattern of too many parts")
-        self.parts.passes.append([])
-        self.parts.reads.append(None)
-        return len(self.parts.passes) - 1
+        self.parts.epsilon_edges.append([])
+        self.parts.char_edges.append(None)
+        return len(self.parts.epsilon_edges) - 1
 
     def _pass(self, start: int, end: int, condition: int | None = None) -> None:
-        self.parts.passes[start].append((condition, end))
+        self.parts.epsilon_edges[start].append((condition, end))
 
     def _set(self, ranges: Ranges) -> int:
         return self.parts.sets.setdefault(ranges, len(self.parts.sets))
@@ -120,7 +120,7 @@ class _Builder:
         # A state reads one set: what reads another begins in a state of its own.
         begin = self._state()
         self._pass(start, begin)
-        self.parts.reads[begin] = (self._set(ranges), end)
+        self.parts.char_edges[begin] = (self._set(ranges), end)
         return end
 
     def _item(self, op: Any, argument: Any, start: int, flags: int) -> int:
@@ -138,7 +138,7 @@ class _Builder:
             return self._at(argument, start, flags)
         if op in (ops.ASSERT, ops.ASSERT_NOT):
             is_ahead = argument[0] > 0
-            return self._look(argument[1], start, flags, is_ahead, op is ops.ASSERT_NOT)
+            return self._lookaround(argument[1], start, flags, is_ahead, op is ops.ASSERT_NOT)
         return self._read(matched(op, argument, flags), start)
 
     def _branch(self, options: Sequence[Iterable[Any]], start: int, flags: int) -> int:
@@ -176,55 +176,57 @@ class _Builder:
     def _at(self, where: Any, start: int, flags: int) -> int:
         is_of_lines = bool(flags & re.MULTILINE)
         if where is ops.AT_BEGINNING_STRING or (where is ops.AT_BEGINNING and not is_of_lines):
-            return self._near(_EVERY, _NOT_BEHIND, start)
+            return self._boundary(_EVERY, _NOT_BEHIND, start)
         if where is ops.AT_BEGINNING:
-            return self._near(_NO_NEWLINE, _NOT_BEHIND, start)
+            return self._boundary(_NO_NEWLINE, _NOT_BEHIND, start)
         if where is ops.AT_END_STRING:
-            return self._near(_EVERY, _NOT_AHEAD, start)
+            return self._boundary(_EVERY, _NOT_AHEAD, start)
         if where is ops.AT_END:
             return self._line_end(start, flags, is_of_lines)
         words = word_characters(bool(flags & re.ASCII))
         if where is ops.AT_BOUNDARY:
-            return self._near(words, _ONE_SIDE, start)
+            return self._boundary(words, _ONE_SIDE, start)
         if where is ops.AT_NON_BOUNDARY:
             # Older Pythons have none in an empty text.
             fits_empty = re.fullmatch(r"\B", "") is not None
-            return self._near(words, _ALL_PAIRS - _ONE_SIDE, start, fits_empty)
+            return self._boundary(words, _ALL_PAIRS - _ONE_SIDE, start, fits_empty)
         raise OutOfReach(f"{where} in a pattern")
 
-    def _near(
+    def _boundary(
         self,
         ranges: Ranges,
         pairs: frozenset[tuple[bool, bool]],
         start: int,
         fits_empty: bool = True,
     ) -> int:
-        self.parts.conditions.append(Near(self._set(ranges), pairs, fits_empty))
+        self.parts.conditions.append(Boundary(self._set(ranges), pairs, fits_empty))
         end = self._state()
         self._pass(start, end, len(self.parts.conditions) - 1)
         return end
 
     def _line_end(self, start: int, flags: int, is_of_lines: bool) -> int:
         if is_of_lines:
-            return self._near(_NO_NEWLINE, _NOT_AHEAD, start)
+            return self._boundary(_NO_NEWLINE, _NOT_AHEAD, start)
         # At the end, or before the newline that is the last character.
-        end = self._near(_EVERY, _NOT_AHEAD, start)
-        if self._num_looks == 0:
+        end = self._boundary(_EVERY, _NOT_AHEAD, start)
+        if self._num_lookarounds == 0:
             items = [(ops.LITERAL, _NEWLINE[0][0]), (ops.AT, ops.AT_END_STRING)]
-            self._pass(self._look(items, start, flags, True, False), end)
+            self._pass(self._lookaround(items, start, flags, True, False), end)
             return end
         raise OutOfReach("`$` in a look")
 
-    def _look(self, items: Any, start: int, flags: int, is_ahead: bool, is_negated: bool) -> int:
-        if is_ahead and self._num_looks:
+    def _lookaround(
+        self, items: Any, start: int, flags: int, is_ahead: bool, is_negated: bool
+    ) -> int:
+        if is_ahead and self._num_lookarounds:
             raise OutOfReach("looking ahead from within a look")
         if not is_ahead and len(set(items.getwidth())) > 1:
             raise OutOfReach("looking behind at texts of several lengths")
         begin = self._state()
-        self._num_looks += 1
+        self._num_lookarounds += 1
         final = self.sequence(items, begin, flags)
-        self._num_looks -= 1
-        self.parts.conditions.append(Look(is_ahead, is_negated, begin, final))
+        self._num_lookarounds -= 1
+        self.parts.conditions.append(Lookaround(is_ahead, is_negated, begin, final))
         end = self._state()
         self._pass(start, end, len(self.parts.conditions) - 1)
         return end

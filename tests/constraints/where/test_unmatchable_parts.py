@@ -7,7 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from constraints.where.pattern_pieces import impossible_pieces
+from constraints.where.unmatchable_parts import unmatchable_parts
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ from constraints.where.pattern_pieces import impossible_pieces
     ],
 )
 def test_the_smallest_piece_is_told(pattern: str, pieces: list[str]) -> None:
-    told = [pattern[start:end] for start, end in impossible_pieces(pattern)]
+    told = [pattern[start:end] for start, end in unmatchable_parts(pattern)]
     assert told == pieces
 
 
@@ -46,7 +46,7 @@ def test_what_is_told_matches_nowhere(items: list[str]) -> None:
     pattern = "".join(items)
     texts = ["".join(letters) for length in range(6) for letters in product("ab", repeat=length)]
     assume(not any(re.fullmatch(pattern, text) for text in texts))
-    ((start, end),) = impossible_pieces(pattern)
+    ((start, end),) = unmatchable_parts(pattern)
     before, after = "[ab]*" if start else "", "[ab]*" if end < len(pattern) else ""
     tried = f"{before}(?:{pattern[start:end]}){after}"
     assert not any(re.fullmatch(tried, text) for text in texts)
