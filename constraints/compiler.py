@@ -10,9 +10,9 @@ from functools import partial
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.grammars import (
     choice,
+    engine_messages,
     json_schema,
     lark,
-    messages,
     regex,
     where_fallback,
 )
@@ -135,11 +135,11 @@ class Compiler:
 
     def _of(self, spec: ConstraintSpec, translation: Translation) -> Language:
         limits = LIMITS[spec.kind]
-        return GrammarLanguage.of(self.vocabulary, translation, limits, messages.explain)
+        return GrammarLanguage.of(self.vocabulary, translation, limits, engine_messages.explain)
 
     def _compile(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]
-        explain, may_run_on = messages.explain, False
+        explain, may_run_on = engine_messages.explain, False
         match spec.kind:
             case Kind.JSON_SCHEMA:
                 return self._schema_language(spec)
@@ -186,7 +186,9 @@ class Compiler:
             except OutOfReach:
                 raise refusal from None
         limits, hints = LIMITS[spec.kind], hints_of(spec)
-        return GrammarLanguage(self.vocabulary, grammar, limits, messages.explain, hints=hints)
+        return GrammarLanguage(
+            self.vocabulary, grammar, limits, engine_messages.explain, hints=hints
+        )
 
     def _schema_language(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]

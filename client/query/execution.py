@@ -95,7 +95,7 @@ async def _executed(
                 model_name=answering.name,
                 calls=calls or (around.calls if around else None),
                 on_state=on_state,
-                account=around.account if around else None,
+                caller_trace=around.caller_trace if around else None,
             )
             return await run_job(job, chosen, within)
 

@@ -35,7 +35,7 @@ _TOO_COMPLEX = (
 
 
 def explain(message: str) -> ConstraintError:
-    """The error of the tree that a message of the engine stands for, with the message's text."""
+    """The error for a message of the engine, with its text."""
     text = message.replace("<non-verbose/>", "").strip()
     kinds: tuple[tuple[type[ConstraintError], tuple[str, ...]], ...] = (
         (Contradiction, _CONTRADICTIONS),

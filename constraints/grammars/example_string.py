@@ -1,4 +1,4 @@
-"""Short strings of a schema: by their length, patterns and formats."""
+"""Short example strings of a schema, by length, patterns and formats."""
 
 from collections.abc import Mapping
 
@@ -15,17 +15,17 @@ from constraints.grammars.regex_intersection import (
 )
 from constraints.grammars.schema.reading import Json
 
-# What a string is filled with that has to be long: vocabularies have its words as tokens.
+# The filler of long strings: vocabularies have its words as tokens.
 _FILLER = "the "
-# For one schema: characters of patterns that are read.
+# The most characters of patterns that are parsed for one schema.
 _MAX_PATTERNS_LEN = 60_000
-# Longer texts are not compared with patterns.
+# Longer texts are not matched against patterns.
 _MAX_COMPARED_LEN = 1_000
 _Key = tuple[tuple[str, ...], tuple[str, ...], int, int | None]
 
 
 class ExampleStrings:
-    """The strings of one schema."""
+    """Finds example strings of one schema; caches its patterns."""
 
     def __init__(self) -> None:
         self._patterns: dict[str, Pattern | None] = {}
@@ -48,11 +48,11 @@ class ExampleStrings:
         return self._texts[key]
 
     def matching(self, pattern: str, min_len: int) -> str | None:
-        """A text that has the pattern, such as a property's name."""
+        """A text that matches the pattern somewhere, such as a property's name."""
         return self.example({"pattern": pattern, "minLength": min_len})
 
     def has(self, pattern: str, text: str) -> bool:
-        """Whether the text has the pattern; yes where that is unknown."""
+        """Whether the text matches the pattern somewhere; True where that is unknown."""
         if pattern not in self._automata:
             self._automata[pattern] = self._automaton(pattern)
         automaton = self._automata[pattern]
@@ -98,8 +98,8 @@ class ExampleStrings:
         return None if pattern is None else example_text(pattern, min_len)
 
     def _in_a_row(self, sources: tuple[str, ...], min_len: int) -> str | None:
-        """A text with each of the patterns in it, one behind the other."""
-        # What is held on to an edge stands there.
+        """A text that contains a match of each pattern, in sequence."""
+        # Anchored matches go to the edges.
         ordered = sorted(sources, key=lambda each: (each[:1] != "^", each[-1:] == "$"))
         known = [each for each in map(self._read, ordered) if each is not None]
         return example_text(Concat(tuple(known)), min_len)
@@ -111,7 +111,7 @@ class ExampleStrings:
             try:
                 self._patterns[source] = searching(source) if is_short else None
             except ConstraintError:
-                self._patterns[source] = None  # the compiler refuses it, in better words
+                self._patterns[source] = None  # the compiler refuses it with a better message
         return self._patterns[source]
 
 

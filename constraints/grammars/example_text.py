@@ -1,7 +1,7 @@
-"""Short texts that match a pattern, read off the pattern.
+"""Short texts that match a pattern, built from its syntax.
 
-They need not be the shortest, and a matcher says afterwards whether they are right: the engine
-knows more of characters than is looked at here.
+They need not be the shortest. A matcher checks afterwards whether they are valid, since the engine
+has more detailed tables of characters.
 """
 
 import re
@@ -13,12 +13,12 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from constraints.grammars.patterns import Anchor, Chars, Choice, Concat, Empty, Pattern, Repeat
 
 MAX_LEN = 50_000
-# Patterns that are longer are not read for a guess: it would take as long as to compile them.
+# Longer patterns are not parsed for a guess: that would take as long as compiling them.
 MAX_PATTERN_LEN = 50_000
-# The first of them that a set has stands for it: what vocabularies spell in few tokens, and JSON
-# without escapes.
+# The first of these characters in a set represents it: vocabularies spell them in few tokens, and
+# JSON needs no escapes for them.
 LIKED = ascii_lowercase + digits + ascii_uppercase + " _-.,:;/@#+*=()[]{}<>!?&%$'|~^`" + '"\\\n\t'
-# What is written of a set in the engine's syntax.
+# The parts of a set in the engine's syntax.
 _PIECE = re.compile(
     r"\\x\{(?P<first>[0-9A-F]+)\}(?:-\\x\{(?P<last>[0-9A-F]+)\})?"
     r"|\\(?P<sign>[pP])\{(?P<name>[^}]*)\}"
@@ -27,7 +27,7 @@ _PIECE = re.compile(
 
 
 def example_text(pattern: Pattern, min_len: int = 0) -> str | None:
-    """A short text of at least so many characters. None: none is seen."""
+    """A short text of at least `min_len` characters. None: none found."""
     found = _example(pattern, 0)
     if found is not None and len(found[0]) < min_len:
         found = _example(pattern, min_len - len(found[0]))
@@ -35,7 +35,7 @@ def example_text(pattern: Pattern, min_len: int = 0) -> str | None:
 
 
 def _example(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
-    """A text that is longer than need be by `extra_len`, and what of that found no place in it."""
+    """A text `extra_len` longer than necessary, and how much of `extra_len` did not fit."""
     match pattern:
         case Empty() | Anchor():
             return "", extra_len
@@ -50,10 +50,10 @@ def _example(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
         case Concat(parts):
             text = ""
             for part in parts:
-                part = _example(part, extra_len)
-                if part is None or len(text) > MAX_LEN:
+                found_part = _example(part, extra_len)
+                if found_part is None or len(text) > MAX_LEN:
                     return None
-                text, extra_len = text + part[0], part[1]
+                text, extra_len = text + found_part[0], found_part[1]
             return text, extra_len
         case Repeat():
             return _repeated(pattern, extra_len)
@@ -89,7 +89,7 @@ def _preferred_char(chars: Chars) -> str | None:
 
 
 def edges_of(chars: Chars) -> Iterator[str]:
-    """Of characters given by number alone, those at the edges: inside, or just outside."""
+    """Characters at the edges of a set given by numbers: inside, or just outside if negated."""
     for first, last in chars.ranges:
         for code in (first - 1, last + 1) if chars.negated else (first, last):
             is_char = 0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
@@ -111,7 +111,7 @@ def has(chars: Chars, char: str) -> bool:
 
 def _is_in(named: str, code: int) -> bool:
     """Whether a set in the engine's syntax has this character."""
-    # Of each set that is open: whether it is negated, what it was met with, what it has.
+    # For each open set: whether it is negated, the intersection so far, the union so far.
     open_sets = [(False, True, False)]
     for part in _PIECE.finditer(named):
         negated, met, has = open_sets.pop()
@@ -135,7 +135,7 @@ def _is_in_part(part: re.Match[str], code: int) -> bool:
     if part["any"]:
         return True
     if part["sign"]:
-        # Characters that this Python knows are of every age that is asked for.
+        # Every character that this Python knows satisfies the ages in use.
         is_member = part["name"].startswith("age:") or unicodedata.category(chr(code)).startswith(
             part["name"]
         )

@@ -1,4 +1,4 @@
-"""JSON schemas as grammars: the whole way from the text to what the engine is given."""
+"""JSON schemas as grammars: all steps from the text to the engine's input."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from constraints.grammars.schema.rewriting import Rewritten, rewrite
 from constraints.grammars.schema.unproductive_definitions import prune
 from constraints.spec import Whitespace
 
-# Parts that a lenient schema gives up one after the other.
+# The most parts that a lenient schema drops, one after the other.
 _MAX_RELAXED = 50
 
 
@@ -23,7 +23,7 @@ class SchemaGrammar:
     """A schema, ready for the engine.
 
     text:          the grammar
-    not_enforced:  pointers of what it does not hold; empty unless lenient
+    not_enforced:  pointers of what it does not enforce; empty unless lenient
     """
 
     text: str
@@ -37,13 +37,13 @@ class SchemaGrammar:
         return self._locator.rewritten
 
     def explain(self, message: str) -> ConstraintError:
-        """What the engine's message says of the schema, with a pointer where one is found."""
+        """The error for a message of the engine, with a pointer into the schema if one is found."""
         return self._locator.error(message)
 
     def without_empty_definition(self) -> "SchemaGrammar | None":
-        """The grammar after a definition that nothing satisfies became `false`, if there is one.
+        """The grammar with an unsatisfiable definition replaced by `false`, if there is one.
 
-        The engine refuses a schema with such a definition even where it may be left out.
+        The engine refuses a schema with such a definition even where it is optional.
         """
         rewritten = self._locator.rewritten
         name = self._locator.empty_definition()
@@ -74,7 +74,7 @@ _ENDLESS = "nothing satisfies it: what it requires is false, or would contain it
 
 
 def checked(document: Json, *, lenient: bool) -> Rewritten:
-    """A schema's value, rewritten and looked through."""
+    """Rewrite and check a parsed schema."""
     rewritten = rewrite(document, lenient=lenient)
     close_narrow_ranges(rewritten.root, rewritten.definitions)
     _settle(rewritten)
@@ -90,14 +90,17 @@ def checked(document: Json, *, lenient: bool) -> Rewritten:
 
 
 def _settle(rewritten: Rewritten) -> None:
-    """Make endless references `false` and exclusive options plain ones. Raises Contradiction."""
+    """Replace unproductive references by `false` and disjoint `oneOf` by `anyOf`.
+
+    Raises Contradiction.
+    """
     if not prune(rewritten.root, rewritten.definitions):
         raise RefusalLocator(rewritten, Limits()).contradiction(_ENDLESS)
     open_one_ofs(rewritten.root, rewritten.definitions)
 
 
 def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:
-    """Give up what the engine will not have, part by part, and take note."""
+    """Drop the parts that the engine refuses, one by one, and record them."""
     for _ in range(_MAX_RELAXED):
         message = locator.message(rewritten.root)
         if not message or not isinstance(explain(message), NotEnforced):
@@ -112,5 +115,5 @@ def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:
             rewritten.not_enforced.append(below(pointer, key))
 
 
-# First what fails most often; without any of these the whole part goes.
+# In the order of how often they fail; if none is present the whole part is dropped.
 _GIVEN_UP = ("oneOf", "minProperties", "maxProperties", "patternProperties")

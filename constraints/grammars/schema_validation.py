@@ -1,8 +1,8 @@
-"""Whether a finished text is an instance of a schema: what a lenient schema's masks left open.
+"""Validates a finished text against a schema, where masks of a lenient schema did not enforce all.
 
-This is the judgement of the `jsonschema` package, which reads the schema as its draft says and
-fetches nothing; numbers are exact, and patterns are read as masks read them. Some of those that
-masks do not hold take time beyond all bounds on some texts: ask where it can be stopped.
+Uses the `jsonschema` package with the schema's draft and without fetching; numbers are exact, and
+patterns have the same meaning as in masks. Patterns that masks do not enforce may take unlimited
+time on some texts: call this only where it can be stopped.
 """
 
 from collections.abc import Iterable
@@ -20,16 +20,16 @@ from constraints.grammars.schema.reading import Json, below
 
 MAX_VIOLATIONS = 20
 _MAX_MESSAGE_LEN = 300
-# Without a `$schema` a schema is of the newest draft that it can be read by.
+# Without `$schema`, the newest draft is used by which the schema is valid.
 _DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
 _UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType)
-# Of a keyword's value that is not what it must be.
+# Errors about the value of a keyword in the schema.
 _WRONG_VALUES = (TypeError, AttributeError, ValueError, KeyError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What is wrong with an instance.
+    """One error of an instance.
 
     pointer:         JSON Pointer of the wrong part of the instance
     schema_pointer:  of the keyword that it does not satisfy
@@ -44,9 +44,9 @@ class Violation:
 
 
 def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
-    """What keeps `text` from being an instance, the first few; none: it is one.
+    """The first few errors of `text`; empty: it is a valid instance.
 
-    What cannot be judged, such as a reference to another document, is a violation that says so.
+    What cannot be validated, such as a reference to another document, is reported as a violation.
     """
     schema = loads(schema_text)
     try:
@@ -61,7 +61,7 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
     except _UNFOLLOWABLE as error:
         return (Violation("", "", f"the schema cannot be followed: {type(error).__name__}"),)
     except BaseException as error:
-        # Dictionaries of the package panic where the stack ends, with what is no Exception.
+        # On stack overflow the package's dictionaries panic with an error that is no Exception.
         if type(error).__module__ != "pyo3_runtime":
             raise
         return (Violation("", "", "the schema cannot be followed: RecursionError"),)
@@ -78,15 +78,15 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
 
 
 def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | None:
-    """The first few; None: the value of one of the schema's keywords is not what it must be.
+    """The first few errors; None: a keyword of the schema has an invalid value.
 
-    Up to draft 2019-09 `items` may be a list, and many who write one name no draft.
+    Up to draft 2019-09 `items` may be a list, and many such schemas name no draft.
     """
     registry: Registry[Json] = Registry()
     kinds: tuple[type[jsonschema.Validator], ...] = _DRAFTS
     if isinstance(schema, dict) and "$schema" in schema:
         kinds = (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
-        # Where it is met again, through a reference, the package would take its own validator.
+        # Without this the package would use its own validator behind a reference.
         schema = {key: value for key, value in schema.items() if key != "$schema"}
     for kind in kinds:
         try:

@@ -127,7 +127,7 @@ class StopTable:
         # Tokens without bytes, such as end tokens, are always clear.
         bits[[index for index, token in enumerate(self._vocabulary.tokens) if not token]] = True
         bits[ends.token_ids] = True
-        clear = np.packbits(bits, bitorder="little").transitions(np.int32)
+        clear = np.packbits(bits, bitorder="little").view(np.int32)
         returns = np.zeros(len(self._vocabulary.tokens), dtype=np.uint8)
         returns[ends.token_ids[states == 0]] = 1
         return StopTransitions(clear, ends.token_ids[is_ending], returns.tobytes())

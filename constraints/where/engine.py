@@ -260,7 +260,9 @@ class WhereMatcher:
 
     def _holds(self, packed: int, counts: list[int], made_len: int) -> bool:
         language, tokens = self._language, self._language.tokens
-        segment = 0 if tokens is None else int(np.searchsorted(tokens.cuts, made_len, "right"))
+        segment = (
+            0 if tokens is None else int(np.searchsorted(tokens.boundaries, made_len, "right"))
+        )
         return language.steps.is_alive(language.accepted[segment], packed, counts)
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
