@@ -56,7 +56,7 @@ class JudgeResult:
 
     shortest:        the shortest text found that satisfies it, of `min_len` tokens; None: none was
     dropped_phrases: see `Language`
-    not_enforced:    see `Passed`
+    not_enforced:    see `CheckResult`
     """
 
     shortest: str | None
