@@ -6,7 +6,7 @@ import tracemalloc
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from constraints.grammars.pattern_escapes import Dialect
@@ -28,10 +28,11 @@ def read(pattern: str) -> Pattern:
 @given(PATTERNS, PATTERNS, st.integers(0, 5))
 def test_what_is_found_matches_both_and_is_long_enough(one: str, other: str, min_len: int) -> None:
     text = common_text([read(one), read(other)], Effort(), min_len, 12)
-    if text is not None:
-        assert re.fullmatch(one, text)
-        assert re.fullmatch(other, text)
-        assert min_len <= len(text) <= 12
+    assume(text is not None)
+    assert text is not None
+    assert re.fullmatch(one, text)
+    assert re.fullmatch(other, text)
+    assert min_len <= len(text) <= 12
 
 
 @given(PATTERNS, st.text("abc01 -.é", max_size=6))
