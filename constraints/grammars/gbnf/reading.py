@@ -43,7 +43,8 @@ _WORDS = re.compile(
     """,
     re.VERBOSE,
 )
-_DEFINED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*)[ \t\r\n]*::=")
+# It never begins within a name: a text of one long name takes linear time.
+_DEFINED = re.compile(r"(?<![A-Za-z0-9_-])([A-Za-z0-9_][A-Za-z0-9_-]*+)[ \t\r\n]*::=")
 _BOUNDS = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
 _SIGNS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _REFUSED = {
