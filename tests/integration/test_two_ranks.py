@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -42,7 +43,7 @@ def generate(server: RunningServer, inputs: str, **headers: str) -> str:
 @pytest.mark.parametrize("prompt", ["Once there was", "The weather was", "Q: What is 3+4?\nA:"])
 def test_they_answer_as_transformers_does(server: RunningServer, prompt: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
-    model = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
     token_ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         whole = model.generate(
