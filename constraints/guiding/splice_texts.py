@@ -1,8 +1,8 @@
-"""Texts that a search inserts as a whole: hints, and the rest of a hint that has begun.
+"""What a search puts into a text as wholes: hints, and what is left of one that has been begun.
 
 {"a":1,"b":{"c":2},"d":3}
- |     |            +------ ends: wherever an output is among the members of such an object,
- |     +------------------- and however it got there, one of these completes it
+ |     |            +------ ends: wherever an output stands among the members of such an object,
+ |     +------------------- and however it came there, one of these completes it
  +-------------------------
 """
 
@@ -15,22 +15,22 @@ from functools import lru_cache
 from constraints.guiding.completion import KnownCompletion
 from constraints.matcher import Matcher
 
-# Where more bytes may follow, any text may, such as within a string: JSON is legal there, too, and
-# completes nothing.
+# Where more bytes than these may follow any text may, such as within a string: JSON as a whole
+# stands there as well, and leads nowhere.
 _MAX_ALLOWED = 64
-# The most bytes before the end at which JSON may have begun.
+# So many bytes ago JSON may have begun.
 _MAX_BEGUN = 256
-# The most ends of one hint, the longest hint that has ends, and the most bytes of all ends.
+# Ends of one hint, how long it may be to have any, and how long all may be together.
 _MAX_ENDS, _MAX_LEN, _MAX_ENDS_LEN = 40, 4_000, 400_000
 
 
 @dataclass(frozen=True, slots=True)
-class SpliceTexts:
-    """Texts in the tokens that a search uses.
+class Pieces:
+    """Pieces of text, spelled in what a search walks over.
 
-    texts:    plain texts, the best first
+    texts:    that may stand anywhere, the best first
     by_start: JSON and its ends by their first byte, the shortest first
-    colon:    the tokens behind a key
+    colon:    what a key is followed by
     """
 
     texts: tuple[Sequence[int], ...]
@@ -38,62 +38,62 @@ class SpliceTexts:
     colon: Sequence[int]
 
     def legal(self, matcher: Matcher, allowed: Collection[int]) -> tuple[KnownCompletion, ...]:
-        """The texts that may follow. `allowed`: the bytes that may follow."""
+        """Those that may stand next. `allowed`: the bytes that may."""
         values: list[Sequence[int]] = []
         if len(allowed) <= _MAX_ALLOWED:
-            for start, splices in self.by_start.items():
+            for start, pieces in self.by_start.items():
                 if start in allowed:
-                    values += splices
+                    values += pieces
         return self._legal_values(values, matcher) + _legal(self.texts, matcher)
 
     def begun(self, matcher: Matcher, text: bytes) -> tuple[KnownCompletion, ...]:
-        """The rests of JSON texts that these last bytes begin, the outermost first."""
+        """The rest of JSON that these last bytes have begun, the outermost first."""
         found: list[Sequence[int]] = []
         for place in range(max(0, len(text) - _MAX_BEGUN), len(text)):
             begun = text[place:]
-            for splice in self.by_start.get(text[place], ()):
-                if splice[: len(begun)] == begun and len(splice) > len(begun):
-                    found.append(splice[len(begun) :])
+            for piece in self.by_start.get(text[place], ()):
+                if piece[: len(begun)] == begun and len(piece) > len(begun):
+                    found.append(piece[len(begun) :])
         return self._legal_values(dict.fromkeys(found), matcher)
 
     def _legal_values(
-        self, splices: Iterable[Sequence[int]], matcher: Matcher
+        self, pieces: Iterable[Sequence[int]], matcher: Matcher
     ) -> tuple[KnownCompletion, ...]:
-        """The legal ones that are no keys: a key would need a value behind it."""
-        legal = _legal(splices, matcher)
+        """Without those that would be keys, which values are expected behind."""
+        legal = _legal(pieces, matcher)
         return tuple(
-            splice for splice in legal if matcher.num_legal((*splice, *self.colon)) == len(splice)
+            piece for piece in legal if matcher.num_legal((*piece, *self.colon)) == len(piece)
         )
 
 
-def _legal(splices: Iterable[Sequence[int]], matcher: Matcher) -> tuple[KnownCompletion, ...]:
-    return tuple(tuple(splice) for splice in splices if matcher.num_legal(splice) == len(splice))
+def _legal(pieces: Iterable[Sequence[int]], matcher: Matcher) -> tuple[KnownCompletion, ...]:
+    return tuple(tuple(piece) for piece in pieces if matcher.num_legal(piece) == len(piece))
 
 
-NO_SPLICE_TEXTS = SpliceTexts((), {}, ())
+NO_PIECES = Pieces((), {}, ())
 
 
 @lru_cache(maxsize=32)
-def splice_texts_of(hints: tuple[bytes, ...]) -> SpliceTexts:
-    """The splice texts of hints, in tokens of one byte."""
-    return spelled_splice_texts(hints, bytes)
+def pieces_of(hints: tuple[bytes, ...]) -> Pieces:
+    """The pieces of hints in bytes; as bytes, since there may be many."""
+    return spelled_pieces(hints, bytes)
 
 
-def spelled_splice_texts(
+def spelled_pieces(
     hints: Sequence[bytes], spelled: Callable[[bytes], Sequence[int] | None]
-) -> SpliceTexts:
-    """The splice texts of those hints that can be spelled."""
+) -> Pieces:
+    """The pieces of hints, those that can be spelled."""
     plain = [hint for hint in hints if hint and not _is_json(hint)]
     whole = [hint for hint in hints if _is_json(hint)]
     ends = _few(end for hint in whole for end in _ends_of(hint))
     by_start: defaultdict[int, list[Sequence[int]]] = defaultdict(list)
     for text in sorted(dict.fromkeys((*whole, *ends)), key=len):
-        splice = spelled(text)
-        if splice:
-            by_start[text[0]].append(splice)
-    texts = [splice for hint in plain if (splice := spelled(hint))]
+        piece = spelled(text)
+        if piece:
+            by_start[text[0]].append(piece)
+    texts = [piece for hint in plain if (piece := spelled(hint))]
     values = {start: tuple(found) for start, found in by_start.items()}
-    return SpliceTexts(tuple(texts), values, spelled(b":") or ())
+    return Pieces(tuple(texts), values, spelled(b":") or ())
 
 
 def _is_json(hint: bytes) -> bool:
@@ -107,7 +107,7 @@ def _is_json(hint: bytes) -> bool:
 
 
 def _ends_of(hint: bytes) -> Iterator[bytes]:
-    """The text from each member of the outermost object or array to the end."""
+    """The text from each member of the outermost object or array on."""
     if len(hint) > _MAX_LEN or hint[:1] == b'"':
         return
     for count, place in enumerate(_members(hint)):
@@ -150,7 +150,7 @@ def _beyond_blanks(hint: bytes, place: int) -> int:
     return place
 
 
-def ends_of(text: bytes, max_ends: int) -> Iterable[bytes]:
+def cuts_of(text: bytes, max_cuts: int) -> Iterable[bytes]:
     """The ends of a text in JSON that begin where a value has just ended; the longest first."""
     places = [0, *(place for place, byte in enumerate(text) if byte in b'",]}')]
-    return [text[place:] for place in places[:max_ends]]
+    return [text[place:] for place in places[:max_cuts]]

@@ -1,6 +1,6 @@
-"""Counters: what an expression counts, and the counts that it distinguishes.
+"""Axes: what an expression counts, and the counts that it tells apart.
 
-len(X) > 2 and len(X) < 5:   counts 0 1 2 | 3 4 | 5 ...    three segments with boundaries 3 and 5
+len(X) > 2 and len(X) < 5:   counts 0 1 2 | 3 4 | 5 ...    three segments, cut at 3 and 5
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from constraints.where.terms import (
     Relation,
 )
 
-_BOUNDARIES = {
+_CUTS = {
     Relation.LT: (0,),
     Relation.GE: (0,),
     Relation.LE: (1,),
@@ -33,28 +33,28 @@ _BOUNDARIES = {
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """The count of one measure. Counts of `cap` and more are held at `cap`: they are equal."""
+    """One measure. A count of `cap` or more is held as `cap`: nothing tells them apart."""
 
     measure: Measure
-    boundaries: tuple[int, ...]  # ascending: first counts of all segments but the first
+    cuts: tuple[int, ...]  # ascending, each the first count of a segment; the first segment is 0 ..
 
     @property
     def cap(self) -> int:
         """The first count of the last segment."""
-        return self.boundaries[-1]
+        return self.cuts[-1]
 
     @property
     def firsts(self) -> tuple[int, ...]:
         """The first count of each segment."""
-        return (0, *self.boundaries)
+        return (0, *self.cuts)
 
     def segments(self) -> npt.NDArray[np.int64]:
         """The segment of each count, [cap + 1]."""
-        return np.searchsorted(self.boundaries, np.arange(self.cap + 1), side="right")
+        return np.searchsorted(self.cuts, np.arange(self.cap + 1), side="right")
 
 
 def atoms(expression: Expression) -> Iterator[Expression]:
-    """The parts that are neither And, Or nor Not, from left to right."""
+    """What is neither And, Or nor Not, from left to right."""
     match expression:
         case And(parts) | Or(parts):
             for part in parts:
@@ -65,15 +65,15 @@ def atoms(expression: Expression) -> Iterator[Expression]:
             yield expression
 
 
-def counter_of(measure: Measure, expression: Expression) -> Counter | None:
-    """The counter of a measure; None where the expression does not compare it."""
-    boundaries = {
+def axis_of(measure: Measure, expression: Expression) -> Counter | None:
+    """The counter of a measure; None where the expression does not look at it."""
+    cuts = {
         atom.bound + shift
         for atom in atoms(expression)
         if isinstance(atom, Compare) and atom.measure is measure
-        for shift in _BOUNDARIES[atom.relation]
+        for shift in _CUTS[atom.relation]
     }
-    above = sorted(cut for cut in boundaries if cut > 0)
+    above = sorted(cut for cut in cuts if cut > 0)
     if above and above[-1] > MAX_COUNT:
         raise TooComplex(f"{measure.value} is compared with more than {MAX_COUNT}")
     return Counter(measure, tuple(above)) if above else None

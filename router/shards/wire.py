@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from math import isnan
 from typing import Protocol
 
+from constraints.spec import ConstraintSpec
 from constraints.translation import Translation
 from proto import generate_pb2 as pb
 from proto.contract import (
@@ -17,7 +18,6 @@ from proto.contract import (
     Generation,
     ModelInfo,
     NewSequence,
-    OutputConstraint,
     PoolLimits,
     SampledToken,
     StepResult,
@@ -99,9 +99,7 @@ def warmup_to_pb(
 def prepare_to_pb(constraint: Constraint) -> pb.PrepareConstraintRequest:
     """A constraint, to be compiled before the request that has it comes."""
     return pb.PrepareConstraintRequest(
-        constraint=_constraint_to_pb(
-            OutputConstraint(constraint.spec, constraint.cuts, constraint.translation)
-        )
+        constraint=_constraint_to_pb(constraint.spec, constraint.translation, cuts=constraint.cuts)
     )
 
 
@@ -164,6 +162,7 @@ def limits_from_pb(message: pb.WarmupResponse) -> PoolLimits:
 
 
 def _request_to_pb(new: NewSequence) -> pb.Request:
+    constraint = new.constraint
     return pb.Request(
         id=new.request_id,
         token_ids=new.token_ids,
@@ -174,20 +173,25 @@ def _request_to_pb(new: NewSequence) -> pb.Request:
         sampling=to_message(new.sampling, pb.SamplingParameters),
         stopping=to_message(new.stop, pb.StoppingParameters),
         logprobs=to_message(new.logprobs, pb.LogprobParameters),
-        constraint=None if new.constraint is None else _constraint_to_pb(new.constraint),
+        constraint=(
+            None
+            if constraint is None
+            else _constraint_to_pb(constraint.spec, constraint.translation, cuts=constraint.cuts)
+        ),
         pause_len=new.pause_len,
     )
 
 
-def _constraint_to_pb(constraint: OutputConstraint) -> pb.Constraint:
-    spec, found = constraint.spec, constraint.translation
+def _constraint_to_pb(
+    spec: ConstraintSpec, translation: Translation | None, *, cuts: bool
+) -> pb.Constraint:
     return pb.Constraint(
         kind=CONSTRAINT_KINDS[spec.kind],
         text=spec.text,
         whitespace=WHITESPACES[spec.whitespace],
         lenient=spec.lenient,
-        cuts=constraint.cuts,
-        translation=None if found is None else _translation_to_pb(found),
+        cuts=cuts,
+        translation=None if translation is None else _translation_to_pb(translation),
     )
 
 

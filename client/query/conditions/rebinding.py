@@ -14,6 +14,7 @@ from typing import Any
 
 from client.query.conditions.evaluate import computed
 from client.query.conditions.linear import ARITHMETIC
+from client.query.conditions.relating import RELATIONS
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -26,7 +27,6 @@ from client.query.conditions.terms import (
     Term,
     Value,
 )
-from client.query.conditions.value_comparisons import RELATIONS
 from client.query.conditions.values import is_scalar
 from client.query.conditions.writing import written
 

@@ -26,12 +26,10 @@ class HoleAttempt:
     refused: list[str] = field(default_factory=list)
 
     @property
-    def affects_later_holes(self) -> bool:
+    def has_promised(self) -> bool:
         """Holes behind this one may turn out impossible because of its text."""
         deferred = self.at.plan.deferred
-        return self.at.has_outer_conditions or any(
-            self.at.hole.name in check.names for check in deferred
-        )
+        return self.at.owes or any(self.at.hole.name in check.names for check in deferred)
 
     def again(self) -> AtHole:
         """The hole without these texts. Raises Unsatisfiable where nothing else can come."""
@@ -39,13 +37,13 @@ class HoleAttempt:
             return self.at
         at = self.at.refusing(self.refused)
         is_same = at.score_call is None and at.call == self.at.call
-        if is_same and not self.may_vary:
+        if is_same and not self.can_differ:
             what = f"[{at.hole.name}] would be the same again: a schema leaves out no text"
             raise Unsatisfiable(what, at.hole.place, at.source)
         return at
 
     @property
-    def may_vary(self) -> bool:
+    def can_differ(self) -> bool:
         """Asked again, another text may come, even if no constraint keeps the last one out."""
         sampling = self.at.call.sampling
         return sampling.temperature > 0 and sampling.seed is None
@@ -70,59 +68,59 @@ class BacktrackingDecoder:
         """
         while not isinstance(trace, TraceEnd):
             self._path.append(HoleAttempt(trace))
-            trace = await self._fill_last_hole()
+            trace = await self._past()
         return trace
 
-    async def _fill_last_hole(self) -> Trace:
+    async def _past(self) -> Trace:
         """The trace behind the path's last hole, or behind one that was gone back to."""
         while True:
-            attempt = self._path[-1]
+            visit = self._path[-1]
             try:
-                at = attempt.again()
-                attempt.num_asked += 1
+                at = visit.again()
+                visit.num_asked += 1
                 answer = await self._asker.fill(at)
             except Unsatisfiable as error:
                 self._path.pop()
-                self._backtrack(error)
+                self._go_back(error)
                 continue
-            attempt.last = answer.text
+            visit.last = answer.text
             try:
                 behind = await at.answered(answer)
             except Rejected as error:
                 self._wrong, self._wrong_at = error, len(self._path)
                 self._num_rejected += 1
-                self._ask_again(attempt, error)
+                self._ask_again(visit, error)
             except Unsatisfiable as error:
                 # The next hole is impossible behind this text, or behind one before it.
-                self._mark_filled()
+                self._has_passed()
                 if self._wrong is None:
                     self._wrong, self._wrong_at = error, len(self._path) + 1
-                self._backtrack(error)
+                self._go_back(error)
             else:
-                self._mark_filled()
+                self._has_passed()
                 return behind
 
-    def _mark_filled(self) -> None:
+    def _has_passed(self) -> None:
         """The path's last hole is filled: its earlier errors no longer matter."""
         if len(self._path) == self._wrong_at:
             self._wrong = None
             self._num_rejected = 0
 
-    def _ask_again(self, attempt: HoleAttempt, error: Rejected) -> None:
+    def _ask_again(self, visit: HoleAttempt, error: Rejected) -> None:
         """The same hole, if a try is left and may help."""
-        is_repeated = attempt.last in attempt.refused and not attempt.may_vary
-        if attempt.num_asked < self._tries and not is_repeated:
-            attempt.refused.append(attempt.last)
+        is_repeated = visit.last in visit.refused and not visit.can_differ
+        if visit.num_asked < self._tries and not is_repeated:
+            visit.refused.append(visit.last)
             return
         self._path.pop()
-        self._backtrack(error)
+        self._go_back(error)
 
-    def _backtrack(self, error: QueryError) -> None:
+    def _go_back(self, error: QueryError) -> None:
         """To the last hole of the path that promised something and may be asked again."""
         while self._path and self._num_back < self._tries:
-            attempt = self._path[-1]
-            if attempt.affects_later_holes and attempt.num_asked < self._tries:
-                attempt.refused.append(attempt.last)
+            visit = self._path[-1]
+            if visit.has_promised and visit.num_asked < self._tries:
+                visit.refused.append(visit.last)
                 self._num_back += 1
                 return
             self._path.pop()
@@ -155,7 +153,7 @@ def _why_no_more(error: QueryError, cause: QueryError) -> str:
     return f"; {error.message}" if is_new else ""
 
 
-async def decode_trace(start: Start, index: int, asker: Asker, tries: int) -> TraceEnd:
+async def walk(start: Start, index: int, asker: Asker, tries: int) -> TraceEnd:
     """Trace `index` to its end."""
     return await BacktrackingDecoder(asker, tries).to_end(await _started(start, index))
 
@@ -165,10 +163,10 @@ async def _started(start: Start, index: int) -> Trace:
     try:
         return await start(index)
     except Rejected as error:
-        raise no_tries_left(error) from error
+        raise exhausted(error) from error
 
 
-def no_tries_left(error: QueryError) -> QueryError:
+def exhausted(error: QueryError) -> QueryError:
     """The error where nothing is left to try: NotSatisfied of a rejected text."""
     if isinstance(error, Rejected):
         return NotSatisfied(error.message, error.value, error.place, error.source)

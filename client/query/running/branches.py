@@ -52,12 +52,10 @@ class FinishedBranch:
     num_tokens: int
 
 
-AnyBranch = Branch | FinishedBranch
+Landed = Branch | FinishedBranch
 
 
-async def branch_after(
-    trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: int = 0
-) -> AnyBranch:
+async def landed(trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: int = 0) -> Landed:
     """Where a trace comes to that is searched: holes of distributions are filled.
 
     Raises what is in DEAD.
@@ -71,16 +69,16 @@ async def branch_after(
     return FinishedBranch(trace=trace, logprob=logprob, num_tokens=num_tokens)
 
 
-async def advance(branch: Branch, text: str, asker: Asker) -> AnyBranch:
+async def behind(branch: Branch, text: str, asker: Asker) -> Landed:
     """Where the trace comes to once its hole has this text. Raises what is in DEAD."""
     trace = await branch.at.answered(branch.filled(text))
-    return await branch_after(trace, asker, branch.logprob, branch.num_tokens)
+    return await landed(trace, asker, branch.logprob, branch.num_tokens)
 
 
 # In the words of a call
 
 
-def distinct_holes(branches: Sequence[Branch]) -> list[AtHole]:
+def numbered(branches: Sequence[Branch]) -> list[AtHole]:
     """The holes that they stand at, each once."""
     return list({id(branch.at): branch.at for branch in branches}.values())
 

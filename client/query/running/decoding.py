@@ -22,7 +22,7 @@ from client.query.errors import QueryError
 from client.query.place import Place, Source
 from client.query.program import Hole
 from client.query.running.pickling import Pickled
-from client.query.running.transcript import PromptParts
+from client.query.running.transcript import Pieces
 from client.sampling import Sampling
 
 
@@ -131,12 +131,12 @@ class AtHole(Protocol):
         ...
 
     @property
-    def prompt_parts(self) -> PromptParts:
+    def pieces(self) -> Pieces:
         """The prompt so far."""
         ...
 
     @property
-    def has_outer_conditions(self) -> bool:
+    def owes(self) -> bool:
         """Whether conditions speak of a hole around it, which a nested query fills."""
         ...
 
@@ -186,7 +186,7 @@ class TraceEnd:
     index: int
     finished: tuple[FinishedHole, ...]
     value: object
-    prompt_parts: PromptParts
+    pieces: Pieces
     variables: Mapping[str, object]
 
     @property

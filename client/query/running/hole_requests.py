@@ -19,29 +19,29 @@ from client.query.errors import ProgramFailed, QueryError, Unsatisfiable
 from client.query.program import Hole
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
 from client.query.running.error_places import locate, shortened
-from client.query.running.execution import HoleReached, LogEntry
+from client.query.running.execution import Entry, HoleReached
 from client.query.running.transcript import prompt_of
 from client.sampling import MAX_SEED
 
 
-def plan_of(reached: HoleReached, options: Options, refused: tuple[str, ...]) -> HolePlan:
+def plan_of(arrival: HoleReached, options: Options, refused: tuple[str, ...]) -> HolePlan:
     """What the hole's conditions mean for its request. Raises Unsatisfiable, BadCondition."""
-    terms = _terms(reached)
+    terms = _terms(arrival)
     try:
-        if reached.hole.support is not None:
-            return _plan_of_choice(reached, terms)
+        if arrival.hole.support is not None:
+            return _plan_of_choice(arrival, terms)
         return plan(
             terms,
-            reached.hole.name,
-            reached.hole.kind,
-            reached.values,
+            arrival.hole.name,
+            arrival.hole.kind,
+            arrival.values,
             StopMode(options.stops),
             refused,
-            tuple(condition() for condition in reached.hole.future.conditions),
-            _decorated(reached.hole),
+            tuple(condition() for condition in arrival.hole.future.conditions),
+            _decorated(arrival.hole),
         )
     except QueryError as error:
-        locate(error, reached.hole.place, reached.source)
+        locate(error, arrival.hole.place, arrival.source)
         raise
 
 
@@ -50,10 +50,10 @@ def _decorated(hole: Hole) -> frozenset[str]:
     return hole.future.decorated.union(own)
 
 
-def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
+def _plan_of_choice(arrival: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
     """A distribution is not masked: its hole's kind says what a value means, and that is all."""
-    hole, known = reached.hole, {reached.hole.name, *reached.values}
-    read = plan((), hole.name, hole.kind, reached.values, StopMode.CUT)
+    hole, known = arrival.hole, {arrival.hole.name, *arrival.values}
+    read = plan((), hole.name, hole.kind, arrival.values, StopMode.CUT)
     about = ((term, names_of(term)) for term in terms)
     return HolePlan(
         deferred=tuple(
@@ -65,23 +65,23 @@ def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
     )
 
 
-def _terms(reached: HoleReached) -> tuple[Term, ...]:
+def _terms(arrival: HoleReached) -> tuple[Term, ...]:
     """The hole's own conditions, and what was promised of it."""
-    promised = (check.term for check in reached.deferred_checks if reached.hole.name in check.names)
-    return (*reached.terms, *(term for term in promised if term not in reached.terms))
+    promised = (check.term for check in arrival.promises if arrival.hole.name in check.names)
+    return (*arrival.terms, *(term for term in promised if term not in arrival.terms))
 
 
 def generate_call(
-    reached: HoleReached, plan: HolePlan, options: Options, index: int, log: Sequence[LogEntry]
+    arrival: HoleReached, plan: HolePlan, options: Options, index: int, log: Sequence[Entry]
 ) -> GenerateCall:
     """The one request of a hole. Raises Unsatisfiable when `max_len` leaves it nothing."""
     seed = options.sampling.seed
     return GenerateCall(
-        prompt=prompt_of(reached.prompt_parts),
+        prompt=prompt_of(arrival.pieces),
         sampling=replace(
             options.sampling, seed=None if seed is None else (seed + index) & MAX_SEED
         ),
-        max_tokens=_budget(reached, plan, options, log),
+        max_tokens=_budget(arrival, plan, options, log),
         constraint=plan.constraint,
         stop=plan.stop,
         keeps_stop=plan.keeps_stop,
@@ -89,54 +89,54 @@ def generate_call(
 
 
 def _budget(
-    reached: HoleReached, plan: HolePlan, options: Options, log: Sequence[LogEntry]
+    arrival: HoleReached, plan: HolePlan, options: Options, log: Sequence[Entry]
 ) -> int | None:
     bounds = [bound for bound in (plan.max_tokens, options.max_tokens) if bound is not None]
     if options.max_len is not None:
         left = options.max_len - sum(entry.finished.answer.num_tokens for entry in log)
-        if left < 1 and reached.hole.support is None:
-            what = f"max_len={options.max_len} tokens are spent before [{reached.hole.name}]"
-            raise Unsatisfiable(what, reached.hole.place, reached.source)
+        if left < 1 and arrival.hole.support is None:
+            what = f"max_len={options.max_len} tokens are spent before [{arrival.hole.name}]"
+            raise Unsatisfiable(what, arrival.hole.place, arrival.source)
         bounds.append(left)
     return min(bounds, default=None)
 
 
-def score_call(reached: HoleReached, plan: HolePlan, refused: tuple[str, ...]) -> ScoreCall | None:
+def score_call(arrival: HoleReached, plan: HolePlan, refused: tuple[str, ...]) -> ScoreCall | None:
     """The one request of a distribution: the values of its support that its hole's type has and
     the conditions allow."""
-    support = reached.hole.support
+    support = arrival.hole.support
     if support is None:
         return None
     left = [text for text in dict.fromkeys(support) if text not in refused]
-    values = tuple(text for text in left if _is_allowed(reached, plan, text))
+    values = tuple(text for text in left if _is_allowed(arrival, plan, text))
     if not values:
-        what = f"no value of the distribution over [{reached.hole.name}] is allowed"
+        what = f"no value of the distribution over [{arrival.hole.name}] is allowed"
         if not support:
-            what = f"the distribution over [{reached.hole.name}] has no values"
-        raise Unsatisfiable(what, reached.hole.place, reached.source)
-    return ScoreCall(prompt=prompt_of(reached.prompt_parts), values=values)
+            what = f"the distribution over [{arrival.hole.name}] has no values"
+        raise Unsatisfiable(what, arrival.hole.place, arrival.source)
+    return ScoreCall(prompt=prompt_of(arrival.pieces), values=values)
 
 
-def _is_allowed(reached: HoleReached, plan: HolePlan, text: str) -> bool:
+def _is_allowed(arrival: HoleReached, plan: HolePlan, text: str) -> bool:
     try:
-        value, shown = _read(reached, plan, HoleAnswer(text=text))
+        value, shown = _read(arrival, plan, HoleAnswer(text=text))
     except Rejected:
         return False
     made = known.Finished(value, shown, has_tokens=False, is_mixed=plan.is_mixed)
-    values = {**reached.values, reached.hole.name: made}
+    values = {**arrival.values, arrival.hole.name: made}
     try:
-        return all(evaluate(term, values) is not False for term in _terms(reached))
+        return all(evaluate(term, values) is not False for term in _terms(arrival))
     except QueryError as error:
-        locate(error, reached.hole.place, reached.source)
+        locate(error, arrival.hole.place, arrival.source)
         raise
 
 
-def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEntry:
+def entry_of(arrival: HoleReached, plan: HolePlan, answer: HoleAnswer) -> Entry:
     """The finished hole. Raises Rejected when its text breaks a check."""
-    hole, source = reached.hole, reached.source
-    value, shown = _read(reached, plan, answer)
+    hole, source = arrival.hole, arrival.source
+    value, shown = _read(arrival, plan, answer)
     made = known.Finished(value, shown, answer.num_tokens, is_mixed=plan.is_mixed)
-    values = {**reached.values, hole.name: made}
+    values = {**arrival.values, hole.name: made}
     for check in plan.checks:
         try:
             truth = evaluate(check.term, values)
@@ -146,28 +146,28 @@ def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEnt
         if truth is False:
             what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(value)}"
             raise Rejected(what, answer.text, value, hole.place, source)
-    return LogEntry(
+    return Entry(
         finished=FinishedHole(name=hole.name, answer=answer, value=value),
-        prompt_before=reached.prompt_parts,
+        behind=arrival.pieces,
         prompt_text=shown,
         value=plan.value,
         is_mixed=plan.is_mixed,
-        deferred_checks=_left(reached, plan),
+        promises=_left(arrival, plan),
     )
 
 
-def _left(reached: HoleReached, plan: HolePlan) -> tuple[Check, ...]:
+def _left(arrival: HoleReached, plan: HolePlan) -> tuple[Check, ...]:
     """What holes to come have to keep, behind this one."""
-    others = (check for check in reached.deferred_checks if reached.hole.name not in check.names)
+    others = (check for check in arrival.promises if arrival.hole.name not in check.names)
     return (*others, *plan.deferred)
 
 
-def _read(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
+def _read(arrival: HoleReached, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
     """The value and the text that stays in the prompt.
 
     A type says by a ValueError that a text is none of its own; other errors are its mistakes.
     """
-    hole, source = reached.hole, reached.source
+    hole, source = arrival.hole, arrival.source
     what = f"[{hole.name}] cannot be read from {shortened(answer.text)}"
     try:
         return plan.value(answer.text), plan.prompt_text(answer.text)

@@ -1,6 +1,6 @@
 """Grammars in GBNF as values.
 
-Term = CharSet | Text | Name | Sequence | Alternation | Repetition | Terminal
+Term = Chars | Text | Name | Sequence | Choice | Repeat | Terminal
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,22 +10,22 @@ from constraints.where.code_points import Ranges
 
 
 @dataclass(frozen=True, slots=True)
-class CharSet:
-    """One character of a set, which is not empty and has no surrogates."""
+class Chars:
+    """One character of a set that is not empty; no surrogates."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Exactly these characters; may be empty."""
+    """These very characters, or the empty text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A reference to a rule. position: where it is written."""
+    """What a rule stands for. position: where it is mentioned."""
 
     name: str
     position: int
@@ -39,29 +39,29 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Alternation:
+class Choice:
     """One of them."""
 
     options: tuple["Term", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Repetition:
-    """From `min_count` to `max_count` times, None: unbounded."""
+class Repeat:
+    """From `least` times to `most`, None: without end."""
 
     part: "Term"
-    min_count: int
-    max_count: int | None
+    least: int
+    most: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terminal:
-    """A part of a grammar that the lexer reads as one token; compared by identity."""
+    """A place in a grammar that a lexer is to read as one piece; equal to none but itself."""
 
     term: "Term"
 
 
-Term = CharSet | Text | Name | Sequence | Alternation | Repetition | Terminal
+Term = Chars | Text | Name | Sequence | Choice | Repeat | Terminal
 
 EMPTY = Text("")
 
@@ -75,24 +75,24 @@ def sequence(parts: Iterable[Term]) -> Term:
 def choice(options: Iterable[Term]) -> Term:
     """One of the options, of which there is at least one."""
     kept = tuple(options)
-    return kept[0] if len(kept) == 1 else Alternation(kept)
+    return kept[0] if len(kept) == 1 else Choice(kept)
 
 
 def children(term: Term) -> tuple[Term, ...]:
-    """The direct parts of a term; a terminal has none."""
+    """The terms that a term is made of; a terminal is one piece."""
     match term:
         case Sequence(parts):
             return parts
-        case Alternation(options):
+        case Choice(options):
             return options
-        case Repetition(part):
+        case Repeat(part):
             return (part,)
         case _:
             return ()
 
 
 def names(term: Term) -> Iterator[Name]:
-    """All references to rules in a term, in order, outside of terminals."""
+    """All rules that are mentioned in a term, in order, outside of terminals."""
     if isinstance(term, Name):
         yield term
     for child in children(term):

@@ -20,7 +20,6 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.model.checkpoint_check import ModelSettings
-from model_server.model.loading import load_model
 from model_server.model.model import PagedModel
 from tests.model_server.model import tiny_models
 
@@ -28,7 +27,9 @@ from tests.model_server.model import tiny_models
 def load(folder: Path, **settings: Any) -> PagedModel:
     """Load on the CPU, in float32 by default."""
     options: dict[str, Any] = {"dtype": "float32", **settings}
-    return load_model(ModelSettings(folder, torch.device("cpu"), **options), World())
+    return PagedModel.load(
+        ModelSettings(folder.name, folder, torch.device("cpu"), **options), World()
+    )
 
 
 @pytest.fixture

@@ -30,10 +30,10 @@ class Recorder:
         self.record.append(f"{{:{name}}}")
         self.places.append(place)
 
-    def on_caught(self) -> None:
+    def caught(self) -> None:
         """Never closed."""
 
-    def on_loop(self, cleans_up: bool) -> None:
+    def goes_round(self, cleans_up: bool) -> None:
         """Never closed."""
 
     async def hole(self, hole: Hole) -> Any:
