@@ -318,14 +318,10 @@ def download_weights(
     revision: Annotated[
         str | None, typer.Option(envvar="REVISION", help="Branch, tag or commit.")
     ] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option(help="Take .bin weights when there are no others; unpickling runs code.")
-    ] = False,
 ) -> None:
     """Fetch a checkpoint into the hub's cache and print its folder."""
     argv = [sys.executable, "-m", "model_server", "download-weights", model_id]
     argv += ["--revision", revision] if revision else []
-    argv += ["--allow-pickle"] if allow_pickle else []
     raise typer.Exit(subprocess.run(argv, check=False).returncode)
 
 

@@ -24,6 +24,7 @@ from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
 from model_server.engine.step import StepOutput
 from model_server.model.checkpoint_check import ModelSettings
+from model_server.model.loading import load_model
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
 from proto.contract import NewSequence, SamplingParams, StopParams
@@ -47,8 +48,8 @@ class StepTimes:
 
 def load(folder: Path, *, device: torch.device, dtype: str, attention: str) -> PagedModel:
     """The model of a checkpoint, on one rank."""
-    settings = ModelSettings(str(folder), folder, device, dtype=dtype, attention=attention)
-    model = PagedModel.load(settings, World())
+    settings = ModelSettings(folder, device, dtype=dtype, attention=attention)
+    model = load_model(settings, World())
     # As the served shard does.
     keep_freed_memory()
     return model

@@ -1,1 +1,1 @@
-"""Constraints on text and their exact token masks: a library that needs no server."""
+"""Constraints on text and their exact token masks. A library: it needs no server."""

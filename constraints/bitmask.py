@@ -18,12 +18,12 @@ def set_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
 
 
 def clear_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
-    """Mask these tokens."""
+    """Forbid these tokens."""
     words = row.view(np.uint32)
     for token_id in token_ids:
         words[token_id >> 5] &= ~np.uint32(1 << (token_id & 31))
 
 
 def allowed_ids(row: Bitmask) -> npt.NDArray[np.int64]:
-    """The tokens whose bits are set, in rising order."""
+    """The allowed tokens, in ascending order."""
     return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))

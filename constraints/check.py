@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from constraints.errors import ConstraintError
 from constraints.expected import Expectation, byte_ids
-from constraints.grammars.instances import violations
+from constraints.grammars.schema_validation import violations
 from constraints.guiding.completion import spelled
 from constraints.matcher import Language, Matcher
+from constraints.results import Judgement, JudgeResult
 from constraints.spec import ConstraintSpec
-from constraints.verdict import Judged, Judgement
 from constraints.vocabulary import Vocabulary
 from constraints.where.engine import WhereLanguage
 
@@ -28,19 +28,19 @@ def judge(
     spec: ConstraintSpec,
     texts: Sequence[str],
     max_len: int,
-) -> Judged:
+) -> JudgeResult:
     """Each text under the language of `spec`; a shortest legal one has at most `max_len` tokens."""
     shortest = _shortest(language.matcher(), max_len)
     by_tokens = isinstance(language, WhereLanguage) and language.tokens is not None
-    judging = Judging(language, vocabulary, by_tokens=by_tokens)
+    judging = TextJudge(language, vocabulary, by_tokens=by_tokens)
     judgements = tuple(judging.judge(text) for text in texts)
     if language.not_enforced:
         judgements = tuple(map(_verified, judgements, texts, [spec.text] * len(texts)))
     known = (language.dropped_phrases, language.not_enforced)
     if shortest is None:
-        return Judged(None, None, judgements, *known)
+        return JudgeResult(None, None, judgements, *known)
     written = b"".join(vocabulary.tokens[token_id] for token_id in shortest)
-    return Judged(written.decode(errors="replace"), len(shortest), judgements, *known)
+    return JudgeResult(written.decode(errors="replace"), len(shortest), judgements, *known)
 
 
 def _verified(judgement: Judgement, text: str, schema_text: str) -> Judgement:
@@ -64,7 +64,7 @@ def _shortest(matcher: Matcher, max_len: int) -> tuple[int, ...] | None:
     return shortest
 
 
-class Judging:
+class TextJudge:
     """Judges texts under one language. `by_tokens`: in the tokens that the model would make."""
 
     def __init__(self, language: Language, vocabulary: Vocabulary, *, by_tokens: bool) -> None:

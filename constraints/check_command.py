@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.text import Text
 
 from constraints.errors import ConstraintError, TooComplex
+from constraints.results import Judgement, JudgeResult
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from constraints.verdict import Judged, Judgement
 from constraints.worker.jobs import Judge
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed
@@ -190,7 +190,7 @@ async def _judge_texts(
     pool: WorkerPool, spec: ConstraintSpec, texts: tuple[str, ...], console: Console
 ) -> int:
     judged = await pool.do(Judge(spec, texts, _LONGEST_OUTPUT))
-    assert isinstance(judged, Judged)
+    assert isinstance(judged, JudgeResult)
     for text, judgement in zip(texts, judged.judgements, strict=True):
         console.print(shown(text, judgement), soft_wrap=True)
     console.print(_about(judged), soft_wrap=True)
@@ -221,7 +221,7 @@ async def _judgements(
         if len(texts) == 1:
             return [Judgement(False, 0, (), 0, failure=str(error))]
         return [each for text in texts for each in await _judgements(pool, spec, [text])]
-    assert isinstance(judged, Judged)
+    assert isinstance(judged, JudgeResult)
     return judged.judgements
 
 
@@ -259,7 +259,7 @@ def shown(text: str, judgement: Judgement) -> Text:
     return result.append(f"\n  legal there: {_tokens(judgement.num_legal)}")
 
 
-def _about(judged: Judged) -> Text:
+def _about(judged: JudgeResult) -> Text:
     summary = Text()
     summary.append("shortest legal text found: ", "bold")
     if judged.shortest is None:

@@ -10,9 +10,9 @@ from functools import partial
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.grammars import (
     choice,
+    engine_messages,
     json_schema,
     lark,
-    messages,
     regex,
     where_fallback,
 )
@@ -23,7 +23,7 @@ from constraints.grammars.limits import LIMITS
 from constraints.grammars.source_hints import hints_of
 from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
-from constraints.token_trie import TokenTrie, walk_of
+from constraints.token_trie import TokenTrie, trie_of
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
@@ -55,7 +55,7 @@ class Compiler:
         # ExampleInstances recently used first. A future is there from the start of its compilation.
         self._cache: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
         self._cached_chars = 0
-        self._walk_lock = threading.Lock()
+        self._trie_lock = threading.Lock()
         self._hits = 0
         self._misses = 0
         self._compile_s = 0.0
@@ -118,10 +118,10 @@ class Compiler:
                 # A bug of ours, or this thread is being ended: nobody may wait for ever.
                 future.set_exception(RuntimeError("the constraint's compilation was broken off"))
 
-    def _token_walk(self) -> TokenTrie:
+    def _token_trie(self) -> TokenTrie:
         """The vocabulary's, made when it is first needed: it takes half a second."""
-        with self._walk_lock:
-            return walk_of(self.vocabulary)
+        with self._trie_lock:
+            return trie_of(self.vocabulary)
 
     def _evict(self, newest: ConstraintSpec) -> None:
         while (
@@ -135,11 +135,11 @@ class Compiler:
 
     def _of(self, spec: ConstraintSpec, translation: Translation) -> Language:
         limits = LIMITS[spec.kind]
-        return GrammarLanguage.of(self.vocabulary, translation, limits, messages.explain)
+        return GrammarLanguage.of(self.vocabulary, translation, limits, engine_messages.explain)
 
     def _compile(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]
-        explain, may_run_on = messages.explain, False
+        explain, may_run_on = engine_messages.explain, False
         match spec.kind:
             case Kind.JSON_SCHEMA:
                 return self._schema_language(spec)
@@ -156,7 +156,7 @@ class Compiler:
             case Kind.WHERE:
                 expression = parse(spec.text)
                 try:
-                    return compile_where(expression, self.vocabulary, self._token_walk())
+                    return compile_where(expression, self.vocabulary, self._token_trie())
                 except OutOfReach:
                     grammar = where_fallback.to_grammar(expression, spec.text)
         return GrammarLanguage(
@@ -177,7 +177,7 @@ class Compiler:
             grammar = regex.to_grammar(spec.text)
         except NotEnforced as refusal:
             try:
-                return compile_where(Matches(spec.text), self.vocabulary, self._token_walk())
+                return compile_where(Matches(spec.text), self.vocabulary, self._token_trie())
             except TooManyStates:
                 raise TooComplex(
                     "a pattern that looks around is followed by its states, and this one has too"
@@ -186,7 +186,9 @@ class Compiler:
             except OutOfReach:
                 raise refusal from None
         limits, hints = LIMITS[spec.kind], hints_of(spec)
-        return GrammarLanguage(self.vocabulary, grammar, limits, messages.explain, hints=hints)
+        return GrammarLanguage(
+            self.vocabulary, grammar, limits, engine_messages.explain, hints=hints
+        )
 
     def _schema_language(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]

@@ -41,7 +41,7 @@ class Expectation:
     def words(self, matcher: Matcher, legal: npt.NDArray[np.int64]) -> tuple[str, ...]:
         """What may follow, each as it would be written, or as a class of characters."""
         ends = (THE_END,) if matcher.is_complete else ()
-        forced = b"" if ends else matcher.forced_bytes()
+        forced = b"" if ends else matcher.deterministic_suffix()
         # Several characters may have their first bytes in common.
         if forced.decode(errors="ignore"):
             return (_quoted(forced),)
@@ -68,7 +68,7 @@ class Expectation:
             return bytes([byte])
         ahead = matcher.fork()
         ahead.advance(token_id)
-        forced = b"" if ahead.is_complete else ahead.forced_bytes()
+        forced = b"" if ahead.is_complete else ahead.deterministic_suffix()
         return bytes([byte]) + forced
 
     def _others(

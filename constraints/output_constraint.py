@@ -2,9 +2,8 @@
 
 matcher: what is legal | stop rule: where it may be ended | budget: what can still be completed
 
-An output state is deterministic: two states that were given the same tokens say the same. So an
-output that was preempted goes on as it would have, and no other output can change what this one
-may say.
+The state is deterministic: two states with the same tokens allow the same next tokens. So a
+preempted output continues as it would have, and no other output affects it.
 """
 
 import numpy as np
@@ -23,7 +22,7 @@ from constraints.guiding.completion import (
     KnownCompletion,
     completes,
     narrow,
-    next_witness,
+    next_completion,
     spelled,
     tails_of,
 )
@@ -32,28 +31,27 @@ from constraints.guiding.stops import StoppedMatcher
 from constraints.matcher import Language, Matcher
 from constraints.spec import Budget, StopRule
 from constraints.vocabulary import Vocabulary
-from constraints.without_stop_strings import all_cut, listed_stops, without_stop_strings
+from constraints.without_stop_strings import listed_stops, stop_contradiction, without_stop_strings
 
 NO_STOPS = StopRule()
-# Forced tokens that are taken at once.
+# The most forced tokens that are taken at once.
 MAX_FORCED = 64
-# Where the length of the shortest text is asked for, whatever it is.
+# A `max_len` that bounds nothing: asks for the shortest text of any length.
 ANY_LEN = 1 << 20
 
 
 class OutputConstraintState:
-    """One output's output state; used by one thread at a time. EngineFailed may come from every
-    method.
+    """The state of one output; used by one thread at a time. Every method may raise EngineFailed.
 
-    Where masks know distances they keep to the budget by themselves. Everywhere else the output
-    state holds a known completion, tokens that complete the text within the budget, and accepts no
-    token after which it has none. It holds one for a text that may be cut, too, where masks follow
-    bytes which tokens cannot all spell.
+    Masks that know distances keep to the budget by themselves. Otherwise the state holds a known
+    completion, tokens that complete the text within the budget, and accepts no token behind which
+    it has none. It also holds one for a text that may be truncated, if masks follow bytes that
+    tokens cannot all spell.
 
         output:   | drawn | forced | drawn | forced ......... |
-        replayed: |                            ^ cut here: | due |
-    Where a replayed output breaks off within a forced run, the rest of that run is due: the matcher
-    stands behind it, and nothing else may be drawn.
+        replayed: |                            ^ ends here: | due |
+    If a replayed output ends within a forced run, the rest of that run is due: the matcher has
+    accepted it already, and nothing else may be drawn.
     """
 
     def __init__(
@@ -65,7 +63,7 @@ class OutputConstraintState:
         *,
         takes_forced: bool = True,
     ) -> None:
-        """`budget` is that of the whole output, also where a part of it is replayed.
+        """`budget` is that of the whole output, including a part that is replayed.
 
         Raises Contradiction (with the stop strings), DoesNotFit and TooComplex.
         """
@@ -75,33 +73,33 @@ class OutputConstraintState:
         self._stops = stops
         known = [each for each in stops.token_ids if each < len(vocabulary.tokens)]
         self._ends = frozenset((*vocabulary.end_ids, *known))
-        # A stop token ends the output, so that it cannot be used as text.
+        # A stop token ends the output, so it cannot be part of the text.
         self._barred = frozenset(each for each in known if vocabulary.tokens[each])
         self._takes_forced = takes_forced
         self._matcher = self._new_matcher()
         has_stops = isinstance(self._matcher, StoppedMatcher)
         self._max_len = ANY_LEN if budget.cuts else budget.max_len
-        # Stop strings lead into dead ends, whatever the budget is and whoever watches it.
+        # Stop strings lead to dead ends, whatever the budget is.
         may_run_out = not budget.cuts or not alphabet_of(vocabulary).spells_utf8
-        self._needs_witness = has_stops or (may_run_out and not language.knows_distances)
+        self._needs_completion = has_stops or (may_run_out and not language.knows_distances)
         self._num_tokens = 0
         self._is_ended = False
         self._due: tuple[int, ...] = ()
         self._checked: tuple[int, KnownCompletion | None] | None = None
-        # Searches that found nothing; one that does takes back one of them.
+        # Failed searches; each successful one subtracts one.
         self._num_failed = 0
-        begins = self._needs_witness or not budget.cuts
-        self._known_completion = self._first_witness() if begins else ()
+        begins = self._needs_completion or not budget.cuts
+        self._known_completion = self._first_completion() if begins else ()
 
     def _new_matcher(self) -> Matcher:
-        """A matcher at the beginning of an output."""
+        """A matcher at the start of an output."""
         if not (self._stops.strings or self._barred):
             return self._language.matcher()
         return StoppedMatcher(self._language, self._vocabulary, self._stops, self._barred)
 
-    def _first_witness(self) -> KnownCompletion:
-        """The first completion that is found, or the first that fits."""
-        known_completion = self._uncut_witness() or self._matcher.shortest(ANY_LEN)
+    def _first_completion(self) -> KnownCompletion:
+        """The first completion found that fits into the budget."""
+        known_completion = self._completion_without_stops() or self._matcher.shortest(ANY_LEN)
         if known_completion is None:
             raise self._none_found()
         while len(known_completion) > self._max_len:
@@ -111,8 +109,8 @@ class OutputConstraintState:
             known_completion = shorter
         return known_completion
 
-    def _uncut_witness(self) -> KnownCompletion | None:
-        """The shortest text without stop strings, where the shortest one of all meets one."""
+    def _completion_without_stops(self) -> KnownCompletion | None:
+        """The shortest text without stop strings, if the shortest of all texts contains one."""
         if not self._stops.strings:
             return None
         plain = self._language.matcher().shortest(ANY_LEN)
@@ -126,14 +124,14 @@ class OutputConstraintState:
     def _none_found(self) -> ConstraintError:
         if not isinstance(self._matcher, StoppedMatcher):
             return TooComplex("no text that satisfies the constraint was found within the limits")
-        if leaves_nothing(self._language, self._stops) or self._is_barren(self._matcher):
-            return all_cut(self._stops)
+        if leaves_nothing(self._language, self._stops) or self._is_provably_dead(self._matcher):
+            return stop_contradiction(self._stops)
         return TooComplex(
             "no text was found within the limits that satisfies the constraint and meets none of"
             f" {listed_stops(self._stops)} before its end"
         )
 
-    def _is_barren(self, matcher: StoppedMatcher) -> bool:
+    def _is_provably_dead(self, matcher: StoppedMatcher) -> bool:
         bytewise = matcher.bytewise()
         if bytewise is None:
             return is_provably_dead(matcher, self._vocabulary)
@@ -145,8 +143,8 @@ class OutputConstraintState:
 
     @property
     def _is_tight(self) -> bool:
-        """There is room for the known completion and for nothing else."""
-        return self._needs_witness and 0 < self._remaining <= len(self._known_completion)
+        """Whether the known completion needs all tokens that are left."""
+        return self._needs_completion and 0 < self._remaining <= len(self._known_completion)
 
     def fill(self, row: Bitmask) -> None:
         """Overwrite `row` with the tokens that may be drawn now."""
@@ -172,47 +170,49 @@ class OutputConstraintState:
 
     @property
     def is_quick(self) -> bool:
-        """Whether `fill` takes microseconds now, and waits for no other thread."""
+        """Whether `fill` takes microseconds now and does not wait for other threads."""
         return not self._is_tight and self._matcher.is_quick(self._room)
 
     @property
     def _room(self) -> int | None:
-        """Tokens that are left for the text; None: it may be cut."""
+        """The tokens left for the text; None: it may be truncated."""
         return None if self._budget.cuts else self._remaining
 
     @property
-    def is_equipped(self) -> bool:
-        """Whether `check` has what it may search with, as has whoever begins an output."""
-        return self._num_tokens == 0 or not self._needs_witness or self._language.is_equipped
+    def is_search_prepared(self) -> bool:
+        """Whether a search by `check` would find everything prepared."""
+        return (
+            self._num_tokens == 0 or not self._needs_completion or self._language.is_search_prepared
+        )
 
     def prepare_search(self) -> None:
-        """Make what `check` may search with; it takes as long as compiling."""
-        if not self.is_equipped:
+        """Prepare what a search by `check` needs; takes as long as compiling."""
+        if not self.is_search_prepared:
             self._language.prepare_search()
 
     def check(self, token_id: int) -> bool:
         """Whether the output can still be completed in its budget after this legal token.
 
-        Changes nothing that is seen; what was found is kept for `advance`.
+        Does not change the state; the completion found is kept for `advance`.
         """
         if self._due:
             return token_id == self._due[0]
         if token_id in self._ends:
             return self._matcher.is_complete
-        if not self._needs_witness:
+        if not self._needs_completion:
             return self._remaining > 0
-        return self._witness_after(token_id) is not None
+        return self._completion_after(token_id) is not None
 
-    def _witness_after(self, token_id: int) -> KnownCompletion | None:
+    def _completion_after(self, token_id: int) -> KnownCompletion | None:
         if self._checked is None or self._checked[0] != token_id:
-            self._checked = (token_id, self._find_witness(token_id))
+            self._checked = (token_id, self._find_completion(token_id))
         return self._checked[1]
 
-    def _find_witness(self, token_id: int) -> KnownCompletion | None:
+    def _find_completion(self, token_id: int) -> KnownCompletion | None:
         left = self._remaining - 1
         if left < 0 or self._is_ended:
             return None
-        found = next_witness(
+        found = next_completion(
             self._matcher, self._vocabulary, self._known_completion, token_id, left
         )
         if found is not None:
@@ -238,7 +238,7 @@ class OutputConstraintState:
                 raise IllegalToken(f"token {token_id} ends a text that is not complete")
             self._is_ended = True
             return
-        known_completion = self._witness_after(token_id) if self._needs_witness else ()
+        known_completion = self._completion_after(token_id) if self._needs_completion else ()
         if known_completion is None:
             raise IllegalToken(f"no completion is known to fit after token {token_id}")
         self._matcher.advance(token_id)
@@ -247,9 +247,9 @@ class OutputConstraintState:
         self._num_tokens += 1
 
     def replay(self, token_ids: tuple[int, ...]) -> None:
-        """Accept output that was made before, with its forced runs. Raises IllegalToken.
+        """Accept earlier output, with its forced runs. Raises IllegalToken.
 
-        Tokens that were drawn where a run could have been taken are followed, too.
+        Also accepts tokens that were drawn where a forced run could have been taken.
         """
         num_done = 0
         while num_done < len(token_ids):
@@ -258,7 +258,7 @@ class OutputConstraintState:
             num_done += self._replay_run(token_ids[num_done:])
 
     def _replay_run(self, token_ids: tuple[int, ...]) -> int:
-        """Accept the forced run that `token_ids` begin with, or are the beginning of."""
+        """Accept the forced run if it is a prefix of `token_ids`, or they are a prefix of it."""
         if not self._takes_forced or self.is_over or not self._forced_run():
             return 0
         ahead = self.fork()
@@ -272,27 +272,27 @@ class OutputConstraintState:
 
     @property
     def needed_len(self) -> int:
-        """Tokens of the completion that is known to fit; asked for by `constraints.worker`."""
+        """The length of the known completion; for `constraints.worker`."""
         return len(self._known_completion)
 
     @property
     def has_dead_ends(self) -> bool:
-        """Whether `fill` may leave tokens that `check` refuses."""
-        return self._needs_witness
+        """Whether `fill` may allow tokens that `check` refuses."""
+        return self._needs_completion
 
-    def witness_token(self) -> int | None:
-        """The next token of the completion that is known to fit; None: the text may end here."""
+    def completion_token(self) -> int | None:
+        """The next token of the known completion; None: the text may end here."""
         if self._due:
             return self._due[0]
         known_completion = (
             self._known_completion
-            if self._needs_witness
+            if self._needs_completion
             else self._matcher.shortest(self._remaining)
         )
         return known_completion[0] if known_completion else None
 
     def take_forced(self) -> tuple[int, ...]:
-        """Accept the tokens that are forced now, within the budget, and answer them."""
+        """Accept the tokens that are forced now, within the budget, and return them."""
         if self._due:
             due, self._due = self._due, ()
             return due
@@ -311,16 +311,16 @@ class OutputConstraintState:
         return tuple(taken)
 
     def _is_full(self, taken: list[int]) -> bool:
-        """No more can be taken at once, or none at all: a text that may be cut ends here."""
+        """Whether no further token may be taken: at once, or at all within the budget."""
         return len(taken) == MAX_FORCED or self._num_tokens >= self._budget.max_len
 
     def _has_room_for(self, run: KnownCompletion) -> bool:
-        """Whether the text can be completed in the budget behind a forced run.
+        """Whether the text can be completed within the budget behind a forced run.
 
-        Nobody drew it from a mask that knows distances, and the model's spelling may be longer
-        than need be. Where there is a known completion, `check` looks at every token.
+        The run was not drawn from a mask that knows distances, and the model's spelling may be
+        longer than necessary. Where there is a known completion, `check` tests every token.
         """
-        if not run or self._needs_witness or self._budget.cuts:
+        if not run or self._needs_completion or self._budget.cuts:
             return True
         left = self._remaining - len(run)
         if left < 0:
@@ -331,8 +331,8 @@ class OutputConstraintState:
         return ahead.is_complete or ahead.shortest(left) is not None
 
     def _forced_run(self) -> KnownCompletion:
-        """Tokens that must follow: spelled as the model would, or the one that is left."""
-        forced = self._matcher.forced_bytes()
+        """Tokens that must follow: as the model would spell them, or the only legal one."""
+        forced = self._matcher.deterministic_suffix()
         tokens, rest = self._vocabulary.spell_beginning(forced) if forced else ([], b"")
         if rest and self._ends_with(forced):
             return spelled(forced, self._vocabulary) or ()
@@ -344,7 +344,7 @@ class OutputConstraintState:
         return tuple(legal) if len(legal) == 1 and legal[0] not in self._ends else ()
 
     def _ends_with(self, text: bytes) -> bool:
-        """Nothing can follow this text, so that its last token is no beginning of a longer one."""
+        """Whether nothing can follow this text, so that its last token cannot become longer."""
         tokens = spelled(text, self._vocabulary)
         if tokens is None or self._matcher.num_legal(tokens) < len(tokens):
             return False
@@ -355,29 +355,29 @@ class OutputConstraintState:
 
     @property
     def is_satisfied(self) -> bool:
-        """The text so far satisfies the constraint, stop rule included."""
+        """Whether the text so far satisfies the constraint, stop rule included."""
         return not self._due and self._matcher.is_complete
 
     @property
     def is_over(self) -> bool:
-        """It does, and nothing but the end may follow."""
+        """Whether nothing but the end may follow."""
         return not self._due and (self._is_ended or self._matcher.is_over)
 
     def fork(self) -> "OutputConstraintState":
-        """Another output state at the same place."""
+        """A copy."""
         twin = object.__new__(OutputConstraintState)
         twin.__dict__.update(self.__dict__)
         twin._matcher = self._matcher.fork()
         return twin
 
     def restart(self) -> "OutputConstraintState":
-        """Another output state at the beginning of an output; asked of one that has not left it.
+        """A new state at the start of an output; only for a state that has accepted no token.
 
-        It has no engine in common with this one, where `fork` may share one and its lock; any
-        number of threads may ask at the same time.
+        It shares no engine with this one (`fork` may share one and its lock). Any number of threads
+        may call it at the same time.
         """
         if self._num_tokens or self._is_ended:
-            raise AssertionError("a output_state that has moved cannot be started again")
+            raise AssertionError("a state that has accepted tokens cannot be restarted")
         twin = object.__new__(OutputConstraintState)
         twin.__dict__.update(self.__dict__)
         twin._matcher = self._new_matcher()

@@ -34,7 +34,7 @@ class Actions:
 
 
 def actions_of(
-    walk: TokenTrie, table: Packed, columns: Sequence[npt.NDArray[np.int64]], starts: Packed
+    trie: TokenTrie, table: Packed, columns: Sequence[npt.NDArray[np.int64]], starts: Packed
 ) -> Actions | None:
     """What tokens do from some packed places; None where they do too many different things.
 
@@ -43,10 +43,10 @@ def actions_of(
     width = 1 + max((int(column.max()) for column in columns), default=0)
     of_nodes = np.zeros(1, dtype=np.int64)  # at each depth: of live nodes their row, -1 of others
     rows = starts[None, :]  # [num_rows, num_places]
-    of_tokens = np.full(-(-walk.vocab_size // 32) * 32, -1, dtype=np.int64)
+    of_tokens = np.full(-(-trie.vocab_size // 32) * 32, -1, dtype=np.int64)
     found: list[Packed] = []
     num_found = num_steps = 0
-    for level, column in zip(walk.levels, columns, strict=True):
+    for level, column in zip(trie.levels, columns, strict=True):
         above = of_nodes[level.parents]
         keys = above * width + column
         is_met = np.zeros(len(rows) * width, dtype=np.bool_)
@@ -65,7 +65,7 @@ def actions_of(
         of_tokens[level.token_ids] = np.where(of_ends >= 0, of_ends + num_found, -1)
         found.append(rows)
         num_found += len(rows)
-    return _joined(walk, found, of_tokens, len(starts))
+    return _joined(trie, found, of_tokens, len(starts))
 
 
 def _stepped(table: Packed, above: Packed, classes: npt.NDArray[np.int64]) -> Packed:
@@ -89,7 +89,7 @@ def _distinct(rows: Packed) -> tuple[Packed, npt.NDArray[np.int64]]:
 
 
 def _joined(
-    walk: TokenTrie, found: list[Packed], of_tokens: npt.NDArray[np.int64], num_places: int
+    trie: TokenTrie, found: list[Packed], of_tokens: npt.NDArray[np.int64], num_places: int
 ) -> Actions | None:
     """The actions of all depths, each once, and a dead one."""
     is_done = np.zeros(sum(map(len, found)) + 1, dtype=np.bool_)
@@ -102,8 +102,8 @@ def _joined(
     of_rows = np.full(len(is_done), len(rows), dtype=np.int64)
     of_rows[np.flatnonzero(is_done)] = numbers
     actions = of_rows[of_tokens].astype(np.uint16)
-    plainest = np.full(len(rows) + 1, walk.vocab_size, dtype=np.int64)
+    plainest = np.full(len(rows) + 1, trie.vocab_size, dtype=np.int64)
     # Of what is written twice the last stays: the plainest comes last.
-    plainest[actions[walk.plain_first[::-1]]] = np.arange(walk.vocab_size - 1, -1, -1)
+    plainest[actions[trie.plain_first[::-1]]] = np.arange(trie.vocab_size - 1, -1, -1)
     dead = np.zeros((1, num_places), dtype=np.int64)
     return Actions(np.concatenate([rows, dead]), actions, plainest)

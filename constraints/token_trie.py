@@ -238,6 +238,6 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
 
 
 @kept_with_vocabulary(1)
-def walk_of(vocabulary: Vocabulary) -> TokenTrie:
+def trie_of(vocabulary: Vocabulary) -> TokenTrie:
     """The vocabulary's walk: half a second of work the first time."""
     return TokenTrie(vocabulary)

@@ -123,9 +123,9 @@ def _len_of_object(schema: Schema, depth: int) -> int | None:
     return total
 
 
-def _fewest(schema: Schema, least: str, most: str) -> int | None:
+def _fewest(schema: Schema, min_key: str, max_key: str) -> int | None:
     """How many there must be; None where the bounds are no plain numbers, or contradict."""
-    fewest, largest = schema.get(least, 0), schema.get(most, _MAX_REPEATS)
+    fewest, largest = schema.get(min_key, 0), schema.get(max_key, _MAX_REPEATS)
     # A bool is an int to Python and none to JSON.
     if type(fewest) is not int or type(largest) is not int:
         return None

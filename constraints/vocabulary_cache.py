@@ -1,7 +1,7 @@
 """What is made of a vocabulary once, and kept with it: it goes when the vocabulary does.
 
 @kept_with_vocabulary(4)
-def walk_of(vocabulary): ...        of each vocabulary the last 4 different calls
+def trie_of(vocabulary): ...        of each vocabulary the last 4 different calls
 """
 
 from collections.abc import Callable

@@ -8,11 +8,11 @@ import json
 
 from constraints.errors import ConstraintError, Contradiction
 from constraints.grammars.engine import GrammarLanguage
-from constraints.grammars.messages import explain
-from constraints.grammars.stop_emptiness import UNCUT_LIMITS, uncut_grammar
+from constraints.grammars.engine_messages import explain
+from constraints.grammars.stop_emptiness import UNCUT_LIMITS, grammar_without_stops
 from constraints.matcher import Language
 from constraints.spec import StopRule
-from constraints.where.compile import uncut_by
+from constraints.where.compile import compile_without_stops
 from constraints.where.engine import WhereLanguage
 from constraints.where.limits import OutOfReach
 
@@ -27,17 +27,17 @@ def without_stop_strings(language: Language, stops: StopRule) -> Language | None
     """
     try:
         if isinstance(language, WhereLanguage):
-            found = uncut_by(language, stops.strings, kept=stops.kept)
+            found = compile_without_stops(language, stops.strings, kept=stops.kept)
         else:
-            return _uncut_grammar(language, stops)
+            return _grammar_language(language, stops)
     except (ConstraintError, OutOfReach):
         return None
     if found is None:
-        raise all_cut(stops)
+        raise stop_contradiction(stops)
     return found
 
 
-def all_cut(stops: StopRule) -> Contradiction:
+def stop_contradiction(stops: StopRule) -> Contradiction:
     """The error for a language of which stop strings, or stop tokens alone, cut every text."""
     return Contradiction(
         "every text that satisfies the constraint meets one of "
@@ -52,10 +52,10 @@ def listed_stops(stops: StopRule) -> str:
     return f"the stop strings {quoted}" if quoted else "the stop tokens"
 
 
-def _uncut_grammar(language: Language, stops: StopRule) -> Language | None:
+def _grammar_language(language: Language, stops: StopRule) -> Language | None:
     if not isinstance(language, GrammarLanguage) or _are_many(stops.strings):
         return None
-    grammar = uncut_grammar(language, stops)
+    grammar = grammar_without_stops(language, stops)
     if grammar is None:
         return None
     return GrammarLanguage(

@@ -18,9 +18,8 @@ from typing import Any
 
 from model_server import config
 from model_server.errors import FetchStalled, ShardError
-from model_server.model.check_command import check_model
 from model_server.model.checkpoint import find_checkpoint
-from model_server.model.loading import load
+from model_server.model.loading import check_model, load
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from model_server.tracing import StepTracer, start_tracing
@@ -46,9 +45,7 @@ def main(argv: list[str]) -> int:
     try:
         if isinstance(settings, config.DownloadConfig):
             end_when_orphaned(settings.parent_pid)
-            folder = find_checkpoint(
-                settings.model_id, settings.revision, allow_pickle=settings.allow_pickle
-            )
+            folder = find_checkpoint(settings.model_id, settings.revision)
             sys.stdout.write(f"{folder}\n")
             return 0
         if isinstance(settings, config.CheckConfig):

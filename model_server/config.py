@@ -68,15 +68,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class DownloadConfig(ModelConfig):
-    """Which checkpoint to fetch, and whether pickled weights are acceptable."""
-
-    allow_pickle: bool = setting(
-        False,
-        "take .bin weights when there are no others; unpickling runs code",
-        group=Group.MODEL,
-        kind=Kind.SWITCH,
-        env=False,
-    )
+    """Which checkpoint to fetch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 _log = logging.getLogger(__name__)
@@ -26,7 +25,6 @@ COMPILERS = ("g++", "c++")
 # Contraction to fused multiply-add is named, since a language standard may switch it off.
 FLAGS = ("-std=gnu++17", "-O3", "-march=native", "-ffp-contract=fast", "-fopenmp", "-fPIC")
 _TIMEOUT_S = 180.0
-_LOCK_POLL_S = 0.05
 
 
 class NativeUnavailable(Exception):
@@ -52,7 +50,9 @@ def load_native(
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"{name}.so"
         if not path.exists():
-            with _locked(folder / f"{name}.lock"):
+            # The system drops the lock should its holder die.
+            with (folder / f"{name}.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
                 if not path.exists():
                     _compile(compiler, source, path)
     except (OSError, RuntimeError) as error:
@@ -117,22 +117,6 @@ def _run(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NativeUnavailable(f"{command[0]} failed: {error}") from error
     return done.stdout
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold a file's lock, which the system drops should this process die."""
-    deadline_s = time.monotonic() + _TIMEOUT_S
-    with path.open("w") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    raise NativeUnavailable(f"{path} is locked by another process") from None
-                time.sleep(_LOCK_POLL_S)
-        yield
 
 
 def _open(path: Path) -> ctypes.CDLL:

@@ -63,8 +63,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
-    """`launcher serve` on the bundled model without flags: one for all files of a worker."""
-    with launched() as running:
+    """`launcher serve` on the bundled model: one for all files of a worker.
+
+    Its only flags concern requests with `watermark`, which few tests send.
+    """
+    with launched("--watermark-gamma", "0.25", WATERMARK_DELTA="6.0") as running:
         yield running
 
 

@@ -2,27 +2,29 @@
 
     type a line -> Line -> GenerateCall -> LmtpModel -> pieces on the screen
 
-Ctrl-C cancels the running stream, not the client. Where stdin is no terminal, each line of it is a
-prompt; a second Ctrl-C within a second then ends the client.
+Each prompt has a connection of its own, so that Ctrl-C, which ends it, frees the request at the
+server. On a terminal the client goes on then. Where stdin is no terminal, each line of it is a
+prompt, and Ctrl-C ends the client.
 """
 
 import asyncio
-import signal
+import os
+import readline
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from client.calls import Answer, GenerateCall, ServerNotice
-from client.cli.input import Lines, PipedLines, TypedLines, history_in
 from client.cli.line import KEYS, call_of, read_line
 from client.cli.terminal import ExitCode, Screen, notice_text
 from client.errors import BadInput, TandemError
 from client.lmtp.model import LmtpModel
 
-_TWICE_S = 1.0
+HISTORY_NAME = "client_history"
+_HISTORY_LEN = 1000
 
 HELP = f"""Type a prompt, with parameters at its end if you like:
 
@@ -37,80 +39,39 @@ Ctrl-C cancels what is running."""
 
 @dataclass
 class Chat:
-    """A session with one model. Owner of the parameters that hold and of the running stream."""
+    """A session with one model. Owner of the parameters that hold."""
 
-    model: LmtpModel
+    connect: Callable[[], LmtpModel]
     screen: Screen
     is_interactive: bool
-    clock: Callable[[], float] = time.monotonic
     _kept: dict[str, object | None] = field(default_factory=dict)
-    _has_failed: bool = False
-    _running: asyncio.Task[None] | None = None
-    _interrupted_s: float = float("-inf")
-    _leaves: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def run(self, lines: Lines) -> ExitCode:
-        """From the first line to the last. Raises a TandemError if nobody is there to talk to."""
-        greeting = await self.model.server()
+    async def greet(self) -> None:
+        """Raises a TandemError if nobody is there to talk to."""
+        async with self.connect() as model:
+            greeting = await model.server()
         if self.is_interactive:
             self.screen.note(f"{greeting.server} serves {', '.join(greeting.models)}; try /help")
-        # A prompt on a terminal has a handler of its own while it is read.
-        with nullcontext() if self.is_interactive else self._interruptible():
-            while (line := await self._next(lines)) is not None:
-                if line.strip() in ("/quit", "/exit"):
-                    break
-                with self._interruptible() if self.is_interactive else nullcontext():
-                    await self._answer(line.strip())
-        if self._leaves.is_set():
-            return ExitCode.INTERRUPTED
-        return ExitCode.FAILED if self._has_failed and not self.is_interactive else ExitCode.OK
 
-    def interrupt(self) -> None:
-        """Ctrl-C: cancels the running stream; without one, or twice, ends a client of pipes."""
-        now_s = self.clock()
-        is_second = now_s - self._interrupted_s < _TWICE_S
-        self._interrupted_s = now_s
-        if self._running is not None:
-            self._running.cancel()
-        if not self.is_interactive and (is_second or self._running is None):
-            self._leaves.set()
-
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self.interrupt)
-        try:
-            yield
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-
-    async def _next(self, lines: Lines) -> str | None:
-        reading = asyncio.ensure_future(lines.next())
-        leaving = asyncio.ensure_future(self._leaves.wait())
-        try:
-            await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            return None if self._leaves.is_set() else reading.result()
-        finally:
-            reading.cancel()
-            leaving.cancel()
-
-    async def _answer(self, line: str) -> None:
+    async def answer(self, line: str) -> bool:
+        """Answer a line; False: it was wrong, or failed."""
         try:
             if line == "/help":
                 self.screen.lines(HELP.splitlines())
             elif line == "/info":
-                await self._info()
+                async with self.connect() as model:
+                    facts = (await model.server()).facts
+                self.screen.lines(f"{name}: {_shown(value)}" for name, value in facts.items())
             elif line.startswith("/") and line[1:].isidentifier():
                 raise BadInput(f"{line}: no such command; there are /info, /help and /quit")
             elif line:
                 await self._ask(line)
         except TandemError as error:
-            self._has_failed = True
             self.screen.error(str(error))
-
-    async def _info(self) -> None:
-        facts = (await self.model.server()).facts
-        self.screen.lines(f"{name}: {_shown(value)}" for name, value in facts.items())
+            return False
+        finally:
+            self.screen.end_line()
+        return True
 
     async def _ask(self, text: str) -> None:
         line = read_line(text)
@@ -121,27 +82,17 @@ class Chat:
             kept = " ".join(f"{key}={_shown(value)}" for key, value in self._kept.items())
             self.screen.note(f"[from now on: {kept or 'no parameters'}]")
             return
-        self._running = asyncio.ensure_future(self._show(call))
-        try:
-            await self._running
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            self._has_failed = True
-            self.screen.note("[cancelled]")
-        finally:
-            self._running = None
-            self.screen.end_line()
+        async with self.connect() as model:
+            await self._show(model, call)
 
-    async def _show(self, call: GenerateCall) -> None:
-        started_s, num_shown = self.clock(), 0
-        async with aclosing(self.model.stream(call)) as stream:
+    async def _show(self, model: LmtpModel, call: GenerateCall) -> None:
+        started_s, num_shown = time.monotonic(), 0
+        async with aclosing(model.stream(call)) as stream:
             async for part in stream:
                 if isinstance(part, Answer):
                     self.screen.piece(part.text[num_shown:])
                     self.screen.end_line()
-                    self._summarize(part, self.clock() - started_s)
+                    self._summarize(part, time.monotonic() - started_s)
                 else:
                     self.screen.piece(part.text)
                     num_shown += len(part.text)
@@ -172,26 +123,74 @@ class ClientSettings:
     state_folder: Path
 
 
-async def run_client(settings: ClientSettings) -> ExitCode:
+def run_client(settings: ClientSettings) -> ExitCode:
     """The command. Raises a TandemError if nobody is there to talk to, BadInput."""
     if sys.stdin is None:
         raise BadInput("stdin is closed; prompts come from there")
-    is_interactive = sys.stdin.isatty()
     screen = Screen()
-    lines: Lines = (
-        TypedLines(history_in(settings.state_folder))
-        if is_interactive
-        else PipedLines(sys.stdin.fileno())
-    )
 
     def show_notice(notice: ServerNotice) -> None:
         if text := notice_text(notice):
             screen.note(text)
 
-    async with LmtpModel(
-        settings.url,
-        key=settings.api_key,
-        name=settings.model,
-        on_notice=show_notice,
-    ) as model:
-        return await Chat(model, screen, is_interactive).run(lines)
+    def connect() -> LmtpModel:
+        return LmtpModel(
+            settings.url, key=settings.api_key, name=settings.model, on_notice=show_notice
+        )
+
+    chat = Chat(connect, screen, sys.stdin.isatty())
+    asyncio.run(chat.greet())
+    if not chat.is_interactive:
+        return _answer_pipe(chat)
+    with _history_in(settings.state_folder):
+        _answer_terminal(chat)
+    return ExitCode.OK
+
+
+def _answer_pipe(chat: Chat) -> ExitCode:
+    code = ExitCode.OK
+    sys.stdin.reconfigure(errors="replace")  # type: ignore[union-attr]
+    try:
+        for line in sys.stdin:
+            if line.strip() in ("/quit", "/exit"):
+                break
+            if not asyncio.run(chat.answer(line.strip())):
+                code = ExitCode.FAILED
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return code
+
+
+def _answer_terminal(chat: Chat) -> None:
+    while True:
+        try:
+            line = input("> ").strip()
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            chat.screen.lines([""])
+            continue
+        if line in ("/quit", "/exit"):
+            return
+        try:
+            asyncio.run(chat.answer(line))
+        except KeyboardInterrupt:
+            chat.screen.note("[cancelled]")
+
+
+@contextmanager
+def _history_in(folder: Path) -> Iterator[None]:
+    """Keep what is typed in a file of the folder, which only its owner reads, if that can be."""
+    path = folder / HISTORY_NAME
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        readline.read_history_file(path)
+    except OSError:
+        yield
+        return
+    readline.set_history_length(_HISTORY_LEN)
+    try:
+        yield
+    finally:
+        readline.write_history_file(path)

@@ -1,6 +1,5 @@
 """The commands that talk to a server: `launcher client` and `launcher query`."""
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -84,7 +83,7 @@ def client(
         model=model,
         state_folder=config.state_folder,
     )
-    raise typer.Exit(asyncio.run(run_client(settings)))
+    raise typer.Exit(run_client(settings))
 
 
 def query(

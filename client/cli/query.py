@@ -39,7 +39,7 @@ from client.query import (
 )
 from client.query.execution import RunOptions
 from client.query.reading.reader import read
-from client.query.running.ledger import total
+from client.query.running.request_log import total
 from client.query.running.to_json import json_line
 
 _REFRESHES_PER_S = 12

@@ -1,8 +1,7 @@
 """One WebSocket to a server, with many streams on it: its handshake, its reading and writing.
 
 The connection's two tasks read and write. The reader of a stream gets its parts from a queue, and
-never touches the socket. A full queue ends its stream by FellBehind and cancels the request: a slow
-reader costs bounded memory and delays no other stream.
+never touches the socket: a slow reader delays no other stream.
 """
 
 import asyncio
@@ -44,20 +43,15 @@ _MIDDLE = (GeneratedToken, BeamsReport)
 _REFUSALS = frozenset({1002, 1003, 1007, 1008, 1009})
 
 
-class FellBehind(TandemError):
-    """A stream's reader left too many parts unread, and its request was cancelled."""
-
-
 class Stream:
     """The parts of one request's reply. One task reads them, the connection puts them in.
 
     Leaving its context cancels the request, unless that has ended.
     """
 
-    def __init__(self, connection: "Connection", stream_id: int, max_unread: int) -> None:
+    def __init__(self, connection: "Connection", stream_id: int) -> None:
         self._connection = connection
         self._parts: asyncio.Queue[Part] = asyncio.Queue()
-        self._max_unread = max_unread
         self.stream_id = stream_id
         self.has_parts = False
 
@@ -68,18 +62,10 @@ class Stream:
             raise part.error
         return part
 
-    def put(self, part: Part) -> bool:
-        """Adds a part; False: there was no room for it, and the stream has ended."""
+    def put(self, part: Part) -> None:
+        """Adds a part."""
         self.has_parts = True
-        if isinstance(part, _MIDDLE) and self._parts.qsize() >= self._max_unread:
-            self.fail(FellBehind(f"{self._max_unread} parts are left unread"))
-            return False
         self._parts.put_nowait(part)
-        return True
-
-    def fail(self, error: TandemError) -> None:
-        """Ends the stream with an error."""
-        self._parts.put_nowait(Failed(error))
 
     def __enter__(self) -> Self:
         return self
@@ -92,11 +78,10 @@ class Connection:
     """An open WebSocket behind its handshake. Owner of the socket and its two tasks."""
 
     def __init__(
-        self, websocket: ClientConnection, greeting: Greeting, on_notice: OnNotice, max_unread: int
+        self, websocket: ClientConnection, greeting: Greeting, on_notice: OnNotice
     ) -> None:
         self._websocket = websocket
         self._on_notice = on_notice
-        self._max_unread = max_unread
         self._streams: dict[int, Stream] = {}
         self._last_id = _GREETING_ID
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
@@ -113,7 +98,7 @@ class Connection:
             raise ConnectionLost("the connection is closed")
         self._last_id += 1
         frame = self._encoded(write(self._last_id))
-        stream = Stream(self, self._last_id, self._max_unread)
+        stream = Stream(self, self._last_id)
         self._streams[stream.stream_id] = stream
         self._outbox.put_nowait(frame)
         return stream
@@ -185,7 +170,7 @@ class Connection:
             for stream in self._streams.values():
                 # The server does not say which frame it refuses. Sent again, that frame would close
                 # the next socket too, so every request without a reply is refused.
-                stream.fail(lost if stream.has_parts else refused or lost)
+                stream.put(Failed(lost if stream.has_parts else refused or lost))
             self._streams.clear()
             await asyncio.gather(writing, return_exceptions=True)
             await self._websocket.close()
@@ -217,9 +202,8 @@ class Connection:
         # Parts of a cancelled stream may still arrive.
         if stream is None:
             return
-        if not stream.put(part):
-            self.forget(stream.stream_id)
-        elif not isinstance(part, _MIDDLE):
+        stream.put(part)
+        if not isinstance(part, _MIDDLE):
             self.forget(stream.stream_id, cancel=False)
 
 

@@ -15,13 +15,12 @@ from client.errors import ConnectionLost, ServerFailed, TandemError, Unreachable
 from client.lmtp.address import read_address
 from client.lmtp.connection import (
     Connection,
-    FellBehind,
     FrameWriter,
     OnNotice,
     Stream,
     open_websocket,
 )
-from client.lmtp.progress import BeamProgress, GenerateProgress
+from client.lmtp.progress import GenerateProgress
 from client.lmtp.replies import Greeting, Part, StreamEnd
 from client.lmtp.requests import beams_frame, generate_frame, score_frame
 from client.lmtp.retry import Retries, RetryPolicy
@@ -44,10 +43,8 @@ class LmtpModel:
     It connects when first needed, and again after a loss. It belongs to the event loop that uses
     it. Close it, or use it as an async context manager.
 
-    name:       the model of calls that name none
-    max_unread: parts of a stream that may wait for its reader; above that its request is cancelled,
-                and resumed once the reader has caught up, so that no stream delays another one
-    on_notice:  is called with the server's messages about itself: queued, loading, draining
+    name:      the model of calls that name none
+    on_notice: is called with the server's messages about itself: queued, loading, draining
     """
 
     def __init__(
@@ -58,7 +55,6 @@ class LmtpModel:
         name: str | None = None,
         retry: RetryPolicy | None = None,
         on_notice: OnNotice = ignore_notice,
-        max_unread: int = 1024,
         timeout_s: float = 10.0,
         draw_seed: Callable[[], int] = draw_seed,
         clock: Callable[[], float] = time.monotonic,
@@ -67,7 +63,6 @@ class LmtpModel:
         self._name = name
         self._retry = retry or RetryPolicy()
         self._on_notice = on_notice
-        self._max_unread = max_unread
         self._timeout_s = timeout_s
         self._draw_seed = draw_seed
         self._clock = clock
@@ -107,9 +102,6 @@ class LmtpModel:
                             yield token
                 yield progress.answer(part)
                 return
-            except FellBehind:
-                # The reader has caught up with all that came before.
-                continue
             except TandemError as error:
                 await self._wait(error, retries)
 
@@ -122,21 +114,19 @@ class LmtpModel:
         raise AssertionError("this is a bug: a stream ended without its Answer")
 
     async def search(self, call: BeamsCall) -> AsyncGenerator[BeamsReport | BeamsAnswer, None]:
-        """A group of beams: reports, then the answer. Closing it early cancels the request."""
+        """A group of beams: reports, then the answer. Closing it early cancels the request.
+
+        A search draws nothing, so a lost one is sent again as it was, with the same results.
+        """
         call = replace(call, model=call.model or self._name)
-        progress = BeamProgress(call)
         retries = Retries(self._retry)
         while True:
             try:
-                write = partial(beams_frame, progress.request())
-                with await self._request(call.model, write) as parts:
+                with await self._request(call.model, partial(beams_frame, call)) as parts:
                     while not isinstance(part := await parts.next(), BeamsAnswer):
-                        retries.reset()
-                        yield progress.record(_expected(part, BeamsReport))
-                yield progress.answer(part)
+                        yield _expected(part, BeamsReport)
+                yield part
                 return
-            except FellBehind:
-                continue
             except TandemError as error:
                 await self._wait(error, retries)
 
@@ -185,7 +175,7 @@ class LmtpModel:
 
     async def _open(self) -> Connection:
         websocket, greeting = await open_websocket(self._address, self._timeout_s)
-        connection = Connection(websocket, greeting, self._on_notice, self._max_unread)
+        connection = Connection(websocket, greeting, self._on_notice)
         self._was_reached = True
         if self._is_closed:
             await connection.close()

@@ -12,13 +12,6 @@ shows that both requests generate the same output.
 from collections.abc import Callable
 from dataclasses import replace
 
-from client.beams import (
-    BeamsAnswer,
-    BeamsCall,
-    BeamsReport,
-    BeamState,
-    score_of,
-)
 from client.calls import Answer, GenerateCall, GeneratedToken, Usage
 from client.errors import ServerFailed
 from client.lmtp.replies import StreamEnd
@@ -95,42 +88,3 @@ class GenerateProgress:
             violation=end.violation,
             seed=self._call.sampling.seed if end.seed is None else end.seed,
         )
-
-
-class BeamProgress:
-    """The last report of one search, from which another request goes on.
-
-    A search draws nothing, so the same beams have the same results.
-    """
-
-    def __init__(self, call: BeamsCall) -> None:
-        self._call = call
-        # Traces that ended in earlier requests, and the last report of the current one.
-        self._before: tuple[BeamState, ...] = ()
-        self._last: BeamsReport | None = None
-
-    def request(self) -> BeamsCall:
-        """The call for the missing rest."""
-        call, last = self._call, self._last
-        if last is None or not last.beams:
-            return call
-        self._before, self._last = (*self._before, *last.ended), None
-        scores = (*call.ended, *(_score(call, beam) for beam in self._before))
-        best = tuple(sorted(scores, reverse=True)[: call.width])
-        beams = tuple(replace(beam, text="") for beam in last.beams)
-        # `num_candidates` was for a step that is over.
-        self._call = replace(call, beams=beams, num_candidates=None)
-        return replace(call, beams=beams, num_candidates=None, ended=best)
-
-    def record(self, report: BeamsReport) -> BeamsReport:
-        """Records a report; the same with all traces that ended since the call."""
-        self._last = report
-        return replace(report, ended=(*self._before, *report.ended))
-
-    def answer(self, answer: BeamsAnswer) -> BeamsAnswer:
-        """The answer with all traces that ended since the call."""
-        return replace(answer, ended=(*self._before, *answer.ended))
-
-
-def _score(call: BeamsCall, beam: BeamState) -> float:
-    return score_of(beam.logprob, beam.num_tokens, call.length_penalty)

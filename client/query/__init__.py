@@ -23,7 +23,6 @@ from client.query.api import (
     run_sync,
     watch,
 )
-from client.query.asking import Scoring, generate, generate_sync, score, score_sync
 from client.query.decoders import argmax, beam, sample
 from client.query.errors import (
     BadCondition,
@@ -35,13 +34,14 @@ from client.query.errors import (
 )
 from client.query.functions import AsyncQuery, F, Query, SyncQuery, query
 from client.query.program import Program
+from client.query.running.cancellation import CancellationSwallowed
 from client.query.running.decoders import Decoding, OptionIgnored
 from client.query.running.decoding import Choice
-from client.query.running.ending import CancellationSwallowed
 from client.query.running.results import Request, Result, State
 from client.query.running.to_json import plain
 from client.query.running.transcript import Span
 from client.query.serving import ModelLike, Server, model
+from client.query.single_calls import Scoring, generate, generate_sync, score, score_sync
 
 __all__ = [
     "AsyncQuery",

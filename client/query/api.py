@@ -13,8 +13,8 @@ from client.query.execution import RunOptions, choices_of, execute
 from client.query.program import Program
 from client.query.reading.reader import read
 from client.query.running.results import Result, State
-from client.query.waiting import wait_for
-from client.query.watching import watched
+from client.query.state_stream import watched
+from client.query.synchronous import wait_for
 
 Variables = Mapping[str, object]
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TypedDict
 
 from client.query.errors import BadProgram
-from client.query.frames import ErrorsWithoutFrames
 from client.query.program import Program
 from client.query.running.decoders import Decoding, clause_decoding, decoding
-from client.query.running.error_places import blaming, locate
+from client.query.running.error_places import locate, located_errors
 from client.query.running.execution import Job
-from client.query.running.ledger import CallFile
+from client.query.running.request_log import CallFile
 from client.query.running.request_sender import OnState
 from client.query.running.results import Result
 from client.query.running.session import RunSurroundings, run_job, surroundings
 from client.query.serving import ModelLike, model_like, opened
+from client.query.tracebacks import TrimmedTracebacks
 
 
 class RunOptions(TypedDict, total=False):
@@ -77,7 +77,7 @@ async def execute(
 ) -> tuple[Result[object], ...]:
     """All results. Raises QueryErrors, and the TandemErrors of who answers."""
     job = Job(program=program, arguments=arguments, keywords=keywords or {})
-    with ErrorsWithoutFrames():
+    with TrimmedTracebacks():
         return await _executed(job, choices, on_state)
 
 
@@ -95,7 +95,7 @@ async def _executed(
                 model_name=answering.name,
                 calls=calls or (around.calls if around else None),
                 on_state=on_state,
-                account=around.account if around else None,
+                caller_trace=around.caller_trace if around else None,
             )
             return await run_job(job, chosen, within)
 
@@ -104,7 +104,7 @@ def _decoding(job: Job) -> Decoding:
     program = job.program
     if program.decoder is None:
         return decoding("argmax", (), {})
-    with blaming(lambda _: program):
+    with located_errors(lambda _: program):
         clause = program.decoder(*job.arguments, **job.keywords)
     return clause_decoding(clause, program.source)
 
@@ -113,7 +113,7 @@ def _model(job: Job) -> object:
     program = job.program
     if program.model is None:
         return None
-    with blaming(lambda _: program):
+    with located_errors(lambda _: program):
         clause = program.model(*job.arguments, **job.keywords)
     try:
         model_like(clause.value)

@@ -18,15 +18,15 @@ from functools import update_wrapper
 from types import FrameType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from client.query.binding import bound
 from client.query.execution import Choices, RunOptions, choices_of, execute
+from client.query.methods import bound
 from client.query.program import Program
 from client.query.reading.enclosing import Enclosing, enclosing
 from client.query.reading.program_errors import without_values
 from client.query.reading.reader import read_function, read_template
 from client.query.running.results import Result, State
-from client.query.waiting import wait_for
-from client.query.watching import watched
+from client.query.state_stream import watched
+from client.query.synchronous import wait_for
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -113,7 +113,7 @@ class Query(Generic[P, R, ValueT]):
     def _check(self, arguments: Sequence[object], keywords: Collection[str]) -> None:
         """Raises ProgramFailed where Python's own words for wrong arguments would mislead."""
 
-    def _told(self, result: Result[ValueT]) -> R:
+    def _returned(self, result: Result[ValueT]) -> R:
         # R is the value's type, or that of the whole Result: see the overloads of `query`.
         return cast("R", result.value if self._program.returns else result)
 
@@ -137,7 +137,7 @@ class AsyncQuery(Query[P, R, ValueT]):
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the query returns; its Result if it has no return statement."""
-        return self._told(await self.run(*args, **kwargs))
+        return self._returned(await self.run(*args, **kwargs))
 
 
 class SyncQuery(Query[P, R, ValueT]):
@@ -159,7 +159,7 @@ class SyncQuery(Query[P, R, ValueT]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """What the query returns; its Result if it has no return statement."""
-        return self._told(wait_for(self.run(*args, **kwargs), "await run(...), or async def"))
+        return self._returned(wait_for(self.run(*args, **kwargs), "await run(...), or async def"))
 
 
 class Template(Query[..., Any, Any]):
@@ -167,7 +167,7 @@ class Template(Query[..., Any, Any]):
 
     def __call__(self, **keywords: object) -> Any:
         """The hole's value, or a dict of several."""
-        return self._told(wait_for(self.run(**keywords), "await run(...)"))
+        return self._returned(wait_for(self.run(**keywords), "await run(...)"))
 
     def _check(self, arguments: Sequence[object], keywords: Collection[str]) -> None:
         program = self._program
@@ -175,12 +175,12 @@ class Template(Query[..., Any, Any]):
         if left:
             raise without_values(program, left)
 
-    def _told(self, result: Result[Any]) -> Any:
+    def _returned(self, result: Result[Any]) -> Any:
         values = dict(result.variables)
         return next(iter(values.values())) if len(values) == 1 else values
 
 
-class Decorating:
+class QueryDecorator:
     """`query(...)` with options, waiting for its function."""
 
     def __init__(self, choices: Choices) -> None:
@@ -223,7 +223,7 @@ def query(function: Callable[P, R], /) -> SyncQuery[P, R, R]: ...
 
 
 @overload
-def query(**options: Unpack[RunOptions]) -> Decorating: ...
+def query(**options: Unpack[RunOptions]) -> QueryDecorator: ...
 
 
 def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
@@ -233,7 +233,7 @@ def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
     """
     choices = choices_of(options)
     if function is None:
-        return Decorating(choices)
+        return QueryDecorator(choices)
     return _decorated(function, choices, _around(inspect.currentframe()))
 
 

@@ -17,7 +17,7 @@ Condition = Callable[[], Term]
 
 
 @dataclass(frozen=True, slots=True)
-class Behind:
+class PromptCondition:
     """A condition behind a prompt with the holes `here`, which names others, too.
 
     It speaks of these as they are when the prompt is reached. `variables` are those of them that
@@ -93,11 +93,11 @@ class Context(Protocol):
         """The value that the hole's variable is bound to."""
         ...
 
-    def caught(self) -> None:
+    def on_caught(self) -> None:
         """A handler has caught something, which is raised again if it ends a closed run."""
         ...
 
-    def goes_round(self, cleans_up: bool) -> None:
+    def on_loop(self, cleans_up: bool) -> None:
         """A loop begins once more. Raises CancelledError in a closed run; where it cleans up, only
         if that has asked for a hole.
         """

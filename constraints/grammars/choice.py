@@ -1,4 +1,4 @@
-"""A choice between strings, as one terminal: 50 000 of them compile in a fifth of a second."""
+"""A choice between strings as one terminal: 50 000 strings compile in a fifth of a second."""
 
 import json
 
@@ -11,7 +11,7 @@ def to_grammar(text: str) -> str:
     choices = read(text)
     if not choices:
         raise Contradiction("a choice between no strings: the list is empty")
-    # Surrogates that are half of a pair have no UTF-8 and so no tokens.
+    # Lone surrogates have no UTF-8 and so no tokens.
     for index, choice in enumerate(choices):
         if any("\ud800" <= character <= "\udfff" for character in choice):
             raise Malformed(f"choice {index} has half of a surrogate pair, which is no character")
@@ -20,7 +20,7 @@ def to_grammar(text: str) -> str:
 
 
 def read(text: str) -> tuple[str, ...]:
-    """The strings, each once, in their order."""
+    """The distinct strings in their order."""
     try:
         value = json.loads(text)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""Bytes that a mask leaves no choice about, asked for one by one.
+"""The bytes that masks force, found one by one.
 
-The engine knows them faster, but collects them to their end, which they may not have.
+The engine computes them faster, but does not stop where they repeat without end.
 """
 
 import numpy as np
@@ -12,12 +12,12 @@ from constraints.guiding.alphabet import alphabet_of
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 
-# More than the tokens that are taken at once tend to need; a search goes on from there.
+# More bytes than are usually taken at once; a search continues from there.
 MAX_FORCED_BYTES = 64
 
 
-def forced_beginning(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
-    """The first bytes that every legal text goes on with; `inner` is moved, or breaks."""
+def deterministic_suffix_of(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
+    """The bytes with which every legal text continues; `inner` is advanced, or breaks."""
     row: Bitmask = np.zeros(vocabulary.num_words, dtype=np.int32)
     singles = alphabet_of(vocabulary).singles
     forced = bytearray()
@@ -34,7 +34,7 @@ def forced_beginning(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
 
 
 def _only_first_byte(row: Bitmask, vocabulary: Vocabulary) -> int | None:
-    """The byte with which all tokens of a mask begin; None: there are several, or no tokens."""
+    """The byte with which all tokens of a mask begin; None: several bytes, or no tokens."""
     places = np.flatnonzero(row)
     if not len(places):
         return None

@@ -1,12 +1,12 @@
-"""llguidance behind our contract: exact masks, errors raised, matchers that run in parallel.
+"""llguidance behind the Matcher interface: exact masks, raised errors, parallel matchers.
 
-What this file knows of the engine, and nobody else has to:
-* a matcher in error still fills a mask, with the end tokens alone; so every call is checked
-* an illegal token breaks a matcher for good, so tokens are tried before they are accepted
-* clones of a matcher share their lexer under a lock, so a language keeps several originals
-* with forcing on, a forced position allows one canonical token only; so it is switched off
-* it collects forced bytes to their end, and where they have none takes all memory; so they are
-  collected here where that may be
+Properties of llguidance that only this file handles:
+* a matcher in error still fills a mask, with end tokens only; so every call is checked
+* an illegal token breaks a matcher for good; so tokens are validated before they are accepted
+* clones of a matcher share their lexer and its lock; so a language keeps several originals
+* with forcing on, a forced position allows one canonical token only; so forcing is off
+* it collects forced bytes to their end, and takes all memory if they have none; so where that may
+  happen they are collected here
 """
 
 import os
@@ -20,7 +20,7 @@ from llguidance import LLMatcher
 
 from constraints.bitmask import Bitmask
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
-from constraints.grammars.deterministic_suffix import forced_beginning
+from constraints.grammars.deterministic_suffix import deterministic_suffix_of
 from constraints.grammars.limits import Limits
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.completion import completes, spelled, text_of
@@ -30,19 +30,19 @@ from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 
-# Every grammar text begins with this line; the positions in the engine's messages count it.
+# The first line of every grammar text; line numbers in the engine's messages include it.
 HEADER = '%llguidance {"no_forcing": true}\n'
 
-# Another original of a language is made only where that takes less than this.
+# Another original of a language is compiled only if that takes less than this.
 _MAX_SPARE_COMPILE_S = 0.05
 _MAX_ORIGINALS = min(8, os.cpu_count() or 1)
-# Alive at once before there is another original: one output, and the beginning that it came from,
-# which stands still. So a schema that is asked for once is compiled once.
+# The most live clones before another original is compiled: one output and the initial state that it
+# was copied from. So a schema that is used once is compiled once.
 _MAX_CLONES = 2
 
 
 class _Original:
-    """A matcher that is never moved, and how many clones of it are alive."""
+    """A matcher that is never advanced, and the number of its live clones."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
@@ -50,12 +50,12 @@ class _Original:
 
 
 class GrammarLanguage:
-    """A language that llguidance compiled.
+    """A language compiled by llguidance.
 
-    not_enforced: JSON Pointers of the parts of a lenient schema that masks do not hold
-    grammar:      the text that the engine was given
-    hints:        texts that stand in it as wholes or as pieces; searches for completions try them
-    suggested:    tokens that were a text of it elsewhere; tried before anything is searched for
+    not_enforced: JSON Pointers of the parts of a lenient schema that masks do not enforce
+    grammar:      the grammar text for the engine
+    hints:        texts of the language or of its parts; searches for completions try them
+    suggested:    a completion that another process found; tried before a search
     """
 
     knows_distances = False
@@ -72,9 +72,9 @@ class GrammarLanguage:
         *,
         may_run_on: bool = False,
     ) -> None:
-        """`explain` makes an error of the engine's message; what it answers is raised.
+        """`explain` turns a message of the engine into the error to raise.
 
-        may_run_on: bytes may be forced without end somewhere, see `lark_loops`
+        may_run_on: forced bytes may repeat without end, see `lark_loops`
         """
         self.vocabulary = vocabulary
         self.textless = _textless_ids(vocabulary)
@@ -92,7 +92,7 @@ class GrammarLanguage:
         original = self._compile()
         if original.is_error():
             raise explain(original.get_error())
-        # Only the first mask shows that nothing can be written at all.
+        # An empty language shows only in the first mask.
         first = original.deep_copy()
         row = np.zeros(vocabulary.num_words, dtype=np.int32)
         _fill(first, row)
@@ -100,7 +100,7 @@ class GrammarLanguage:
             raise explain(first.get_error())
         self.is_over_at_once = original.is_accepting() and _only_ends(row, vocabulary)
         self.compile_s = time.perf_counter() - began
-        # Found when first asked for; all outputs begin with it.
+        # Computed on first use; all outputs start with it.
         self.first_completion: tuple[int, ...] | None = None
         self._originals = [_Original(original)]
 
@@ -112,7 +112,7 @@ class GrammarLanguage:
         limits: Limits,
         explain: Callable[[str], ConstraintError],
     ) -> "GrammarLanguage":
-        """As another process has translated it. Raises what `explain` makes of an error."""
+        """Compile what another process has translated. Raises the errors of `explain`."""
         language = cls(
             *(vocabulary, translation.grammar, limits, explain),
             *(translation.not_enforced, CompletionHints(translation.hints)),
@@ -123,12 +123,12 @@ class GrammarLanguage:
 
     @property
     def translation(self) -> Translation:
-        """What another process need not find out again."""
+        """What another process can reuse."""
         found = (self.grammar, self.not_enforced, self.hints.all(), self.may_run_on)
         return Translation(*found, self.first_completion)
 
     def matcher(self) -> "GrammarMatcher":
-        """A matcher at the beginning of an output; microseconds, or once in a while a compile."""
+        """A matcher at the start of an output: takes microseconds, or sometimes a compilation."""
         with self._lock:
             original = min(self._originals, key=lambda each: len(each.clones), default=None)
             is_busy = original is not None and len(original.clones) >= _MAX_CLONES
@@ -138,24 +138,24 @@ class GrammarLanguage:
             return GrammarMatcher(self, original, original.matcher.deep_copy())
 
     def discard(self, original: _Original) -> None:
-        """Make no more matchers of an original: the lexer that its clones share is worn out."""
+        """Stop cloning an original: the lexer of its clones has too many states."""
         with self._lock:
             self._originals = [each for each in self._originals if each is not original]
 
     @property
-    def is_equipped(self) -> bool:
-        """Whether all is there that searches from the middle of a text use."""
+    def is_search_prepared(self) -> bool:
+        """Whether everything is prepared that searches from the middle of a text need."""
         return self.hints.are_made and (self._in_bytes is not None or not self._has_bytes)
 
     def prepare_search(self) -> None:
-        """Make it, which takes as long as compiling. Any thread may ask."""
+        """Prepare it, which takes as long as compiling. Any thread may call it."""
         self.hints.all()
         self.in_bytes()
 
     def in_bytes(self) -> "GrammarLanguage | None":
-        """The same texts over `byte_vocabulary`; compiled when first asked for.
+        """The same texts over `byte_vocabulary`; compiled on first use.
 
-        None where it does not compile: a grammar may name tokens that only a model has.
+        None if it does not compile: a grammar may name tokens that only a model has.
         """
         with self._lock:
             if self._in_bytes is None and self._has_bytes:
@@ -181,7 +181,7 @@ class GrammarLanguage:
 
 
 class GrammarMatcher:
-    """One output's place in a grammar. See `constraints.matcher.Matcher`."""
+    """The state of one output in a grammar. See `constraints.matcher.Matcher`."""
 
     def __init__(self, language: GrammarLanguage, original: _Original, inner: LLMatcher) -> None:
         self._language = language
@@ -194,7 +194,7 @@ class GrammarMatcher:
         original.clones.add(self)
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
-        """Overwrite `row` with the legal tokens; the engine knows no distances."""
+        """Overwrite `row` with the legal tokens; `max_len` is ignored."""
         if self._has_ended:
             row[:] = 0
             return
@@ -202,11 +202,11 @@ class GrammarMatcher:
         self._check()
 
     def is_quick(self, max_len: int | None) -> bool:
-        """Nobody knows how long the engine will take."""
+        """Never: the engine's time is not predictable."""
         return False
 
     def advance(self, token_id: int) -> None:
-        """Accept a token. Raises IllegalToken, which changes nothing."""
+        """Accept a token. Raises IllegalToken and then changes nothing."""
         if self._has_ended:
             raise IllegalToken(f"token {token_id} after the end")
         if token_id in self._end_ids:
@@ -222,7 +222,7 @@ class GrammarMatcher:
         self._made.append(token_id)
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
-        """How many of these tokens could be accepted one after the other."""
+        """How many of these tokens could be accepted in sequence."""
         if self._has_ended:
             return 0
         tried = list(token_ids)
@@ -243,11 +243,11 @@ class GrammarMatcher:
         self._check()
         return count
 
-    def forced_bytes(self) -> bytes:
-        """The bytes that every legal text goes on with, or their beginning."""
+    def deterministic_suffix(self) -> bytes:
+        """The bytes with which every legal text continues, or the first of them."""
         if self._language.may_run_on:
             ahead = self._inner.deep_copy()
-            forced = forced_beginning(ahead, self._language.vocabulary)
+            forced = deterministic_suffix_of(ahead, self._language.vocabulary)
             if ahead.is_error():
                 raise EngineFailed(f"the matcher broke: {_first_line(ahead.get_error())}")
             return forced
@@ -264,7 +264,7 @@ class GrammarMatcher:
         if known is not None and len(known) <= max_len:
             return known
         if not self._made:
-            # Of a schema the first hint is an instance. The search's engine is compiled later.
+            # The first hint of a schema is an instance. The engine for searches is compiled later.
             guess = language.suggested
             if guess is None and language.hints.first:
                 guess = spelled(language.hints.first[0], language.vocabulary)
@@ -287,7 +287,7 @@ class GrammarMatcher:
         return found
 
     def _bytewise(self) -> "GrammarMatcher | None":
-        """A matcher at the same place over single bytes."""
+        """A matcher over single bytes at the same place."""
         in_bytes = self._language.in_bytes()
         if in_bytes is None:
             return None
@@ -295,18 +295,18 @@ class GrammarMatcher:
         try:
             bytewise.follow(text_of(tuple(self._made), self._language.vocabulary))
         except EngineFailed:
-            return None  # its bounds are met sooner than ours: the search can do without it
+            return None  # it reached its limits: the search works without it
         return bytewise
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Accept tokens that are known to be legal text, all at once."""
+        """Accept several tokens that are known to be legal."""
         if self._inner.try_consume_tokens(list(token_ids)) != len(token_ids):
             self._check()
             raise EngineFailed("a legal text is illegal in single bytes")
         self._made.extend(token_ids)
 
     def fork(self) -> "GrammarMatcher":
-        """Another matcher at the same place; it shares this one's lexer and its lock."""
+        """A copy, which shares the lexer and its lock."""
         other = GrammarMatcher(self._language, self._original, self._inner.deep_copy())
         other._made = self._made.copy()
         other._has_ended = self._has_ended
@@ -314,14 +314,14 @@ class GrammarMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """What was accepted so far is in the language."""
+        """Whether the text so far is in the language."""
         complete = self._inner.is_accepting()
         self._check()
         return complete
 
     @property
     def is_over(self) -> bool:
-        """It is, and nothing but the end may follow."""
+        """Whether nothing but the end may follow."""
         if not self._made:
             return self._language.is_over_at_once
         return self.is_complete and self._inner.is_stopped()
@@ -330,7 +330,7 @@ class GrammarMatcher:
         return self._is_text(token_ids[-1]) or token_ids[-1] in self._end_ids
 
     def _legible(self, token_ids: list[int]) -> list[int]:
-        """The tokens up to the first without text, which is one of them if it is an end token."""
+        """The tokens before the first one without text, and that one if it is an end token."""
         for index, token_id in enumerate(token_ids):
             if not self._is_text(token_id):
                 return token_ids[: index + int(token_id in self._end_ids)]

@@ -1,7 +1,7 @@
-"""Numbers of JSON as they are written, and what the `jsonschema` package makes of them.
+"""Exact numbers of JSON, for validation by the `jsonschema` package.
 
-It computes in doubles, where 19.99 is no multiple of 0.01, 1e400 is no number and what is beyond
-raises. Here numbers that a Python int or a double might change are decimals, and multiples exact.
+The package computes in doubles: 19.99 is no multiple of 0.01, 1e400 is no number, and larger ones
+raise. Here numbers that an int or a double might change are decimals, and multiples are exact.
 """
 
 import json
@@ -13,23 +13,23 @@ import jsonschema
 
 from constraints.grammars.schema.reading import Json
 
-# Longer integers are decimals: Python neither reads nor shows those that are much longer.
+# Longer integers are decimals: Python does not parse or print much longer ones.
 _MAX_INT_LEN = 1000
-# Digits that are made an integer at a time, which takes the square of their number.
+# Digits that are converted at once; conversion takes quadratic time.
 _PIECE_LEN = 1000
-# Decimals have exponents of 18 digits.
+# Exponents of decimals have at most 18 digits.
 _MAX_EXPONENT_LEN = 16
 
 
-class Number(Decimal):
+class ExactNumber(Decimal):
     """Any number with a point or an exponent."""
 
     def __repr__(self) -> str:
         return str(self).replace("E", "e")
 
 
-class LongInteger(Number):
-    """An integer of very many digits."""
+class LongInteger(ExactNumber):
+    """An integer with too many digits for int."""
 
 
 def loads(text: str) -> Json:
@@ -37,12 +37,12 @@ def loads(text: str) -> Json:
     return json.loads(text, parse_float=_number, parse_int=_integer, parse_constant=_no_constant)
 
 
-def _number(text: str) -> Number:
+def _number(text: str) -> ExactNumber:
     digits, _, exponent = text.lower().partition("e")
     if len(exponent) > _MAX_EXPONENT_LEN:
-        # So far out that no other number of a schema is beyond it.
+        # Larger than every other number of a schema.
         exponent = f"{'-' if exponent[0] == '-' else ''}1{'0' * (_MAX_EXPONENT_LEN - 2)}"
-    return Number(f"{digits}e{exponent or 0}")
+    return ExactNumber(f"{digits}e{exponent or 0}")
 
 
 def _integer(text: str) -> int | LongInteger:
@@ -53,10 +53,10 @@ def _no_constant(name: str) -> Json:
     raise ValueError(f"{name} is no JSON number")
 
 
-def is_multiple(value: int | Number, step: int | Number) -> bool:
-    """Whether `value` is a whole multiple of `step`, which is above 0; exactly.
+def is_multiple(value: int | ExactNumber, step: int | ExactNumber) -> bool:
+    """Whether `value` is exactly a multiple of `step`, which is positive.
 
-    In a time that grows with the digits of `value`, not with their square.
+    Takes time linear in the digits of `value`.
     """
     digits, exponent = _parts(value)
     step_digits, step_exponent = _parts(step)
@@ -64,13 +64,13 @@ def is_multiple(value: int | Number, step: int | Number) -> bool:
     shift = exponent - step_exponent
     if shift >= 0:
         return _rest(digits, whole) * pow(10, shift, whole) % whole == 0
-    # Behind the step's last place there may be nothing but zeros.
+    # All digits behind the last place of the step must be zeros.
     is_possible = not any(digits[shift:])
     return is_possible and _rest(digits[:shift], whole) == 0
 
 
 def _rest(digits: tuple[int, ...], step: int) -> int:
-    """What is left of a whole number when it is divided."""
+    """The remainder of a division."""
     rest = 0
     for start in range(0, len(digits), _PIECE_LEN):
         piece = digits[start : start + _PIECE_LEN]
@@ -78,8 +78,8 @@ def _rest(digits: tuple[int, ...], step: int) -> int:
     return rest
 
 
-def _parts(value: int | Number) -> tuple[tuple[int, ...], int]:
-    """The digits, and the power of ten that they are multiplied by; the sign does not matter."""
+def _parts(value: int | ExactNumber) -> tuple[tuple[int, ...], int]:
+    """The digits and their exponent of ten; the sign is ignored."""
     _, digits, exponent = Decimal(value).as_tuple()
     assert isinstance(exponent, int), "JSON has no infinity"
     return digits, exponent
@@ -87,12 +87,12 @@ def _parts(value: int | Number) -> tuple[tuple[int, ...], int]:
 
 @lru_cache(maxsize=32)
 def exact(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
-    """The same draft of JSON Schema for values that `loads` read."""
+    """The validator of the same draft for values from `loads`."""
     integers = kind.TYPE_CHECKER
     takes_points = integers.is_type(1.0, "integer")
 
     def is_integer(_: jsonschema.TypeChecker, value: object) -> bool:
-        if not isinstance(value, Number):
+        if not isinstance(value, ExactNumber):
             return integers.is_type(value, "integer")
         is_whole = takes_points and value == value.to_integral_value()
         return isinstance(value, LongInteger) or is_whole

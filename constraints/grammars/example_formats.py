@@ -1,7 +1,7 @@
-"""Of each format of strings that masks hold: a short text, and texts to choose from.
+"""Example texts of the string formats that masks enforce.
 
-What the engine holds by itself is described here by a pattern that has a part of those texts, which
-every reading of the format allows.
+A format that the engine enforces by itself is described by a pattern of some of its texts, which
+are valid by every definition of the format.
 """
 
 from functools import lru_cache
@@ -10,7 +10,7 @@ from constraints.grammars.patterns import Pattern
 from constraints.grammars.regex import searching
 from constraints.grammars.schema import formats
 
-# The shortest that every reading allows.
+# The shortest text that is valid by every definition.
 TEXTS = {
     "byte": "",
     "date": "2000-01-01",
@@ -27,7 +27,7 @@ TEXTS = {
     "uri-reference": "",
     "uuid": "00000000-0000-0000-0000-000000000000",
 }
-# The same by the pattern that a rewritten schema has in a format's place.
+# The same, by the pattern that replaces the format in a rewritten schema.
 TEXTS_BY_PATTERN = {
     f"^(?:{pattern})$": TEXTS[name] for name, pattern in formats.PATTERNS.items() if name in TEXTS
 }
@@ -53,5 +53,5 @@ _PATTERNS = {
 
 @lru_cache(maxsize=64)
 def pattern_of(name: str) -> Pattern | None:
-    """Texts of a format that the engine holds. None: it is not known."""
+    """A pattern of texts of a format that the engine enforces. None: unknown format."""
     return searching(f"^(?:{_PATTERNS[name]})$") if name in _PATTERNS else None

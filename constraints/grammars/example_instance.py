@@ -1,9 +1,9 @@
-"""Small instances of JSON schemas, guessed: a matcher says afterwards whether they are right.
+"""Guesses small instances of JSON schemas; a matcher checks afterwards whether they are valid.
 
-The guess is made from the schema as it is rewritten for the engine, where conditions, dependencies,
-negations, drafts and addresses are choices and plain references already; patterns stay as they are
-written. Keywords that make instances longer are read and the others left alone, so that it takes
-microseconds; where there is no guess, a search has to find what this could not.
+The input is the schema as rewritten for the engine, where conditions, dependencies, negations,
+drafts and addresses are choices and plain references already; patterns are as written by the
+client. Only keywords that make instances longer are considered, so a guess takes microseconds.
+Where there is none, a search is needed.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from itertools import islice
 
 from constraints.errors import ConstraintError
 from constraints.grammars.example_merging import both_schemas, merged
-from constraints.grammars.example_number import least_number
+from constraints.grammars.example_number import example_number
 from constraints.grammars.example_string import ExampleStrings
 from constraints.grammars.example_text import MAX_LEN
 from constraints.grammars.example_values import fits, written
@@ -20,15 +20,15 @@ from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.rewriting import Rewritten, rewrite
 
 _MAX_DEPTH = 40
-# Choices that one place makes together.
+# The most choices that are combined at one place.
 _MAX_CHOICES = 100
-# Places of the schema that are looked at, again and again where they are referred to from several
-# others; of one place, alternatives of one choice and of all choices together.
+# The most places of the schema that are visited (a place counts for each reference to it); at one
+# place, the most alternatives of one choice and of all choices together.
 _MAX_STEPS = 2_000
 _MAX_OPTIONS, _MAX_WAYS = 32, 48
-# Longer guesses are not kept: there may be many.
+# Longer guesses are not stored.
 _MAX_PART_LEN = 8_000
-# Values of an enumeration that are compared with what else is said of them.
+# The most values of an enumeration that are checked against the other keywords.
 _MAX_VALUES = 64
 _CHOICES = ("anyOf", "oneOf")
 _FOLDED = frozenset(("$ref", "allOf", *_CHOICES))
@@ -42,14 +42,14 @@ class ExampleInstances:
         self._item, self._key = separators
         self._definitions: dict[str, Json] = {}
         self._num_steps = 0
-        # The schema as it is rewritten, and the same with its definitions, whose parts `of` takes.
+        # The rewritten schema, and the same with its definitions, for the parts given to `of`.
         self._root: Json = False
         self.document: Json = False
         self._rewrite(document)
         self._strings = ExampleStrings()
-        # By the id of a schema, which is held so that it stays its own, what was guessed.
+        # Guesses by id() of the schema, which is kept alive so that the id stays its own.
         self._known: dict[int, tuple[Json, str]] = {}
-        # Guesses of parts, which may stand where a search is stuck.
+        # Guesses of parts, for searches from the middle of a text.
         self.parts: set[str] = set()
 
     def _rewrite(self, document: Json | Rewritten) -> None:
@@ -60,14 +60,14 @@ class ExampleInstances:
                 else rewrite(document, lenient=True, translate=str)
             )
         except (ConstraintError, RecursionError):
-            return  # the compiler refuses it, in better words
+            return  # the compiler refuses it with a better message
         self._root, self._definitions = found.root, found.definitions
         self.document = {"allOf": [self._root], "$defs": self._definitions}
 
     def guess(self) -> str | None:
         """A small instance of the whole."""
         found = self._of(self._root, ())
-        # Parts have steps of their own: a whole that took them all has parts all the same.
+        # Parts have a limit of steps of their own.
         self._num_steps = 0
         return found
 
@@ -82,7 +82,7 @@ class ExampleInstances:
         if schema is False or len(within) > _MAX_DEPTH or self._num_steps > _MAX_STEPS:
             return None
         if id(schema) in within:
-            return None  # an instance that holds itself has no end
+            return None  # an instance that contains itself is infinite
         if schema is True or schema == {}:
             return "0"
         inner = (*within, id(schema))
@@ -99,9 +99,9 @@ class ExampleInstances:
     def _flat(
         self, done: dict[str, Json], parts: tuple[Json, ...], depth: int, seen: frozenset[str]
     ) -> Iterator[dict[str, Json]]:
-        """`done` and all parts as one schema, for each way to choose; nothing that is exact.
+        """`done` and all parts merged to one schema, for each choice of alternatives; approximate.
 
-        seen: references that were followed, which say nothing more the second time
+        seen: references that were followed already
         """
         both: dict[str, Json] | None = done
         while parts and both is not None:
@@ -120,14 +120,14 @@ class ExampleInstances:
                 seen |= {part["$ref"]}
                 parts = (self._definitions[part["$ref"].rpartition("/")[2]], *parts)
             elif part.keys() & _FOLDED:
-                parts = (*_pieces(part), *parts)
+                parts = (*_conjuncts(part), *parts)
             else:
                 both = merged(both, part)
         if both is not None:
             yield both
 
     def _alone(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:
-        """Of a schema without choices."""
+        """An instance of a schema without choices."""
         if "const" in schema or "enum" in schema:
             values = [schema["const"]] if "const" in schema else schema["enum"]
             texts = ((self._written(value), value) for value in values)
@@ -139,8 +139,8 @@ class ExampleInstances:
         makers: dict[str, Callable[[], str | None]] = {
             "null": lambda: "null",
             "boolean": lambda: "true",
-            "integer": lambda: least_number(schema, is_whole=True),
-            "number": lambda: least_number(schema, is_whole=False),
+            "integer": lambda: example_number(schema, is_whole=True),
+            "number": lambda: example_number(schema, is_whole=False),
             "string": lambda: self._string(schema),
             "array": lambda: self._array(schema, within),
             "object": lambda: self._object(schema, within),
@@ -152,7 +152,7 @@ class ExampleInstances:
         return written(value, self._item, self._key)
 
     def _string(self, schema: dict[str, Json]) -> str | None:
-        text = self._strings.least(schema)
+        text = self._strings.example(schema)
         return None if text is None else self._written(text)
 
     def _array(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:
@@ -188,14 +188,14 @@ class ExampleInstances:
                 members[name] = value
         if len(members) < least_len:
             return None
-        # In the order of the engine: those that are declared come first.
+        # In the order of the engine: declared properties come first.
         declared = [name for name in schema.get("properties", ()) if name in members]
         names = dict.fromkeys((*declared, *members))
         texts = [self._written(name) + self._key + members[name] for name in names]
         return self._joined("{", texts, "}")
 
     def _other_names(self, schema: dict[str, Json], taken: set[str]) -> Iterator[str]:
-        """Names that are not required: those that are declared, and made ones, ever longer."""
+        """Names that are not required: declared ones, then invented ones of growing length."""
         properties = schema.get("properties", {})
         yield from (name for name in properties if name not in taken)
         patterns = list(schema.get("patternProperties", ()))
@@ -234,15 +234,15 @@ def _length(text_and_value: tuple[str, Json]) -> int:
 
 
 def _options(schema: Json) -> list[Json] | None:
-    """The options of a choice that has nothing beside it."""
+    """The options of a schema that is a choice and nothing else."""
     if schema is True:
         return None
     found: list[Json] | None = schema.get("anyOf", schema.get("oneOf"))
     return found if len(schema) == 1 else None
 
 
-def _pieces(schema: dict[str, Json]) -> list[Json]:
-    """A schema as several that hold together, in the order that the engine gives their keys."""
+def _conjuncts(schema: dict[str, Json]) -> list[Json]:
+    """Several schemas whose conjunction is this one, in the engine's order of keys."""
     plain = {key: value for key, value in schema.items() if key not in _FOLDED}
     pieces: list[Json] = []
     for key, value in schema.items():
@@ -256,7 +256,7 @@ def _pieces(schema: dict[str, Json]) -> list[Json]:
 
 
 def _kinds_of(schema: dict[str, Json]) -> list[str]:
-    """Kinds of value that a schema without a type speaks of; a number where of none."""
+    """The types to which the keywords of a schema without `type` apply; number if none do."""
     keywords = {
         "object": ("properties", "required", "minProperties", "additionalProperties"),
         "array": ("items", "prefixItems", "minItems"),

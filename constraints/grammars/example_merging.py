@@ -1,17 +1,17 @@
-"""Two schemas without choices as one that holds both, for guesses of small instances."""
+"""Merges two schemas without choices into one that requires both, for small instances."""
 
 from collections.abc import Callable
 from itertools import chain
 
 from constraints.grammars.schema.reading import Json, equal_key
 
-# Keywords that are looked at together.
+# Keywords that are merged together.
 _OBJECT = ("properties", "patternProperties", "additionalProperties")
 _ARRAY = ("prefixItems", "items")
 
 
 def merged(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json] | None:
-    """Both at once. None: nothing satisfies both, as far as is seen at a glance."""
+    """The conjunction. None: nothing satisfies both, as far as a quick check shows."""
     if not one:
         return dict(other)
     both = {**one, **other}
@@ -29,7 +29,7 @@ def merged(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json] | No
 
 
 def both_schemas(one: Json, other: Json) -> Json:
-    """A schema, with choices or without, that holds two."""
+    """The conjunction of two schemas, with or without choices."""
     if one is True or other is False or one is other:
         return other
     if other is True or one is False:
@@ -74,7 +74,7 @@ def _both_objects(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Jso
 
 
 def _at(schema: dict[str, Json], name: str) -> Json:
-    """What a schema says of a property; nothing, where that is up to patterns."""
+    """The schema of a property; `true` where patterns decide."""
     rest = True if "patternProperties" in schema else schema.get("additionalProperties", True)
     return schema.get("properties", {}).get(name, rest)
 
@@ -100,7 +100,7 @@ def _listed(value: Json) -> list[Json]:
 
 
 def _common_types(one: Json, other: Json) -> Json:
-    """Whole numbers are numbers, too."""
+    """The common types; an integer is a number, too."""
     ours, theirs = (
         [*kinds, "integer"] if "number" in kinds and "integer" not in kinds else kinds
         for kinds in map(_listed, (one, other))
@@ -110,7 +110,7 @@ def _common_types(one: Json, other: Json) -> Json:
 
 
 def _both_lists(one: Json, other: Json) -> Json:
-    """What may be a list stands for each of its items."""
+    """The items of both; a value that is no list counts as one item."""
     return list(dict.fromkeys((*_listed(one), *_listed(other))))
 
 

@@ -9,9 +9,9 @@ from functools import reduce
 
 from constraints.grammars.schema.reading import Json
 
-# Decimal places that are tried, and multiples of a step.
+# The most decimal places that are tried, and multiples of a step.
 _MAX_PLACES, _MAX_MULTIPLES = 20, 12
-# How a number stands to each bound.
+# The comparison with each bound.
 _WITHIN: dict[str, Callable[[Fraction, Fraction], bool]] = {
     "minimum": operator.ge,
     "exclusiveMinimum": operator.gt,
@@ -20,10 +20,10 @@ _WITHIN: dict[str, Callable[[Fraction, Fraction], bool]] = {
 }
 
 
-def least_number(schema: Mapping[str, Json], *, is_whole: bool) -> str | None:
-    """A whole number, or one with few decimal places; the nearest to zero of those.
+def example_number(schema: Mapping[str, Json], *, is_whole: bool) -> str | None:
+    """A whole number, or one with few decimal places; the nearest to zero.
 
-    None: there is none. `multipleOf` may be a list, of steps that hold together.
+    None: there is none. `multipleOf` may be a list of steps that must all divide it.
     """
     steps = _steps(schema)
     found = _nearest_to_zero(schema, reduce(_common_multiple, steps, Fraction(1)))
@@ -41,7 +41,7 @@ def least_number(schema: Mapping[str, Json], *, is_whole: bool) -> str | None:
 
 
 def _multiple(schema: Mapping[str, Json], step: Fraction) -> str | None:
-    """A multiple with as many decimal places as the step, which is how the engine reads them.
+    """A multiple with as many decimal places as the step, as the engine expects.
 
     It misreads some that end in 0, beside bounds.
     """
@@ -58,7 +58,7 @@ def _multiple(schema: Mapping[str, Json], step: Fraction) -> str | None:
 
 
 def is_in_bounds(value: Json, schema: Mapping[str, Json]) -> bool:
-    """Whether a number keeps to the bounds and steps."""
+    """Whether a number satisfies the bounds and steps."""
     exact = exactly(value)
     return _is_in_range(exact, schema) and all(exact % step == 0 for step in _steps(schema))
 
@@ -74,12 +74,12 @@ def _steps(schema: Mapping[str, Json]) -> list[Fraction]:
 
 
 def exactly(value: Json) -> Fraction:
-    """A number as it is written."""
+    """The exact value of a number as written."""
     return Fraction(repr(value))
 
 
 def written_number(value: float) -> str:
-    """All digits of a number, without an exponent and without a point that says nothing."""
+    """All digits of a number, without an exponent or a needless point."""
     return f"{Decimal(repr(value)):f}".removesuffix(".0")
 
 

@@ -1,4 +1,4 @@
-"""Short strings of a schema: by their length, patterns and formats."""
+"""Short example strings of a schema, by length, patterns and formats."""
 
 from collections.abc import Mapping
 
@@ -7,29 +7,34 @@ from constraints.grammars.example_formats import TEXTS, TEXTS_BY_PATTERN, patter
 from constraints.grammars.example_text import MAX_LEN, MAX_PATTERN_LEN, example_text
 from constraints.grammars.patterns import Concat, Pattern
 from constraints.grammars.regex import searching
-from constraints.grammars.regex_intersection import Automaton, Effort, TooLarge, common_text
+from constraints.grammars.regex_intersection import (
+    Effort,
+    PatternAutomaton,
+    PatternTooLarge,
+    common_text,
+)
 from constraints.grammars.schema.reading import Json
 
-# What a string is filled with that has to be long: vocabularies have its words as tokens.
+# The filler of long strings: vocabularies have its words as tokens.
 _FILLER = "the "
-# For one schema: characters of patterns that are read.
+# The most characters of patterns that are parsed for one schema.
 _MAX_PATTERNS_LEN = 60_000
-# Longer texts are not compared with patterns.
+# Longer texts are not matched against patterns.
 _MAX_COMPARED_LEN = 1_000
 _Key = tuple[tuple[str, ...], tuple[str, ...], int, int | None]
 
 
 class ExampleStrings:
-    """The strings of one schema."""
+    """Finds example strings of one schema; caches its patterns."""
 
     def __init__(self) -> None:
         self._patterns: dict[str, Pattern | None] = {}
         self._texts: dict[_Key, str | None] = {}
         self._patterns_len = 0
-        self._automata: dict[str, Automaton | None] = {}
+        self._automata: dict[str, PatternAutomaton | None] = {}
         self._effort = Effort()
 
-    def least(self, schema: Mapping[str, Json]) -> str | None:
+    def example(self, schema: Mapping[str, Json]) -> str | None:
         """A short string of a schema without choices, where `pattern` and `format` may be lists."""
         min_len, max_len = int(schema.get("minLength", 0)), schema.get("maxLength")
         if min_len > MAX_LEN or (max_len is not None and max_len < min_len):
@@ -43,11 +48,11 @@ class ExampleStrings:
         return self._texts[key]
 
     def matching(self, pattern: str, min_len: int) -> str | None:
-        """A text that has the pattern, such as a property's name."""
-        return self.least({"pattern": pattern, "minLength": min_len})
+        """A text that matches the pattern somewhere, such as a property's name."""
+        return self.example({"pattern": pattern, "minLength": min_len})
 
     def has(self, pattern: str, text: str) -> bool:
-        """Whether the text has the pattern; yes where that is unknown."""
+        """Whether the text matches the pattern somewhere; True where that is unknown."""
         if pattern not in self._automata:
             self._automata[pattern] = self._automaton(pattern)
         automaton = self._automata[pattern]
@@ -55,14 +60,14 @@ class ExampleStrings:
             return True
         try:
             return automaton.matches(text)
-        except TooLarge:
+        except PatternTooLarge:
             return True
 
-    def _automaton(self, source: str) -> Automaton | None:
+    def _automaton(self, source: str) -> PatternAutomaton | None:
         pattern = self._read(source)
         try:
-            return None if pattern is None else Automaton(pattern, self._effort)
-        except TooLarge:
+            return None if pattern is None else PatternAutomaton(pattern, self._effort)
+        except PatternTooLarge:
             return None
 
     def _found(
@@ -70,8 +75,8 @@ class ExampleStrings:
     ) -> str | None:
         if len(sources) + len(formats) == 1:
             text = self._of_one(sources, formats, min_len)
-            most = MAX_LEN if max_len is None else max_len
-            if text is not None and min_len <= len(text) <= most:
+            limit = MAX_LEN if max_len is None else max_len
+            if text is not None and min_len <= len(text) <= limit:
                 return text
         patterns = [*map(self._read, sources), *map(pattern_of, formats)]
         known = [each for each in patterns if each is not None]
@@ -79,7 +84,7 @@ class ExampleStrings:
             return None
         try:
             return common_text(known, self._effort, min_len, max_len)
-        except TooLarge:
+        except PatternTooLarge:
             return None if formats else self._in_a_row(sources, min_len)
 
     def _of_one(
@@ -93,8 +98,8 @@ class ExampleStrings:
         return None if pattern is None else example_text(pattern, min_len)
 
     def _in_a_row(self, sources: tuple[str, ...], min_len: int) -> str | None:
-        """A text with each of the patterns in it, one behind the other."""
-        # What is held on to an edge stands there.
+        """A text that contains a match of each pattern, in sequence."""
+        # Anchored matches go to the edges.
         ordered = sorted(sources, key=lambda each: (each[:1] != "^", each[-1:] == "$"))
         known = [each for each in map(self._read, ordered) if each is not None]
         return example_text(Concat(tuple(known)), min_len)
@@ -106,7 +111,7 @@ class ExampleStrings:
             try:
                 self._patterns[source] = searching(source) if is_short else None
             except ConstraintError:
-                self._patterns[source] = None  # the compiler refuses it, in better words
+                self._patterns[source] = None  # the compiler refuses it with a better message
         return self._patterns[source]
 
 

@@ -1,4 +1,4 @@
-"""Values that a schema lists: how they are written, and which fit what stands beside the list."""
+"""The values that a schema lists: their text, and whether the other keywords allow them."""
 
 import json
 
@@ -8,7 +8,7 @@ from constraints.grammars.schema.reading import Json
 
 
 def written(value: Json, item: str, key: str) -> str:
-    """A value as the engine writes it, with these separators; numbers without exponents."""
+    """A value in the spelling of the engine, with these separators; numbers have no exponents."""
     match value:
         case float():
             return written_number(value)
@@ -24,7 +24,7 @@ def written(value: Json, item: str, key: str) -> str:
 
 
 def fits(value: Json, schema: dict[str, Json], strings: ExampleStrings) -> bool:
-    """Whether a value is what a schema without choices asks for; not all of it is looked at."""
+    """Whether a value satisfies a schema without choices; some keywords are ignored."""
     kinds = schema.get("type", _names_of(value))
     if not set(_names_of(value)) & set(kinds if isinstance(kinds, list) else [kinds]):
         return False
@@ -54,7 +54,7 @@ def _is_counted(
 
 
 def _names_of(value: Json) -> list[str]:
-    """The types that a value is of."""
+    """The types of a value."""
     match value:
         case None:
             return ["null"]

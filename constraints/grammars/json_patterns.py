@@ -1,4 +1,4 @@
-r"""Patterns of JSON strings, spared of what the engine misreads.
+r"""Rewrites patterns of JSON strings that the engine would misread.
 
 In a string's pattern the engine takes a set with all control characters to allow every escape: it
 would let `\"` pass for `[^"]`, and `\\` for `[^\\]`. A set without NUL is read right.
@@ -47,7 +47,7 @@ def _mapped(pattern: Pattern, change: Callable[[Chars], Chars]) -> Pattern:
 
 
 def _is_misread(chars: Chars) -> bool:
-    # What a named set has is the engine's to know.
+    # The members of named sets are known to the engine only.
     return bool(chars.named) or (
         not _has_escaped(chars) and all(_has(chars, code) for code in _CONTROLS)
     )

@@ -1,10 +1,10 @@
-"""JSON schemas as grammars: the whole way from the text to what the engine is given."""
+"""JSON schemas as grammars: all steps from the text to the engine's input."""
 
 from dataclasses import dataclass
 
 from constraints.errors import ConstraintError, NotEnforced
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import Limits
-from constraints.grammars.messages import explain
 from constraints.grammars.schema.disjoint import open_one_ofs
 from constraints.grammars.schema.engine_options import grammar_of, may_respell_keys
 from constraints.grammars.schema.locate_refusal import RefusalLocator
@@ -14,7 +14,7 @@ from constraints.grammars.schema.rewriting import Rewritten, rewrite
 from constraints.grammars.schema.unproductive_definitions import prune
 from constraints.spec import Whitespace
 
-# Parts that a lenient schema gives up one after the other.
+# The most parts that a lenient schema drops, one after the other.
 _MAX_RELAXED = 50
 
 
@@ -23,56 +23,58 @@ class SchemaGrammar:
     """A schema, ready for the engine.
 
     text:          the grammar
-    not_enforced:  pointers of what it does not hold; empty unless lenient
+    not_enforced:  pointers of what it does not enforce; empty unless lenient
     """
 
     text: str
     not_enforced: tuple[str, ...]
     _whitespace: Whitespace
-    _blame: RefusalLocator
+    _locator: RefusalLocator
 
     @property
     def rewritten(self) -> Rewritten:
         """The schema that the grammar was written from."""
-        return self._blame.rewritten
+        return self._locator.rewritten
 
     def explain(self, message: str) -> ConstraintError:
-        """What the engine's message says of the schema, with a pointer where one is found."""
-        return self._blame.error(message)
+        """The error for a message of the engine, with a pointer into the schema if one is found."""
+        return self._locator.error(message)
 
     def without_empty_definition(self) -> "SchemaGrammar | None":
-        """The grammar after a definition that nothing satisfies became `false`, if there is one.
+        """The grammar with an unsatisfiable definition replaced by `false`, if there is one.
 
-        The engine refuses a schema with such a definition even where it may be left out.
+        The engine refuses a schema with such a definition even where it is optional.
         """
-        rewritten = self._blame.rewritten
-        name = self._blame.empty_definition()
+        rewritten = self._locator.rewritten
+        name = self._locator.empty_definition()
         if name is None:
             return None
         rewritten.definitions[name] = False
         _settle(rewritten)
-        return _written(rewritten, self._whitespace, self._blame)
+        return _written(rewritten, self._whitespace, self._locator)
 
 
 def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) -> SchemaGrammar:
     """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex."""
     rewritten = checked(read(text), lenient=lenient)
-    blame = RefusalLocator(rewritten, limits)
+    locator = RefusalLocator(rewritten, limits)
     if lenient:
-        _relax(rewritten, blame)
-    return _written(rewritten, whitespace, blame)
+        _relax(rewritten, locator)
+    return _written(rewritten, whitespace, locator)
 
 
-def _written(rewritten: Rewritten, whitespace: Whitespace, blame: RefusalLocator) -> SchemaGrammar:
+def _written(
+    rewritten: Rewritten, whitespace: Whitespace, locator: RefusalLocator
+) -> SchemaGrammar:
     text = grammar_of(rewritten.root, rewritten.definitions, whitespace)
-    return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, blame)
+    return SchemaGrammar(text, tuple(rewritten.not_enforced), whitespace, locator)
 
 
 _ENDLESS = "nothing satisfies it: what it requires is false, or would contain itself without end"
 
 
 def checked(document: Json, *, lenient: bool) -> Rewritten:
-    """A schema's value, rewritten and looked through."""
+    """Rewrite and check a parsed schema."""
     rewritten = rewrite(document, lenient=lenient)
     close_narrow_ranges(rewritten.root, rewritten.definitions)
     _settle(rewritten)
@@ -88,19 +90,22 @@ def checked(document: Json, *, lenient: bool) -> Rewritten:
 
 
 def _settle(rewritten: Rewritten) -> None:
-    """Make endless references `false` and exclusive options plain ones. Raises Contradiction."""
+    """Replace unproductive references by `false` and disjoint `oneOf` by `anyOf`.
+
+    Raises Contradiction.
+    """
     if not prune(rewritten.root, rewritten.definitions):
         raise RefusalLocator(rewritten, Limits()).contradiction(_ENDLESS)
     open_one_ofs(rewritten.root, rewritten.definitions)
 
 
-def _relax(rewritten: Rewritten, blame: RefusalLocator) -> None:
-    """Give up what the engine will not have, part by part, and take note."""
+def _relax(rewritten: Rewritten, locator: RefusalLocator) -> None:
+    """Drop the parts that the engine refuses, one by one, and record them."""
     for _ in range(_MAX_RELAXED):
-        message = blame.message(rewritten.root)
+        message = locator.message(rewritten.root)
         if not message or not isinstance(explain(message), NotEnforced):
             return
-        part = blame.part(NotEnforced)
+        part = locator.part(NotEnforced)
         pointer = rewritten.origins.get(id(part), "")
         given_up = [key for key in _GIVEN_UP if key in part]
         for key in given_up or list(part):
@@ -110,5 +115,5 @@ def _relax(rewritten: Rewritten, blame: RefusalLocator) -> None:
             rewritten.not_enforced.append(below(pointer, key))
 
 
-# First what fails most often; without any of these the whole part goes.
+# In the order of how often they fail; if none is present the whole part is dropped.
 _GIVEN_UP = ("oneOf", "minProperties", "maxProperties", "patternProperties")

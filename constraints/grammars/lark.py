@@ -1,7 +1,7 @@
-"""Grammars in llguidance's dialect of Lark, held to what a mask can promise.
+"""Grammars in llguidance's dialect of Lark, limited to what masks can enforce.
 
-Patterns are read as Python's, as Lark itself does; schemas inside are rewritten as everywhere.
-What would need sampling of its own, other tokens, or a second look at the text is refused.
+Patterns have Python's syntax, as in Lark itself; embedded schemas are rewritten like all schemas.
+What would need its own sampling, other tokens, or a second pass over the text is refused.
 """
 
 import re
@@ -10,12 +10,18 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced
-from constraints.grammars import json_schema, messages
+from constraints.grammars import engine_messages, json_schema
 from constraints.grammars.engine import HEADER
 from constraints.grammars.lark_greed import rules_without_text
 from constraints.grammars.lark_loops import may_run_on
 from constraints.grammars.lark_negation import about_texts
-from constraints.grammars.lark_reader import Word, check_nesting, endless_rules, misplaced, words
+from constraints.grammars.lark_reader import (
+    Word,
+    check_nesting,
+    misplaced,
+    unproductive_rules,
+    words,
+)
 from constraints.grammars.lark_terminals import empty_terminals
 from constraints.grammars.limits import LIMITS
 from constraints.grammars.regex import translate_terminal
@@ -44,24 +50,26 @@ _UNKNOWN = re.compile(r'unknown name: "(\w+)"')
 
 @dataclass(frozen=True, slots=True)
 class LarkGrammar:
-    """A grammar as the engine takes it; `may_run_on`: see `lark_loops`."""
+    """A grammar in the notation of the engine; `may_run_on`: see `lark_loops`."""
 
     text: str
     may_run_on: bool
 
 
 def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkGrammar:
-    """The grammar as the engine takes it; `whitespace` is that of the JSON inside.
+    """The grammar in the notation of the engine; `whitespace`: of embedded JSON.
 
     Raises Malformed, NotEnforced, Contradiction.
     """
     found = words(text)
     check_nesting(found)
     _check(text, found)
-    endless = endless_rules(found)
-    if endless:
-        names = tuple(dict.fromkeys(word.text for word in endless))
-        wrong = misplaced(text, endless[0], f"rule `{names[0]}` never ends: no text follows it")
+    unproductive = unproductive_rules(found)
+    if unproductive:
+        names = tuple(dict.fromkeys(word.text for word in unproductive))
+        wrong = misplaced(
+            text, unproductive[0], f"rule `{names[0]}` never ends: no text follows it"
+        )
         raise Contradiction(str(wrong), names)
     written = about_texts(text, found, dict(_rewritten(text, found, whitespace)))
     pieces, at = [HEADER], 0
@@ -75,13 +83,13 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkG
 
 
 def explain(text: str, message: str) -> ConstraintError:
-    """What the engine's message says of a grammar, with a place in the grammar's own text."""
-    error = messages.explain(message)
+    """The error for a message of the engine, with a place in the client's grammar text."""
+    error = engine_messages.explain(message)
     match = _PLACE.match(str(error))
     if match is None:
         return error
     line, column, what = int(match[1]) - 1, int(match[2]), match[3].strip()
-    # The engine shows the lines around the place as it sees them, which are not the client's.
+    # The engine quotes lines of its own input, which are not the client's lines.
     what = re.split(r"\n +\d+ \| ", what, maxsplit=1)[0]
     what = re.sub(r" \(at .*\)$", "", what).replace("%llguidance", "").strip()
     lines = text.split("\n")
@@ -90,7 +98,7 @@ def explain(text: str, message: str) -> ConstraintError:
     start = sum(len(each) + 1 for each in lines[: line - 1])
     start += min(max(column - 1, 0), max(len(lines[line - 1]) - 1, 0))
     end = start + 1
-    # The engine points at the option that the name stands in.
+    # The engine points at the option that contains the name.
     unknown = _UNKNOWN.match(what)
     for word in words(text):
         wrong = _wrong_schema(word) if word.text == "%json" and word.start >= start else None
@@ -142,7 +150,7 @@ def _check_terminals(text: str, found: list[Word], written: Mapping[int, str]) -
     if not empty:
         return
     known = {word.start if word.kind == "regexp" else word.text for word in empty}
-    rules = [word.text for word in endless_rules(found, known)]
+    rules = [word.text for word in unproductive_rules(found, known)]
     first = empty[0]
     what = f"no text satisfies {'this pattern' if first.kind == 'regexp' else 'this terminal'}"
     if rules:
@@ -152,7 +160,7 @@ def _check_terminals(text: str, found: list[Word], written: Mapping[int, str]) -
 
 
 def _begins_attributes(found: list[Word], index: int) -> bool:
-    """Attributes stand between a rule's name, at the beginning of a line, and its colon."""
+    """Whether attributes begin: they are between a rule's name at the line start and its colon."""
     before = [word.kind for word in found[max(0, index - 2) : index]]
     return before[-1:] == ["rule"] and before[:-1] in ([], ["newline"])
 
@@ -162,7 +170,7 @@ def _refused(text: str, word: Word, what: str) -> NotEnforced:
 
 
 def _rewritten(text: str, found: list[Word], whitespace: Whitespace) -> Iterator[tuple[int, str]]:
-    """By place, the words that the engine gets otherwise than they are written."""
+    """By place, the words that are replaced for the engine."""
     for word, following in zip_longest(found, found[1:]):
         if word.text == "~" and following is not None and following.kind == "number":
             # The engine misreads `~1..2` in some places, such as behind `"a"i`.
@@ -181,7 +189,7 @@ def _pattern(text: str, word: Word) -> str:
     try:
         return translate_terminal(prefix + pattern)
     except (Malformed, NotEnforced) as error:
-        # The pattern's own place within the grammar.
+        # The place of the pattern within the grammar.
         place = error.position
         what = str(error).partition("\n")[0].partition(": ")[2]
         start = word.start + 1 + max(0, (place or 0) - len(prefix))
@@ -192,14 +200,14 @@ def _pattern(text: str, word: Word) -> str:
 
 
 def _wrong_schema(word: Word) -> ConstraintError | None:
-    """What the engine will not have of a schema."""
-    blame = RefusalLocator(json_schema.checked(word.value, lenient=False), LIMITS[Kind.LARK])
-    message = blame.message(blame.rewritten.root)
-    return blame.error(message) if message else None
+    """The error of the engine about an embedded schema, if there is one."""
+    locator = RefusalLocator(json_schema.checked(word.value, lenient=False), LIMITS[Kind.LARK])
+    message = locator.message(locator.rewritten.root)
+    return locator.error(message) if message else None
 
 
 def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError:
-    """The error of a schema, placed within the grammar."""
+    """The error of an embedded schema, with its place in the grammar."""
     message = f"{misplaced(text, word, 'in this schema')}\n{error}"
     match error:
         case NotEnforced():
@@ -217,5 +225,5 @@ def _schema(text: str, word: Word, whitespace: Whitespace) -> str:
     except ConstraintError as error:
         raise _in_schema(text, word, error) from None
     literal = json_literal(rewritten.root, rewritten.definitions, whitespace)
-    # As many lines as before, so that the engine counts them as the client does.
+    # As many lines as before, so that line numbers stay the same.
     return literal[:-1] + "\n" * text.count("\n", word.start, word.end) + literal[-1]

@@ -1,13 +1,13 @@
-"""Grammars that greedy terminals leave without any text, as far as inspection shows.
+"""Finds rules that have no text because terminals are greedy; a conservative check.
 
-Which terminal may follow which is a matter of characters: one that has ended and could go on with
-each character that the next may begin with has taken that character. A rule is known by the pairs
-of terminals with which its texts begin and end; a rule without any has no text.
+A terminal cannot be followed by another one if, having ended, it could continue with every
+character with which the other may begin. A rule is described by the pairs of terminals with which
+its texts begin and end; a rule without such pairs has no text.
 
-    start: A "ab"      A: /a+/     after `A` there is no `a` left, so nothing can be `"ab"`
+    start: A "ab"      A: /a+/     behind `A` no `a` is left, so `"ab"` can never follow
 
-Terminals are looked at one by one, and what is not understood may follow and be followed by all: so
-a grammar that has a text is never taken for one without.
+Terminals are compared in pairs, and unknown constructs may follow and be followed by anything, so a
+grammar that has a text is never reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from constraints.grammars.pattern_parser import parse
 from constraints.grammars.patterns import Chars, Choice, Concat, Empty, Pattern, Repeat
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges
 
-# Grammars beyond it are not looked at.
+# Larger grammars are not checked.
 _MAX_TERMINALS = 32
 _MAX_WORDS = 600
 _MAX_PLACES = 2_000
@@ -28,13 +28,13 @@ _EVERY: Ranges = ((0, NUM_CODE_POINTS - 1),)
 
 
 class _NotUnderstood(Exception):
-    """Nothing is known of this grammar."""
+    """The grammar has a construct that this check does not handle."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Edges:
-    """A terminal: characters with which it may begin, and by place where it may end those that it
-    surely takes there."""
+    """A terminal: characters with which it may begin, and for each place where it may end, the
+    characters with which it surely continues."""
 
     first: Ranges
     taken: frozenset[Ranges]
@@ -48,7 +48,7 @@ _UNKNOWN = _Edges(_EVERY, frozenset({()}), may_be_empty=True)
 
 
 def rules_without_text(found: Sequence[Word]) -> list[Word]:
-    """The rules that `start` needs and that have no text; none where that is not known."""
+    """The rules that `start` needs and that have no text; empty where that is unknown."""
     if len(found) > _MAX_WORDS:
         return []
     known = list(definitions(found))
@@ -68,7 +68,7 @@ def rules_without_text(found: Sequence[Word]) -> list[Word]:
 
 @dataclass(frozen=True, slots=True)
 class _Pairs:
-    """Texts by the terminals at their edges: for each first one the last ones, as bits."""
+    """The terminals at the edges of a rule's texts: for each first one the last ones, as bits."""
 
     lasts: tuple[tuple[int, int], ...] = ()
     has_empty: bool = False
@@ -88,7 +88,7 @@ _EMPTY = _Pairs(has_empty=True)
 
 @dataclass(slots=True)
 class _Terminals:
-    """The terminals of a grammar, numbered as they are met."""
+    """The terminals of a grammar, numbered in order of appearance."""
 
     bodies: Mapping[str, Sequence[Word]]
     numbers: dict[str, int] = field(default_factory=dict)
@@ -117,7 +117,7 @@ class _Terminals:
 
 
 class _Rules:
-    """All rules together: what each of them is depends on the others."""
+    """All rules, computed together since each depends on others."""
 
     def __init__(
         self, found: Sequence[Word], known: Sequence[Definition], rules: Mapping[str, Definition]
@@ -133,13 +133,13 @@ class _Rules:
         self._body: Sequence[Word] = ()
         self._at = 0
         self._after: list[int] = []
-        # The first time round it is found out which terminals there are.
+        # The first round collects the terminals.
         for rule in rules.values():
             self._read(rule.body)
         self._after = self._followers()
 
     def settled(self) -> dict[str, _Pairs]:
-        """What each rule is."""
+        """The pairs of each rule."""
         is_settled = False
         while not is_settled:
             is_settled = True
@@ -150,7 +150,7 @@ class _Rules:
         return self._pairs
 
     def _followers(self) -> list[int]:
-        """By terminal, those that may follow, as bits; anything where text is ignored."""
+        """By terminal, those that may follow, as bits; all of them if the grammar ignores text."""
         edges = self._terminals.edges
         if self._ignored:
             return [(1 << len(edges)) - 1] * len(edges)
@@ -202,26 +202,26 @@ class _Rules:
         return _Pairs(((number, 1 << number),))
 
     def _repeated(self, pairs: _Pairs) -> _Pairs:
-        """With what repeats follow; how often at most is not looked at."""
+        """The pairs with the repeats that follow; the maximum count is ignored."""
         while self._peek() in ("*", "+", "?", "~", "{"):
             sign = self._peek()
             self._at += 1
-            least = 0 if sign in ("*", "?") else 1
+            min_count = 0 if sign in ("*", "?") else 1
             if sign in ("~", "{"):
-                least = self._least()
+                min_count = self._min_count()
             if sign != "?":
                 pairs = self._closure(pairs)
-            if not least:
+            if not min_count:
                 pairs = pairs.or_(_EMPTY)
         return pairs
 
-    def _least(self) -> int:
-        least = int(self._peek()) if self._peek().isdecimal() else 0
+    def _min_count(self) -> int:
+        min_count = int(self._peek()) if self._peek().isdecimal() else 0
         while self._at < len(self._body) and (
             self._body[self._at].kind == "number" or self._peek() in (",", "..", "}")
         ):
             self._at += 1
-        return least
+        return min_count
 
     def _closure(self, pairs: _Pairs) -> _Pairs:
         before = _Pairs()
@@ -230,7 +230,7 @@ class _Rules:
         return pairs
 
     def _joined(self, one: _Pairs, other: _Pairs) -> _Pairs:
-        """Texts of the one before texts of the other."""
+        """The concatenation of two rules."""
         joined = _Pairs(
             other.lasts if one.has_empty else (), has_empty=one.has_empty and other.has_empty
         )
@@ -257,9 +257,9 @@ class _Rules:
 
 @dataclass(slots=True)
 class _Part:
-    """A part of a pattern. first: perhaps too many, begins: perhaps too few characters.
+    """A part of a pattern: `first` has perhaps too many characters, `begins` perhaps too few.
 
-    ends: by place where it may end, characters that go on from there
+    ends: by place where it may end, the characters with which it continues
     """
 
     first: Ranges
@@ -293,8 +293,8 @@ def _part(pattern: Pattern, left: list[int]) -> _Part:
             return whole
         case Choice(options):
             return _either([_part(option, left) for option in options])
-        case Repeat(inner, least, most):
-            return _repeated(_part(inner, left), least, most)
+        case Repeat(inner, min_count, max_count):
+            return _repeated(_part(inner, left), min_count, max_count)
         case _:
             raise _NotUnderstood
 
@@ -319,17 +319,17 @@ def _either(parts: list[_Part]) -> _Part:
     )
 
 
-def _repeated(part: _Part, least: int, most: int | None) -> _Part:
-    if most == 0:
+def _repeated(part: _Part, min_count: int, max_count: int | None) -> _Part:
+    if max_count == 0:
         return _Part((), (), [], True)
-    if most is None:
+    if max_count is None:
         for end in part.ends:
             end.extend(part.begins)
-    return _Part(part.first, part.begins, part.ends, part.may_be_empty or least == 0)
+    return _Part(part.first, part.begins, part.ends, part.may_be_empty or min_count == 0)
 
 
 def _covers(ranges: Ranges, others: Ranges) -> bool:
-    """Whether all of the other characters are among these."""
+    """Whether these characters include all the others."""
     for first, last in others:
         for low, high in sorted(ranges):
             if low <= first <= high:

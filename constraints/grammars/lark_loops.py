@@ -1,9 +1,9 @@
-r"""Whether a grammar's terminals have loops that leave no choice of the next byte.
+r"""Whether terminals of a grammar have loops that force the same byte without end.
 
-In `start: A "ab"` with `A: /a+/` the terminal takes every `a`, so that nothing but another one can
-ever follow: bytes are forced without end, and the engine would collect them without end. There has
-to be a loop that always goes on with the same byte; a loop like `/[a-z]+/` always has a choice.
-What is not understood is taken for such a loop: it is followed more carefully, which costs time.
+In `start: A "ab"` with `A: /a+/` the terminal takes every `a`, so nothing but another `a` can
+follow: bytes are forced without end, and the engine would collect them without end. This needs a
+loop that always continues with the same byte; a loop like `/[a-z]+/` always has a choice. Unknown
+constructs count as such loops: forced bytes are then collected more carefully, which costs time.
 """
 
 import json
@@ -15,9 +15,9 @@ from constraints.grammars.pattern_parser import parse
 from constraints.grammars.patterns import Chars, Choice, Concat, Pattern, Repeat, children
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges, first_bytes
 
-# Keywords whose numbers may end in any number of zeros and nothing else.
+# Keywords whose numbers may have any number of trailing zeros and nothing else.
 _NUMBER_BOUNDS = ("multipleOf", "inimum", "aximum")
-# In a terminal: loops outside of patterns, and what leaves out characters of a pattern.
+# Words of a terminal: loops outside of patterns, and operators that restrict a pattern.
 _LOOPS = frozenset("+*{")
 _EXCLUSIONS = frozenset("&~")
 _SURROGATES = (0xD800, 0xDFFF)
@@ -25,12 +25,12 @@ _DIGITS: Ranges = ((0x30, 0x39),)
 
 
 def may_run_on(found: Sequence[Word]) -> bool:
-    """Whether bytes may be forced without end; of a grammar whose patterns are well written."""
+    """Whether bytes may be forced without end; for a grammar whose patterns are valid."""
     return any(map(_word_may_run_on, found)) or any(map(_terminal_may_run_on, _terminals(found)))
 
 
 def _terminals(found: Sequence[Word]) -> Iterator[tuple[Word, ...]]:
-    """The bodies of terminals, which rules with attributes are as well."""
+    """The bodies of terminals; rules with attributes count as terminals."""
     for definition in definitions(found):
         if definition.name.kind == "terminal" or definition.has_attributes:
             yield definition.body
@@ -51,7 +51,7 @@ def _word_may_run_on(word: Word) -> bool:
 
 
 def _is_narrow(pattern: Pattern) -> bool:
-    """Whether some loop in it may go on with one byte alone."""
+    """Whether some loop in it may continue with one byte only."""
     if isinstance(pattern, Chars):
         return not members(pattern)
     match pattern:
@@ -61,7 +61,7 @@ def _is_narrow(pattern: Pattern) -> bool:
 
 
 def _begins(pattern: Pattern) -> int:
-    """Bytes with which it can begin, as bits; perhaps not all of them."""
+    """Bytes with which it can begin, as bits; possibly not all of them."""
     match pattern:
         case Chars():
             return first_bytes(members(pattern))
@@ -72,16 +72,16 @@ def _begins(pattern: Pattern) -> int:
             for option in options:
                 found |= _begins(option)
             return found
-        case Repeat(part, _, most) if most != 0:
+        case Repeat(part, _, max_count) if max_count != 0:
             return _begins(part)
         case _:
             return 0
 
 
 def members(chars: Chars) -> Ranges:
-    """Characters of a set, perhaps not all: those of named sets and other cases are not known."""
+    """Characters of a set; without those of named sets and of other letter cases."""
     if not chars.negated:
-        # Our own classes, `\d` and `\w`, have all digits in them.
+        # `\d` and `\w` contain all digits.
         has_digits = any(name.startswith("[") for name in chars.named)
         return _encodable((*chars.ranges, *(_DIGITS if has_digits else ())))
     if chars.named or chars.folded:

@@ -1,8 +1,8 @@
-"""Negations of a grammar's terminals, which are about texts: `~A` is every text that is not `A`.
+"""Negated terminals as sets of texts: `~A` is every text that is not `A`.
 
-The engine takes `~A` for all bytes but those of `A`, broken UTF-8 among them, and knows no `&` in
-rules. So `~A` is written `~(A | ~/(?s:.*)/)`: what is neither `A` nor broken. Beside a positive
-part of the same conjunction, as in `/[a-z]+/ & ~A`, nothing broken can be left.
+For the engine `~A` is all bytes except those of `A`, including invalid UTF-8, and it has no `&` in
+rules. So `~A` is written `~(A | ~/(?s:.*)/)`: neither `A` nor invalid. Beside a positive part of
+the same conjunction, as in `/[a-z]+/ & ~A`, invalid UTF-8 cannot occur.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,19 +13,19 @@ from constraints.grammars.lark_reader import Word, lines
 _BROKEN = "~/(?s:.*)/"
 _OPENING = ("(", "[")
 _CLOSING = (")", "]")
-# What ends a conjunction, where no bracket does.
+# Words that end a conjunction, apart from brackets.
 _BORDERS = ("|", ":", "->")
 
 
 def about_texts(text: str, found: Sequence[Word], written: Mapping[int, str]) -> dict[int, str]:
-    """By place, the words that the engine gets otherwise than they stand in `text`.
+    """By place, the words of `text` that are replaced for the engine.
 
-    written: the same without regard to negations
+    written: replacements made before, which ignore negations
     """
     changed = dict(written)
     for line in lines(found):
         for signs, last, lets_in_broken in _negations(line):
-            # The engine knows no sign before a sign; two of them say nothing.
+            # The engine allows no `~` before a `~`; two of them cancel out.
             changed.update({sign.start: "" for sign in signs})
             if len(signs) % 2 == 0:
                 continue
@@ -38,9 +38,9 @@ def about_texts(text: str, found: Sequence[Word], written: Mapping[int, str]) ->
 
 
 def _negations(line: Sequence[Word]) -> Iterator[tuple[Sequence[Word], Word, bool]]:
-    """Signs in a row, the last word of what they negate, whether that may let in what is no text.
+    """The `~` signs in a row, the last word they negate, and whether invalid UTF-8 may match.
 
-    What is inside of another one comes first, so that its bracket is closed first.
+    Inner negations come first, so that their brackets are closed first.
     """
     closed_by, is_beside_text = _groups(line)
     for index in range(len(line) - 1, -1, -1):
@@ -54,7 +54,7 @@ def _negations(line: Sequence[Word]) -> Iterator[tuple[Sequence[Word], Word, boo
 
 
 def _negates(line: Sequence[Word], index: int) -> bool:
-    """Whether a negation begins here: in `A~2..3` the sign repeats."""
+    """Whether a negation begins here: in `A~2..3` the sign is a repeat."""
     rest = line[index : index + 2]
     return len(rest) == 2 and rest[0].text == "~" and rest[1].kind != "number"
 
@@ -67,7 +67,7 @@ def _behind_signs(line: Sequence[Word], start: int) -> int:
 
 
 def _end_of_atom(line: Sequence[Word], start: int, closed_by: Mapping[int, int]) -> int:
-    """Behind the group, the range of characters or the one word that begins here."""
+    """The index behind the group, the range of characters or the single word that begins here."""
     if line[start].text in _OPENING:
         return closed_by.get(start, len(line)) + 1
     is_range = start + 1 < len(line) and line[start + 1].text == ".."
@@ -82,7 +82,7 @@ def _is_operand(line: Sequence[Word], start: int, end: int) -> bool:
 
 @dataclass(slots=True)
 class _Conjunction:
-    """Parts joined by `&`, as they are read."""
+    """The state while reading parts joined by `&`."""
 
     has_text: bool = False
     part_has_sign: bool = False
@@ -96,7 +96,7 @@ def _groups(line: Sequence[Word]) -> tuple[dict[int, int], list[bool]]:
     """Where each bracket is closed; by word, whether its conjunction has a part without signs."""
     closed_by: dict[int, int] = {}
     of_word: list[_Conjunction] = []
-    # Of each open bracket its place and the conjunction around it; whether signs came inside.
+    # For each open bracket: its place, the conjunction around it, whether signs occurred inside.
     around: list[tuple[int, _Conjunction]] = []
     has_sign = [False]
     now = _Conjunction()

@@ -1,6 +1,6 @@
-"""A grammar in Lark's notation, cut into words, and which rules lead where.
+"""Tokenizes grammars in Lark's notation and finds their definitions.
 
-It is read far enough to know what is asked for; whether the notation is right says the engine.
+It reads only what the checks here need; the engine validates the notation.
 """
 
 import json
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from constraints.errors import Malformed, TooComplex
-from constraints.grammars.chains import check_depth, closure
+from constraints.grammars.definition_graph import check_depth, closure
 from constraints.grammars.schema.reading import Json
 from constraints.where.error_position import complaint
 
@@ -30,7 +30,7 @@ _WORDS = re.compile(
     re.VERBOSE,
 )
 _MAX_NESTING = 30
-# Statements that a JSON value follows.
+# Statements with a JSON value.
 _WITH_JSON = ("%json", "%regex", "%llguidance")
 
 
@@ -120,14 +120,14 @@ def lines(found: Sequence[Word]) -> Iterator[list[Word]]:
 
 
 def plain_name(name: str) -> str:
-    """A rule's name without the signs that are about parse trees."""
+    """A rule's name without the prefixes that concern parse trees."""
     return name.lstrip("!?")
 
 
-def endless_rules(found: Sequence[Word], empty: Collection[str | int] = ()) -> list[Word]:
-    """Rules that no finite text follows, in order, of those that `start` leads to.
+def unproductive_rules(found: Sequence[Word], empty: Collection[str | int] = ()) -> list[Word]:
+    """Rules without a finite text, in order, among those that `start` reaches.
 
-    empty: names of terminals and places of patterns that no text satisfies
+    empty: names of terminals and places of patterns that match no text
     """
     rules = {
         plain_name(definition.name.text): definition
@@ -146,7 +146,7 @@ def endless_rules(found: Sequence[Word], empty: Collection[str | int] = ()) -> l
 
 
 def check_nesting(found: Sequence[Word]) -> None:
-    """Raises TooComplex for brackets in brackets."""
+    """Raises TooComplex for brackets that are nested too deeply."""
     depth = 0
     for word in found:
         depth += (word.text in ("(", "[")) - (word.text in (")", "]"))
@@ -155,7 +155,7 @@ def check_nesting(found: Sequence[Word]) -> None:
 
 
 class _Body:
-    """Whether a rule's body has a finite text, given the rules that are known to have one."""
+    """Decides whether a rule's body has a finite text, given the rules known to have one."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class _Body:
 
     def ends(self) -> bool:
         found = self._alternatives()
-        # What was not understood is the engine's to judge.
+        # Constructs that are not recognised are left to the engine.
         return found or self._at < len(self._body)
 
     def _peek(self) -> str:

@@ -1,8 +1,8 @@
-"""Terminals that no text satisfies, such as A: /a/ & /b/, and the rules that they leave unfinished.
+"""Finds terminals that match no text, such as A: /a/ & /b/.
 
-The engine would let a text begin that could never be completed. It is asked terminal by terminal,
-and only of those that may be empty: where patterns are cut (&, ~), or a set leaves out kinds of
-characters, and no text comes to mind.
+The engine would allow texts that can never be completed. So it is asked for each terminal that may
+be empty: where patterns are intersected or negated (&, ~), or a set excludes categories of
+characters, and no example text is obvious.
 """
 
 import re
@@ -10,28 +10,28 @@ from collections.abc import Mapping, Sequence
 from time import thread_time
 
 from constraints.errors import ConstraintError, Contradiction
-from constraints.grammars import messages
-from constraints.grammars.chains import check_depth
+from constraints.grammars import engine_messages
+from constraints.grammars.definition_graph import check_depth
 from constraints.grammars.engine import HEADER, GrammarLanguage
 from constraints.grammars.lark_reader import Word, definitions, lines, plain_name
 from constraints.grammars.limits import Limits
 from constraints.guiding.bytewise import byte_vocabulary
 
-# Terminals that are tried, and computing for it: a terminal takes about a millisecond.
+# The most terminals that are tried, and CPU seconds; one takes about a millisecond.
 _MAX_TRIED = 64
 _MAX_S = 0.2
 _MAX_PLAIN_LEN = 16
-# In a pattern any text, and a sign that stands for itself.
+# In a pattern: any text, and an escaped sign.
 _FREE = re.compile(r"\(\?s:\.[*+]\)")
 _ESCAPED = re.compile(r"\\(\W)")
 _CUTS = re.compile(r"\[\^(?:[^\]\\]|\\.)*\\[sSdDwWpPxuU]")
 
 
 def empty_terminals(text: str, found: Sequence[Word], written: Mapping[int, str]) -> list[Word]:
-    """Names of terminals, and patterns in rules, that `start` leads to and no text satisfies.
+    """Names of terminals, and patterns in rules, that `start` reaches and that match no text.
 
     found: the words of the grammar
-    written: by place, words that the engine gets otherwise than they are in `text`
+    written: by place, the words of `text` that are replaced for the engine
     """
     suspects = [word for word in _reached(found) if _may_be_empty(word, found)]
     if not suspects:
@@ -51,7 +51,7 @@ def empty_terminals(text: str, found: Sequence[Word], written: Mapping[int, str]
 
 
 def _reached(found: Sequence[Word]) -> list[Word]:
-    """Terminals by their definitions' names, and patterns where they stand in rules."""
+    """The names of reached terminals, and the patterns within rules."""
     bodies = {plain_name(each.name.text): each for each in definitions(found)}
     mentions = {
         name: [plain_name(word.text) for word in each.body] for name, each in bodies.items()
@@ -70,17 +70,17 @@ def _may_be_empty(word: Word, found: Sequence[Word]) -> bool:
     if word.kind == "regexp":
         return _CUTS.search(word.text) is not None
     body = next(each.body for each in definitions(found) if each.name is word)
-    is_cut = any(
+    is_restricted = any(
         each.text in ("&", "~") or (each.kind == "regexp" and _CUTS.search(each.text))
         for each in body
     )
-    return is_cut and not _has_plain_text(body)
+    return is_restricted and not _has_plain_text(body)
 
 
 def _has_plain_text(body: Sequence[Word]) -> bool:
-    """Whether nothing, or the plain characters of a pattern, are a text of patterns that are cut.
+    """Whether the empty text, or the plain characters of a pattern, match the whole terminal.
 
-    True only where that is sure. Short texts are matched in no time, whatever the patterns are.
+    True only where that is certain. Short texts are matched quickly by any pattern.
     """
     shape = "".join("p" if word.kind == "regexp" else word.text for word in body)
     if re.fullmatch(r"~?p(?:&~?p)*", shape) is None:
@@ -116,9 +116,9 @@ def _rewritten(text: str, words: Sequence[Word], written: Mapping[int, str]) -> 
 
 def _is_empty(grammar: str) -> bool:
     try:
-        GrammarLanguage(byte_vocabulary(), HEADER + grammar, Limits(), messages.explain)
+        GrammarLanguage(byte_vocabulary(), HEADER + grammar, Limits(), engine_messages.explain)
     except Contradiction:
         return True
     except ConstraintError:
-        return False  # the engine tells of it when it is given the whole
+        return False  # the engine reports it for the whole grammar
     return False

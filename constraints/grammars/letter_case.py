@@ -1,15 +1,15 @@
-r"""Characters that are the same where a pattern pays no heed to upper and lower case.
+r"""Characters that are equal when a pattern ignores case.
 
-The engine knows what Unicode says of them. Python has more: four characters are an `i` to it; and
-less: of ASCII alone (`(?ai)`) it knows only the letters of ASCII, and what a class says (`\w`) is
-said of a character as it is, in no other case.
+The engine follows Unicode. Python has more equal characters (four of them equal `i`) and fewer:
+with `(?ai)` only the letters of ASCII, and a class like `\w` applies to the character itself, not
+to its other case.
 """
 
 from dataclasses import replace
 
 from constraints.grammars.patterns import Chars
 from constraints.where.code_points import Ranges
-from constraints.where.pattern_sets import in_any_case
+from constraints.where.regex_char_sets import in_any_case
 
 _CASE_DISTANCE = 0x20
 _LETTERS = ((0x41, 0x5A, _CASE_DISTANCE), (0x61, 0x7A, -_CASE_DISTANCE))
@@ -18,11 +18,11 @@ _EVERY_I: Ranges = ((0x49, 0x49), (0x69, 0x69), (0x130, 0x131))
 
 
 def folded(chars: Chars, *, is_python: bool, is_ascii: bool) -> Chars:
-    """All that matches a set's characters in either case."""
+    """The set with the other cases of its characters."""
     if not is_python:
         return replace(chars, folded=True)
     if chars.named:
-        # The engine would take the classes in either case as well.
+        # The engine would apply the classes to other cases, too.
         return replace(chars, ranges=in_any_case(chars.ranges, is_ascii) if chars.ranges else ())
     if is_ascii:
         return replace(chars, ranges=chars.ranges + _in_other_case(chars.ranges))

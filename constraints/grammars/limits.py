@@ -1,4 +1,4 @@
-"""How much one constraint may cost: text, compilation, one mask.
+"""Limits of one constraint: text, compilation, one mask.
 
 Fuel is the engine's own unit, about 50 000 a millisecond while compiling and 14 000 while making a
 mask, so that a limit in fuel holds on any machine and under any load, as a limit in seconds cannot.
@@ -20,7 +20,7 @@ class Limits:
     compile_fuel:    to build the automaton's first expressions
     step_fuel:       for one mask or one token
     step_max_items:  parser items for one mask or one token
-    max_states:      of a lexer, which all outputs that share it add to; 1 to 2 kB each
+    max_states:      of a lexer; all outputs that share it add states; 1 to 2 kB each
     """
 
     max_text_bytes: int = 1_000_000
@@ -39,20 +39,20 @@ class Limits:
             )
 
     def for_engine(self) -> LLParserLimits:
-        """The same in the engine's words."""
+        """These limits in the form of the engine."""
         return LLParserLimits(
             initial_lexer_fuel=self.compile_fuel,
             step_lexer_fuel=self.step_fuel,
             step_max_items=self.step_max_items,
             max_lexer_states=self.max_states,
-            # Eager tables cost up to seconds for a large pattern and save microseconds afterwards.
+            # Eager tables cost up to seconds for a large pattern and save only microseconds later.
             precompute_large_lexemes=False,
-            # The engine's state would put one request's text into messages and logs.
+            # The engine's state would leak a request's text into messages and logs.
             verbose_errors=False,
         )
 
 
-# Patterns and grammars come from strangers as often as schemas do, but need less text.
+# Patterns and grammars need less text than schemas.
 LIMITS: dict[Kind, Limits] = {
     Kind.JSON_SCHEMA: Limits(max_text_bytes=4_000_000),
     Kind.REGEX: Limits(max_text_bytes=100_000),

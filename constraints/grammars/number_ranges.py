@@ -1,4 +1,4 @@
-"""Whole numbers from one bound to another, as patterns of their digits without leading zeros."""
+"""Ranges of whole numbers as patterns of digits without leading zeros."""
 
 
 def between(low: int, high: int) -> str:

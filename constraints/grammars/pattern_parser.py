@@ -126,10 +126,10 @@ class PatternParser(EscapeReader):
             return part
         if isinstance(part, Anchor) and self._text[start] != "(":
             raise self._wrong(start, "an anchor cannot be repeated")
-        least, most = bounds
-        if max(least, most or 0) > MAX_REPEAT:
+        min_count, max_count = bounds
+        if max(min_count, max_count or 0) > MAX_REPEAT:
             raise self._wrong(at, f"a repeat of more than {MAX_REPEAT}")
-        if most is not None and least > most:
+        if max_count is not None and min_count > max_count:
             raise self._wrong(at, "the least number of repeats is larger than the most")
         if self._take("+"):
             raise self._unsupported(at, "a possessive repeat")
@@ -138,8 +138,8 @@ class PatternParser(EscapeReader):
         if self._repeat_bounds(again) is not None:
             raise self._wrong(again, "a repeat of a repeat; put the inner one in (?:...)")
         if isinstance(part, Anchor):
-            return part if least else EMPTY
-        return Repeat(part, least, most)
+            return part if min_count else EMPTY
+        return Repeat(part, min_count, max_count)
 
     def _repeat_bounds(self, start: int) -> tuple[int, int | None] | None:
         for sign, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
@@ -163,8 +163,8 @@ class PatternParser(EscapeReader):
         if not is_repeat or len(inner) > 40:
             return None
         self._at = close + 1
-        least = int(low or 0)
-        return least, least if not comma else int(high) if high else None
+        min_count = int(low or 0)
+        return min_count, min_count if not comma else int(high) if high else None
 
     # -- groups
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 
 from constraints.errors import Contradiction, NotEnforced, TooComplex
 from constraints.grammars.engine import GrammarLanguage
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import LIMITS
-from constraints.grammars.messages import explain
 from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import PatternParser
 from constraints.grammars.patterns import Chars
@@ -24,7 +24,7 @@ from constraints.spec import Kind
 from constraints.where.automata import Automaton
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges
 from constraints.where.limits import OutOfReach
-from constraints.where.patterns import matches
+from constraints.where.regex_dfa import matches
 
 _Finder = Callable[[str], bool]
 _GROUP = re.compile(r"\(\?<(?![=!])(?P<name>[^>]*)>|\((?:\?(?:<?[=!]|[a-z-]*[:)]))?")

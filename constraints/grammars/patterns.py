@@ -1,4 +1,4 @@
-r"""Regular expressions as values, and how their sets of characters are written for the engine.
+r"""Regular expressions as values; their sets of characters in the syntax of the engine.
 
 Pattern = Empty | Chars | Concat | Choice | Repeat | Anchor
 """
@@ -43,16 +43,16 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """From `least` times to `most`, None: without end."""
+    """From `min_count` to `max_count` times, None: unbounded."""
 
     part: "Pattern"
-    least: int
-    most: int | None
+    min_count: int
+    max_count: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor:
-    """The text begins here, or ends here."""
+    """The start of the text, or its end."""
 
     is_start: bool
     position: int
@@ -65,7 +65,7 @@ ANY = Chars((), negated=True)
 
 
 def children(pattern: Pattern) -> tuple[Pattern, ...]:
-    """The patterns that a pattern is made of."""
+    """The direct parts of a pattern."""
     match pattern:
         case Concat(parts):
             return parts
@@ -78,7 +78,7 @@ def children(pattern: Pattern) -> tuple[Pattern, ...]:
 
 
 def written_set(chars: Chars) -> str:
-    """A set in the engine's syntax, each character by its number, so that none means anything."""
+    """A set in the engine's syntax; characters are written as numbers, so none is special."""
     members = "".join(
         rf"\x{{{first:X}}}" if first == last else rf"\x{{{first:X}}}-\x{{{last:X}}}"
         for first, last in chars.ranges

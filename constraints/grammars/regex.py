@@ -27,7 +27,7 @@ from constraints.grammars.patterns import (
     written_set,
 )
 from constraints.where.error_position import complaint, short
-from constraints.where.pattern_pieces import impossible_pieces
+from constraints.where.unmatchable_parts import unmatchable_parts
 
 _ANYTHING = Repeat(ANY, 0, None)
 # A pattern with the anchor at its edge, and the same without it; None where there is no such text.
@@ -42,7 +42,7 @@ def to_grammar(pattern: str) -> str:
 
 def contradiction(pattern: str) -> Contradiction:
     """The error for a pattern that nothing matches, which shows what keeps it from matching."""
-    spans = impossible_pieces(pattern)
+    spans = unmatchable_parts(pattern)
     parts = tuple(pattern[start:end] for start, end in spans)
     what = f"nothing matches `{short(parts[0])}` here"
     if len(parts) > 1:
@@ -220,23 +220,23 @@ def written(pattern: Pattern) -> str:
             return "".join(written(part) for part in parts)
         case Choice(options):
             return f"(?:{'|'.join(written(option) for option in options)})"
-        case Repeat(part, least, most):
+        case Repeat(part, min_count, max_count):
             inner = written(part)
             if not isinstance(part, Chars | Choice):
                 inner = f"(?:{inner})"
-            return inner + _bounds(least, most)
+            return inner + _bounds(min_count, max_count)
         case Anchor():
             raise AssertionError("anchors are gone by now")
 
 
-def _bounds(least: int, most: int | None) -> str:
-    match least, most:
+def _bounds(min_count: int, max_count: int | None) -> str:
+    match min_count, max_count:
         case 0, None:
             return "*"
         case 1, None:
             return "+"
         case 0, 1:
             return "?"
-    if least == most:
-        return f"{{{least}}}"
-    return f"{{{least},{'' if most is None else most}}}"
+    if min_count == max_count:
+        return f"{{{min_count}}}"
+    return f"{{{min_count},{'' if max_count is None else max_count}}}"

@@ -33,7 +33,7 @@ _Places = tuple[frozenset[int], ...]
 _Link: TypeAlias = "tuple[_Link, str] | None"
 
 
-class TooLarge(Exception):
+class PatternTooLarge(Exception):
     """The patterns have more states, or more to look at, than there is effort for."""
 
 
@@ -47,10 +47,10 @@ class Effort:
         """Raises TooLarge."""
         self.left -= amount
         if self.left < 0:
-            raise TooLarge
+            raise PatternTooLarge
 
 
-class Automaton:
+class PatternAutomaton:
     """One pattern's states; an edge without characters is followed at once."""
 
     def __init__(self, pattern: Pattern, effort: Effort) -> None:
@@ -67,7 +67,7 @@ class Automaton:
     def _new(self, chars: Chars | None, following: tuple[int, ...]) -> int:
         self._effort.spend(1 + len(following))
         if len(self._chars) == _MAX_STATES:
-            raise TooLarge
+            raise PatternTooLarge
         self._chars.append(chars)
         self._next.append(following)
         return len(self._chars) - 1
@@ -92,12 +92,12 @@ class Automaton:
 
     def _before_repeat(self, pattern: Repeat, following: int) -> int:
         state = following
-        if pattern.most is None:
+        if pattern.max_count is None:
             state = self._new(None, ())
             self._next[state] = (self._before(pattern.part, state), following)
-        for _ in range((pattern.most or 0) - pattern.least):
+        for _ in range((pattern.max_count or 0) - pattern.min_count):
             state = self._new(None, (self._before(pattern.part, state), following))
-        for _ in range(pattern.least):
+        for _ in range(pattern.min_count):
             before = self._before(pattern.part, state)
             if before == state:
                 break  # a part without characters
@@ -170,7 +170,7 @@ def common_text(
     """The shortest text that each of the patterns matches as a whole. None: there is none.
 
     Raises TooLarge: it is not known."""
-    automata = [Automaton(pattern, effort) for pattern in patterns]
+    automata = [PatternAutomaton(pattern, effort) for pattern in patterns]
     starts = tuple(each.start for each in automata)
     if not all(starts):
         return None
@@ -178,7 +178,7 @@ def common_text(
 
 
 def _sought(
-    automata: list[Automaton],
+    automata: list[PatternAutomaton],
     starts: _Places,
     alphabet: list[str],
     lengths: tuple[int, int | None],

@@ -58,7 +58,7 @@ def hints_of(
         case Kind.JSON_SCHEMA:
             return _of_schema(spec, rewritten)
         case Kind.REGEX:
-            found = [_least_match(spec.text), *_runs(spec.text)]
+            found = [_example_match(spec.text), *_runs(spec.text)]
         case Kind.LARK:
             text, schemas = _without_schemas(spec.text)
             found = _of_grammar(text)
@@ -134,7 +134,7 @@ def _of_schemas(schemas: list[Json], separators: tuple[str, str]) -> list[str]:
     return sorted(found, key=lambda text: (len(text), text))
 
 
-def _least_match(pattern: str) -> str:
+def _example_match(pattern: str) -> str:
     """A text that matches the whole pattern, as far as one is seen."""
     try:
         whole = matching(pattern) if len(pattern) <= MAX_PATTERN_LEN else None
@@ -143,14 +143,14 @@ def _least_match(pattern: str) -> str:
     return "" if whole is None else example_text(whole) or ""
 
 
-def _least_terminals(patterns: Iterable[str]) -> list[str]:
+def _example_terminals(patterns: Iterable[str]) -> list[str]:
     """Texts of terminals, as far as they are short and not many."""
     distinct = [each for each in dict.fromkeys(patterns) if len(each) <= MAX_PATTERN_LEN]
-    texts = map(_least_terminal, distinct[:_MAX_TERMINALS])
+    texts = map(_example_terminal, distinct[:_MAX_TERMINALS])
     return [text for text in texts if len(text) <= _MAX_TERMINAL_LEN]
 
 
-def _least_terminal(pattern: str) -> str:
+def _example_terminal(pattern: str) -> str:
     try:
         return example_text(parse(pattern, Dialect.LARK)) or ""
     except ConstraintError:
@@ -183,13 +183,13 @@ def _runs(pattern: str) -> list[str]:
 def _of_grammar(grammar: str) -> list[str]:
     quoted = [_unquoted(match.group()) for match in _QUOTED.finditer(grammar)]
     patterns = [match.group(1) for match in _PATTERN.finditer(_QUOTED.sub("", grammar))]
-    pieces = [run for pattern in patterns for run in _runs(pattern)] + _least_terminals(patterns)
+    pieces = [run for pattern in patterns for run in _runs(pattern)] + _example_terminals(patterns)
     return sorted(dict.fromkeys([*quoted, *pieces]), key=len, reverse=True)
 
 
 def _of_terminals(grammar: str) -> list[str]:
     patterns = [match.group(1) for match in _PATTERN.finditer(grammar)]
-    return _least_terminals(_BRACED.sub(_spelled_out, each) for each in patterns)
+    return _example_terminals(_BRACED.sub(_spelled_out, each) for each in patterns)
 
 
 def _spelled_out(code: re.Match[str]) -> str:

@@ -8,8 +8,8 @@ import re
 
 from constraints.errors import ConstraintError, Contradiction
 from constraints.grammars.engine import HEADER, GrammarLanguage
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import Limits
-from constraints.grammars.messages import explain
 from constraints.grammars.patterns import Chars, written_set
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.matcher import Language
@@ -26,7 +26,7 @@ def leaves_nothing(language: Language, stops: StopRule) -> bool:
 
     False of languages that are not of one pattern, and where the limits are met.
     """
-    grammar = uncut_grammar(language, stops)
+    grammar = grammar_without_stops(language, stops)
     if grammar is None:
         return False
     try:
@@ -38,7 +38,7 @@ def leaves_nothing(language: Language, stops: StopRule) -> bool:
     return False
 
 
-def uncut_grammar(language: Language, stops: StopRule) -> str | None:
+def grammar_without_stops(language: Language, stops: StopRule) -> str | None:
     """The grammar of the texts of a pattern that no stop string cuts. None: it is not of one."""
     one = isinstance(language, GrammarLanguage) and _ONE_PATTERN.fullmatch(language.grammar)
     if not one or not stops.strings:

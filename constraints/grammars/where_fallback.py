@@ -18,7 +18,7 @@ from constraints.where.code_points import WHITESPACE
 from constraints.where.error_position import complaint, without_place
 from constraints.where.interval import Interval
 from constraints.where.lexer import place_in, tokens
-from constraints.where.normal import Conjunction, disjuncts
+from constraints.where.normal_form import Conjunction, disjuncts
 from constraints.where.terms import (
     Contains,
     EndsWith,
@@ -174,12 +174,12 @@ def _integers(interval: Interval) -> str:
     low, high = interval.low, interval.high
     options: list[str] = []
     if high is None or high >= 0:
-        least = max(low or 0, 0)
-        digits = at_least(least) if high is None else between(least, high)
+        lowest = max(low or 0, 0)
+        digits = at_least(lowest) if high is None else between(lowest, high)
         options.append(f"0*{digits}")
     if low is None or low <= 0:
-        least = max(-(high if high is not None else 0), 0)
-        digits = at_least(least) if low is None else between(least, -low)
+        lowest = max(-(high if high is not None else 0), 0)
+        digits = at_least(lowest) if low is None else between(lowest, -low)
         options.append(f"-0*{digits}")
     return f"(?:{'|'.join(options)})"
 

@@ -1,1 +1,1 @@
-"""Parts of an output state: known completions, the search for them, stop strings."""
+"""Parts of an output's state: known completions, the search for them, stop strings."""

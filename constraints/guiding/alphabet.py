@@ -1,4 +1,4 @@
-"""The tokens that a search makes its steps of, sorted by how often they lead to an end."""
+"""The tokens that are the edges of a search, sorted by how often they lead to an end."""
 
 from dataclasses import dataclass
 
@@ -9,12 +9,12 @@ from constraints.bitmask import Bitmask
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 
-# What well-formed UTF-8 consists of.
+# The bytes of well-formed UTF-8.
 _UTF8 = frozenset({*range(0xC0), *range(0xC2, 0xF5)})
-# Edges that are a matter of their own each, whatever their kind.
+# Bytes that form a kind of their own each.
 MAX_FEW = 4
-# Kinds of bytes in the order in which they tend to lead to an end: what closes, what is short,
-# what opens. One of each kind is tried before the others of its kind.
+# Kinds of bytes, those first that tend to lead to an end: closing, short, opening. One byte of each
+# kind is tried before the other bytes of the kinds.
 _KINDS = (
     *(b'"', b"}", b"]", b")", b"0123456789", b"ntfabcdeghijklmopqrsuvwxyz"),
     *(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b">", b"';", b".", b"-", b":", b"@", b",", b"[", b"{", b"("),
@@ -24,11 +24,11 @@ _KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Alphabet:
-    """The tokens that edges are made of, sorted by kind.
+    """The tokens of single edges, sorted by kind.
 
     ids:      token ids, [num_edges], at least one for each byte that a token begins with
     is_whole: every text that tokens can spell can be spelled in these
-    spells_utf8: every text can be, so that what bytes can complete tokens can, too
+    spells_utf8: every text can be spelled in these, so tokens complete whatever bytes complete
     singles:  by byte, the token that is this byte
     """
 
@@ -41,9 +41,9 @@ class Alphabet:
     shifts: npt.NDArray[np.int32]
 
     def allowed(self, row: Bitmask) -> tuple[npt.NDArray[np.int64], int]:
-        """Those of the tokens that the bitmask allows: the first of each kind, then the others.
+        """The tokens that the bitmask allows: the first of each kind, then the others.
 
-        And how many are the first of their kind; where there are few, all are.
+        Also returns how many are the first of their kind; all are, where there are few.
         """
         places = np.flatnonzero((row[self.words] >> self.shifts) & 1)
         is_first = np.ones(len(places), dtype=np.bool_)

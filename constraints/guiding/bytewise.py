@@ -1,7 +1,7 @@
-"""A vocabulary of single bytes, and texts in it: what searches walk over.
+"""A vocabulary of single bytes, over which searches run.
 
-Masks over 256 tokens take microseconds where those over a model's vocabulary take milliseconds,
-and no legal text is lost, since every split of a legal text into tokens is legal.
+Masks over 256 tokens take microseconds, masks over a model's vocabulary milliseconds. No legal text
+is lost, since every split of a legal text into tokens is legal.
 """
 
 from functools import lru_cache
@@ -14,7 +14,7 @@ _END_ID = 256
 
 
 class _Bytes:
-    """What llguidance has to know of a tokenizer."""
+    """The interface of a tokenizer for llguidance."""
 
     tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
     eos_token_id = _END_ID
@@ -27,7 +27,7 @@ class _Bytes:
 
 @lru_cache(maxsize=1)
 def byte_vocabulary() -> Vocabulary:
-    """Bytes by their value, and an end."""
+    """The vocabulary: token i is byte i, and one end token."""
     tokens = (*(bytes([byte]) for byte in range(256)), b"")
     backend = LLTokenizer(TokenizerWrapper(_Bytes()), n_vocab=len(tokens))
     return Vocabulary(tokens, (_END_ID,), "bytes", backend)

@@ -1,13 +1,11 @@
-"""Witnesses: tokens that are known to complete an output, kept true from token to token.
+"""Known completions: tokens that complete an output, updated from token to token.
 
-after a token:  known completion begins with it  ->  the rest of the known completion; legal by
-itself
-                known completion still legal     ->  the known completion; one question to the
-                matcher an end of it still is   ->  that end
-                none                    ->  the caller searches
+after a token:  the completion begins with it   ->  its rest, which is legal without a check
+                the completion is still legal   ->  the completion, after one check by the matcher
+                an end of it is still legal     ->  that end
+                otherwise                       ->  the caller searches
 
-Every answer is legal and ends in a complete text; none is longer than the budget that it was
-asked for.
+Every result is legal, completes the text, and is no longer than the budget that was asked for.
 """
 
 from collections.abc import Iterator
@@ -20,9 +18,9 @@ from constraints.vocabulary import Vocabulary
 
 KnownCompletion = tuple[int, ...]
 
-# Ends of a known completion that are tried before a search.
+# The most ends of a known completion that are tried before a search.
 MAX_TRIES = 12
-# Tokens of a mask that are looked at one by one.
+# The most tokens of a mask that are tested one by one.
 MAX_LOOKS = 32
 
 
@@ -42,9 +40,9 @@ def completes(matcher: Matcher, vocabulary: Vocabulary, tokens: KnownCompletion)
 def rest_of(
     matcher: Matcher, vocabulary: Vocabulary, known_completion: KnownCompletion, token_id: int
 ) -> KnownCompletion | None:
-    """What the known completion has after this token, where its bytes begin with the token's.
+    """The known completion behind this token, if its bytes begin with the token's bytes.
 
-    A part of a token that is left over is spelled in as few tokens as are easily found.
+    If a part of a token is left over, it is spelled in few tokens.
     """
     if not known_completion:
         return None
@@ -62,7 +60,7 @@ def rest_of(
 
 
 def _beginning(known_completion: KnownCompletion, num_bytes: int, vocabulary: Vocabulary) -> bytes:
-    """At least so many of the first bytes of the known completion, if it has them."""
+    """The first bytes of the known completion, at least so many if it has them."""
     ahead, count = b"", 0
     while len(ahead) < num_bytes and count < len(known_completion):
         ahead += vocabulary.tokens[known_completion[count]]
@@ -86,7 +84,7 @@ def _after(
 def overlaps(
     known_completion: KnownCompletion, token_id: int, vocabulary: Vocabulary
 ) -> Iterator[KnownCompletion]:
-    """What the known completion has after bytes that it begins with and the token ends with."""
+    """The known completion behind bytes with which it begins and the token ends."""
     token = vocabulary.tokens[token_id]
     ahead = _beginning(known_completion, len(token), vocabulary)
     for size in range(min(len(token), len(ahead)), 0, -1):
@@ -97,7 +95,7 @@ def overlaps(
 
 
 def spelled(text: bytes, vocabulary: Vocabulary) -> KnownCompletion | None:
-    """The bytes as tokens; None where the vocabulary cannot spell them so."""
+    """The bytes as tokens; None where the vocabulary cannot spell exactly these bytes."""
     if not text:
         return ()
     backend = vocabulary.backend
@@ -113,7 +111,7 @@ def spelled(text: bytes, vocabulary: Vocabulary) -> KnownCompletion | None:
     return tuple(tokens) if is_spelled else None
 
 
-def next_witness(
+def next_completion(
     matcher: Matcher,
     vocabulary: Vocabulary,
     known_completion: KnownCompletion,
@@ -121,7 +119,7 @@ def next_witness(
     max_len: int,
     max_tries: int = MAX_TRIES,
 ) -> KnownCompletion | None:
-    """A completion after this token that comes of the known completion, without a search."""
+    """A completion behind this token, derived from the known one without a search."""
     rest = rest_of(matcher, vocabulary, known_completion, token_id)
     if rest is not None and len(rest) <= max_len:
         return rest
@@ -144,7 +142,7 @@ def _padded(
     max_len: int,
     padding: bytes,
 ) -> KnownCompletion | None:
-    """The completion after the rest of a character that the token only begins."""
+    """The completion, where the token ends inside of a character: that is completed first."""
     singles = [alphabet_of(vocabulary).singles[byte] for byte in padding]
     rest = (*(single for single in singles if single is not None), *known_completion)
     if len(rest) > max_len or not completes(matcher, vocabulary, (token_id, *rest)):
@@ -153,7 +151,7 @@ def _padded(
 
 
 def _rest_of_character(token: bytes) -> bytes:
-    """Bytes that complete the UTF-8 character that the token ends inside; the lowest there are."""
+    """The lowest bytes that complete the UTF-8 character inside of which the token ends."""
     for num_last in range(1, min(3, len(token)) + 1):
         lead = token[-num_last]
         if lead >= 0xC0:
@@ -181,10 +179,10 @@ def narrow(
     known_completion: KnownCompletion,
     ends: frozenset[int],
 ) -> None:
-    """Leave the tokens after which a completion is known that is shorter than the known completion.
+    """Keep the tokens behind which a completion is known that is shorter than the present one.
 
-    Tokens other than the known completion's first are looked at only where they are few, and not
-    closely.
+    Tokens other than the first of the known completion are tested only if they are few, with few
+    attempts each.
     """
     left = len(known_completion) - 1
     legal = allowed_ids(row).tolist()
@@ -194,7 +192,7 @@ def narrow(
         known += [
             each
             for each in others
-            if next_witness(matcher, vocabulary, known_completion, each, left, 2) is not None
+            if next_completion(matcher, vocabulary, known_completion, each, left, 2) is not None
         ]
     row.fill(0)
     set_bits(row, known)

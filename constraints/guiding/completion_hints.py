@@ -1,7 +1,7 @@
-"""Texts that a search tries, some of them made only when one is begun.
+"""Texts that a search tries; some of them are made only when a search begins.
 
-A text of the whole constraint is what every output begins with. Those of its parts are for searches
-from the middle, which come later, or never: nobody waits for them before the first token.
+Every output starts from a text of the whole constraint. Texts of its parts are for searches from
+the middle, which come later or never, so they do not delay the first token.
 """
 
 import threading
@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 
 class CompletionHints:
-    """Owner of a constraint's hints; shared by threads.
+    """The hints of a constraint; shared by threads.
 
-    first: those that are there from the beginning, the best one first. Of a schema and of a
-           pattern that is a whole text of it, where one was seen
+    first: hints known from the beginning, the best one first. For a schema or a pattern that is a
+           whole text of it, if one was found
     """
 
     def __init__(
         self, first: tuple[bytes, ...] = (), more: Callable[[], tuple[bytes, ...]] | None = None
     ) -> None:
-        """`more` makes those behind `first`, and is called once at most."""
+        """`more` makes the hints behind `first`; it is called at most once."""
         self.first = first
         self._more = more
         self._all = first
@@ -26,11 +26,11 @@ class CompletionHints:
 
     @property
     def are_made(self) -> bool:
-        """Whether `all` answers at once."""
+        """Whether `all` returns without computing."""
         return self._more is None
 
     def all(self) -> tuple[bytes, ...]:
-        """Each once, the best first."""
+        """All hints, each once, the best first."""
         if self._more is not None:
             with self._lock:
                 if self._more is not None:

@@ -1,4 +1,4 @@
-"""What a mask shows of a place: the steps on from there, and what tells it from other places."""
+"""The frontier of a place: the edges that its mask allows, and a fingerprint of the mask."""
 
 import re
 from collections.abc import Collection
@@ -10,9 +10,9 @@ from constraints.guiding.completion import KnownCompletion, text_of
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
-# Tokens of several bytes that are looked at where bytes are not enough.
+# The most tokens of several bytes that are tried where single bytes are not enough.
 MAX_LONGER = 16
-# Zeros may go on from here without end, as they do in a number that has to be above zero.
+# Behind this zeros may repeat without end, as in a number that has to be above zero.
 _BEFORE_ZEROS = re.compile(rb"[-.]0*\Z")
 _MAX_ZEROS = 24
 _CLOSERS = {b"{": b"}", b"[": b"]"}
@@ -20,24 +20,24 @@ _CLOSERS = {b"{": b"}", b"[": b"]"}
 
 @dataclass(frozen=True, slots=True)
 class MaskSignature:
-    """What may follow at one place.
+    """The tokens that may follow at one place.
 
     singles:   edges of one token, the best first
     num_first: how many of them are the first of their kind
     starts:    the bytes that may follow
-    look:      tells unlike masks apart
+    fingerprint: equal for equal masks
     """
 
     singles: tuple[KnownCompletion, ...]
     num_first: int
     starts: frozenset[int]
-    look: bytes
+    fingerprint: bytes
 
 
-def view_from(
+def mask_signature(
     matcher: Matcher, path: KnownCompletion, vocabulary: Vocabulary, row: Bitmask, left: int | None
 ) -> MaskSignature:
-    """The view behind `path`. `row` is overwritten.
+    """The signature of the mask behind `path`. `row` is overwritten.
 
     left: tokens, for masks that know distances: single bytes are too short where they are counted
     """
@@ -52,7 +52,7 @@ def view_from(
 
 
 def _in_order(path: KnownCompletion, ids: list[int], vocabulary: Vocabulary) -> list[int]:
-    """The single bytes in a better order, where the last byte tells of one.
+    """The single bytes in a better order, where the last byte suggests one.
 
     A number ends before it gets longer, a one comes before zeros, what has just begun is closed.
     """
@@ -71,7 +71,7 @@ def _in_order(path: KnownCompletion, ids: list[int], vocabulary: Vocabulary) -> 
 
 
 def _longer(row: Bitmask, known: Collection[int], vocabulary: Vocabulary) -> list[int]:
-    """A few tokens from all over the mask."""
+    """A few tokens, evenly spread over the mask."""
     others = [token_id for token_id in allowed_ids(row).tolist() if token_id not in known]
     others = [token_id for token_id in others if vocabulary.tokens[token_id]]
     return others[:: max(1, len(others) // MAX_LONGER)]

@@ -1,7 +1,7 @@
-"""A completion of few tokens, where a text has to be long: the longest token that is legal.
+"""A completion of few tokens for a text that has to be long: it takes the longest legal token.
 
-A search over bytes finds how to come to an end, but texts that are made of its steps have a token
-for nearly every byte. Here masks over the model's own tokens are asked, and each step costs more.
+A search over bytes finds a way to the end, but its texts have a token for nearly every byte. This
+one uses masks over the model's own tokens, so each step costs more.
 """
 
 from collections.abc import Sequence
@@ -19,23 +19,23 @@ from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 
-# Computing that each way of going on may take. Two hundred words take a third of it: what is found
-# is not to depend on how busy the machine is.
+# The most CPU seconds for each attempt. Two hundred words take a third of it, so results do not
+# depend on the load of the machine.
 MAX_TIME_S = 0.3
-# Where all of these may stand, words may: a text that has to be longer can be filled with them.
+# Where all of these are legal, words are: they can fill a text that has to be longer.
 _LETTERS = frozenset(ascii_lowercase.encode())
-# What is taken before words where it may stand: the end of a JSON string, the end of a word,
-# nothing. What is right depends on the language, so each is tried.
+# Preferred to words where legal: the end of a JSON string or of a word, or nothing. The right one
+# depends on the language, so each is tried.
 _BEFORE_WORDS = (b'"', b" ", b"")
 
 
 def long_completion(
     matcher: Matcher, vocabulary: Vocabulary, max_len: int
 ) -> KnownCompletion | None:
-    """Tokens that complete the text, at most `max_len`; None: this way led to none."""
+    """Tokens that complete the text, at most `max_len`; None: none found this way."""
     for before_words in _BEFORE_WORDS:
         try:
-            found = _leap(matcher.fork(), vocabulary, max_len, before_words)
+            found = _complete_with_words(matcher.fork(), vocabulary, max_len, before_words)
         except (EngineFailed, IllegalToken):
             continue
         if found is not None:
@@ -43,7 +43,7 @@ def long_completion(
     return None
 
 
-def _leap(
+def _complete_with_words(
     matcher: Matcher, vocabulary: Vocabulary, max_len: int, before_words: bytes
 ) -> KnownCompletion | None:
     deadline = thread_time() + MAX_TIME_S
@@ -65,7 +65,7 @@ def _leap(
 def _next(
     singles: Sequence[int], legal: Sequence[int], vocabulary: Vocabulary, before_words: bytes
 ) -> int:
-    """`singles`: the single bytes among `legal`, those that tend to lead to an end first."""
+    """`singles`: the single bytes among `legal`, those first that tend to lead to an end."""
     by_byte = {vocabulary.tokens[each][:1]: each for each in reversed(singles)}
     if not {key[0] for key in by_byte} >= _LETTERS:
         return singles[0]
@@ -78,5 +78,5 @@ def _next(
 
 @kept_with_vocabulary(1)
 def _lengths(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
-    """Bytes of each token, [num_tokens]."""
+    """The number of bytes of each token, [num_tokens]."""
     return np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)

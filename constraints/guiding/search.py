@@ -1,17 +1,15 @@
-"""Looks for a short completion of an output, knowing of its language no more than masks tell.
+"""Searches for a short completion of an output; all that it knows of the language are the masks.
 
-A best-first search over bytes: a node is a matcher and the bytes that led to it, an edge a token
-of one byte (or what stands in for a byte that has none), or a piece that is legal as a whole.
+A best-first search over bytes. A node is a matcher and the bytes that led to it. An edge is a token
+of one byte (or a replacement for a byte without one), or a splice text that is legal as a whole.
 
-DIVE:    the first edge everywhere, as far as it leads: structure that has to be written down
-NOVELTY: an edge costs by its place among its siblings, and a mask that was seen before costs too:
-         the way out of a loop
-ROTOR:   where a mask is seen again, the next kind of edge than the last time: the way out of loops
-         that lie in one another
-LENGTH:  an edge costs its bytes: the shortest text, where few are shorter than it
+DIVE:    always takes the first edge: for structure that has to be written in any case
+NOVELTY: later siblings and masks seen before cost more: this leaves a loop
+ROTOR:   takes another kind of edge each time that a mask is seen again: this leaves nested loops
+LENGTH:  an edge costs its bytes: finds the shortest text, if few texts are shorter
 
-Bounded by nodes, and not by time, so that the same output has the same completions on every day;
-the limit of computing time is there for grammars whose masks take long.
+The search is limited by nodes, so that the same output always gets the same completions. A limit on
+CPU time is there for grammars whose masks take long.
 """
 
 import heapq
@@ -27,22 +25,28 @@ from constraints.errors import EngineFailed, IllegalToken
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.completion import KnownCompletion, completes, spelled, text_of
-from constraints.guiding.frontier import MaskSignature, view_from
+from constraints.guiding.frontier import MaskSignature, mask_signature
 from constraints.guiding.greedy_completion import long_completion
-from constraints.guiding.splice_texts import NO_PIECES, Pieces, cuts_of, pieces_of, spelled_pieces
+from constraints.guiding.splice_texts import (
+    NO_SPLICE_TEXTS,
+    SpliceTexts,
+    ends_of,
+    spelled_splice_texts,
+    splice_texts_of,
+)
 from constraints.guiding.time_limit import TimeLimit
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
 
 MAX_TIME_S = 0.25
-# What is left of it, and of nodes, to outputs whose searches found nothing again and again: less
-# than a shard lets an output compute for each token.
+# The smallest time and node limits, for outputs whose searches failed repeatedly: less than a shard
+# lets an output compute for each token.
 MIN_TIME_S = 0.002
 MIN_NODES = 16
-# Nodes of one depth with the same mask are probably the same; so many are looked at.
+# Nodes of one depth with the same mask are probably the same: at most so many are expanded.
 MAX_TWINS = 3
 MAX_TAILS = 40
-MAX_CUTS = 32
+MAX_ENDS = 32
 MAX_BEFORE = 64
 # Masks that know distances get lengths below this.
 MAX_COUNTED = 1 << 16
@@ -59,9 +63,9 @@ class Strategy(Enum):
     LENGTH = "length"
 
 
-# Nodes that are looked at to show that there is no completion.
+# The most nodes that a proof of emptiness expands.
 MAX_PROOF_NODES = 512
-# The walks of one search, and how many nodes each may see.
+# The passes of one search, and how many nodes each may expand.
 PLAN = (
     (Strategy.DIVE, 64),
     (Strategy.NOVELTY, 192),
@@ -71,13 +75,13 @@ PLAN = (
 )
 
 
-# The walks after those, where any length will do: to the ends of texts that have to be long.
+# The passes after those, for texts that have to be long; any length will do.
 LONG_PLAN = ((Strategy.DIVE, 4096), (Strategy.ROTOR, 4096))
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A place that was reached: `path` leads to it, `edges` lead on, the best first."""
+    """A place that was reached: `path` leads to it, `edges` lead on, the best one first."""
 
     matcher: Matcher
     path: KnownCompletion
@@ -93,7 +97,7 @@ class Search:
         matcher: Matcher,
         vocabulary: Vocabulary,
         tails: Sequence[KnownCompletion] = (),
-        pieces: Pieces = NO_PIECES,
+        splice_texts: SpliceTexts = NO_SPLICE_TEXTS,
         max_len: int | None = None,
         max_time_s: float = MAX_TIME_S,
         before: KnownCompletion = (),
@@ -105,27 +109,27 @@ class Search:
         self._vocabulary = vocabulary
         self._alphabet = alphabet_of(vocabulary)
         self._tails = tuple(dict.fromkeys(tails))[:MAX_TAILS]
-        self._pieces = pieces
+        self._splice_texts = splice_texts
         self._before = before
         self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
         self.begin_anew()
         self._twins: dict[tuple[int, bytes], int] = {}
-        self._looks: Counter[bytes] = Counter()
-        self._is_cut = False
-        # Whether the last walk saw all that there is, so that what it did not find is not there.
+        self._seen_signatures: Counter[bytes] = Counter()
+        self._is_incomplete = False
+        # Whether the last pass expanded every node: then there are no other completions.
         self.is_exhausted = False
 
     def begin_anew(self) -> None:
-        """Let the walks from here on compute as long as the first ones might."""
+        """Give the following passes a new time limit."""
         self._limit = TimeLimit(self._max_time_s)
 
     def completions(self, strategy: Strategy, max_nodes: int) -> Iterator[KnownCompletion]:
         """Completions as they are found."""
         repeats = 0.05 if strategy is Strategy.NOVELTY else 0.0
         self.is_exhausted = False
-        self._is_cut = not self._alphabet.is_whole
+        self._is_incomplete = not self._alphabet.is_whole
         self._twins.clear()
-        self._looks.clear()
+        self._seen_signatures.clear()
         serial = count()
         heap: list[tuple[float, int, _Node, int]] = []
 
@@ -136,14 +140,14 @@ class Search:
 
         if self._matcher.is_complete:
             yield ()
-        view = self._look(self._matcher, ())
-        yield from self._endings(self._matcher, (), view)
+        signature = self._signature(self._matcher, ())
+        yield from self._endings(self._matcher, (), signature)
         begun = self._begun(self._matcher, self._before)
-        edges, _ = self._edges(strategy, self._matcher, (), view, begun)
+        edges, _ = self._edges(strategy, self._matcher, (), signature, begun)
         push(_Node(self._matcher, (), 0.0, edges), 0)
         for _ in range(max_nodes):
             if not heap or self._limit.is_over():
-                self.is_exhausted = not heap and not self._is_cut
+                self.is_exhausted = not heap and not self._is_incomplete
                 return
             cost, _, parent, index = heapq.heappop(heap)
             push(parent, index + 1)
@@ -152,16 +156,18 @@ class Search:
                 if matcher.is_complete:
                     yield path
                     continue
-                view = self._look(matcher, path)
-                yield from self._endings(matcher, path, view)
-                is_leap = len(parent.edges[index]) > 1
+                signature = self._signature(matcher, path)
+                yield from self._endings(matcher, path, signature)
+                is_after_splice = len(parent.edges[index]) > 1
                 begun = self._begun(matcher, forced)
-                edges, is_new = self._edges(strategy, matcher, path, view, begun, is_leap=is_leap)
+                edges, is_new = self._edges(
+                    strategy, matcher, path, signature, begun, is_after_splice=is_after_splice
+                )
                 if strategy is Strategy.LENGTH:
                     cost = len(text_of(path, self._vocabulary))  # with what is forced
                 push(_Node(matcher, path, cost + (0 if is_new else repeats), edges), 0)
             except (EngineFailed, IllegalToken):
-                self._is_cut = True  # too hard for the engine: no place to lead an output to
+                self._is_incomplete = True  # too hard for the engine: no place to lead an output to
 
     def _cost(self, strategy: Strategy, edge: KnownCompletion, index: int) -> float:
         if strategy is Strategy.LENGTH:
@@ -174,58 +180,61 @@ class Search:
     def _follow(
         self, parent: _Node, edge: KnownCompletion
     ) -> tuple[Matcher, KnownCompletion, KnownCompletion]:
-        """Over the edge, and on over the bytes that are forced after it: the last answer."""
+        """The node behind an edge and the bytes forced after it; the last value: those bytes."""
         matcher, path = parent.matcher.fork(), parent.path + edge
         for token_id in edge:
             matcher.advance(token_id)
-        forced = spelled(matcher.forced_bytes(), self._vocabulary)
+        forced = spelled(matcher.deterministic_suffix(), self._vocabulary)
         if forced and matcher.num_legal(forced) == len(forced):
             for token_id in forced:
                 matcher.advance(token_id)
             return matcher, path + forced, edge[-1:] + forced
         return matcher, path, edge[-1:]
 
-    def _look(self, matcher: Matcher, path: KnownCompletion) -> MaskSignature:
+    def _signature(self, matcher: Matcher, path: KnownCompletion) -> MaskSignature:
         left = None if self._max_len is None else self._max_len - len(path)
-        return view_from(matcher, path, self._vocabulary, self._row, left)
+        return mask_signature(matcher, path, self._vocabulary, self._row, left)
 
     def _begun(self, matcher: Matcher, last: KnownCompletion) -> tuple[KnownCompletion, ...]:
         text = text_of(last, self._vocabulary)
-        # Where tokens are longer than bytes, pieces cannot be cut as the text is.
-        return self._pieces.begun(matcher, text) if len(text) == len(last) else ()
+        # Where tokens are longer than bytes, splice texts cannot be split as the text is.
+        return self._splice_texts.begun(matcher, text) if len(text) == len(last) else ()
 
     def _edges(
         self,
         strategy: Strategy,
         matcher: Matcher,
         path: KnownCompletion,
-        view: MaskSignature,
+        signature: MaskSignature,
         begun: tuple[KnownCompletion, ...] = (),
         *,
-        is_leap: bool = False,
+        is_after_splice: bool = False,
     ) -> tuple[tuple[KnownCompletion, ...], bool]:
-        """Where the output can go on, and whether this is unlike all places before.
+        """The edges of this node, and whether its mask is new.
 
-        Nowhere, where enough places were seen that are as far and look the same; but masks do not
-        tell what is done within a part, as in `.*[0-9]{3}`, and a piece is a part that is done.
+        There are none if enough nodes of the same depth and mask were seen. That does not apply
+        after a splice text: masks do not show progress within a part, as in `.*[0-9]{3}`, and a
+        splice text is a part that is complete.
 
-        begun:   rests of pieces that have begun
-        is_leap: a piece led here
+        begun:           rests of splice texts that have begun
+        is_after_splice: a splice text led here
         """
-        num_seen = self._looks[view.look]
-        self._looks[view.look] += 1
+        fingerprint = signature.fingerprint
+        num_seen = self._seen_signatures[fingerprint]
+        self._seen_signatures[fingerprint] += 1
         length = sum([len(self._vocabulary.tokens[token_id]) for token_id in path])
-        number = self._twins[length, view.look] = self._twins.get((length, view.look), 0) + 1
-        if number > MAX_TWINS and not is_leap:
-            self._is_cut = True
+        number = self._twins[length, fingerprint] = self._twins.get((length, fingerprint), 0) + 1
+        if number > MAX_TWINS and not is_after_splice:
+            self._is_incomplete = True
             return (), False
-        singles, pieces = view.singles, begun + self._pieces.legal(matcher, view.starts)
-        # A short piece may be legal again and again; what closes is better than any piece.
-        is_short = any(len(piece) == 1 for piece in pieces)
-        first = int(is_short or (bool(pieces) and self._closes(singles[:1])))
-        edges = singles[:first] + pieces + singles[first:]
+        singles = signature.singles
+        splices = begun + self._splice_texts.legal(matcher, signature.starts)
+        # A short text may be legal again and again, so an edge that closes something goes first.
+        is_short = any(len(splice) == 1 for splice in splices)
+        first = int(is_short or (bool(splices) and self._closes(singles[:1])))
+        edges = singles[:first] + splices + singles[first:]
         if strategy is Strategy.ROTOR and edges:
-            turn = num_seen % max(1, view.num_first + len(pieces))
+            turn = num_seen % max(1, signature.num_first + len(splices))
             edges = edges[turn:] + edges[:turn]
         return edges, num_seen == 0
 
@@ -233,11 +242,11 @@ class Search:
         return any(self._vocabulary.tokens[edge[0]] in _CLOSERS for edge in edges)
 
     def _endings(
-        self, matcher: Matcher, path: KnownCompletion, view: MaskSignature
+        self, matcher: Matcher, path: KnownCompletion, signature: MaskSignature
     ) -> Iterator[KnownCompletion]:
         """Completions that end with one of the tails."""
         for tail in self._tails:
-            may_follow = tail and self._vocabulary.tokens[tail[0]][0] in view.starts
+            may_follow = tail and self._vocabulary.tokens[tail[0]][0] in signature.starts
             if may_follow and completes(matcher, self._vocabulary, tail):
                 yield path + tail
 
@@ -256,13 +265,13 @@ def shortest_completion(
 ) -> KnownCompletion | None:
     """Tokens that complete the text, at most `max_len`; None: none was found.
 
-    tails:      completions that were good a few tokens ago, the first one the longest
-    hints:      pieces of text that stand in the language as wholes, such as the least value of each
-                part of a schema
+    tails:      completions that were valid a few tokens ago, the longest first
+    hints:      texts that are legal as a whole somewhere, such as a small instance of each part of
+                a schema
     bytewise:   a matcher at the same place over `byte_vocabulary`, to search with
     before:     the text that led here, or its end
-    is_patient: nobody waits for a step: look for long texts, too
-    num_failed: searches of the same output that found nothing; each halves what this one may take
+    is_patient: no step waits for the answer: search for long texts, too
+    num_failed: searches of the same output that found nothing; each halves the limits of this one
     """
     is_bytewise = bytewise is not None
     walked = byte_vocabulary() if is_bytewise else vocabulary
@@ -270,7 +279,7 @@ def shortest_completion(
         bytewise or matcher,
         walked,
         _tails_in_bytes(tails, vocabulary) if is_bytewise else tails,
-        pieces_of(tuple(hints)) if is_bytewise else _pieces_in(hints, vocabulary),
+        splice_texts_of(tuple(hints)) if is_bytewise else _splice_texts_in(hints, vocabulary),
         None if is_bytewise or max_len > MAX_COUNTED else max_len,
         max(MAX_TIME_S / 2**num_failed, MIN_TIME_S),
         tuple(before[-MAX_BEFORE:]) if is_bytewise else (),
@@ -306,15 +315,19 @@ def _long_completion(
 def _tails_in_bytes(
     tails: Sequence[KnownCompletion], vocabulary: Vocabulary
 ) -> list[KnownCompletion]:
-    """They are ends of each other: in bytes, those that begin where something may just be done."""
+    """The tails as bytes, and the ends of the longest that begin where a JSON value has ended."""
     if not tails:
         return []
-    cuts = cuts_of(text_of(tails[0], vocabulary), MAX_CUTS)
-    return [tuple(cut) for cut in (*cuts, *(text_of(tail, vocabulary) for tail in tails))]
+    ends = ends_of(text_of(tails[0], vocabulary), MAX_ENDS)
+    return [tuple(end) for end in (*ends, *(text_of(tail, vocabulary) for tail in tails))]
 
 
-def _pieces_in(hints: Sequence[bytes], vocabulary: Vocabulary) -> Pieces:
-    return spelled_pieces(hints, lambda text: spelled(text, vocabulary)) if hints else NO_PIECES
+def _splice_texts_in(hints: Sequence[bytes], vocabulary: Vocabulary) -> SpliceTexts:
+    return (
+        spelled_splice_texts(hints, lambda text: spelled(text, vocabulary))
+        if hints
+        else NO_SPLICE_TEXTS
+    )
 
 
 def _respelled(

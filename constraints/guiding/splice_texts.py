@@ -1,8 +1,8 @@
-"""What a search puts into a text as wholes: hints, and what is left of one that has been begun.
+"""Texts that a search inserts as a whole: hints, and the rest of a hint that has begun.
 
 {"a":1,"b":{"c":2},"d":3}
- |     |            +------ ends: wherever an output stands among the members of such an object,
- |     +------------------- and however it came there, one of these completes it
+ |     |            +------ ends: wherever an output is among the members of such an object,
+ |     +------------------- and however it got there, one of these completes it
  +-------------------------
 """
 
@@ -15,22 +15,22 @@ from functools import lru_cache
 from constraints.guiding.completion import KnownCompletion
 from constraints.matcher import Matcher
 
-# Where more bytes than these may follow any text may, such as within a string: JSON as a whole
-# stands there as well, and leads nowhere.
+# Where more bytes may follow, any text may, such as within a string: JSON is legal there, too, and
+# completes nothing.
 _MAX_ALLOWED = 64
-# So many bytes ago JSON may have begun.
+# The most bytes before the end at which JSON may have begun.
 _MAX_BEGUN = 256
-# Ends of one hint, how long it may be to have any, and how long all may be together.
+# The most ends of one hint, the longest hint that has ends, and the most bytes of all ends.
 _MAX_ENDS, _MAX_LEN, _MAX_ENDS_LEN = 40, 4_000, 400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """Pieces of text, spelled in what a search walks over.
+class SpliceTexts:
+    """Texts in the tokens that a search uses.
 
-    texts:    that may stand anywhere, the best first
+    texts:    plain texts, the best first
     by_start: JSON and its ends by their first byte, the shortest first
-    colon:    what a key is followed by
+    colon:    the tokens behind a key
     """
 
     texts: tuple[Sequence[int], ...]
@@ -38,62 +38,62 @@ class Pieces:
     colon: Sequence[int]
 
     def legal(self, matcher: Matcher, allowed: Collection[int]) -> tuple[KnownCompletion, ...]:
-        """Those that may stand next. `allowed`: the bytes that may."""
+        """The texts that may follow. `allowed`: the bytes that may follow."""
         values: list[Sequence[int]] = []
         if len(allowed) <= _MAX_ALLOWED:
-            for start, pieces in self.by_start.items():
+            for start, splices in self.by_start.items():
                 if start in allowed:
-                    values += pieces
+                    values += splices
         return self._legal_values(values, matcher) + _legal(self.texts, matcher)
 
     def begun(self, matcher: Matcher, text: bytes) -> tuple[KnownCompletion, ...]:
-        """The rest of JSON that these last bytes have begun, the outermost first."""
+        """The rests of JSON texts that these last bytes begin, the outermost first."""
         found: list[Sequence[int]] = []
         for place in range(max(0, len(text) - _MAX_BEGUN), len(text)):
             begun = text[place:]
-            for piece in self.by_start.get(text[place], ()):
-                if piece[: len(begun)] == begun and len(piece) > len(begun):
-                    found.append(piece[len(begun) :])
+            for splice in self.by_start.get(text[place], ()):
+                if splice[: len(begun)] == begun and len(splice) > len(begun):
+                    found.append(splice[len(begun) :])
         return self._legal_values(dict.fromkeys(found), matcher)
 
     def _legal_values(
-        self, pieces: Iterable[Sequence[int]], matcher: Matcher
+        self, splices: Iterable[Sequence[int]], matcher: Matcher
     ) -> tuple[KnownCompletion, ...]:
-        """Without those that would be keys, which values are expected behind."""
-        legal = _legal(pieces, matcher)
+        """The legal ones that are no keys: a key would need a value behind it."""
+        legal = _legal(splices, matcher)
         return tuple(
-            piece for piece in legal if matcher.num_legal((*piece, *self.colon)) == len(piece)
+            splice for splice in legal if matcher.num_legal((*splice, *self.colon)) == len(splice)
         )
 
 
-def _legal(pieces: Iterable[Sequence[int]], matcher: Matcher) -> tuple[KnownCompletion, ...]:
-    return tuple(tuple(piece) for piece in pieces if matcher.num_legal(piece) == len(piece))
+def _legal(splices: Iterable[Sequence[int]], matcher: Matcher) -> tuple[KnownCompletion, ...]:
+    return tuple(tuple(splice) for splice in splices if matcher.num_legal(splice) == len(splice))
 
 
-NO_PIECES = Pieces((), {}, ())
+NO_SPLICE_TEXTS = SpliceTexts((), {}, ())
 
 
 @lru_cache(maxsize=32)
-def pieces_of(hints: tuple[bytes, ...]) -> Pieces:
-    """The pieces of hints in bytes; as bytes, since there may be many."""
-    return spelled_pieces(hints, bytes)
+def splice_texts_of(hints: tuple[bytes, ...]) -> SpliceTexts:
+    """The splice texts of hints, in tokens of one byte."""
+    return spelled_splice_texts(hints, bytes)
 
 
-def spelled_pieces(
+def spelled_splice_texts(
     hints: Sequence[bytes], spelled: Callable[[bytes], Sequence[int] | None]
-) -> Pieces:
-    """The pieces of hints, those that can be spelled."""
+) -> SpliceTexts:
+    """The splice texts of those hints that can be spelled."""
     plain = [hint for hint in hints if hint and not _is_json(hint)]
     whole = [hint for hint in hints if _is_json(hint)]
     ends = _few(end for hint in whole for end in _ends_of(hint))
     by_start: defaultdict[int, list[Sequence[int]]] = defaultdict(list)
     for text in sorted(dict.fromkeys((*whole, *ends)), key=len):
-        piece = spelled(text)
-        if piece:
-            by_start[text[0]].append(piece)
-    texts = [piece for hint in plain if (piece := spelled(hint))]
+        splice = spelled(text)
+        if splice:
+            by_start[text[0]].append(splice)
+    texts = [splice for hint in plain if (splice := spelled(hint))]
     values = {start: tuple(found) for start, found in by_start.items()}
-    return Pieces(tuple(texts), values, spelled(b":") or ())
+    return SpliceTexts(tuple(texts), values, spelled(b":") or ())
 
 
 def _is_json(hint: bytes) -> bool:
@@ -107,7 +107,7 @@ def _is_json(hint: bytes) -> bool:
 
 
 def _ends_of(hint: bytes) -> Iterator[bytes]:
-    """The text from each member of the outermost object or array on."""
+    """The text from each member of the outermost object or array to the end."""
     if len(hint) > _MAX_LEN or hint[:1] == b'"':
         return
     for count, place in enumerate(_members(hint)):
@@ -150,7 +150,7 @@ def _beyond_blanks(hint: bytes, place: int) -> int:
     return place
 
 
-def cuts_of(text: bytes, max_cuts: int) -> Iterable[bytes]:
+def ends_of(text: bytes, max_ends: int) -> Iterable[bytes]:
     """The ends of a text in JSON that begin where a value has just ended; the longest first."""
     places = [0, *(place for place, byte in enumerate(text) if byte in b'",]}')]
-    return [text[place:] for place in places[:max_cuts]]
+    return [text[place:] for place in places[:max_ends]]

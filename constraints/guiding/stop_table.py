@@ -1,4 +1,4 @@
-"""Stop strings over bytes, and over the tokens of a vocabulary.
+"""Automata of stop strings, over bytes and over the tokens of a vocabulary.
 
 The string that is complete first ends a text; of several that are complete at the same byte, the
 longest. Aho, Corasick: "Efficient string matching: an aid to bibliographic search" (1975).
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from constraints.token_trie import walk_of
+from constraints.token_trie import trie_of
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 
@@ -70,8 +70,8 @@ def automaton_of(strings: Sequence[bytes]) -> StopAutomaton:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StopView:
-    """What the tokens of a vocabulary do from one state.
+class StopTransitions:
+    """The effect of each token of a vocabulary in one state.
 
     clear:   bitmask of the tokens that complete no stop string, or one at their very end
     ending:  the latter
@@ -84,24 +84,24 @@ class StopView:
 
 
 class StopTable:
-    """Stop strings over a vocabulary; shared by threads. Views are made when first asked for."""
+    """Stop strings over a vocabulary; shared by threads. Computes transitions when first needed."""
 
     def __init__(self, vocabulary: Vocabulary, strings: tuple[str, ...]) -> None:
         self.automaton = automaton_of([string for string in map(_utf8, strings) if string])
         self._vocabulary = vocabulary
-        self._walk = walk_of(vocabulary)
+        self._trie = trie_of(vocabulary)
         self._lock = threading.Lock()
-        self._views: dict[int, StopView] = {}
+        self._transitions: dict[int, StopTransitions] = {}
         letters = sorted({byte for string in strings for byte in _utf8(string)})
         classes = np.zeros(256, dtype=np.uint8)
         # Class 0 is every other byte; there is one, for no text in UTF-8 has a byte 0xff.
         classes[letters] = np.arange(1, len(letters) + 1)
         self._width = int(classes.max()) + 1
-        self._columns = self._walk.bytes_of_levels(classes)
+        self._columns = self._trie.bytes_of_levels(classes)
         self._places = self._packed(classes)
 
     def _packed(self, classes: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-        """The automaton as the walk reads it: state s is place s + 1, 0 is past a stop string."""
+        """The automaton for walks over the trie: state s is place s + 1; 0: past a stop string."""
         members = [int(np.flatnonzero(classes == each)[0]) for each in range(self._width)]
         automaton = self.automaton
         table = np.zeros((len(automaton.delta) + 1, self._width), dtype=np.int64)
@@ -110,27 +110,27 @@ class StopTable:
                 table[state + 1] = [(row[byte] + 1) * self._width for byte in members]
         return table.reshape(-1)
 
-    def view(self, state: int) -> StopView:
-        """What tokens do from this state."""
+    def transitions(self, state: int) -> StopTransitions:
+        """The effect of tokens in this state."""
         with self._lock:
-            found = self._views.get(state)
+            found = self._transitions.get(state)
             if found is None:
-                found = self._views[state] = self._make_view(state)
+                found = self._transitions[state] = self._make_transitions(state)
             return found
 
-    def _make_view(self, state: int) -> StopView:
+    def _make_transitions(self, state: int) -> StopTransitions:
         start = (state + 1) * self._width
-        ends = self._walk.walk(self._places, self._columns, start)
+        ends = self._trie.walk(self._places, self._columns, start)
         states = ends.states // self._width - 1
         is_ending = np.array(self.automaton.matched, dtype=np.int64)[states] > 0
         bits = np.zeros(self._vocabulary.num_words * 32, dtype=np.bool_)
-        # Tokens without bytes, such as end tokens, are none of this table's business.
+        # Tokens without bytes, such as end tokens, are always clear.
         bits[[index for index, token in enumerate(self._vocabulary.tokens) if not token]] = True
         bits[ends.token_ids] = True
         clear = np.packbits(bits, bitorder="little").view(np.int32)
         returns = np.zeros(len(self._vocabulary.tokens), dtype=np.uint8)
         returns[ends.token_ids[states == 0]] = 1
-        return StopView(clear, ends.token_ids[is_ending], returns.tobytes())
+        return StopTransitions(clear, ends.token_ids[is_ending], returns.tobytes())
 
 
 @kept_with_vocabulary(32)
@@ -140,5 +140,5 @@ def table_of(vocabulary: Vocabulary, strings: tuple[str, ...]) -> StopTable:
 
 
 def _utf8(string: str) -> bytes:
-    # Half of a surrogate pair is no text, so that such a string is never met; it is no error.
+    # A lone surrogate is no text, so such a string never occurs; it is no error.
     return string.encode(errors="surrogatepass")

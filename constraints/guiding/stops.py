@@ -1,12 +1,12 @@
-"""Stop strings and stop tokens as a part of the language.
+"""Stop strings and stop tokens as part of the language.
 
-A stop string ends an output wherever it stands in it, so a token that completes one is legal only
-where the output may end with it:
+A stop string ends an output wherever it occurs, so a token that completes one is legal only where
+the output may end with it:
 
     kept     the text with the string is in the language
     dropped  the text before the string is, and the string's bytes could have followed
-    both     the string ends where the token ends: of a token that runs past it, a part would be
-             lost that the model believes to have written
+    both     the string ends where the token ends: otherwise a part of the token would be lost that
+             the model has seen as written
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from constraints.vocabulary import Vocabulary
 
 
 class StoppedMatcher:
-    """A matcher of the language as the stop strings leave it. See `constraints.matcher.Matcher`.
+    """A matcher of the language under a stop rule. See `constraints.matcher.Matcher`.
 
     | text that `_behind` accepted | tokens `_pending` | next token
                                    `_matcher` accepted all this
@@ -44,7 +44,7 @@ class StoppedMatcher:
         stops: StopRule,
         barred: frozenset[int] = frozenset(),
     ) -> None:
-        """`barred`: tokens that may not be used as text."""
+        """`barred`: tokens that may not be part of the text."""
         self._language = language
         self._stops = stops
         self._vocabulary = vocabulary
@@ -52,28 +52,28 @@ class StoppedMatcher:
         self._made: KnownCompletion = ()
         self._table = table_of(vocabulary, stops.strings)
         self._matcher: Matcher = language.matcher()
-        # Follows some way behind, to be asked whether the text before a stop string is complete.
+        # A matcher some tokens behind: tells whether the text before a stop string is complete.
         self._behind: Matcher | None = None if stops.kept else language.matcher()
         self._pending: KnownCompletion = ()
         self._state = 0
         self._is_stopped = False
 
     def is_quick(self, max_len: int | None) -> bool:
-        """Each token that may end the text is looked at."""
+        """Never: each token that may end the text is tested."""
         return False
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
-        """Overwrite `row` with the legal tokens, those after which there is no end among them."""
+        """Overwrite `row` with the legal tokens; some of them may lead to dead ends."""
         if self._is_stopped:
             row.fill(0)
             set_bits(row, self._vocabulary.end_ids)
             return
         self._matcher.fill_mask(row, max_len)
-        view = self._table.view(self._state)
-        row &= view.clear
+        transitions = self._table.transitions(self._state)
+        row &= transitions.clear
         clear_bits(row, self._barred)
-        is_legal = (row[view.ending >> 5] >> (view.ending & 31).astype(np.int32)) & 1
-        ending = view.ending[is_legal.astype(np.bool_)].tolist()
+        is_legal = (row[transitions.ending >> 5] >> (transitions.ending & 31).astype(np.int32)) & 1
+        ending = transitions.ending[is_legal.astype(np.bool_)].tolist()
         clear_bits(row, [token_id for token_id in ending if not self._may_stop((token_id,))])
 
     def advance(self, token_id: int) -> None:
@@ -113,7 +113,7 @@ class StoppedMatcher:
         ends = self._vocabulary.end_ids
         if self._is_stopped:
             return int(len(token_ids) > 0 and token_ids[0] in ends)
-        state, plain = self._state, self._table.view(0).returns
+        state, plain = self._state, self._table.transitions(0).returns
         for index, token_id in enumerate(token_ids):
             if state == 0 and plain[token_id] and token_id not in self._barred:
                 continue
@@ -132,7 +132,7 @@ class StoppedMatcher:
         return self._matcher.num_legal(token_ids)
 
     def _may_stop(self, tokens: KnownCompletion) -> bool:
-        """Whether the output may end with the stop string that is complete after these tokens."""
+        """Whether the output may end with the stop string that these tokens complete."""
         if self._behind is None:
             return completes(self._matcher, self._vocabulary, tokens)
         spelling = self._vocabulary.tokens
@@ -145,25 +145,25 @@ class StoppedMatcher:
             if len(token) > left:
                 part = spelled(token[:left], self._vocabulary)
                 if part is None:
-                    return False  # the vocabulary has no way to say where the text would end
+                    return False  # the vocabulary cannot spell the text up to its end
                 before += part
                 break
             before.append(token_id)
             left -= len(token)
         return completes(self._behind, self._vocabulary, tuple(before))
 
-    def forced_bytes(self) -> bytes:
-        """The bytes that every legal text goes on with, as far as no stop string ends it."""
+    def deterministic_suffix(self) -> bytes:
+        """The bytes with which every legal text continues, up to a stop string."""
         if self._is_stopped:
             return b""
-        forced = self._matcher.forced_bytes()
+        forced = self._matcher.deterministic_suffix()
         state, length = self._table.automaton.run(self._state, forced)
         return forced[: length - 1] if self._table.automaton.matched[state] else forced
 
     def shortest(
         self, max_len: int, tails: Sequence[tuple[int, ...]] = (), num_failed: int = 0
     ) -> tuple[int, ...] | None:
-        """Tokens that complete the text: the engine's, or what a search finds."""
+        """Tokens that complete the text: the engine's, or those that a search finds."""
         if self._is_stopped:
             return ()
         found = self._matcher.shortest(max_len, tails, num_failed)
@@ -171,7 +171,7 @@ class StoppedMatcher:
             return found
         bytewise = None if self._barred else self.bytewise()
         if found is not None and bytewise is None:
-            # Masks that know distances lead straight to a text that is not much longer.
+            # Masks that know distances lead directly to a text that is not much longer.
             for length in (len(found), len(found) + 2, 2 * len(found) + 8):
                 near = shortest_completion(
                     *(self, self._vocabulary, min(length, max_len), tails), num_failed=num_failed
@@ -183,7 +183,7 @@ class StoppedMatcher:
         )
 
     def bytewise(self) -> "StoppedMatcher | None":
-        """A matcher at the same place over single bytes, if the language has one."""
+        """A matcher over single bytes at the same place, if the language has one."""
         language = self._language.in_bytes()
         if language is None:
             return None
@@ -193,7 +193,7 @@ class StoppedMatcher:
         return matcher
 
     def fork(self) -> "StoppedMatcher":
-        """Another matcher at the same place."""
+        """A copy."""
         twin = object.__new__(StoppedMatcher)
         twin.__dict__.update(self.__dict__)
         twin._matcher = self._matcher.fork()
@@ -202,10 +202,10 @@ class StoppedMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """The output may end here."""
+        """Whether the output may end here."""
         return self._is_stopped or self._matcher.is_complete
 
     @property
     def is_over(self) -> bool:
-        """It may, and nothing but the end may follow."""
+        """Whether nothing but the end may follow."""
         return self._is_stopped or self._matcher.is_over

@@ -1,21 +1,21 @@
-"""A limit on computing that a pause of the process does not use up.
+"""A limit on CPU time that a pause for garbage collection does not use up.
 
-What is looked for under one takes a small part of it, but Python may clean up its memory meanwhile,
-for longer than the whole limit. So the limit begins anew once, at half its length.
+A search takes a small part of its limit, but a garbage collection may take longer than all of it.
+So the limit restarts once, with half its length.
 """
 
 from time import thread_time
 
 
 class TimeLimit:
-    """Of so many seconds of this thread's computing from now."""
+    """So many CPU seconds of this thread from now on."""
 
     def __init__(self, seconds: float) -> None:
         self._ends_s = thread_time() + seconds
         self._grace_s = seconds / 2
 
     def is_over(self) -> bool:
-        """Whether it has ended; to be asked after every step."""
+        """Whether the time is used up; call it after every step."""
         if thread_time() <= self._ends_s:
             return False
         if not self._grace_s:

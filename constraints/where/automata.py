@@ -59,7 +59,7 @@ def sentences() -> Automaton:
     return Automaton(Partition.of_chars("."), steps, np.array([False, True]))
 
 
-class Phrases:
+class PhraseTrie:
     """The trie of some phrases with the failure links of Aho and Corasick; node 0 is the root."""
 
     def __init__(self, phrases: Iterable[str]) -> None:
@@ -138,7 +138,7 @@ class Phrases:
 
 def contains(phrases: Sequence[str]) -> Automaton:
     """Accepts once one of the phrases has stood in the text."""
-    trie = Phrases(phrases)
+    trie = PhraseTrie(phrases)
     steps, longest = trie.following()
     accepts = np.array([length > 0 or "" in trie.phrases for length in longest])
     found = np.flatnonzero(accepts)
@@ -148,7 +148,7 @@ def contains(phrases: Sequence[str]) -> Automaton:
 
 def starts_with(phrases: Sequence[str]) -> Automaton:
     """Accepts once the text began with one of the phrases."""
-    trie = Phrases(phrases)
+    trie = PhraseTrie(phrases)
     steps = trie.prefix_tree()
     found = [node for node, end in enumerate(trie.ends) if end or "" in trie.phrases]
     for node in found:
@@ -160,7 +160,7 @@ def starts_with(phrases: Sequence[str]) -> Automaton:
 
 def ends_with(phrases: Sequence[str]) -> Automaton:
     """Accepts where the text ends with one of the phrases."""
-    trie = Phrases(phrases)
+    trie = PhraseTrie(phrases)
     steps, longest = trie.following()
     accepts = np.array([length > 0 or "" in trie.phrases for length in longest])
     return Automaton(trie.partition, steps, accepts)
@@ -168,7 +168,7 @@ def ends_with(phrases: Sequence[str]) -> Automaton:
 
 def one_of(values: Sequence[str]) -> Automaton:
     """Accepts these texts."""
-    trie = Phrases(values)
+    trie = PhraseTrie(values)
     accepts = np.array([end > 0 for end in trie.ends] + [False])
     accepts[0] = "" in trie.phrases
     return Automaton(trie.partition, trie.prefix_tree(), accepts)
@@ -176,7 +176,7 @@ def one_of(values: Sequence[str]) -> Automaton:
 
 def stops_at(phrases: Sequence[str]) -> Automaton:
     """Accepts unless something follows one of the phrases."""
-    trie = Phrases(phrases)
+    trie = PhraseTrie(phrases)
     steps, longest = trie.following()
     sink = len(steps)
     steps = np.vstack([steps, np.full((1, steps.shape[1]), sink, dtype=np.int32)])

@@ -1,13 +1,13 @@
-"""Steps of single bytes from a place with its counts: where they lead, and which can be made.
+"""Steps of single bytes from a place with its counts: where they lead, and which are alive.
 
-packed, counts --byte--> packed, counts      place 0 where nothing goes on
+packed, counts --byte--> packed, counts      place 0 is dead
 """
 
 from collections.abc import Iterator
 
 from constraints.token_trie import PLACE_MASK
 from constraints.where.byte_table import ByteTable
-from constraints.where.counter_grid import CounterGrid, Reserves
+from constraints.where.counter_grid import CounterGrid, Slacks
 from constraints.where.distances import is_within
 
 
@@ -22,7 +22,7 @@ class ByteSteps:
         self._letters = _letters(self._classes)
 
     def read(self, text: bytes, packed: int, counts: list[int]) -> tuple[int, list[int]]:
-        """The place and the counts after some bytes; place 0 where they lead nowhere."""
+        """The place and the counts behind some bytes; place 0 if they are illegal."""
         entries, classes = self._entries, self._classes
         state = packed
         for byte in text:
@@ -38,35 +38,33 @@ class ByteSteps:
         ]
         return state & PLACE_MASK, held
 
-    def is_alive(self, reserves: Reserves, packed: int, counts: list[int]) -> bool:
-        """Whether the reserves of a place cover the counts."""
-        return is_within(self._counter_grid, reserves, packed // self._table.width, counts)
+    def is_alive(self, slacks: Slacks, packed: int, counts: list[int]) -> bool:
+        """Whether the slacks of a place cover the counts."""
+        return is_within(self._counter_grid, slacks, packed // self._table.width, counts)
 
-    def only_byte(self, reserves: Reserves, packed: int, counts: list[int]) -> int | None:
-        """The one byte that leads to a place alive; None where there are several or none."""
+    def only_byte(self, slacks: Slacks, packed: int, counts: list[int]) -> int | None:
+        """The only byte that leads to a live place; None: there are several or none."""
         only: int | None = None
-        for letter, stands_for_others in self._alive(reserves, packed, counts):
-            if stands_for_others or only is not None:
+        for letter, has_equals in self._alive(slacks, packed, counts):
+            if has_equals or only is not None:
                 return None
             only = letter
         return only
 
-    def goes_on(self, reserves: Reserves, packed: int, counts: list[int]) -> bool:
-        """Whether any byte leads to a place alive."""
-        return any(True for _ in self._alive(reserves, packed, counts))
+    def goes_on(self, slacks: Slacks, packed: int, counts: list[int]) -> bool:
+        """Whether any byte leads to a live place."""
+        return any(True for _ in self._alive(slacks, packed, counts))
 
-    def _alive(
-        self, reserves: Reserves, packed: int, counts: list[int]
-    ) -> Iterator[tuple[int, bool]]:
-        """Of the letters those that lead to a place alive."""
-        for letter, stands_for_others in self._letters:
+    def _alive(self, slacks: Slacks, packed: int, counts: list[int]) -> Iterator[tuple[int, bool]]:
+        """The representative bytes that lead to a live place, and whether each has equals."""
+        for letter, has_equals in self._letters:
             after, counted = self.read(letter, packed, counts)
-            if after and self.is_alive(reserves, after, counted):
-                yield letter[0], stands_for_others
+            if after and self.is_alive(slacks, after, counted):
+                yield letter[0], has_equals
 
 
 def _letters(classes: list[int]) -> list[tuple[bytes, bool]]:
-    """One byte of each class, and whether it stands for others: the largest classes first."""
+    """A representative of each class of bytes, and whether it has equals; large classes first."""
     likes: dict[int, list[int]] = {}
     for byte, kind in enumerate(classes):
         likes.setdefault(kind, []).append(byte)

@@ -1,7 +1,7 @@
-"""A machine by the byte, packed for walks over tokens.
+"""A machine over bytes, packed for walks over the token trie.
 
-place = state of the machine times the places of UTF-8, plus the place inside a character
-entry = place reached times width, and what was gained on the way, one field for each counter
+place = state of the machine * places of UTF-8 + place inside a character
+entry = next place * width, and above it the gains, one bit field for each counter
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from constraints.token_trie import PLACE_BITS, PLACE_MASK, Packed
 from constraints.where.coaccessible import Ways, best_through
-from constraints.where.counter_grid import NEVER, CounterGrid, Reserves
+from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.limits import MAX_NODES, TooManyStates
 from constraints.where.machine import Counts, Machine
 from constraints.where.utf8 import Utf8
@@ -27,13 +27,13 @@ class ByteTable:
     entries: Packed
     width: int
     num_places: int
-    num_axes: int
+    num_counters: int
     utf8: Utf8
     start: int  # packed, without gains
 
     @classmethod
     def of(cls, machine: Machine, utf8: Utf8, max_token_len: int) -> "ByteTable":
-        """Raises OutOfReach where gains or places have no room."""
+        """Raises OutOfReach where gains or places do not fit into an entry."""
         inside, width = utf8.num_places, utf8.labels.shape[1]
         num_places = machine.num_states * inside
         gain = _most_gained(machine, max_token_len)
@@ -65,33 +65,33 @@ class ByteTable:
         return (packed & PLACE_MASK) // self.width
 
     def gains(self, packed: Packed) -> Counts:
-        """What packed states gained, [..., num_axes]."""
-        shifts = PLACE_BITS + GAIN_BITS * np.arange(self.num_axes, dtype=np.int64)
+        """The gains in packed states, [..., num_counters]."""
+        shifts = PLACE_BITS + GAIN_BITS * np.arange(self.num_counters, dtype=np.int64)
         return (packed[..., None] >> shifts) & _GAIN_MASK
 
     def gains_of(self, packed: int) -> list[int]:
-        """What one packed state gained, by counter."""
+        """The gains in one packed state, by counter."""
         gained = packed >> PLACE_BITS
-        return [gained >> GAIN_BITS * counter & _GAIN_MASK for counter in range(self.num_axes)]
+        return [gained >> GAIN_BITS * counter & _GAIN_MASK for counter in range(self.num_counters)]
 
-    def spread(self, machine: Machine, counter_grid: CounterGrid, reserves: Reserves) -> Reserves:
-        """Reserves of every place, from those of the states between characters."""
+    def spread(self, machine: Machine, counter_grid: CounterGrid, slacks: Slacks) -> Slacks:
+        """The slacks of every place, computed from those of the states between characters."""
         inside = self.utf8.num_places
-        whole = np.full((machine.num_states, inside, reserves.shape[1]), NEVER, dtype=np.int32)
-        whole[:, 0] = reserves
+        whole = np.full((machine.num_states, inside, slacks.shape[1]), NEVER, dtype=np.int32)
+        whole[:, 0] = slacks
         for place in range(1, inside):
             sources, labels = np.nonzero(
                 (machine.steps > 0) & self.utf8.complete[place, : machine.steps.shape[1]]
             )
             targets = machine.steps[sources, labels].astype(np.int64)
             gains = machine.gains[sources, labels]
-            ways = Ways.of(counter_grid, sources, targets, gains, num_layer_axes=0)
-            found, best = best_through(counter_grid, ways, reserves[None], 0)
+            ways = Ways.of(counter_grid, sources, targets, gains, num_layer_counters=0)
+            found, best = best_through(counter_grid, ways, slacks[None], 0)
             whole[found, place] = best
-        return whole.reshape(-1, reserves.shape[1])
+        return whole.reshape(-1, slacks.shape[1])
 
-    def accepted(self, accepted: Reserves) -> Reserves:
-        """Reserves of holding now at every place: inside a character nothing holds."""
+    def accepted(self, accepted: Slacks) -> Slacks:
+        """Slacks of accepting now at every place; inside of a character nothing is accepted."""
         whole = np.full(
             (len(accepted), self.utf8.num_places, accepted.shape[1]), NEVER, dtype=np.int32
         )
@@ -100,9 +100,9 @@ class ByteTable:
 
 
 def _most_gained(machine: Machine, num_chars: int) -> int:
-    """What so many characters can add to a count at most.
+    """The most that so many characters can add to a count.
 
-    What is pending becomes a gain once: with it, no character adds more than it counts itself.
+    A pending gain is counted once: otherwise a character adds no more than it counts itself.
     """
     pending = machine.pending.max(initial=0)
     counted = machine.gains + machine.pending[machine.steps] - machine.pending[:, None]

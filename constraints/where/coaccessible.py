@@ -1,10 +1,9 @@
-"""From which states and counts an expression can still hold: reserves, by backward induction.
+"""The coaccessible states and counts, from which an expression can still hold: backward induction.
 
-    reserves[state, cell] = the best of  holding now  and of  what each character leads to
+    slacks[state, cell] = the best of  accepting now  and of  the state behind each character
 
-Counts never sink, so the counter grid is done from its highest layer down; inside a layer the
-states are done again until nothing changes. Where layers repeat, those down to the next bound are
-equal.
+Counts never fall, so the grid is computed from its highest layer down; within a layer states are
+repeated until nothing changes. Where layers repeat, all layers down to the next bound are equal.
 """
 
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import TooComplex
-from constraints.where.counter_grid import ALWAYS, CounterGrid, Reserves
+from constraints.where.counter_grid import ALWAYS, CounterGrid, Slacks
 from constraints.where.machine import Counts, Machine
 from constraints.where.sources import Sources
 
-# Ways times cells that one compilation may look at.
+# The most ways times cells that one compilation computes.
 _MAX_WORK = 1_500_000_000
 Indices = npt.NDArray[np.int64]
 
@@ -29,8 +28,8 @@ class Ways:
     sources: ascending
     layers:  gain on the first counter of the counter grid
     moves:   row of `moved` for the other counters
-    costs:   what is taken from the reserve
-    gains:   [num_ways, counters on the counter grid] what is gained there
+    costs:   how much of the slack each way uses
+    gains:   [num_ways, counters on the counter grid]
     """
 
     sources: Indices
@@ -49,11 +48,11 @@ class Ways:
         targets: Indices,
         gains: Counts,
         *,
-        num_layer_axes: int = 1,
+        num_layer_counters: int = 1,
     ) -> "Ways":
-        """gains: [num_ways, num_axes]. Ways that are never better than another are left out.
+        """gains: [num_ways, num_counters]. Drops ways that are never better than another one.
 
-        num_layer_axes: 0 for the whole counter grid in one layer
+        num_layer_counters: 0 puts the whole grid into one layer
         """
         capped = np.minimum(
             gains, np.array([counter.cap for counter in counter_grid.counters], dtype=np.int64)
@@ -62,7 +61,7 @@ class Ways:
         costs = counter_grid.weighed(capped)
         kept = _needed(counter_grid, sources, targets, steps, costs)
         sources, targets, steps, costs = sources[kept], targets[kept], steps[kept], costs[kept]
-        layered = min(num_layer_axes, len(counter_grid.cells))
+        layered = min(num_layer_counters, len(counter_grid.cells))
         inner = counter_grid.inner(layered)
         keys = steps[:, layered:] @ inner.strides()
         _, first, moves = np.unique(keys, return_index=True, return_inverse=True)
@@ -93,14 +92,14 @@ class Ways:
 def _needed(
     counter_grid: CounterGrid, sources: Indices, targets: Indices, steps: Counts, costs: Indices
 ) -> Indices:
-    """Ways, by source and target, without those that another way betters or equals.
+    """The ways that no other dominates, by source and target.
 
-    A way betters another between the same places if it takes no more from the reserve and gains
-    no more of what never helps, no less of what never hurts, and the same of all else.
+    A way dominates another between the same places if it uses no more of the slack, gains no more
+    where more never helps, no less where more never hurts, and the same everywhere else.
     """
     directions = np.array(counter_grid.directions, dtype=np.int64)
     fixed = steps[:, directions == 0]
-    # What should be small, the reserve last.
+    # Columns that should be small, the use of the slack last.
     losses = np.column_stack([steps[:, directions != 0] * directions[directions != 0], costs])
     order = np.lexsort([*losses.T[::-1], *fixed.T[::-1], targets, sources])
     if not len(order):
@@ -113,7 +112,7 @@ def _needed(
     kept = np.zeros(len(order), dtype=np.bool_)
     left = np.arange(len(order))
     while len(left):
-        # The first that is left of each group is bettered by none; all that it betters go.
+        # No way dominates the first one left of a group; drop those that it dominates.
         is_first = np.ones(len(left), dtype=np.bool_)
         is_first[1:] = group[left[1:]] != group[left[:-1]]
         firsts = left[is_first]
@@ -126,10 +125,10 @@ def _needed(
 def best_through(
     counter_grid: CounterGrid, ways: Ways, values: npt.NDArray[np.int32], layer: int
 ) -> tuple[Indices, npt.NDArray[np.int32]]:
-    """The best reserves that ways lead to from a layer.
+    """The best slacks that ways lead to from a layer.
 
-    values: [num_layers, num_places, cells of one layer]. Answers the sources that have ways and
-    [num_sources, cells of one layer].
+    values: [num_layers, num_places, cells of one layer]. Returns the sources that have ways and
+    their slacks, [num_sources, cells of one layer].
     """
     if not len(ways.sources):
         return ways.sources, np.zeros((0, values.shape[2]), dtype=np.int32)
@@ -142,9 +141,9 @@ def best_through(
 
 
 class Induction:
-    """Reserves layer by layer: `values` is [layers, num_places, cells of one layer]."""
+    """Slacks layer by layer: `values` is [layers, num_places, cells of one layer]."""
 
-    def __init__(self, counter_grid: CounterGrid, ways: Ways, accepted: Reserves) -> None:
+    def __init__(self, counter_grid: CounterGrid, ways: Ways, accepted: Slacks) -> None:
         self._counter_grid = counter_grid
         self._num_layers = counter_grid.shape[0] if counter_grid.cells else 1
         self._ways = ways
@@ -154,7 +153,7 @@ class Induction:
         self._values = self._accepted.copy()
         self._work = 0
 
-    def reserves(self) -> Reserves:
+    def slacks(self) -> Slacks:
         """[num_places, num_cells]. Raises TooComplex."""
         top = self._num_layers - 1
         self._settle(top, self._ways, self._by_target(self._ways))
@@ -178,7 +177,7 @@ class Induction:
         return np.ascontiguousarray(self._values.swapaxes(0, 1)).reshape(self._values.shape[1], -1)
 
     def _repeats(self, layer: int, depth: int) -> bool:
-        """Whether the layers that the layers below can reach are all equal to this one."""
+        """Whether all layers that the lower layers can reach are equal to this one."""
         last = min(layer + depth, self._num_layers - 1)
         first = self._values[layer]
         return all((self._values[above] == first).all() for above in range(layer + 1, last + 1))
@@ -187,7 +186,7 @@ class Induction:
         return Sources(ways.targets, self._values.shape[1])
 
     def _improve(self, layer: int, ways: Ways) -> Indices:
-        """One round of ways within or out of the layer; the places that got better."""
+        """One round of ways within or out of the layer; returns the places that improved."""
         self._work += len(ways.sources) * self._values.shape[2]
         if self._work > _MAX_WORK:
             raise TooComplex("too many counts and characters to look at")
@@ -199,7 +198,7 @@ class Induction:
         return improved
 
     def _settle(self, layer: int, ways: Ways, by_target: Sources) -> None:
-        """Rounds until nothing gets better. by_target: numbers of ways."""
+        """Repeat rounds until nothing improves. by_target: indices of ways."""
         num_places, num_cells = self._values.shape[1:]
         rounds = 0
         before = self._values[layer].copy()
@@ -207,17 +206,17 @@ class Induction:
         while len(improved):
             rounds += 1
             if rounds > num_places * num_cells + 1:
-                # Better by more steps than there are places: by going round, as often as one likes.
+                # It improves over more steps than there are places: through a loop, without limit.
                 self._values[layer][self._values[layer] > before] = ALWAYS
-            # Only what leads to better places than before can be better than before.
+            # Only places that lead to improved ones can improve.
             found = by_target.of(improved)
             few = len(found) * 4 < len(ways.sources)
             before[improved] = self._values[layer, improved]
             improved = self._improve(layer, ways.picked(found) if few else ways)
 
 
-def live_reserves(machine: Machine, counter_grid: CounterGrid, accepted: Reserves) -> Reserves:
-    """The reserves of every state between two characters. Raises TooComplex."""
+def coaccessible_slacks(machine: Machine, counter_grid: CounterGrid, accepted: Slacks) -> Slacks:
+    """The slacks of every state between two characters. Raises TooComplex."""
     sources, labels = np.nonzero(machine.steps)
     ways = Ways.of(
         counter_grid,
@@ -225,4 +224,4 @@ def live_reserves(machine: Machine, counter_grid: CounterGrid, accepted: Reserve
         machine.steps[sources, labels].astype(np.int64),
         machine.gains[sources, labels],
     )
-    return Induction(counter_grid, ways, accepted).reserves()
+    return Induction(counter_grid, ways, accepted).slacks()

@@ -1,4 +1,4 @@
-"""From an expression to a language: machine, reserves, table; and what contradicts what."""
+"""Compiles an expression: machine, slacks, byte table; locates contradictions."""
 
 from time import thread_time
 
@@ -9,18 +9,17 @@ from constraints.guiding.alphabet import alphabet_of
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
-from constraints.where.coaccessible import live_reserves
+from constraints.where.coaccessible import coaccessible_slacks
 from constraints.where.conflict import conflicting, contradiction_of, top_parts
-from constraints.where.counter_grid import CounterGrid, Reserves
+from constraints.where.counter_grid import CounterGrid, Slacks
 from constraints.where.distances import is_within
 from constraints.where.engine import WhereLanguage
 from constraints.where.error_position import short
 from constraints.where.limits import OutOfReach
 from constraints.where.machine import Machine, build
-from constraints.where.measures import axis_of
-from constraints.where.pattern_pieces import impossible_pieces
+from constraints.where.measures import counter_of
 from constraints.where.reduction import reduced
-from constraints.where.stopping import stopping
+from constraints.where.stop_phrases import stopping
 from constraints.where.terms import (
     Contains,
     Expression,
@@ -31,49 +30,49 @@ from constraints.where.terms import (
     StopsBefore,
     all_of,
 )
+from constraints.where.unmatchable_parts import unmatchable_parts
 from constraints.where.utf8 import Utf8, utf8_of
 
-# After so much computing no more is tried to find out which parts contradict each other.
-_MAX_BLAME_S = 0.5
-# Pieces of one pattern that are shown.
-_MAX_PIECES = 4
-# How much room a counter grid is tried with, the last one without a base.
+# The most CPU seconds for finding which parts contradict each other.
+_MAX_CONFLICT_S = 0.5
+# The most parts of one pattern that an error shows.
+_MAX_SHOWN = 4
+# How much room counter grids leave below their bounds, tried in order; None: all counts.
 SPARES: tuple[int | None, ...] = (24, 96, 384, None)
 
 
 def compile_where(
     expression: Expression,
     vocabulary: Vocabulary,
-    walk: TokenTrie | None = None,
+    trie: TokenTrie | None = None,
     *,
     spares: tuple[int | None, ...] = SPARES,
 ) -> WhereLanguage:
     """The language of an expression.
 
-    walk: the vocabulary's, made anew where it is not given (about half a second for 128 000 tokens)
-    spares: how much room a counter grid leaves below its bounds, tried one after the other until
-    it is
-            enough; None is always enough, and all masks are the same
+    trie:   the vocabulary's; building it takes about half a second for 128 000 tokens
+    spares: how much room a counter grid leaves below its bounds, tried in order until it is enough;
+            None is always enough. Masks do not depend on it.
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
-    walk = walk or TokenTrie(vocabulary)
+    trie = trie or TokenTrie(vocabulary)
     began = thread_time()
-    language = _language(expression, vocabulary, walk, spares)
+    language = _language(expression, vocabulary, trie, spares)
     if language is None:
 
         def is_empty(part: Expression) -> bool | None:
-            if thread_time() - began > _MAX_BLAME_S:
+            if thread_time() - began > _MAX_CONFLICT_S:
                 return None
-            return _is_empty(part, vocabulary, walk)
+            return _is_empty(part, vocabulary, trie)
 
         raise _contradiction(conflicting(expression, is_empty), vocabulary)
     return language
 
 
-def uncut_by(
+def compile_without_stops(
     language: WhereLanguage, strings: tuple[str, ...], *, kept: bool
 ) -> WhereLanguage | None:
-    """The texts of a language of which stop strings cut nothing. None: there are none.
+    """The language of the texts that no stop string truncates. None: there are none.
 
     kept: a text may end with one
     Raises TooComplex and OutOfReach.
@@ -82,19 +81,19 @@ def uncut_by(
         (StopsAt(strings),) if kept else tuple(Not(Contains(string)) for string in strings)
     )
     wanted = all_of((language.expression, *without_stop_strings))
-    return _language(wanted, language.vocabulary, language.walk, SPARES)
+    return _language(wanted, language.vocabulary, language.trie, SPARES)
 
 
 def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> Contradiction:
-    """The error for expressions that nothing satisfies together; of a pattern alone, its piece."""
+    """The error for expressions that exclude each other; of a single pattern it shows the part."""
     error = contradiction_of(conflict)
     if _cannot_be_spelled(all_of(conflict), vocabulary):
         what = "the model has no tokens that spell such a text"
         return Contradiction(f"{error}: {what}", error.parts)
     match conflict:
         case (Matches(pattern),):
-            pieces = [short(pattern[start:end]) for start, end in impossible_pieces(pattern)]
-            listed = " and ".join(f"`{piece}`" for piece in pieces[:_MAX_PIECES])
+            parts = [short(pattern[start:end]) for start, end in unmatchable_parts(pattern)]
+            listed = " and ".join(f"`{part}`" for part in parts[:_MAX_SHOWN])
             return Contradiction(f"{error}: nothing matches {listed}", error.parts)
     return error
 
@@ -102,61 +101,61 @@ def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> 
 def _language(
     expression: Expression,
     vocabulary: Vocabulary,
-    walk: TokenTrie,
+    trie: TokenTrie,
     spares: tuple[int | None, ...],
 ) -> WhereLanguage | None:
     """None if nothing satisfies the expression."""
     machine = _machine(expression)
-    # Characters that lead nowhere from any state need no place inside of them.
+    # Characters without a step from any state need no places for their bytes.
     utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
     for spare in spares:
         counter_grid = CounterGrid.of(machine, spare)
-        language = _on_lattice(machine, utf8, counter_grid, vocabulary, walk, expression)
+        language = _on_counter_grid(machine, utf8, counter_grid, vocabulary, trie, expression)
         if language is None or language.distances is None or language.distances.has_room:
             break
     return language
 
 
-def _on_lattice(
+def _on_counter_grid(
     machine: Machine,
     utf8: Utf8,
     counter_grid: CounterGrid,
     vocabulary: Vocabulary,
-    walk: TokenTrie,
+    trie: TokenTrie,
     expression: Expression,
 ) -> WhereLanguage | None:
     accepted = _accepted(machine, counter_grid)
-    live = _live(machine, counter_grid, accepted)
-    if live is None:
+    by_state = _coaccessible_slacks(machine, counter_grid, accepted)
+    if by_state is None:
         return None
-    table = ByteTable.of(machine, utf8, walk.max_token_len)
+    table = ByteTable.of(machine, utf8, trie.max_token_len)
     language = WhereLanguage(
         vocabulary=vocabulary,
-        walk=walk,
+        trie=trie,
         machine=machine,
         counter_grid=counter_grid,
         table=table,
-        accepted=tuple(table.accepted(reserves) for reserves in accepted),
-        live=table.spread(machine, counter_grid, live),
+        accepted=tuple(table.accepted(slacks) for slacks in accepted),
+        coaccessible_slacks=table.spread(machine, counter_grid, by_state),
         expression=expression,
         dropped=_dropped(expression),
     )
     if not language.follows_bytes:
         start = table.start // table.width
         if not is_within(
-            counter_grid, language.reserves(0, None), start, [0] * len(machine.counters)
+            counter_grid, language.slacks(0, None), start, [0] * len(machine.counters)
         ):
             return None
     return language
 
 
-def _live(
-    machine: Machine, counter_grid: CounterGrid, accepted: tuple[Reserves, ...]
-) -> Reserves | None:
-    """Reserves of all states, as far as characters can tell; None if the start has none."""
-    live = live_reserves(machine, counter_grid, np.maximum.reduce(accepted))
-    is_alive = is_within(counter_grid, live, machine.start, [0] * len(machine.counters))
-    return live if is_alive else None
+def _coaccessible_slacks(
+    machine: Machine, counter_grid: CounterGrid, accepted: tuple[Slacks, ...]
+) -> Slacks | None:
+    """Slacks of all states, computed over characters; None if the start state is dead."""
+    slacks = coaccessible_slacks(machine, counter_grid, np.maximum.reduce(accepted))
+    is_alive = is_within(counter_grid, slacks, machine.start, [0] * len(machine.counters))
+    return slacks if is_alive else None
 
 
 def _machine(expression: Expression) -> Machine:
@@ -165,8 +164,8 @@ def _machine(expression: Expression) -> Machine:
     return reduced(stopping(machine, phrases)) if phrases else machine
 
 
-def _accepted(machine: Machine, counter_grid: CounterGrid) -> tuple[Reserves, ...]:
-    """Reserves of holding now, for each segment of tokens."""
+def _accepted(machine: Machine, counter_grid: CounterGrid) -> tuple[Slacks, ...]:
+    """Slacks with which the expression holds now, for each segment of tokens."""
     return tuple(
         counter_grid.accepted(machine, machine.accepts[..., segment])
         for segment in range(machine.accepts.shape[-1])
@@ -184,19 +183,19 @@ def _without_stops(expression: Expression) -> Expression:
     return all_of(part for part in top_parts(expression) if not isinstance(part, StopsBefore))
 
 
-def _is_empty(expression: Expression, vocabulary: Vocabulary, walk: TokenTrie) -> bool:
-    """Whether nothing satisfies the expression; False where that is out of reach."""
+def _is_empty(expression: Expression, vocabulary: Vocabulary, trie: TokenTrie) -> bool:
+    """Whether nothing satisfies the expression; False where this engine cannot tell."""
     try:
-        counts_tokens = axis_of(Measure.TOKENS, expression) is not None
+        counts_tokens = counter_of(Measure.TOKENS, expression) is not None
         if counts_tokens or not alphabet_of(vocabulary).spells_utf8:
-            return _language(expression, vocabulary, walk, SPARES) is None
+            return _language(expression, vocabulary, trie, SPARES) is None
         return _is_empty_in_bytes(expression)
     except OutOfReach:
         return False
 
 
 def _cannot_be_spelled(expression: Expression, vocabulary: Vocabulary) -> bool:
-    """Of what nothing satisfies, whether some text would that tokens cannot spell."""
+    """Whether an unsatisfiable expression has texts, but none that tokens can spell."""
     try:
         return not (alphabet_of(vocabulary).spells_utf8 or _is_empty_in_bytes(expression))
     except (OutOfReach, TooComplex):
@@ -204,7 +203,7 @@ def _cannot_be_spelled(expression: Expression, vocabulary: Vocabulary) -> bool:
 
 
 def _is_empty_in_bytes(expression: Expression) -> bool:
-    """The same, however many tokens there are and whatever they can spell. Raises OutOfReach."""
+    """As `_is_empty`, over bytes: tokens are neither counted nor spelled. Raises OutOfReach."""
     machine = _machine(expression)
     counter_grid = CounterGrid.of(machine, SPARES[0])
-    return _live(machine, counter_grid, _accepted(machine, counter_grid)) is None
+    return _coaccessible_slacks(machine, counter_grid, _accepted(machine, counter_grid)) is None

@@ -1,52 +1,52 @@
-"""Completions that are read off distances, token by token.
+"""Completions found from distances, token by token.
 
-Distances may be those of some places alone, from which routes lead to an end: what they say is then
-enough tokens, and perhaps not the fewest.
+Distances may be known along some places only (routes): then they give a sufficient number of
+tokens, which need not be the smallest.
 """
 
 from collections.abc import Callable
 from typing import Protocol
 
-from constraints.where.counter_grid import Reserves
+from constraints.where.counter_grid import Slacks
 from constraints.where.distances import Distances
 from constraints.where.token_transitions import TokenTransitions
 
-# Tokens that are taken until a character is complete: one for each byte that it may lack.
+# The most tokens that complete a character: one for each byte that it may lack.
 _MAX_INSIDE = 3
 
 
-class Standing(Protocol):
-    """Where an output stands."""
+class MatcherState(Protocol):
+    """The state of a matcher that counts tokens."""
 
     counts: list[int]
     made_len: int
 
     @property
     def is_inside(self) -> bool:
-        """A character has begun and is not complete."""
+        """Whether a character has begun and is not complete."""
 
     def transitions(self) -> TokenTransitions:
-        """What tokens lead to from there."""
+        """The transitions of its place."""
 
-    def is_alive(self, reserves: Reserves) -> bool:
-        """Whether the reserves of the place cover the counts."""
+    def is_alive(self, slacks: Slacks) -> bool:
+        """Whether the counts are within the slacks of its place."""
 
     def advance(self, token_id: int) -> None:
         """Accept a token."""
 
-    def fork(self) -> "Standing":
-        """Another one at the same place."""
+    def fork(self) -> "MatcherState":
+        """A copy."""
 
 
-def fewest(standing: Standing, distances: Distances, max_len: int) -> tuple[int, ...] | None:
-    """The fewest tokens that complete the text, plain ones first; None: more than `max_len`."""
-    needed = _least(
-        lambda length: standing.is_alive(distances.within(standing.made_len, length)), max_len
+def fewest(state: MatcherState, distances: Distances, max_len: int) -> tuple[int, ...] | None:
+    """The fewest tokens that complete the text, plain tokens first; None: more than `max_len`."""
+    needed = _smallest(
+        lambda length: state.is_alive(distances.within(state.made_len, length)), max_len
     )
     if needed is None:
         return None
     tokens: list[int] = []
-    ahead = standing.fork()
+    ahead = state.fork()
     for left in range(needed - 1, -1, -1):
         token_id = _next(ahead, distances.within(ahead.made_len + 1, left))
         assert token_id is not None, "a text that can be completed has a next token"
@@ -56,20 +56,23 @@ def fewest(standing: Standing, distances: Distances, max_len: int) -> tuple[int,
 
 
 def along(
-    standing: Standing, routes: Distances, live: Reserves, max_len: int
+    state: MatcherState, routes: Distances, coaccessible_slacks: Slacks, max_len: int
 ) -> tuple[int, ...] | None:
     """Few tokens that complete the text; None: more than `max_len`, or no route is near.
 
-    routes lead on from between two characters, not from inside of every one: that is completed
-    first.
+    Routes begin between two characters, so a character that has begun is completed first.
     """
     tokens: list[int] = []
-    ahead = standing.fork()
+    ahead = state.fork()
     for _ in range(1 + min(_MAX_INSIDE, max_len)):
         rest = fewest(ahead, routes, max_len - len(tokens))
         if rest is not None:
             return (*tokens, *rest)
-        token_id = _towards(ahead, routes, live, max_len - len(tokens)) if ahead.is_inside else None
+        token_id = (
+            _towards(ahead, routes, coaccessible_slacks, max_len - len(tokens))
+            if ahead.is_inside
+            else None
+        )
         if token_id is None:
             return None
         ahead.advance(token_id)
@@ -77,32 +80,34 @@ def along(
     return None
 
 
-def _towards(standing: Standing, routes: Distances, live: Reserves, max_len: int) -> int | None:
-    """The token that leads onto the shortest route, or else further into the character."""
-    after = standing.made_len + 1
+def _towards(
+    state: MatcherState, routes: Distances, coaccessible_slacks: Slacks, max_len: int
+) -> int | None:
+    """The token that leads to the shortest route, or else further into the character."""
+    after = state.made_len + 1
 
     def leads_on(length: int) -> bool:
-        return _next(standing, routes.within(after, length)) is not None
+        return _next(state, routes.within(after, length)) is not None
 
-    length = _least(leads_on, max_len - 1)
-    return _next(standing, live if length is None else routes.within(after, length))
-
-
-def _next(standing: Standing, reserves: Reserves) -> int | None:
-    """The plainest token that leads to where the reserves cover the counts."""
-    transitions = standing.transitions()
-    return transitions.first_token(transitions.legal(reserves, standing.counts))
+    length = _smallest(leads_on, max_len - 1)
+    return _next(state, coaccessible_slacks if length is None else routes.within(after, length))
 
 
-def _least(is_enough: Callable[[int], bool], most: int) -> int | None:
-    """The least number that is enough, as all above it are; None where `most` is not."""
-    if most < 0:
+def _next(state: MatcherState, slacks: Slacks) -> int | None:
+    """The plainest token behind which the counts are within the slacks."""
+    transitions = state.transitions()
+    return transitions.first_token(transitions.legal(slacks, state.counts))
+
+
+def _smallest(is_enough: Callable[[int], bool], limit: int) -> int | None:
+    """The smallest number that is enough (as all above it are); None: `limit` is not enough."""
+    if limit < 0:
         return None
     # Short completions are common.
     low, high = -1, 0
-    while high < most and not is_enough(high):
+    while high < limit and not is_enough(high):
         low, high = high, high * 2 + 1
-    high = min(high, most)
+    high = min(high, limit)
     if not is_enough(high):
         return None
     while high - low > 1:

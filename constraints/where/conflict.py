@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from constraints.errors import Contradiction, TooComplex
 from constraints.minimal_unsat_core import minimal_unsat_core
-from constraints.where.normal import disjuncts
+from constraints.where.normal_form import disjuncts
 from constraints.where.terms import And, Expression, all_of
 from constraints.where.writing import text
 

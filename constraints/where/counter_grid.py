@@ -1,14 +1,14 @@
-"""Counts, as a machine's acceptance needs them: some on a counter grid, one as a reserve.
+"""The counts that a machine needs: all but one are cells of a grid, one is compared with a slack.
 
     cell      the counts of all measures but one, each held at its cap, as one number
-    reserve   for each state and cell, how far the remaining measure may have gone: the state is
-              alive iff  weighed(count) <= reserve.  A measure with upper bounds alone weighs its
-              count, one with lower bounds alone weighs it negatively; without such a measure
-              reserves are ALWAYS or NEVER.
+    slack     for each state and cell, how much the remaining measure may have counted: the state is
+              alive iff  weighed(count) <= slack.  A measure with upper bounds only weighs its count
+              positively, one with lower bounds only negatively; without such a measure slacks are
+              ALWAYS or NEVER.
 
-So upper bounds alone cost nothing, however high they are, and the highest bound is the cheapest.
-Where there are upper bounds alone, a counter grid begins at a base: below it there is room for
-every completion that is worth anything, and counts need not be distinguished.
+So a measure with upper bounds only needs no cells, however high they are; the one with the highest
+bound is chosen. If all bounds are upper bounds, the grid begins at a base: below the base every
+useful completion fits, so counts need not be distinguished.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from constraints.where.limits import MAX_CELLS
 from constraints.where.machine import Counts, Machine
 from constraints.where.measures import Counter
 
-Reserves = npt.NDArray[np.int32]  # [num_states, num_cells]
+Slacks = npt.NDArray[np.int32]  # [num_states, num_cells]
 
 ALWAYS = 1 << 29
 NEVER = -ALWAYS
@@ -33,24 +33,24 @@ NEVER = -ALWAYS
 class CounterGrid:
     """How the counts of a machine's counters are laid out.
 
-    cells:   places of the counters on the counter grid, the highest cap first
-    reserve: place of the counter that is weighed, None where there is none
-    weight:  1 or -1
-    directions: of the counters on the counter grid: 1 if more never helps, -1 if it never hurts, 0
-    otherwise bases: of the counters on the counter grid, the count of their first cell; smaller
-    counts are held at it shape: cells along each counter on the counter grid
+    cells:      indices of the counters on the grid, the highest cap first
+    slack:      index of the counter that is weighed, None: there is none
+    weight:     1 or -1
+    directions: by counter of the grid, 1 if more never helps, -1 if it never hurts, 0 otherwise
+    bases:      by counter of the grid, the count of its first cell; smaller counts are held at it
+    shape:      by counter of the grid, the number of its cells
     """
 
     counters: tuple[Counter, ...]
     cells: tuple[int, ...]
-    reserve: int | None
+    slack: int | None
     weight: int
     directions: tuple[int, ...]
     bases: tuple[int, ...]
     shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        # Asked for with every byte that is read.
+        # Computed once: every byte that is read needs it.
         cells = zip(self.cells, self.bases, strict=True)
         shape = tuple(self.counters[place].cap + 1 - base for place, base in cells)
         object.__setattr__(self, "shape", shape)
@@ -59,24 +59,26 @@ class CounterGrid:
     def of(cls, machine: Machine, spare: int | None = None) -> "CounterGrid":
         """The smallest counter grid for a machine. Raises TooComplex.
 
-        spare: how much room a base leaves, if there may be one; more if the machine needs more
+        spare: how much room a base leaves, at least what the machine needs; None: no base
         """
         directions = [_direction(machine, place) for place in range(len(machine.counters))]
         weighable = [place for place, direction in enumerate(directions) if direction]
-        reserve = max(weighable, key=lambda place: machine.counters[place].cap, default=None)
-        cells = [place for place in range(len(machine.counters)) if place != reserve]
+        slack = max(weighable, key=lambda place: machine.counters[place].cap, default=None)
+        cells = [place for place in range(len(machine.counters)) if place != slack]
         cells.sort(key=lambda place: -machine.counters[place].cap)
         bases = [0] * len(cells)
         if spare is not None and all(direction == 1 for direction in directions):
             grid = machine.accepts
             if (grid[..., 1:] <= grid[..., :-1]).all():
                 room = max(spare, _worth(machine))
-                bases = [max(machine.counters[place].cuts[0] - 1 - room, 0) for place in cells]
+                bases = [
+                    max(machine.counters[place].boundaries[0] - 1 - room, 0) for place in cells
+                ]
         counter_grid = cls(
             machine.counters,
             tuple(cells),
-            reserve,
-            1 if reserve is None else directions[reserve],
+            slack,
+            1 if slack is None else directions[slack],
             tuple(directions[place] for place in cells),
             tuple(bases),
         )
@@ -87,21 +89,21 @@ class CounterGrid:
             raise TooComplex(f"too many counts to tell apart at once: {bounds}")
         return counter_grid
 
-    def inner(self, num_layer_axes: int) -> "CounterGrid":
+    def inner(self, num_layer_counters: int) -> "CounterGrid":
         """The counter grid of one layer: without the first counters."""
         return CounterGrid(
             self.counters,
-            self.cells[num_layer_axes:],
+            self.cells[num_layer_counters:],
             None,
             1,
-            self.directions[num_layer_axes:],
-            self.bases[num_layer_axes:],
+            self.directions[num_layer_counters:],
+            self.bases[num_layer_counters:],
         )
 
     def room(self, index: int) -> int | None:
         """What a counter of the grid may still gain below its base; None: it has no base."""
         base = self.bases[index]
-        return self.counters[self.cells[index]].cuts[0] - 1 - base if base else None
+        return self.counters[self.cells[index]].boundaries[0] - 1 - base if base else None
 
     def cell(self, counts: Sequence[int]) -> int:
         """The cell of the counts of all counters."""
@@ -116,7 +118,7 @@ class CounterGrid:
         return int(np.prod(self.shape, dtype=np.int64))
 
     def strides(self) -> npt.NDArray[np.int64]:
-        """What one more of each counter adds to a cell, [len(cells)]."""
+        """By how much a cell rises with one more of each counter, [len(cells)]."""
         shape = self.shape
         return np.array(
             [int(np.prod(shape[index + 1 :], dtype=np.int64)) for index in range(len(shape))],
@@ -124,13 +126,13 @@ class CounterGrid:
         )
 
     def weighed(self, gains: Counts) -> npt.NDArray[np.int64]:
-        """What gains [..., num_axes] take from the reserve, [...]."""
-        if self.reserve is None:
+        """The part of the slack that gains [..., num_counters] use, [...]."""
+        if self.slack is None:
             return np.zeros(gains.shape[:-1], dtype=np.int64)
-        return gains[..., self.reserve] * self.weight
+        return gains[..., self.slack] * self.weight
 
     def moved(self, gains: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """The cell that each cell becomes by gains of the grid's counters, [num_cells]."""
+        """The cell to which these gains lead from each cell, [num_cells]."""
         shape = self.shape
         cells = np.zeros((1,) * len(shape), dtype=np.int64)
         for index, (gain, size, stride) in enumerate(
@@ -142,36 +144,36 @@ class CounterGrid:
             cells = cells + (places * stride).reshape(along)
         return cells.reshape(-1)
 
-    def settled(self, reserves: Reserves) -> Reserves:
-        """Reserves as they are compared: beyond what can be weighed they are ALWAYS or NEVER."""
+    def settled(self, slacks: Slacks) -> Slacks:
+        """Normalised slacks: those outside of the range of counts become ALWAYS or NEVER."""
         if self.weight > 0:
-            reserves[reserves < 0] = NEVER
+            slacks[slacks < 0] = NEVER
         else:
-            cap = 0 if self.reserve is None else self.counters[self.reserve].cap
-            reserves[reserves >= 0] = ALWAYS
-            reserves[reserves < -cap] = NEVER
-        reserves[reserves > ALWAYS // 2] = ALWAYS
-        return reserves
+            cap = 0 if self.slack is None else self.counters[self.slack].cap
+            slacks[slacks >= 0] = ALWAYS
+            slacks[slacks < -cap] = NEVER
+        slacks[slacks > ALWAYS // 2] = ALWAYS
+        return slacks
 
-    def accepted(self, machine: Machine, accepts: Grid) -> Reserves:
-        """The reserves of holding now. accepts: [num_states, chars, words, sentences] segments."""
+    def accepted(self, machine: Machine, accepts: Grid) -> Slacks:
+        """Slacks of accepting now. accepts: [num_states, chars, words, sentences] segments."""
         shape = [machine.num_states] + [len(counter.firsts) for counter in self.counters]
         grid = accepts.reshape(shape)
-        if self.reserve is None:
-            reserves = np.where(grid, ALWAYS, NEVER).astype(np.int32)
+        if self.slack is None:
+            slacks = np.where(grid, ALWAYS, NEVER).astype(np.int32)
         else:
-            reserves = self._bounds(np.moveaxis(grid, 1 + self.reserve, -1))
+            slacks = self._bounds(np.moveaxis(grid, 1 + self.slack, -1))
         order = sorted(self.cells)
-        reserves = np.transpose(reserves, [0] + [1 + order.index(place) for place in self.cells])
+        slacks = np.transpose(slacks, [0] + [1 + order.index(place) for place in self.cells])
         for index, (place, base) in enumerate(zip(self.cells, self.bases, strict=True)):
-            reserves = np.take(reserves, self.counters[place].segments()[base:], axis=1 + index)
-        reserves = np.ascontiguousarray(reserves.reshape(machine.num_states, -1))
-        return self._with_pending(machine, reserves)
+            slacks = np.take(slacks, self.counters[place].segments()[base:], axis=1 + index)
+        slacks = np.ascontiguousarray(slacks.reshape(machine.num_states, -1))
+        return self._with_pending(machine, slacks)
 
     def _bounds(self, grid: Grid) -> npt.NDArray[np.int32]:
-        """The reserve of each row of segments, [..., segments] to [...]."""
-        assert self.reserve is not None
-        firsts = np.array([*self.counters[self.reserve].firsts, ALWAYS + 1])
+        """The slack of each row of segments, [..., segments] to [...]."""
+        assert self.slack is not None
+        firsts = np.array([*self.counters[self.slack].firsts, ALWAYS + 1])
         num_held = grid.sum(axis=-1)
         if self.weight > 0:
             bounds = np.where(num_held > 0, firsts[num_held] - 1, NEVER)
@@ -180,8 +182,8 @@ class CounterGrid:
             bounds = np.where(num_held > 0, np.where(least == 0, ALWAYS, -least), NEVER)
         return bounds.astype(np.int32)
 
-    def _with_pending(self, machine: Machine, reserves: Reserves) -> Reserves:
-        """Looked up as if what is pending had been counted."""
+    def _with_pending(self, machine: Machine, slacks: Slacks) -> Slacks:
+        """The slacks when pending gains are counted, too."""
         pending, kinds = np.unique(machine.pending, axis=0, return_inverse=True)
         kinds = kinds.reshape(-1)
         for kind, gains in enumerate(pending):
@@ -189,8 +191,8 @@ class CounterGrid:
                 continue
             states = kinds == kind
             moved = self.moved(tuple(int(gains[place]) for place in self.cells))
-            reserves[states] = reserves[states][:, moved] - int(self.weighed(gains))
-        return self.settled(reserves)
+            slacks[states] = slacks[states][:, moved] - int(self.weighed(gains))
+        return self.settled(slacks)
 
 
 def _direction(machine: Machine, place: int) -> int:
@@ -204,6 +206,6 @@ def _direction(machine: Machine, place: int) -> int:
 
 
 def _worth(machine: Machine) -> int:
-    """More than a completion gains that goes through no state twice."""
+    """An upper bound of the gains of a completion that visits no state twice."""
     most = int(machine.gains.max(initial=0))
     return machine.num_states * most + int(machine.pending.max(initial=0))

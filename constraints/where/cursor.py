@@ -6,7 +6,7 @@ It knows what writers of other languages mean, and no grammar.
 from constraints.errors import Malformed, TooComplex
 from constraints.where.error_position import complaint, nearest, short
 from constraints.where.functions import FUNCTIONS
-from constraints.where.lexer import KEYWORDS, Kind, Token, tokens
+from constraints.where.lexer import KEYWORDS, Token, TokenKind, tokens
 
 MAX_TEXT_LEN = 100_000  # characters
 MAX_DEPTH = 64  # parentheses, calls and `not` within each other
@@ -52,14 +52,14 @@ class Cursor:
 
     def is_at_end(self) -> bool:
         """Nothing comes next."""
-        return self.token.kind is Kind.END
+        return self.token.kind is TokenKind.END
 
     def at(self, written: str) -> bool:
         """This keyword, name or sign comes next."""
         token = self.token
-        if token.kind is Kind.KEYWORD:
+        if token.kind is TokenKind.KEYWORD:
             return KEYWORDS[token.text] == written
-        return token.text == written and token.kind is not Kind.STRING
+        return token.text == written and token.kind is not TokenKind.STRING
 
     def accept(self, written: str) -> bool:
         """Go past this keyword, name or sign if it comes next."""
@@ -111,14 +111,14 @@ class Cursor:
         """The error about the next token, where something else was expected."""
         token = self.token
         hint = f"expected {expected}" + (f", as in {usage}" if usage else "")
-        if token.kind is Kind.END:
+        if token.kind is TokenKind.END:
             return self.complaint(token, "the expression ends too early", hint)
         reason = self._reason(token)
         return self.complaint(token, f"`{short(token.text)}` is not expected here", reason or hint)
 
     def _reason(self, token: Token) -> str | None:
         """What a writer probably had in mind, where that is known."""
-        if token.kind is Kind.NAME:
+        if token.kind is TokenKind.NAME:
             if token.text.lower() in ("and", "or", "not", "in"):
                 return f"did you mean `{token.text.lower()}`?"
             return _ELSEWHERE.get(token.text.lower())

@@ -1,10 +1,10 @@
-"""From which places and counts a text can be completed in how many more tokens.
+"""From which places and counts a text can be completed within how many more tokens.
 
-    within(made_len, max_len) = the best of  holding now  and of  what each token leads to
+    within(made_len, max_len) = the best of  accepting now  and of  the place behind each token
                                              within(made_len + 1, max_len - 1)
 
-`made_len` matters only where the expression counts tokens; beyond the last bound it is held there,
-and there reserves for more and more tokens end in those for any number of them.
+`made_len` matters only if the expression counts tokens, and no longer beyond the last bound. There
+the slacks for growing `max_len` converge to those for any number of tokens.
 """
 
 import threading
@@ -16,29 +16,29 @@ import numpy.typing as npt
 
 from constraints.errors import TooComplex
 from constraints.where.coaccessible import Ways, best_through
-from constraints.where.counter_grid import NEVER, CounterGrid, Reserves
+from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.layers import Layers, can_keep
 from constraints.where.limits import MAX_TOKEN_STEPS
 from constraints.where.measures import Counter
 from constraints.where.token_transitions import TokenTransitions
 
-# Reserves that are kept for pairs of lengths, in bytes.
+# The most bytes of slacks that are cached for pairs of lengths.
 _MAX_KEPT_BYTES = 64_000_000
-# Places from which tokens are followed, and nodes of their trie inside a character for all of them,
-# where the expression does not count tokens: budgets can then be kept by other means.
+# Limits where the expression does not count tokens, since budgets can then be kept by other means:
+# places from which tokens are followed, and trie nodes inside of characters for all of them.
 _MAX_PLACES = 6000
 _MAX_FOLLOWED = 15_000_000
-# What may be looked at for them: ways times cells.
+# The most ways times cells to compute.
 MAX_WORK = 150_000_000
 
 
 class Distances:
-    """Reserves by tokens made and tokens left; shared by threads."""
+    """Slacks by tokens made and tokens left; shared by threads."""
 
     def __init__(
         self,
         counter_grid: CounterGrid,
-        accepted: tuple[Reserves, ...],
+        accepted: tuple[Slacks, ...],
         tokens: Counter | None,
         transitions_of: Callable[[Sequence[int]], list[TokenTransitions]],
         starts: Sequence[int],
@@ -46,16 +46,16 @@ class Distances:
         num_followed: int,
         max_work: int = MAX_WORK,
     ) -> None:
-        """Looks out of every place that tokens reach from some places.
+        """Computes the transitions of every place that tokens reach from `starts`.
 
-        accepted: reserves of holding now, [num_places, num_cells], for each segment of tokens
-        is_alive: [num_places] whether a text can be completed from there at all
-        num_followed: nodes of the tokens' trie that go on inside a character, for all such places
-        max_work: ways times cells that may be looked at
-        Raises TooComplex where there are too many ways to look at.
+        accepted:     slacks of accepting now, [num_places, num_cells], for each segment of tokens
+        is_alive:     [num_places] whether a text can be completed from there at all
+        num_followed: trie nodes that begin inside of a character, for all such places
+        max_work:     the most ways times cells to compute
+        Raises TooComplex where there are too many ways.
         """
         self._counter_grid = counter_grid
-        # At most so many tokens where that is all that is asked of them.
+        # The bound on tokens, where a single upper bound is all that the expression asks of them.
         self._limit: int | None = None
         if tokens is not None and len(accepted) == 2 and (accepted[1] == NEVER).all():
             self._limit = tokens.cap - 1
@@ -69,13 +69,13 @@ class Distances:
         self._ways = _ways(counter_grid, transitions_of, starts, is_alive, accepted[0].shape[1])
         self._check_work(max_work)
         self._lock = threading.RLock()
-        self._kept: OrderedDict[tuple[int, int], tuple[Reserves, int]] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, int], tuple[Slacks, int]] = OrderedDict()
         self._kept_bytes = 0
         # By tokens left, once no bound on tokens is ahead.
         self._free = Layers(
             accepted[-1],
             lambda after: self._before(after, accepted[-1]),
-            is_weighed=counter_grid.reserve is not None,
+            is_weighed=counter_grid.slack is not None,
         )
 
     @property
@@ -89,10 +89,10 @@ class Distances:
         )
 
     def _check_work(self, max_work: int) -> None:
-        """Before it is done: as many tokens may be needed as the farthest lower bound asks for."""
+        """Estimate the work from the number of tokens that the highest lower bound needs."""
         counter_grid = self._counter_grid
         gains = [*self._ways.gains.T, self._ways.costs]
-        places = [*counter_grid.cells, counter_grid.reserve]
+        places = [*counter_grid.cells, counter_grid.slack]
         directions = [*counter_grid.directions, counter_grid.weight]
         num_tokens = self._cap + 8
         for gained, place, direction in zip(gains, places, directions, strict=True):
@@ -101,18 +101,18 @@ class Distances:
                 num_tokens += counter_grid.counters[place].cap // max(most, 1)
         first = self._accepted[0]
         work = num_tokens * len(self._ways.sources) * first.shape[1]
-        is_weighed = self._cap > 0 or counter_grid.reserve is not None
+        is_weighed = self._cap > 0 or counter_grid.slack is not None
         if work > max_work or not can_keep(first, num_tokens, is_weighed=is_weighed):
             raise TooComplex("completions of too many tokens to look at")
 
-    def at_hand(self, made_len: int, max_len: int | None) -> Reserves | None:
-        """As `within`, where nothing has to be made for it; waits for no other thread."""
+    def at_hand(self, made_len: int, max_len: int | None) -> Slacks | None:
+        """`within` if it is computed already, else None; does not wait for other threads."""
         if self._limit is not None or made_len < self._cap:
             return None
         return self._free.at_hand(max_len)
 
-    def within(self, made_len: int, max_len: int | None) -> Reserves:
-        """Reserves of places from which at most `max_len` more tokens complete the text.
+    def within(self, made_len: int, max_len: int | None) -> Slacks:
+        """Slacks of places from which at most `max_len` more tokens complete the text.
 
         None: any number of tokens.
         """
@@ -129,8 +129,8 @@ class Distances:
             most = ahead + self._free.num_layers
             return self._ahead_within(made_len, most if max_len is None else min(max_len, most))
 
-    def _ahead_within(self, made_len: int, max_len: int) -> Reserves:
-        """The diagonal from where reserves are known down to the lengths asked for."""
+    def _ahead_within(self, made_len: int, max_len: int) -> Slacks:
+        """Compute the diagonal from known slacks down to the lengths asked for."""
         depth = 0
         while (found := self._known(made_len + depth, max_len - depth)) is None:
             depth += 1
@@ -140,7 +140,7 @@ class Distances:
             self._keep(at, found, 0 if found is after else found.nbytes)
         return found
 
-    def _known(self, made_len: int, max_len: int) -> Reserves | None:
+    def _known(self, made_len: int, max_len: int) -> Slacks | None:
         if made_len >= self._cap:
             return self._free.within(max_len)
         if max_len == 0:
@@ -151,18 +151,18 @@ class Distances:
         self._kept.move_to_end((made_len, max_len))
         return kept[0]
 
-    def _keep(self, at: tuple[int, int], reserves: Reserves, num_bytes: int) -> None:
-        self._kept[at] = reserves, num_bytes
+    def _keep(self, at: tuple[int, int], slacks: Slacks, num_bytes: int) -> None:
+        self._kept[at] = slacks, num_bytes
         self._kept_bytes += num_bytes
         while self._kept_bytes > _MAX_KEPT_BYTES and len(self._kept) > 1:
             self._kept_bytes -= self._kept.popitem(last=False)[1][1]
 
-    def _before(self, after: Reserves, accepted: Reserves) -> Reserves:
-        """Reserves one token earlier; `after` itself where they are equal to it."""
-        reserves = accepted.copy()
+    def _before(self, after: Slacks, accepted: Slacks) -> Slacks:
+        """Slacks one token earlier; returns `after` itself if they are equal."""
+        slacks = accepted.copy()
         sources, best = best_through(self._counter_grid, self._ways, after[None], 0)
-        reserves[sources] = np.maximum(reserves[sources], best)
-        return after if (reserves == after).all() else reserves
+        slacks[sources] = np.maximum(slacks[sources], best)
+        return after if (slacks == after).all() else slacks
 
 
 def _ways(
@@ -172,21 +172,21 @@ def _ways(
     is_alive: npt.NDArray[np.bool_],
     num_cells: int,
 ) -> Ways:
-    """The ways of tokens between all places alive that tokens reach from these."""
+    """The ways of tokens between all live places that tokens reach from `starts`."""
     seen = ~is_alive
     wave = list(starts)
     seen[wave] = True
     sources, targets, gains = [], [], []
     num_ways = 0
     while wave:
-        views = transitions_of(wave)
-        for place, view in zip(wave, views, strict=True):
-            kept = is_alive[view.targets]
-            targets.append(view.targets[kept])
-            gains.append(view.gains[kept])
+        found = transitions_of(wave)
+        for place, transitions in zip(wave, found, strict=True):
+            kept = is_alive[transitions.targets]
+            targets.append(transitions.targets[kept])
+            gains.append(transitions.gains[kept])
             sources.append(np.full(len(targets[-1]), place, dtype=np.int64))
             num_ways += len(targets[-1])
-        fresh = np.unique(np.concatenate(targets[-len(views) :]))
+        fresh = np.unique(np.concatenate(targets[-len(found) :]))
         wave = fresh[~seen[fresh]].tolist()
         seen[wave] = True
         if num_ways > MAX_TOKEN_STEPS // 8:
@@ -196,19 +196,19 @@ def _ways(
         np.concatenate(sources),
         np.concatenate(targets),
         np.concatenate(gains),
-        num_layer_axes=0,
+        num_layer_counters=0,
     )
     if len(ways.sources) * num_cells > MAX_TOKEN_STEPS:
         raise TooComplex("too many tokens and counts to look at")
     return ways
 
 
-def is_within(counter_grid: CounterGrid, reserves: Reserves, place: int, counts: list[int]) -> bool:
+def is_within(counter_grid: CounterGrid, slacks: Slacks, place: int, counts: list[int]) -> bool:
     """Whether one place with these counts is alive."""
     cell = counter_grid.cell(counts)
     weighed = 0
-    if counter_grid.reserve is not None:
-        cap = counter_grid.counters[counter_grid.reserve].cap
-        weighed = min(counts[counter_grid.reserve], cap) * counter_grid.weight
-    reserve = int(reserves[place, cell])
-    return reserve > NEVER and weighed <= reserve
+    if counter_grid.slack is not None:
+        cap = counter_grid.counters[counter_grid.slack].cap
+        weighed = min(counts[counter_grid.slack], cap) * counter_grid.weight
+    slack = int(slacks[place, cell])
+    return slack > NEVER and weighed <= slack

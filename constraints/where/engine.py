@@ -1,15 +1,15 @@
-"""The engine for `where` expressions: a language, and where one output stands in it.
+"""The engine for `where` expressions: a compiled language, and the state of one output in it.
 
     place    of the byte table: the joint state of all automata, and the place inside a character
     counts   of characters, words and sentences, each held at its last bound
-    legal    a token after which the reserve of the place covers the counts
+    legal    a token behind which the counts are within the slack of the place
 
-Masks take account of `max_len` exactly, for a text is looked at in tokens as well as in bytes.
-Where there are too many places for that, completions are known along some of them: routes.
-len(tokens(X)) counts every token made, those of a phrase that stops_before drops included.
+Masks respect `max_len` exactly, since distances are computed in tokens. Where there are too many
+places for that, distances are known along some of them only: routes.
+len(tokens(X)) counts every token, those of a phrase that stops_before drops included.
 
-What bytes can complete tokens can, too, unless tokens are counted or some byte is no token: then
-places are alive by what tokens lead to, as far as distances are known.
+Tokens can complete whatever bytes can complete, unless tokens are counted or some byte has no
+token: then a place is alive if tokens lead from it to an end, as far as distances are known.
 """
 
 from collections.abc import Sequence
@@ -27,44 +27,44 @@ from constraints.vocabulary import Vocabulary
 from constraints.where.byte_steps import ByteSteps
 from constraints.where.byte_table import ByteTable
 from constraints.where.completions import along, fewest
-from constraints.where.counter_grid import NEVER, CounterGrid, Reserves
+from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.distances import MAX_WORK, Distances
 from constraints.where.machine import Machine
 from constraints.where.terms import Expression
 from constraints.where.token_transitions import TokenTransitions
+from constraints.where.transition_cache import TransitionCache
 from constraints.where.utf8 import plain_places
-from constraints.where.views import Views
 
-# States whose transitions are made while compiling, where distances do not need all of them.
+# States whose transitions are computed while compiling, where distances do not need all of them.
 _MAX_AHEAD = 32
-# Work on routes: a tenth of a second, where counts can lead to an end as well.
+# The most work on routes: a tenth of a second; `_greedy` may find a completion without them.
 _MAX_ROUTED = 8_000_000
-# Kinds of tokens that are looked through in a few microseconds.
+# The most kinds of tokens that are compared in a few microseconds.
 _MAX_QUICK_KINDS = 1_000
-# Forced bytes that are returned at once.
+# The most forced bytes that are returned at once.
 _MAX_FORCED = 4096
 
 
 @dataclass(eq=False)
 class WhereLanguage:
-    """A compiled expression; immutable but for what it remembers, shared by threads.
+    """A compiled expression; immutable but for its caches, shared by threads.
 
-    live:       reserves of every place, as far as bytes can tell
-    expression: what was compiled
+    coaccessible_slacks: of every place, computed over bytes
+    expression:          what was compiled
     """
 
     vocabulary: Vocabulary
-    walk: TokenTrie
+    trie: TokenTrie
     machine: Machine
     counter_grid: CounterGrid
     table: ByteTable
-    accepted: tuple[Reserves, ...]
-    live: Reserves
+    accepted: tuple[Slacks, ...]
+    coaccessible_slacks: Slacks
     expression: Expression
     dropped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.views = Views(self.walk, self.table, self.counter_grid)
+        self.transition_cache = TransitionCache(self.trie, self.table, self.counter_grid)
         ends = np.zeros(self.vocabulary.num_words * 32, dtype=np.bool_)
         ends[list(self.vocabulary.end_ids)] = True
         self.end_mask = np.packbits(ends, bitorder="little")
@@ -72,9 +72,9 @@ class WhereLanguage:
         self.tokens = self.machine.tokens
         self.spells_utf8 = alphabet_of(self.vocabulary).spells_utf8
         self.distances: Distances | None = None
-        # Where places are too many to know the distances of all: those of some.
+        # Distances of some places, where there are too many places to compute them all.
         self.routes: Distances | None = None
-        is_alive = np.any(self.live > NEVER, axis=1)
+        is_alive = np.any(self.coaccessible_slacks > NEVER, axis=1)
         try:
             self.distances = self._distances(is_alive)
         except TooComplex:
@@ -82,30 +82,30 @@ class WhereLanguage:
                 raise
             self.routes = self._routes(is_alive)
             if self.routes is None:
-                self._look_ahead()
+                self._warm_up()
         self.follows_bytes = self.distances is None or (self.tokens is None and self.spells_utf8)
 
     def _distances(self, is_followed: npt.NDArray[np.bool_], max_work: int = MAX_WORK) -> Distances:
-        """Distances along these places alone. Raises TooComplex."""
+        """Distances along these places only. Raises TooComplex."""
         inside = self.table.utf8.num_places
         is_inside = np.arange(len(is_followed)) % inside > 0
-        # Where single bytes are tokens, tokens come to every place.
+        # Where single bytes are tokens, tokens reach every place.
         everywhere = np.flatnonzero(is_followed).tolist()
         return Distances(
             self.counter_grid,
             self.accepted,
             self.tokens,
-            self.views.transitions_of,
+            self.transition_cache.transitions_of,
             everywhere if self.spells_utf8 else [self.table.start // self.table.width],
             is_followed,
-            int((is_followed & is_inside).sum()) * self.walk.num_nodes_after(0x80, 0xBF),
+            int((is_followed & is_inside).sum()) * self.trie.num_nodes_after(0x80, 0xBF),
             max_work,
         )
 
     def _routes(self, is_alive: npt.NDArray[np.bool_]) -> Distances | None:
-        """Distances along the plainest characters; None where these are no fewer, or too many.
+        """Distances along the plainest characters; None: these are all characters, or too many.
 
-        Tokens may have others, too, as long as they do not end inside of them.
+        Tokens may contain other characters, too, as long as they do not end inside of one.
         """
         is_plain = plain_places(self.table.utf8, self.machine.partition)
         is_followed = is_alive & np.tile(is_plain, self.machine.num_states)
@@ -116,11 +116,11 @@ class WhereLanguage:
         except TooComplex:
             return None
 
-    def _look_ahead(self) -> None:
-        """Nobody has looked out of any place yet: the first masks would take milliseconds."""
+    def _warm_up(self) -> None:
+        """Compute the transitions of the first places, which would delay the first masks."""
         inside = self.table.utf8.num_places
         for state in range(1, min(self.machine.num_states, _MAX_AHEAD)):
-            self.views.transitions(state * inside)
+            self.transition_cache.transitions(state * inside)
 
     @property
     def knows_distances(self) -> bool:
@@ -134,38 +134,38 @@ class WhereLanguage:
 
     @property
     def not_enforced(self) -> tuple[str, ...]:
-        """Nothing: expressions are kept whole."""
+        """Always empty: every part of an expression is enforced."""
         return ()
 
     @property
     def translation(self) -> None:
-        """Nothing: its tables are made for a vocabulary, where they are used."""
+        """None: tables depend on the vocabulary, so each process compiles the expression."""
 
     def matcher(self) -> "WhereMatcher":
         """A matcher at the beginning of an output."""
         return WhereMatcher(self, self.table.start, [0] * len(self.counter_grid.counters), 0)
 
     @property
-    def is_equipped(self) -> bool:
-        """It searches with nothing but its tables."""
+    def is_search_prepared(self) -> bool:
+        """Always: a search needs nothing but the tables."""
         return True
 
     def prepare_search(self) -> None:
-        """Nothing is left to be made."""
+        """There is nothing to prepare."""
 
     def in_bytes(self) -> None:
-        """Tokens are counted, and distances known: no search is needed that walks over bytes."""
+        """None: completions come from distances, so no search over bytes is needed."""
         return None
 
-    def reserves_at_hand(self, made_len: int, max_len: int | None) -> Reserves | None:
-        """As `reserves`, where nothing has to be made for it; waits for no other thread."""
+    def known_slacks(self, made_len: int, max_len: int | None) -> Slacks | None:
+        """`slacks` if they are computed already, else None; does not wait for other threads."""
         if self.distances is None or (max_len is None and self.follows_bytes):
-            return self.live
+            return self.coaccessible_slacks
         return self.distances.at_hand(made_len, max_len)
 
-    def reserves(self, made_len: int, max_len: int | None) -> Reserves:
-        """Reserves of places from which `max_len` more tokens can complete the text."""
-        known = self.reserves_at_hand(made_len, max_len)
+    def slacks(self, made_len: int, max_len: int | None) -> Slacks:
+        """Slacks of the places from which at most `max_len` more tokens complete the text."""
+        known = self.known_slacks(made_len, max_len)
         if known is not None:
             return known
         assert self.distances is not None
@@ -183,9 +183,9 @@ class WhereMatcher:
         self.counts = counts  # of the counters
         self.made_len = made_len  # tokens
         self._has_ended = False
-        # Of this place, once they were asked for.
+        # Of the current place, once they are computed.
         self._complete: bool | None = None
-        self._outlook: TokenTransitions | None = None
+        self._transitions: TokenTransitions | None = None
 
     def fill_mask(self, row: Bitmask, max_len: int | None = None) -> None:
         """Overwrite `row` with the legal tokens, within `max_len` tokens where that is known."""
@@ -194,21 +194,21 @@ class WhereMatcher:
         octets[:] = 0
         if not self._has_ended and (max_len is None or max_len > 0):
             left = None if max_len is None else max_len - 1
-            reserves = language.reserves(self.made_len + 1, left)
+            slacks = language.slacks(self.made_len + 1, left)
             transitions = self.transitions()
-            legal = transitions.legal(reserves, self.counts)
-            mask = language.views.mask(self._place, transitions, legal)
+            legal = transitions.legal(slacks, self.counts)
+            mask = language.transition_cache.mask(self._place, transitions, legal)
             octets[: len(mask)] = mask
         if self.is_complete:
             octets[: len(language.end_mask)] |= language.end_mask
 
     def is_quick(self, max_len: int | None) -> bool:
-        """What the place looks out on is there, and is little, and so are the reserves."""
+        """Whether the transitions are cached and few, and the slacks computed."""
         left = None if max_len is None else max_len - 1
-        self._outlook = self._language.views.known(self._place)
-        if self._outlook is None or self._outlook.num_kinds > _MAX_QUICK_KINDS:
+        self._transitions = self._language.transition_cache.known(self._place)
+        if self._transitions is None or self._transitions.num_kinds > _MAX_QUICK_KINDS:
             return False
-        return self._language.reserves_at_hand(self.made_len + 1, left) is not None
+        return self._language.known_slacks(self.made_len + 1, left) is not None
 
     @property
     def _place(self) -> int:
@@ -216,18 +216,18 @@ class WhereMatcher:
 
     @property
     def is_inside(self) -> bool:
-        """A character has begun and is not complete."""
+        """Whether a character has begun and is not complete."""
         return self._place % self._language.table.utf8.num_places > 0
 
     def transitions(self) -> TokenTransitions:
-        """What tokens lead to from here."""
-        if self._outlook is None:
-            self._outlook = self._language.views.transitions(self._place)
-        return self._outlook
+        """The transitions of this place."""
+        if self._transitions is None:
+            self._transitions = self._language.transition_cache.transitions(self._place)
+        return self._transitions
 
-    def is_alive(self, reserves: Reserves) -> bool:
-        """Whether the reserves of the place cover the counts."""
-        return self._language.steps.is_alive(reserves, self._packed, self.counts)
+    def is_alive(self, slacks: Slacks) -> bool:
+        """Whether the counts are within the slacks of this place."""
+        return self._language.steps.is_alive(slacks, self._packed, self.counts)
 
     def advance(self, token_id: int) -> None:
         """Accept a token. Raises IllegalToken."""
@@ -235,7 +235,7 @@ class WhereMatcher:
         if self._has_ended or after is None:
             raise IllegalToken(f"token {token_id} cannot follow")
         packed, self.counts = after
-        self._complete = self._outlook = None
+        self._complete = self._transitions = None
         if token_id in self._language.vocabulary.end_ids:
             self._has_ended = True
             return
@@ -245,7 +245,7 @@ class WhereMatcher:
     def _after(
         self, token_id: int, packed: int, counts: list[int], made_len: int
     ) -> tuple[int, list[int]] | None:
-        """Where a legal token leads; None for others."""
+        """The place and the counts behind a legal token; None for other tokens."""
         language = self._language
         if not 0 <= token_id < len(language.vocabulary.tokens):
             return None
@@ -255,12 +255,14 @@ class WhereMatcher:
         if not token:
             return None
         packed, counts = language.steps.read(token, packed, counts)
-        reserves = language.reserves(made_len + 1, None)
-        return (packed, counts) if language.steps.is_alive(reserves, packed, counts) else None
+        slacks = language.slacks(made_len + 1, None)
+        return (packed, counts) if language.steps.is_alive(slacks, packed, counts) else None
 
     def _holds(self, packed: int, counts: list[int], made_len: int) -> bool:
         language, tokens = self._language, self._language.tokens
-        segment = 0 if tokens is None else int(np.searchsorted(tokens.cuts, made_len, "right"))
+        segment = (
+            0 if tokens is None else int(np.searchsorted(tokens.boundaries, made_len, "right"))
+        )
         return language.steps.is_alive(language.accepted[segment], packed, counts)
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
@@ -278,10 +280,10 @@ class WhereMatcher:
             made_len += 1
         return len(token_ids)
 
-    def forced_bytes(self) -> bytes:
-        """The bytes that every legal text goes on with.
+    def deterministic_suffix(self) -> bytes:
+        """The bytes with which every legal text continues.
 
-        None are returned where bytes do not say what tokens can complete.
+        Empty where bytes do not determine what tokens can complete.
         """
         forced = bytearray()
         language, packed, counts = self._language, self._packed, self.counts
@@ -289,7 +291,7 @@ class WhereMatcher:
             return b""
         is_complete = self.is_complete
         while len(forced) < _MAX_FORCED and not is_complete:
-            following = language.steps.only_byte(language.live, packed, counts)
+            following = language.steps.only_byte(language.coaccessible_slacks, packed, counts)
             if following is None:
                 break
             forced.append(following)
@@ -302,8 +304,8 @@ class WhereMatcher:
     ) -> tuple[int, ...] | None:
         """The fewest tokens that complete the text, plain ones first; None: over `max_len`.
 
-        Without distances there may be fewer, and without routes a completion may be missed.
-        CompletionHints are not needed, and nothing is searched for again and again.
+        Without distances fewer tokens may be possible, and without routes none may be found.
+        `tails` and `num_failed` are not used: nothing is searched repeatedly.
         """
         if self._has_ended:
             return ()
@@ -312,19 +314,19 @@ class WhereMatcher:
             return fewest(self, language.distances, max_len)
         found = None
         if language.routes is not None:
-            found = along(self, language.routes, language.live, max_len)
-            # Where every byte can be written, routes lead from everywhere to an end.
+            found = along(self, language.routes, language.coaccessible_slacks, max_len)
+            # Where every byte has a token, routes lead from every place to an end.
             if language.spells_utf8:
                 return found
         return self._greedy(max_len) if found is None else found
 
     def _greedy(self, max_len: int) -> tuple[int, ...] | None:
-        """A completion that counts as much as can be with every token, then any that is found."""
+        """A completion whose tokens count as much as possible, with a searched one behind them."""
         ahead = self.fork()
         tokens: list[int] = []
         while not ahead.is_complete and len(tokens) < max_len:
             transitions = ahead.transitions()
-            legal = transitions.legal(self._language.live, ahead.counts)
+            legal = transitions.legal(self._language.coaccessible_slacks, ahead.counts)
             token_id = transitions.farthest_token(legal, ahead.counts)
             if token_id is None:
                 rest = shortest_completion(ahead, self._language.vocabulary, max_len - len(tokens))
@@ -341,21 +343,23 @@ class WhereMatcher:
 
     @property
     def is_complete(self) -> bool:
-        """What was accepted so far is in the language."""
+        """Whether the text so far is in the language."""
         if self._complete is None:
             self._complete = self._holds(self._packed, self.counts, self.made_len)
         return self._complete
 
     @property
     def is_over(self) -> bool:
-        """It is, and nothing but the end may follow."""
+        """Whether nothing but the end may follow."""
         if self._has_ended:
             return True
         if not self.is_complete:
             return False
         language = self._language
         if language.follows_bytes:
-            return not language.steps.goes_on(language.live, self._packed, self.counts)
+            return not language.steps.goes_on(
+                language.coaccessible_slacks, self._packed, self.counts
+            )
         transitions = self.transitions()
-        reserves = language.reserves(self.made_len + 1, None)
-        return not transitions.legal(reserves, self.counts).any()
+        slacks = language.slacks(self.made_len + 1, None)
+        return not transitions.legal(slacks, self.counts).any()

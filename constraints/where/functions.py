@@ -16,8 +16,8 @@ from constraints.where.operands import (
     Operand,
     Phrase,
     Phrases,
-    Pieces,
     Subject,
+    TextParts,
     Truth,
     described,
     distinct,
@@ -55,7 +55,7 @@ def _len(arguments: Arguments) -> Operand:
     match arguments[0]:
         case Subject():
             return Count(Measure.CHARS)
-        case Pieces(measure):
+        case TextParts(measure):
             return Count(measure)
         case Phrase(value):
             return Number(len(value))
@@ -65,8 +65,8 @@ def _len(arguments: Arguments) -> Operand:
             raise Mismatch(f"{described(other)} has no length", argument=0)
 
 
-def _pieces(
-    name: str, measure: Measure, cut: Callable[[str], list[str]] | None
+def _text_parts(
+    name: str, measure: Measure, split: Callable[[str], list[str]] | None
 ) -> Callable[[Arguments], Operand]:
     """Pieces of the output, or those of a string that is known, cut by `cut`."""
 
@@ -74,11 +74,11 @@ def _pieces(
         _require(arguments, 1)
         about = _text(arguments)
         if isinstance(about, Subject):
-            return Pieces(measure, name)
-        if cut is None:
+            return TextParts(measure, name)
+        if split is None:
             what = f"only the output has {name}: how a string was cut into them is not known"
             raise Mismatch(what, argument=0)
-        return Phrases(tuple(cut(about.value)))
+        return Phrases(tuple(split(about.value)))
 
     return apply
 
@@ -138,11 +138,13 @@ def _set(arguments: Arguments) -> Operand:
 
 FUNCTIONS = {
     "len": Function("len(X), len(words(X)), len(sentences(X)) or len(tokens(X))", _len),
-    "words": Function("len(words(X))", _pieces("words", Measure.WORDS, str.split)),
-    "sentences": Function("len(sentences(X))", _pieces("sentences", Measure.SENTENCES, _sentences)),
-    "tokens": Function("len(tokens(X))", _pieces("tokens", Measure.TOKENS, None)),
-    "characters": Function("len(characters(X))", _pieces("characters", Measure.CHARS, list)),
-    "chars": Function("len(chars(X))", _pieces("chars", Measure.CHARS, list)),
+    "words": Function("len(words(X))", _text_parts("words", Measure.WORDS, str.split)),
+    "sentences": Function(
+        "len(sentences(X))", _text_parts("sentences", Measure.SENTENCES, _sentences)
+    ),
+    "tokens": Function("len(tokens(X))", _text_parts("tokens", Measure.TOKENS, None)),
+    "characters": Function("len(characters(X))", _text_parts("characters", Measure.CHARS, list)),
+    "chars": Function("len(chars(X))", _text_parts("chars", Measure.CHARS, list)),
     "int": Function("int(X), alone or compared, as in 1 <= int(X) <= 5", _int),
     "float": Function("float(X)", _float),
     "starts_with": Function('starts_with(X, "a"), starts_with(X, ["a", "b"])', _starts_with),

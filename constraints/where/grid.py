@@ -1,6 +1,6 @@
-"""Where an expression holds, for every state of its automata and every segment of its counts.
+"""Whether an expression holds, for every state of its automata and every segment of its counts.
 
-grid[state, chars, words, sentences, tokens]    a measure that is not counted has one segment
+grid[state, chars, words, sentences, tokens]    an uncounted measure has one segment
 """
 
 import operator
@@ -37,7 +37,7 @@ def holds(
     truths: Mapping[Expression, npt.NDArray[np.bool_]],
     counters: Mapping[Measure, Counter],
 ) -> Grid:
-    """The grid of an expression; truths: whether each atom that counts nothing holds, [states]."""
+    """The grid of an expression; truths: whether each atom without a count holds, [states]."""
     match expression:
         case And(parts):
             return reduce(np.logical_and, [holds(part, truths, counters) for part in parts])
@@ -63,7 +63,7 @@ def may_hold(
     *,
     wanted: bool = True,
 ) -> npt.NDArray[np.bool_]:
-    """Whether the expression could still be `wanted`, as far as each atom by itself tells.
+    """Whether the expression could still become `wanted`, judged by each atom on its own.
 
     possible: whether the atom may still hold, and whether it may still fail, [states] each
     """

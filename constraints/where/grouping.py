@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from constraints.where.normal import to_nnf, with_lists_joined
+from constraints.where.normal_form import to_nnf, with_lists_joined
 from constraints.where.terms import (
     And,
     Contains,

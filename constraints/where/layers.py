@@ -1,4 +1,4 @@
-"""Reserves by how many tokens are left, from none until one more token changes nothing."""
+"""Slacks by the number of tokens left: from none up to where one more changes nothing."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -6,31 +6,31 @@ from collections.abc import Callable
 import numpy as np
 
 from constraints.errors import TooComplex
-from constraints.where.counter_grid import ALWAYS, NEVER, Reserves
+from constraints.where.counter_grid import ALWAYS, NEVER, Slacks
 
-# Layers that are kept whole, in bytes.
+# The most bytes of layers that are stored whole.
 _MAX_BYTES = 128_000_000
-# Layers that were put together from how many tokens each place needs.
+# The most cached layers that were rebuilt from the tokens that each place needs.
 _MAX_SHOWN = 4
 
 
 class Layers:
-    """All layers, made at once; used by one thread at a time.
+    """All layers, computed at once; used by one thread at a time.
 
-    Where a reserve is weighed, layers are kept whole. Otherwise there is only ALWAYS and NEVER, and
-    it is enough to know how many tokens each place and cell needs.
+    Where a counter is weighed, layers are stored whole. Otherwise slacks are ALWAYS or NEVER, and
+    it is enough to store how many tokens each place and cell needs.
     """
 
     def __init__(
-        self, first: Reserves, before: Callable[[Reserves], Reserves], *, is_weighed: bool
+        self, first: Slacks, before: Callable[[Slacks], Slacks], *, is_weighed: bool
     ) -> None:
-        """before: the layer of one more token, the same array where it is equal.
+        """before: computes the layer of one more token; returns its argument if they are equal.
 
-        Raises TooComplex where there is not room for all.
+        Raises TooComplex where the layers take too much memory.
         """
         self._whole = [first]
         self._needed = np.where(first > NEVER, 0, np.iinfo(np.int32).max).astype(np.int32)
-        self._shown: OrderedDict[int, Reserves] = OrderedDict()
+        self._shown: OrderedDict[int, Slacks] = OrderedDict()
         self.num_layers = 1
         last = first
         while (following := before(last)) is not last:
@@ -45,14 +45,14 @@ class Layers:
             self.num_layers += 1
         self._is_weighed = is_weighed
 
-    def at_hand(self, max_len: int | None) -> Reserves | None:
-        """As `within`, where it is kept whole; asked by any thread."""
+    def at_hand(self, max_len: int | None) -> Slacks | None:
+        """`within` if that layer is stored whole, else None; any thread may call it."""
         if max_len is None or max_len >= self.num_layers - 1:
             return self._whole[-1]
         return self._whole[max_len] if self._is_weighed else None
 
-    def within(self, max_len: int | None) -> Reserves:
-        """Reserves of places from which at most `max_len` tokens complete the text."""
+    def within(self, max_len: int | None) -> Slacks:
+        """Slacks of places from which at most `max_len` tokens complete the text."""
         whole = self.at_hand(max_len)
         if whole is not None:
             return whole
@@ -66,6 +66,6 @@ class Layers:
         return shown
 
 
-def can_keep(first: Reserves, num_layers: int, *, is_weighed: bool) -> bool:
-    """Whether there is room for so many layers."""
+def can_keep(first: Slacks, num_layers: int, *, is_weighed: bool) -> bool:
+    """Whether there is memory for so many layers."""
     return first.nbytes * (num_layers if is_weighed else 3) <= _MAX_BYTES

@@ -21,7 +21,7 @@ KEYWORDS = {
 }
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """What a token is."""
 
     NAME = "a name"
@@ -36,7 +36,7 @@ class Kind(Enum):
 class Token:
     """A token and where it stands: `text` is text[start:end], `value` what a literal means."""
 
-    kind: Kind
+    kind: TokenKind
     text: str
     start: int
     end: int
@@ -98,7 +98,7 @@ def tokens(text: str) -> Iterator[Token]:
         token = _token(text, position)
         yield token
         position = token.end
-    yield Token(Kind.END, "", position, position)
+    yield Token(TokenKind.END, "", position, position)
 
 
 def _token(text: str, start: int) -> Token:
@@ -107,14 +107,14 @@ def _token(text: str, start: int) -> Token:
         return _string(text, string)
     name = _NAME.match(text, start)
     if name:
-        kind = Kind.KEYWORD if name[0] in KEYWORDS else Kind.NAME
+        kind = TokenKind.KEYWORD if name[0] in KEYWORDS else TokenKind.NAME
         return Token(kind, name[0], start, name.end())
     number = _NUMBER.match(text, start)
     if number:
         return _number(text, number)
     sign = _SIGN.match(text, start)
     if sign:
-        return Token(Kind.SIGN, sign[0], start, sign.end())
+        return Token(TokenKind.SIGN, sign[0], start, sign.end())
     raise complaint(text, start, start + 1, _strange(text[start]), _FOREIGN.get(text[start]))
 
 
@@ -127,7 +127,7 @@ def _number(text: str, match: re.Match[str]) -> Token:
         raise complaint(
             text, match.start(), match.end(), f"a number has at most {MAX_DIGITS} digits"
         )
-    return Token(Kind.NUMBER, written, match.start(), match.end(), int(digits))
+    return Token(TokenKind.NUMBER, written, match.start(), match.end(), int(digits))
 
 
 def _string(text: str, opening: re.Match[str]) -> Token:
@@ -154,7 +154,7 @@ def _string(text: str, opening: re.Match[str]) -> Token:
             f"the string has half a character, \\u{ord(surrogate[0]):04x}, which is no text",
             'write characters beyond \\uffff as "\\U0001f600"',
         )
-    return Token(Kind.STRING, text[start:end], start, end, value)
+    return Token(TokenKind.STRING, text[start:end], start, end, value)
 
 
 def _unescape(text: str, body: str, offset: int) -> str:

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from constraints.where import automata, numerals, patterns
+from constraints.where import automata, numerals, regex_dfa
 from constraints.where.automata import Automaton
 from constraints.where.code_points import Partition, join
 from constraints.where.grid import MEASURES, Grid, holds, is_counted, may_hold
 from constraints.where.grouping import ContainsAny, grouped
 from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
-from constraints.where.measures import Counter, atoms, axis_of
+from constraints.where.measures import Counter, atoms, counter_of
 from constraints.where.sources import Steps
 from constraints.where.terms import (
     Compare,
@@ -44,8 +44,8 @@ class Machine:
 
     start:   the state of the empty text
     steps:   [num_states, num_labels]
-    gains:   [num_states, num_labels, num_axes] what a character adds to each count
-    pending: [num_states, num_axes] what is added to the counts before looking them up in `accepts`
+    gains:   [num_states, num_labels, num_counters] what a character adds to each count
+    pending: [num_states, num_counters] what is added to the counts before `accepts` is looked up
     accepts: [num_states, segments of each measure]
     counters:    of the measures that are counted, tokens apart
     tokens:  the counter of tokens, None where they do not matter
@@ -91,7 +91,7 @@ def _phrase_automaton(atom: Expression) -> Automaton | None:
 def _shape_automaton(atom: Expression) -> Automaton:
     match atom:
         case Matches(pattern):
-            return patterns.matches(pattern)
+            return regex_dfa.matches(pattern)
         case IsInt():
             return numerals.is_int()
         case IsFloat():
@@ -113,7 +113,7 @@ def build(expression: Expression) -> Machine:
     counted = {
         measure: counter
         for measure in MEASURES
-        if (counter := axis_of(measure, expression)) is not None
+        if (counter := counter_of(measure, expression)) is not None
     }
     joint = _Joint(expression, parts, counted)
     rows, steps = joint.explore()

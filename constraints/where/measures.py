@@ -1,6 +1,6 @@
-"""Axes: what an expression counts, and the counts that it tells apart.
+"""Counters: what an expression counts, and the counts that it distinguishes.
 
-len(X) > 2 and len(X) < 5:   counts 0 1 2 | 3 4 | 5 ...    three segments, cut at 3 and 5
+len(X) > 2 and len(X) < 5:   counts 0 1 2 | 3 4 | 5 ...    three segments with boundaries 3 and 5
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from constraints.where.terms import (
     Relation,
 )
 
-_CUTS = {
+_BOUNDARIES = {
     Relation.LT: (0,),
     Relation.GE: (0,),
     Relation.LE: (1,),
@@ -33,28 +33,28 @@ _CUTS = {
 
 @dataclass(frozen=True, slots=True)
 class Counter:
-    """One measure. A count of `cap` or more is held as `cap`: nothing tells them apart."""
+    """The count of one measure. Counts of `cap` and more are held at `cap`: they are equal."""
 
     measure: Measure
-    cuts: tuple[int, ...]  # ascending, each the first count of a segment; the first segment is 0 ..
+    boundaries: tuple[int, ...]  # ascending: first counts of all segments but the first
 
     @property
     def cap(self) -> int:
         """The first count of the last segment."""
-        return self.cuts[-1]
+        return self.boundaries[-1]
 
     @property
     def firsts(self) -> tuple[int, ...]:
         """The first count of each segment."""
-        return (0, *self.cuts)
+        return (0, *self.boundaries)
 
     def segments(self) -> npt.NDArray[np.int64]:
         """The segment of each count, [cap + 1]."""
-        return np.searchsorted(self.cuts, np.arange(self.cap + 1), side="right")
+        return np.searchsorted(self.boundaries, np.arange(self.cap + 1), side="right")
 
 
 def atoms(expression: Expression) -> Iterator[Expression]:
-    """What is neither And, Or nor Not, from left to right."""
+    """The parts that are neither And, Or nor Not, from left to right."""
     match expression:
         case And(parts) | Or(parts):
             for part in parts:
@@ -65,15 +65,15 @@ def atoms(expression: Expression) -> Iterator[Expression]:
             yield expression
 
 
-def axis_of(measure: Measure, expression: Expression) -> Counter | None:
-    """The counter of a measure; None where the expression does not look at it."""
-    cuts = {
+def counter_of(measure: Measure, expression: Expression) -> Counter | None:
+    """The counter of a measure; None where the expression does not compare it."""
+    boundaries = {
         atom.bound + shift
         for atom in atoms(expression)
         if isinstance(atom, Compare) and atom.measure is measure
-        for shift in _CUTS[atom.relation]
+        for shift in _BOUNDARIES[atom.relation]
     }
-    above = sorted(cut for cut in cuts if cut > 0)
+    above = sorted(cut for cut in boundaries if cut > 0)
     if above and above[-1] > MAX_COUNT:
         raise TooComplex(f"{measure.value} is compared with more than {MAX_COUNT}")
     return Counter(measure, tuple(above)) if above else None

@@ -49,7 +49,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
+class TextParts:
     """What `words(X)` is before `len(...)` counts it."""
 
     measure: Measure
@@ -99,7 +99,7 @@ class Truth:
     ending: int | None = None
 
 
-Operand = Subject | Pieces | Count | Number | Integer | Phrase | Phrases | Truth
+Operand = Subject | TextParts | Count | Number | Integer | Phrase | Phrases | Truth
 
 _SYMMETRIC = {
     Relation.LT: Relation.GT,
@@ -116,7 +116,7 @@ def described(operand: Operand) -> str:
     match operand:
         case Subject():
             return "the output"
-        case Pieces(name=name):
+        case TextParts(name=name):
             return f"{name}(X)"
         case Count(measure):
             return measure.value
@@ -144,8 +144,8 @@ def condition(operand: Operand) -> Truth:
                 f"{measure.value} is a number, no condition",
                 f"compare it, as in {measure.value} < 40",
             )
-        case Pieces():
-            raise _uncounted(operand)
+        case TextParts():
+            raise _uncounted_parts(operand)
         case Subject():
             raise Mismatch("the output alone is no condition", 'compare it, as in X == "yes"')
     raise Mismatch(f"{described(operand)} alone is no condition")
@@ -154,8 +154,8 @@ def condition(operand: Operand) -> Truth:
 def compared(left: Operand, relation: Relation, right: Operand) -> Expression:
     """What `left relation right` means. Raises Mismatch."""
     for operand in (left, right):
-        if isinstance(operand, Pieces):
-            raise _uncounted(operand)
+        if isinstance(operand, TextParts):
+            raise _uncounted_parts(operand)
         if isinstance(operand, Truth):
             raise _no_value(operand)
     left, right = _as_number(left), _as_number(right)
@@ -223,7 +223,7 @@ def _not_contained(left: Operand, right: Operand) -> Mismatch:
             return Mismatch(
                 "a list cannot be looked for", 'write ("a" in X or "b" in X) for one of several'
             )
-        case _, Pieces():
+        case _, TextParts():
             return Mismatch(
                 f"{described(right)} can only be counted", 'write "a" in X, or len(words(X)) < 40'
             )
@@ -266,5 +266,5 @@ def _no_value(truth: Truth) -> Mismatch:
     )
 
 
-def _uncounted(pieces: Pieces) -> Mismatch:
-    return Mismatch(f"{described(pieces)} can only be counted", f"write len({pieces.name}(X))")
+def _uncounted_parts(parts: TextParts) -> Mismatch:
+    return Mismatch(f"{described(parts)} can only be counted", f"write len({parts.name}(X))")

@@ -12,7 +12,7 @@ from constraints.errors import Malformed
 from constraints.where.cursor import Cursor
 from constraints.where.error_position import complaint, nearest, short
 from constraints.where.functions import Function, find
-from constraints.where.lexer import Kind, Token, place_in
+from constraints.where.lexer import Token, TokenKind, place_in
 from constraints.where.operands import (
     Integer,
     Mismatch,
@@ -132,7 +132,7 @@ class _Parser:
     def _relation(self) -> str | None:
         """Reads `in`, `not in` or a sign of comparison; None where none stands."""
         token = self._cursor.token
-        if token.text in _RELATIONS and token.kind is Kind.SIGN:
+        if token.text in _RELATIONS and token.kind is TokenKind.SIGN:
             self._cursor.advance()
             return token.text
         if self._cursor.accept("in"):
@@ -162,17 +162,17 @@ class _Parser:
     def _operand(self) -> _Placed:
         token = self._cursor.token
         match token.kind:
-            case Kind.STRING:
+            case TokenKind.STRING:
                 self._cursor.advance()
                 return self._placed(Phrase(str(token.value)), token.start)
-            case Kind.NUMBER:
+            case TokenKind.NUMBER:
                 return self._number(token, 1)
-            case Kind.NAME:
+            case TokenKind.NAME:
                 return self._name()
-            case Kind.KEYWORD if token.text in ("True", "False"):
+            case TokenKind.KEYWORD if token.text in ("True", "False"):
                 self._cursor.advance()
                 return self._placed(Truth(Constant(token.text == "True")), token.start)
-            case Kind.SIGN:
+            case TokenKind.SIGN:
                 return self._signed()
         raise self._cursor.unexpected("a condition or a value")
 
@@ -185,7 +185,7 @@ class _Parser:
             return self._placed(self._list(_CLOSING[token.text], []), token.start)
         if token.text == "-":
             self._cursor.advance()
-            if self._cursor.token.kind is Kind.NUMBER:
+            if self._cursor.token.kind is TokenKind.NUMBER:
                 return self._number(token, -1)
             raise self._cursor.unexpected("a number after `-`")
         raise self._cursor.unexpected("a condition or a value")

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from constraints.token_actions import Actions
 from constraints.token_trie import PLACE_BITS, PLACE_MASK, Ends, Packed, TokenTrie
 from constraints.where.byte_table import GAIN_BITS, ByteTable
-from constraints.where.counter_grid import CounterGrid, Reserves
+from constraints.where.counter_grid import CounterGrid, Slacks
 from constraints.where.machine import Counts
 
 # Kinds are numbered by a table of all places and gains while it has so many entries.
@@ -52,21 +52,21 @@ class TokenTransitions:
 
     @classmethod
     def of_ends(
-        cls, ends: Ends, table: ByteTable, counter_grid: CounterGrid, walk: TokenTrie
+        cls, ends: Ends, table: ByteTable, counter_grid: CounterGrid, trie: TokenTrie
     ) -> "TokenTransitions":
         """From where each token leads."""
         kinds, packed = _kinds(ends, table)
-        examples = np.full(len(packed), walk.vocab_size, dtype=np.int64)
-        np.minimum.at(examples, kinds, walk.plainness[ends.token_ids])
-        num_bits = -(-walk.vocab_size // 32) * 32
+        examples = np.full(len(packed), trie.vocab_size, dtype=np.int64)
+        np.minimum.at(examples, kinds, trie.plainness[ends.token_ids])
+        num_bits = -(-trie.vocab_size // 32) * 32
         # Few tokens are listed; of many, the kind of each is stored, and one more kind, which is
         # never legal, for all others.
-        if len(kinds) * 8 < walk.vocab_size or len(packed) > _MAX_SMALL:
-            listed = _Listed(walk, examples, num_bits, ends.token_ids, kinds)
+        if len(kinds) * 8 < trie.vocab_size or len(packed) > _MAX_SMALL:
+            listed = _Listed(trie, examples, num_bits, ends.token_ids, kinds)
             return cls(packed, listed, table, counter_grid)
         dense = np.full(num_bits, len(packed), dtype=np.uint16)
         dense[ends.token_ids] = kinds
-        return cls(packed, _Grouped(walk, examples, dense, None), table, counter_grid)
+        return cls(packed, _Grouped(trie, examples, dense, None), table, counter_grid)
 
     @classmethod
     def of_actions(
@@ -75,34 +75,34 @@ class TokenTransitions:
         index: int,
         table: ByteTable,
         counter_grid: CounterGrid,
-        walk: TokenTrie,
+        trie: TokenTrie,
     ) -> "TokenTransitions":
         """From what tokens do in one of several places."""
         packed, kinds = np.unique(actions.ends[:, index], return_inverse=True)
         num_dead = int(packed[0] == 0)  # the last action is dead everywhere, and others may be here
         packed = packed[num_dead:]
         kinds = np.where(kinds.reshape(-1) < num_dead, len(packed), kinds.reshape(-1) - num_dead)
-        examples = np.full(len(packed) + 1, walk.vocab_size, dtype=np.int64)
+        examples = np.full(len(packed) + 1, trie.vocab_size, dtype=np.int64)
         np.minimum.at(examples, kinds, actions.plainest)
         of_actions, num_places = kinds.astype(np.uint16), actions.ends.shape[1]
-        tokens = _Grouped(walk, examples[:-1], actions.of_tokens, of_actions, num_places)
+        tokens = _Grouped(trie, examples[:-1], actions.of_tokens, of_actions, num_places)
         return cls(packed, tokens, table, counter_grid)
 
-    def legal(self, reserves: Reserves, counts: list[int]) -> npt.NDArray[np.bool_]:
-        """Whether each kind leads to a place that is alive in `reserves`."""
+    def legal(self, slacks: Slacks, counts: list[int]) -> npt.NDArray[np.bool_]:
+        """Whether each kind leads to a place that is alive in `slacks`."""
         counter_grid = self._counter_grid
         cells = self._cells
         for place, base, size, stride in self._layout:
             along = np.minimum(self.gains[:, place] + (counts[place] - base), size - 1)
             cells = cells + (np.maximum(along, 0) if base else along) * stride
         weighed: npt.NDArray[np.int64] | int = 0
-        if counter_grid.reserve is not None:
-            counter = counter_grid.reserve
+        if counter_grid.slack is not None:
+            counter = counter_grid.slack
             cap = counter_grid.counters[counter].cap
             weighed = (
                 np.minimum(self.gains[:, counter] + counts[counter], cap) * counter_grid.weight
             )
-        legal: npt.NDArray[np.bool_] = reserves.reshape(-1).take(cells) >= weighed
+        legal: npt.NDArray[np.bool_] = slacks.reshape(-1).take(cells) >= weighed
         return legal
 
     def mask(self, legal: npt.NDArray[np.bool_]) -> npt.NDArray[np.uint8]:
@@ -128,7 +128,7 @@ class _Listed:
     examples: the plainest token of each kind, as its place among all
     """
 
-    walk: TokenTrie
+    trie: TokenTrie
     examples: npt.NDArray[np.int64]
     num_bits: int
     token_ids: npt.NDArray[np.int64]
@@ -146,7 +146,7 @@ class _Listed:
 
     def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
         """The plainest token of the kinds that are chosen."""
-        return int(self.walk.plain_first[self.examples[chosen].min()])
+        return int(self.trie.plain_first[self.examples[chosen].min()])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,7 +157,7 @@ class _Grouped:
     one of tokens that cannot follow. Groups are shared by `num_sharing` transitions.
     """
 
-    walk: TokenTrie
+    trie: TokenTrie
     examples: npt.NDArray[np.int64]
     groups: npt.NDArray[np.uint16]
     kinds: npt.NDArray[np.uint16] | None
@@ -175,7 +175,7 @@ class _Grouped:
 
     def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
         """The plainest token of the kinds that are chosen."""
-        return int(self.walk.plain_first[self.examples[chosen].min()])
+        return int(self.trie.plain_first[self.examples[chosen].min()])
 
 
 def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -185,7 +185,7 @@ def _kinds(ends: Ends, table: ByteTable) -> tuple[npt.NDArray[np.int64], npt.NDA
         return states, states
     keys = (states & PLACE_MASK) // table.width
     size = table.num_places
-    for counter in range(table.num_axes):
+    for counter in range(table.num_counters):
         gained = (states >> (PLACE_BITS + GAIN_BITS * counter)) & ((1 << GAIN_BITS) - 1)
         keys += gained * size
         size *= int(gained.max()) + 1

@@ -1,7 +1,7 @@
 """The zygote's command line: loads a vocabulary and forks workers on command.
 
 python -m constraints.worker --control-fd N --tokenizer FILE --vocab-size N --end-ids 1,2
-                             --max-len N --cpu-s SECONDS --memory-bytes N [--breath LIBRARY]
+                             --max-len N --cpu-s SECONDS --memory-bytes N [--cpu-yield LIBRARY]
 """
 
 import argparse
@@ -44,7 +44,9 @@ def main(argv: Sequence[str]) -> int:
             control.sendall(_failed(str(error)))
             return 1
         compiler = Compiler(vocabulary, max_cached=_MAX_CACHED)
-        work = Work(vocabulary, compiler, args.cpu_s, args.memory_bytes, CpuYield.at(args.breath))
+        work = Work(
+            vocabulary, compiler, args.cpu_s, args.memory_bytes, CpuYield.at(args.cpu_yield)
+        )
         for spec in _FIRST:
             answer = work.answer(Check(spec, StopRule(), args.max_len))
             if isinstance(answer, Bug):
@@ -67,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-len", type=int, required=True)
     parser.add_argument("--cpu-s", type=float, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
-    parser.add_argument("--breath", type=Path, help="absent: idle work does not leave its core")
+    parser.add_argument("--cpu-yield", type=Path, help="absent: idle work does not leave its core")
     return parser
 
 

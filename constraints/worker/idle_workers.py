@@ -53,7 +53,7 @@ class IdleWorkers:
         elif len(self._low) < self._max_low:
             self._low.append(worker)
         else:
-            worker.let_go()
+            worker.close_channel()
 
     async def close(self) -> None:
         """Ends all processes."""
@@ -91,8 +91,8 @@ class IdleWorkers:
     async def _begin(self) -> ZygoteClient:
         """A zygote client that serves. Raises ZygoteDown, OSError."""
         # Compiled here if need be: the zygote client has no environment, and so no compiler.
-        breath = await asyncio.to_thread(CpuYield.load)
-        path = () if breath.path is None else ("--breath", str(breath.path))
+        cpu_yield = await asyncio.to_thread(CpuYield.load)
+        path = () if cpu_yield.path is None else ("--cpu-yield", str(cpu_yield.path))
         zygote_client = await ZygoteClient.start((*self._arguments, *path))
         try:
             # Shielded, as the zygote client still tells of itself while a cancelled beginning ends

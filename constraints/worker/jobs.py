@@ -22,9 +22,9 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
+from constraints.results import CheckResult, Judgement, JudgeResult, VerifyResult
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from constraints.translation import MAX_SENT_CHARS, Translation
-from constraints.verdict import Judged, Judgement, Passed, Verified
 
 HEADER = struct.Struct(">I")
 # A constraint's text is bounded by who takes it; this only keeps a broken frame from being awaited.
@@ -66,7 +66,7 @@ class Bug:
 
 
 Job = Check | Judge | Verify
-Answer = Passed | Judged | Verified | ConstraintError | Bug
+Answer = CheckResult | JudgeResult | VerifyResult | ConstraintError | Bug
 
 
 def frame(value: Mapping[str, Any]) -> bytes:
@@ -111,7 +111,7 @@ def job_from_json(fields: Mapping[str, Any]) -> Job:
 def answer_to_json(answer: Answer) -> dict[str, Any]:
     """An answer in JSON's words."""
     match answer:
-        case Passed():
+        case CheckResult():
             return {
                 "min_len": answer.min_len,
                 "dropped": list(answer.dropped_phrases),
@@ -120,7 +120,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
                 "dead_ends": answer.has_dead_ends,
                 "translation": _translation_to_json(answer.translation),
             }
-        case Judged():
+        case JudgeResult():
             return {
                 "shortest": answer.shortest,
                 "min_len": answer.min_len,
@@ -128,7 +128,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
                 "dropped": list(answer.dropped_phrases),
                 "not_enforced": list(answer.not_enforced),
             }
-        case Verified():
+        case VerifyResult():
             return {"violations": list(answer.violations)}
         case Bug():
             return {"bug": answer.trace}
@@ -146,16 +146,16 @@ def answer_from_json(fields: Mapping[str, Any]) -> Answer:
     if "bug" in fields:
         return Bug(fields["bug"])
     if "violations" in fields:
-        return Verified(tuple(fields["violations"]))
+        return VerifyResult(tuple(fields["violations"]))
     if "judgements" in fields:
         judgements = tuple(
             Judgement(accepted, position, tuple(expected), num_legal, failure)
             for accepted, position, expected, num_legal, failure in fields["judgements"]
         )
         known = (tuple(fields["dropped"]), tuple(fields["not_enforced"]))
-        return Judged(fields["shortest"], fields["min_len"], judgements, *known)
+        return JudgeResult(fields["shortest"], fields["min_len"], judgements, *known)
     known = (tuple(fields["dropped"]), tuple(fields["not_enforced"]))
-    return Passed(
+    return CheckResult(
         *(fields["min_len"], *known, fields["compile_s"], fields["dead_ends"]),
         _translation_from_json(fields["translation"]),
     )

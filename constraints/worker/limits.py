@@ -21,7 +21,7 @@ LOWEST_NICENESS = 19
 _STEP_BACK = 5
 
 
-def take_no_more_than(memory_bytes: int) -> None:
+def limit_memory(memory_bytes: int) -> None:
     """Lets the address space grow by so much from here, the stack by less; writes no core files.
 
     What cannot be allocated then is a MemoryError in Python and an abort elsewhere.
@@ -43,7 +43,7 @@ def address_space_bytes() -> int | None:
     return num_pages * resource.getpagesize()
 
 
-def arm(cpu_s: float) -> None:
+def limit_cpu(cpu_s: float) -> None:
     """End this process by SIGPROF once it has computed for so many seconds; 0 disarms.
 
     Seconds of computing and not of waiting, so that a busy machine makes no grammar complex.
@@ -76,7 +76,7 @@ def give_way(pid: int) -> None:
             os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
-def step_back(thread_id: int) -> None:
+def lower_thread_priority(thread_id: int) -> None:
     """Let others have more than this thread, which goes on all the same, however busy they are.
 
     For what may hold a lock that others wait for: idle work that holds one gets no turn to let go

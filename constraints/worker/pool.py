@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from constraints.errors import ConstraintError, TooComplex
-from constraints.verdict import Judged, Passed, Verified
+from constraints.results import CheckResult, JudgeResult, VerifyResult
 from constraints.worker.idle_workers import IdleWorkers
 from constraints.worker.jobs import Bug, Job, answer_from_json, frame, job_to_json
 from constraints.worker.token_bucket import TokenBucket
@@ -143,7 +143,9 @@ class WorkerPool:
         """Ends all processes; jobs under way fail."""
         await self._idle_workers.close()
 
-    async def do(self, job: Job, wait_s: float | None = None) -> Passed | Judged | Verified:
+    async def do(
+        self, job: Job, wait_s: float | None = None
+    ) -> CheckResult | JudgeResult | VerifyResult:
         """The answer within `wait_s`, or as long as the rules say. Raises what the constraint is
         refused for, or why there is no answer.
 
@@ -254,7 +256,7 @@ class WorkerPool:
             self.num_ended += 1
             worker.kill()
         elif answer_json["leaves"]:
-            worker.let_go()
+            worker.close_channel()
         else:
             worker.used_s = answer_json["used_s"]
             self._idle_workers.put_back(worker)

@@ -10,12 +10,12 @@ import numpy as np
 
 from constraints.check import judge
 from constraints.errors import ConstraintError, EngineFailed, TooComplex
-from constraints.grammars.instances import violations
+from constraints.grammars.schema_validation import violations
 from constraints.matcher import Language
 from constraints.output_constraint import OutputConstraintState
+from constraints.results import CheckResult, VerifyResult
 from constraints.spec import Budget, ConstraintSpec
 from constraints.translation import MAX_SENT_CHARS, Translation
-from constraints.verdict import Passed, Verified
 from constraints.vocabulary import Vocabulary
 from constraints.worker import limits
 from constraints.worker.jobs import (
@@ -58,13 +58,13 @@ class Work:
         compiler: Compiles,
         cpu_s: float,
         memory_bytes: int,
-        breath: CpuYield,
+        cpu_yield: CpuYield,
     ) -> None:
         self._vocabulary = vocabulary
         self._compiler = compiler
         self._cpu_s = cpu_s
         self._memory_bytes = memory_bytes
-        self._breath = breath
+        self._cpu_yield = cpu_yield
 
     def serve(self, channel: socket.socket) -> None:
         """Answers what comes until the channel closes, or until this process has grown old.
@@ -74,10 +74,10 @@ class Work:
         start_bytes = limits.address_space_bytes() or 0
         is_old = False
         while not is_old and (job := _receive(channel)) is not None:
-            limits.arm(self._cpu_s)
-            with self._breath.breathing():
+            limits.limit_cpu(self._cpu_s)
+            with self._cpu_yield.breathing():
                 answer = self.answer(job)
-            limits.arm(0.0)
+            limits.limit_cpu(0.0)
             grown_bytes = (limits.address_space_bytes() or 0) - start_bytes
             is_old = _OLD_PART * grown_bytes > self._memory_bytes
             answer_fields = answer_to_json(answer) | {
@@ -102,7 +102,7 @@ class Work:
 
     def _answer(self, job: Job) -> Answer:
         if isinstance(job, Verify):
-            return Verified(tuple(map(str, violations(job.spec.text, job.text))))
+            return VerifyResult(tuple(map(str, violations(job.spec.text, job.text))))
         started_s = time.process_time()
         language = self._compiler.compile(job.spec)
         if not isinstance(job, Check):
@@ -115,7 +115,7 @@ class Work:
         if compile_s > _FOLLOWED_FROM_S:
             _follow(language, self._vocabulary)
         known = (language.dropped_phrases, language.not_enforced)
-        return Passed(
+        return CheckResult(
             *(output_state.needed_len, *known, compile_s, output_state.has_dead_ends),
             translation=_short_enough(language.translation),
         )

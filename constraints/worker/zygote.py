@@ -59,7 +59,7 @@ class Zygote:
                     if key.fileobj is wakeup:
                         wakeup.recv(_MAX_READ)
                         self._reap()
-                    elif not self._obey((wakeup, wake)):
+                    elif not self._handle_command((wakeup, wake)):
                         self._end()
                         return
 
@@ -68,7 +68,7 @@ class Zygote:
         with contextlib.suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
-    def _obey(self, wakeups: tuple[socket.socket, socket.socket]) -> bool:
+    def _handle_command(self, wakeups: tuple[socket.socket, socket.socket]) -> bool:
         """Does what the owner says. False: it is gone."""
         try:
             data, fds, _, _ = socket.recv_fds(self._control, _MAX_READ, _MAX_FDS)
@@ -81,10 +81,10 @@ class Zygote:
             if verb == "fork":
                 self._fork(int(number), wakeups)
             else:
-                self._treat(verb, self._pids.get(int(number)))
+                self._signal(verb, self._pids.get(int(number)))
         return bool(data)
 
-    def _treat(self, verb: str, pid: int | None) -> None:
+    def _signal(self, verb: str, pid: int | None) -> None:
         if pid is None:
             return  # it ended, and the owner will read so
         if verb == "lower":
@@ -120,7 +120,7 @@ class Zygote:
             devnull = os.open(os.devnull, os.O_RDWR)
             for standard in (0, 1, 2):
                 os.dup2(devnull, standard)
-            limits.take_no_more_than(self._memory_bytes)
+            limits.limit_memory(self._memory_bytes)
             with socket.socket(fileno=fd) as channel:
                 self._serve(channel)
             status = 0

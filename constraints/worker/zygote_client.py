@@ -60,15 +60,15 @@ class WorkerProcess:
         self._channel = channel
         self._zygote_client = zygote_client
 
-    async def ask(self, message: bytes, patience_s: float | None = None) -> Any:
+    async def ask(self, message: bytes, timeout_s: float | None = None) -> Any:
         """The answer to a frame; None when it takes longer, see `answer`. Raises WorkerEnded."""
         self._asking = asyncio.get_running_loop().create_task(self._exchange(message))
-        return await self.answer(patience_s)
+        return await self.answer(timeout_s)
 
-    async def answer(self, patience_s: float | None = None) -> Any:
+    async def answer(self, timeout_s: float | None = None) -> Any:
         """The answer that `ask` did not wait for; None when it takes longer. Raises WorkerEnded."""
         assert self._asking is not None
-        await asyncio.wait({self._asking}, timeout=patience_s)
+        await asyncio.wait({self._asking}, timeout=timeout_s)
         return self._asking.result() if self._asking.done() else None
 
     async def _exchange(self, message: bytes) -> Any:
@@ -84,7 +84,7 @@ class WorkerProcess:
             self._channel.close()
             raise
 
-    def bury(self, how: Exit) -> None:
+    def mark_ended(self, how: Exit) -> None:
         """It has ended. Whoever waits for its answer finds the channel closed on the other side."""
         self.ended.set_result(how)
         if self._asking is None or self._asking.done():
@@ -93,23 +93,23 @@ class WorkerProcess:
     def give_way(self) -> None:
         """Lower its priority, once and for all."""
         self.gives_way = True
-        self._zygote_client.tell(f"lower {self.number}")
+        self._zygote_client.send(f"lower {self.number}")
 
     def pause(self) -> None:
         """Take all computing from it."""
-        self._zygote_client.tell(f"pause {self.number}")
+        self._zygote_client.send(f"pause {self.number}")
 
     def resume(self) -> None:
         """Let a paused one go on."""
-        self._zygote_client.tell(f"resume {self.number}")
+        self._zygote_client.send(f"resume {self.number}")
 
     def kill(self) -> None:
         """End it now; `ended` tells when it has."""
-        self._zygote_client.tell(f"kill {self.number}")
+        self._zygote_client.send(f"kill {self.number}")
         if self._asking is not None:
-            self._asking.add_done_callback(_read_in_vain)
+            self._asking.add_done_callback(_ignore_answer)
 
-    def let_go(self) -> None:
+    def close_channel(self) -> None:
         """Close its channel: one that is at no job ends by itself."""
         self._channel.close()
 
@@ -138,7 +138,7 @@ class ZygoteClient:
         self._workers: dict[int, WorkerProcess] = {}
         self._num_forked = 0
         self._words: list[str] = []
-        self._last_words = loop.create_task(self._read_last_words())
+        self._last_words = loop.create_task(self._read_stderr())
         self.over = loop.create_task(self._listen())
 
     @classmethod
@@ -192,7 +192,7 @@ class ZygoteClient:
         self._workers[number] = worker
         return worker
 
-    def tell(self, words: str) -> None:
+    def send(self, words: str) -> None:
         """Have the zygote do something; if it is gone, so is everything that it could do it to."""
         with contextlib.suppress(OSError):
             self._control.send(words.encode() + b"\n")
@@ -217,41 +217,41 @@ class ZygoteClient:
             while part := await loop.sock_recv(self._control, _MAX_READ):
                 *lines, unread = (unread + part).split(b"\n")
                 for line in lines:
-                    self._hear(json.loads(line))
+                    self._handle(json.loads(line))
         except ConnectionError:
             pass  # it was killed: as good an end as any
         finally:
-            self._bury()
+            self._end_workers()
         await asyncio.wait({self._last_words}, timeout=_LAST_WORDS_S)
         self._last_words.cancel()
         if not self.ready.done():
             said = "".join(self._words).strip().rpartition("\n")[2]
             self.ready.set_exception(ZygoteDown(f"the compiling process did not start: {said}"))
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _handle(self, message: Mapping[str, Any]) -> None:
         if "ready" in message:
             self.ready.set_result(None)
         elif "failed" in message:
             self.ready.set_exception(ZygoteFailed(message["failed"]))
         else:
             worker = self._workers.pop(message["exited"])
-            worker.bury(Exit(message["status"], message["cpu_s"]))
+            worker.mark_ended(Exit(message["status"], message["cpu_s"]))
 
-    def _bury(self) -> None:
+    def _end_workers(self) -> None:
         """The kernel ends what the zygote leaves behind."""
         self._control.close()
         for worker in self._workers.values():
-            worker.bury(Exit(None, 0.0))
+            worker.mark_ended(Exit(None, 0.0))
         self._workers.clear()
 
-    async def _read_last_words(self) -> None:
+    async def _read_stderr(self) -> None:
         """What the zygote says of its own end; workers say nothing."""
         assert self._process.stderr is not None
         while part := await self._process.stderr.read(_MAX_TOLD):
             self._words = [*self._words, part.decode(errors="replace")][-2:]
 
 
-def _read_in_vain(asking: "asyncio.Task[Any]") -> None:
+def _ignore_answer(asking: "asyncio.Task[Any]") -> None:
     """Nobody waits for this answer any more, whether or not there is one."""
     if not asking.cancelled():
         asking.exception()

@@ -1,4 +1,4 @@
-"""The interface of attention backends, and the layout of keys and values that most of them use.
+"""The interface of attention backends, a layer's cache, and the layout that most of them use.
 
 A backend sees one layer of one step at a time, and neither models nor requests.
 """
@@ -9,10 +9,42 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_server.engine.kv_cache import CacheLayout, LayerCache, LayerGeometry
 from model_server.engine.step import StepInputs
 
 DEFAULT_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class LayerGeometry:
+    """The shape of a layer's keys and values on this rank.
+
+    Layers of one model may differ (Gemma), and so may the two sizes (DeepSeek's MLA). Under tensor
+    parallelism the head count is the local one, read from tensors and never from a config.
+
+    Raises ValueError when a number is not positive.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+
+    def __post_init__(self) -> None:
+        for name in ("num_kv_heads", "head_dim", "value_dim"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerCache:
+    """One layer's part of the pool. Only the backend that made it knows the tensors' layout.
+
+    pool:  | block 0 | block 1 | ... | block num_blocks - 1 | scratch block |
+             the router numbers these and nobody else         padding rows write here
+    """
+
+    geometry: LayerGeometry
+    keys: Tensor
+    values: Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,12 +85,24 @@ class LayerOptions:
         return first
 
 
-class AttentionBackend(CacheLayout, Protocol):
+class AttentionBackend(Protocol):
     """Paged attention of one kind. The layout of a cache belongs to the backend that made it."""
 
     @property
     def name(self) -> str:
         """The value of `--attention`."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    def allocate(
+        self, num_blocks: int, geometry: LayerGeometry, dtype: torch.dtype, device: torch.device
+    ) -> LayerCache:
+        """Zero-initialised storage of `num_blocks` blocks; the count includes the scratch block."""
+
+    def bytes_per_block(self, geometry: LayerGeometry, dtype: torch.dtype) -> int:
+        """Bytes that one block of one such layer takes."""
 
     def attend(
         self,
@@ -91,7 +135,7 @@ class TokenMajorLayout:
     def allocate(
         self, num_blocks: int, geometry: LayerGeometry, dtype: torch.dtype, device: torch.device
     ) -> LayerCache:
-        """See CacheLayout.allocate."""
+        """See AttentionBackend.allocate."""
         shape = (num_blocks, self.block_size, geometry.num_kv_heads)
         return LayerCache(
             geometry,
@@ -100,7 +144,7 @@ class TokenMajorLayout:
         )
 
     def bytes_per_block(self, geometry: LayerGeometry, dtype: torch.dtype) -> int:
-        """See CacheLayout.bytes_per_block."""
+        """See AttentionBackend.bytes_per_block."""
         per_token = geometry.num_kv_heads * (geometry.head_dim + geometry.value_dim)
         return self.block_size * per_token * dtype.itemsize
 

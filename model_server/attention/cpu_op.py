@@ -12,8 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_server.attention.base import LayerOptions
-from model_server.engine.kv_cache import LayerCache, LayerGeometry
+from model_server.attention.base import LayerCache, LayerGeometry, LayerOptions
 from model_server.engine.step import StepInputs
 from native.library import NativeUnavailable, load_native
 
@@ -103,7 +102,7 @@ class CpuOpAttention:
     def allocate(
         self, num_blocks: int, geometry: LayerGeometry, dtype: torch.dtype, device: torch.device
     ) -> LayerCache:
-        """See CacheLayout.allocate. Raises ValueError for a layer that is unfit."""
+        """See AttentionBackend.allocate. Raises ValueError for a layer that is unfit."""
         reason = self.unfit_reason(geometry, dtype)
         if reason is not None or device.type != "cpu":
             raise ValueError(f"cpu-op cannot serve this layer: {reason or f'it is on {device}'}")
@@ -117,7 +116,7 @@ class CpuOpAttention:
         )
 
     def bytes_per_block(self, geometry: LayerGeometry, dtype: torch.dtype) -> int:
-        """See CacheLayout.bytes_per_block."""
+        """See AttentionBackend.bytes_per_block."""
         per_token = geometry.num_kv_heads * (geometry.head_dim + geometry.value_dim)
         return _BLOCK_SIZE * per_token * dtype.itemsize
 

@@ -7,8 +7,13 @@ softmax. Runs on every device, as clearly as it can and with no regard to speed.
 import torch
 from torch import Tensor
 
-from model_server.attention.base import LayerOptions, TokenMajorLayout, gather, scatter
-from model_server.engine.kv_cache import LayerCache
+from model_server.attention.base import (
+    LayerCache,
+    LayerOptions,
+    TokenMajorLayout,
+    gather,
+    scatter,
+)
 from model_server.engine.step import StepInputs
 
 

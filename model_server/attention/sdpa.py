@@ -1,4 +1,6 @@
-"""Attention by torch's scaled_dot_product_attention over gathered keys and values, tile by tile.
+"""Attention by torch's scaled_dot_product_attention over gathered keys and values.
+
+It serves any GPU until a kernel of our own replaces it. Prompt chunks are computed tile by tile:
 
     a tile's keys:  | before every window: not gathered | gathered, masked per query | (later) |
                     0                                   first_key                    end
@@ -8,10 +10,9 @@ keys and values are never repeated. SDPA has neither softcap nor sinks: they tak
 of our own.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,40 +20,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from model_server.attention.base import (
     DEFAULT_BLOCK_SIZE,
+    LayerCache,
     LayerOptions,
     TokenMajorLayout,
     gather,
     scatter,
 )
-from model_server.engine.kv_cache import LayerCache
 from model_server.engine.step import StepInputs
 
 # Scores, or mask bits, of a tile per head, where they are written out: 4 MiB of float32.
 MAX_TILE_SCORES = 1 << 20
-
-T = TypeVar("T")
-
-
-class StepPlans(Generic[T]):
-    """The plans of a step, made once and used by each of its layers.
-
-    Layers differ in the keys that they see and in whether SDPA computes them, so a step has a plan
-    for each such kind. Keeps the plans of the last step only; used by one thread.
-    """
-
-    def __init__(self, make: Callable[[StepInputs, LayerOptions], T]) -> None:
-        self._make = make
-        self._step: StepInputs | None = None
-        self._plans: dict[tuple[int | None, int | None, bool], T] = {}
-
-    def get(self, step: StepInputs, options: LayerOptions) -> T:
-        """The plan of this step for layers of this kind."""
-        if step is not self._step:
-            self._step, self._plans = step, {}
-        kind = (options.window_len, options.chunk_len, options.is_plain)
-        if kind not in self._plans:
-            self._plans[kind] = self._make(step, options)
-        return self._plans[kind]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +60,7 @@ def plan_tiles(
     seqs: Iterable[int],
     options: LayerOptions,
     block_size: int,
-    max_scores: int = MAX_TILE_SCORES,
+    max_scores: int,
 ) -> list[Tile]:
     """Cut the named sequences of a step into tiles of at most `max_scores` a head.
 
@@ -201,22 +178,41 @@ def softmax_with_sinks(scores: Tensor, sinks: Tensor | None, num_kv_heads: int) 
     return torch.cat((scores, column), dim=-1).softmax(dim=-1)[..., :-1]
 
 
-class CpuAttention(TokenMajorLayout):
-    """Packed SDPA sequence by sequence, for CPUs without a compiler: padding a batch never pays.
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodeBatch:
+    """The step's sequences of one query, padded to the most keys that one of them sees."""
 
-    Several times faster than the reference and slower than the operator of `cpu_op.py`. A
-    sequence's results do not depend on its batch mates, but their last bits may depend on the
-    length of its chunks: SDPA sums in another order for another number of queries.
+    rows: Tensor  # [num_decodes] int64, rows of the step
+    slots: Tensor  # [num_decodes, max_keys] int64; past a sequence's end, its last slot again
+    mask: Tensor  # [num_decodes, max_keys] bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionPlan:
+    """The parts of a step: decodes together, chunks in tiles."""
+
+    decodes: DecodeBatch | None
+    tiles: list[Tile]
+
+
+class GatherSdpaAttention(TokenMajorLayout):
+    """Gather and SDPA with every feature, on whatever device the cache is.
+
+    All decodes of a step are one padded batch, since kernel launches dominate on a GPU. A step has
+    a plan for each kind of layers, by the keys that they see and by whether SDPA computes them; the
+    plans of the last step are kept. For one thread.
     """
 
-    name = "cpu"
+    name = "cuda"
+    pads_decodes = True
 
     def __init__(
         self, block_size: int = DEFAULT_BLOCK_SIZE, max_tile_scores: int = MAX_TILE_SCORES
     ) -> None:
         super().__init__(block_size)
         self._max_tile_scores = max_tile_scores
-        self._plans = StepPlans(self._plan)
+        self._step: StepInputs | None = None
+        self._plans: dict[tuple[int | None, int | None, bool], AttentionPlan] = {}
 
     def attend(
         self,
@@ -229,9 +225,80 @@ class CpuAttention(TokenMajorLayout):
     ) -> Tensor:
         """See AttentionBackend.attend."""
         scatter(cache, key, value, step.slot_mapping)
-        tiles = self._plans.get(step, options)
-        return torch.cat([attend_tile(query[tile.rows], cache, tile, options) for tile in tiles])
+        plan = self._plan_of(step, options)
+        output = query.new_empty((*query.shape[:2], value.shape[-1]))
+        if plan.decodes is not None:
+            output[plan.decodes.rows] = _attend_decodes(query, cache, plan.decodes, options)
+        for tile in plan.tiles:
+            output[tile.rows] = attend_tile(query[tile.rows], cache, tile, options)
+        return output
 
-    def _plan(self, step: StepInputs, options: LayerOptions) -> list[Tile]:
+    def _plan_of(self, step: StepInputs, options: LayerOptions) -> AttentionPlan:
+        if step is not self._step:
+            self._step, self._plans = step, {}
+        kind = (options.window_len, options.chunk_len, options.is_plain)
+        if kind not in self._plans:
+            self._plans[kind] = self._plan(step, options)
+        return self._plans[kind]
+
+    def _plan(self, step: StepInputs, options: LayerOptions) -> AttentionPlan:
         seqs = range(step.num_seqs)
-        return plan_tiles(step, seqs, options, self.block_size, self._max_tile_scores)
+        decodes = [seq for seq in seqs if self.pads_decodes and step.query_lens[seq] == 1]
+        tiled = sorted(set(seqs).difference(decodes))
+        return AttentionPlan(
+            decodes=_plan_decodes(step, decodes, options, self.block_size) if decodes else None,
+            tiles=plan_tiles(step, tiled, options, self.block_size, self._max_tile_scores),
+        )
+
+
+class CpuAttention(GatherSdpaAttention):
+    """Sequence by sequence, for CPUs without a compiler: padding a batch never pays there.
+
+    Several times faster than the reference and slower than the operator of `cpu_op.py`. A
+    sequence's results do not depend on its batch mates, but their last bits may depend on the
+    length of its chunks: SDPA sums in another order for another number of queries.
+    """
+
+    name = "cpu"
+    pads_decodes = False
+
+
+def _plan_decodes(
+    step: StepInputs, seqs: list[int], options: LayerOptions, block_size: int
+) -> DecodeBatch:
+    device = step.block_tables.device
+    ends = torch.tensor([step.context_lens[seq] for seq in seqs])[:, None]
+    firsts = torch.tensor([options.first_key(step.context_lens[seq] - 1) for seq in seqs])[:, None]
+    keys = firsts + torch.arange(int((ends - firsts).max()))
+    mask = (keys < ends).to(device)
+    keys = torch.minimum(keys, ends - 1).to(device)
+    index = torch.tensor(seqs, device=device)
+    blocks = step.block_tables[index].long().gather(1, keys // block_size)
+    rows = step.cu_query_lens[index].long()
+    return DecodeBatch(rows=rows, slots=blocks * block_size + keys % block_size, mask=mask)
+
+
+def _attend_decodes(
+    query: Tensor, cache: LayerCache, decodes: DecodeBatch, options: LayerOptions
+) -> Tensor:
+    """[num_decodes, heads, value_dim]; each key head's group of queries is one matrix."""
+    num_kv_heads = cache.geometry.num_kv_heads
+    num_decodes, max_keys = decodes.slots.shape
+    slots = decodes.slots.flatten()
+    keys = cache.keys.flatten(0, 1).index_select(0, slots)
+    values = cache.values.flatten(0, 1).index_select(0, slots)
+    keys = keys.view(num_decodes, max_keys, *keys.shape[1:]).transpose(1, 2)
+    values = values.view(num_decodes, max_keys, *values.shape[1:]).transpose(1, 2)
+    rows = query.index_select(0, decodes.rows)
+    rows = rows.view(num_decodes, num_kv_heads, -1, rows.shape[-1])  # [.., group, dim]
+    mask = decodes.mask[:, None, None]
+    if options.is_plain:
+        attended = scaled_dot_product_attention(
+            rows, keys, values, attn_mask=mask, scale=options.scale
+        )
+    else:
+        scores = rows.float() @ keys.float().transpose(2, 3) * options.scale
+        scores = soft_capped(scores, options.softcap).masked_fill(~mask, float("-inf"))
+        weights = softmax_with_sinks(scores[:, :, None], options.sinks, num_kv_heads)[:, :, 0]
+        attended = (weights @ values.float()).to(query.dtype)
+    return attended.reshape(num_decodes, query.shape[1], -1)

@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from model_server.attention.base import AttentionBackend
+from model_server.attention.base import AttentionBackend, LayerGeometry
 from model_server.attention.cpu_op import CpuOp, CpuOpAttention
-from model_server.attention.gather_sdpa import GatherSdpaAttention
 from model_server.attention.reference import ReferenceAttention
-from model_server.attention.sdpa import CpuAttention
-from model_server.engine.kv_cache import LayerGeometry
+from model_server.attention.sdpa import CpuAttention, GatherSdpaAttention
 from model_server.errors import ConfigRefused
 from native.library import NativeUnavailable
 

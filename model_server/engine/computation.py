@@ -14,7 +14,6 @@ from model_server.engine import memory
 from model_server.engine.distributed import FAILED, LATE, Drawn, World
 from model_server.engine.sequences import (
     PlannedChunk,
-    PromptScore,
     SequenceState,
     StepScores,
     failed_scores,
@@ -25,6 +24,7 @@ from model_server.errors import OutOfMemory, RanksDiverged
 from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
 from model_server.model.model import PagedModel
+from model_server.sampling.choosing import PromptScore
 from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import FinishReason, Generation, SampledToken
 
@@ -248,6 +248,8 @@ class Computation:
                         advance = advances[request_id]
                         tokens = chosen[place].token_ids + advance.forced
                         chosen[place] = Drawn(tokens, advance.is_over)
+        if self._world.world_size == 1:
+            return tuple(chosen or ())
         return self._world.broadcast_drawn(chosen, len(answering))
 
 

@@ -55,6 +55,7 @@ class Runner:
         self._model = model
         self._sampler = sampler
         self._guides = guides
+        self._takes_constraints = guides is not None or not world.is_first
         self._world = world
         self._computation = Computation(model, sampler, guides, world)
         self._num_blocks = num_blocks
@@ -72,8 +73,14 @@ class Runner:
     ) -> PoolLimits:
         """Run the largest steps once, then allocate the pool: of the requested size, or what fits.
 
-        Removes every sequence. Raises OutOfMemory when a step or the pool does not fit.
+        Removes every sequence. Raises InvalidStep for a step or a batch of nothing, OutOfMemory
+        when a step or the pool does not fit.
         """
+        if max_step_tokens < 1 or max_batch_size < 1:
+            raise InvalidStep(
+                f"max_step_tokens {max_step_tokens} and max_batch_size {max_batch_size} must both"
+                " be at least 1"
+            )
         self.clear(None)
         self._max_total_len = None
         model = self._model
@@ -187,9 +194,8 @@ class Runner:
         if self._max_total_len is None:
             raise InvalidStep("there is no KV pool yet: Warmup comes first")
         vocab_size = self._model.vocab_size
-        takes_constraints = self._guides is not None or not self._world.is_first
         for one in new:
-            if one.constraint is not None and not takes_constraints:
+            if one.constraint is not None and not self._takes_constraints:
                 raise InvalidStep(f"request {one.request_id}: constraints are not served here")
             total_len = one.prompt_len + one.stop.max_new_tokens
             if total_len > self._max_total_len:

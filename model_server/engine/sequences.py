@@ -18,23 +18,14 @@ from torch import Tensor
 
 from model_server.engine.step import SequenceStep
 from model_server.errors import InvalidStep, UnknownBatch
-from model_server.sampling.sampler import Sampler
+from model_server.sampling.choosing import PromptScore, score_tokens
 from proto.contract import (
     FinishReason,
     LogprobParams,
     NewSequence,
     RunningUpdate,
     StopParams,
-    TopToken,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScore:
-    """The log-probability of one prompt token, and the most likely tokens in its place."""
-
-    logprob: float
-    top_tokens: tuple[TopToken, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -256,14 +247,11 @@ def score_prompts(logits: Tensor, chunks: Sequence[PlannedChunk]) -> StepScores:
     for chunk in chunks:
         sequence = chunk.sequence
         if positions := sequence.scored(chunk.chunk_len):
-            scored = Sampler.score_prompt(
+            scores[sequence.request_id] = score_tokens(
                 logits[start : start + len(positions)],
                 sequence.token_ids[positions.start : positions.stop],
                 sequence.logprobs.num_top_tokens,
             )
-            scores[sequence.request_id] = [
-                PromptScore(*pair) for pair in zip(scored.logprobs, scored.top_tokens, strict=True)
-            ]
         start += chunk.num_logits
     return scores
 

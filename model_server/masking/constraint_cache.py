@@ -1,4 +1,4 @@
-"""The cache of constraints, compiled for the tokens of this shard's model.
+"""The caches of constraints, compiled for the tokens of this shard's model, and of first guides.
 
 Reading a vocabulary takes a second or two, so a thread does it while the shard starts, and the
 first constraint waits for it. A model whose tokens have no bytes serves everything but constraints,
@@ -9,6 +9,7 @@ import logging
 import sys
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,19 +18,21 @@ from pathlib import Path
 from constraints.compiler import Compiler
 from constraints.errors import ConstraintError
 from constraints.matcher import Language
-from constraints.output_constraint import ANY_LEN
-from constraints.spec import ConstraintSpec
+from constraints.output_constraint import ANY_LEN, OutputConstraintState
+from constraints.spec import Budget, ConstraintSpec, StopRule
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from constraints.worker import limits
 from model_server.errors import ConstraintRefused
 from native.cpu_yield import CpuYield
 from native.time_slice import use_long_time_slices
+from proto.contract import OutputConstraint
 
 _log = logging.getLogger(__name__)
 
 # Constraints compiled ahead at the same time: a slow one must not delay the others.
 _NUM_COMPILING = 4
+_MAX_GUIDES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,3 +121,60 @@ class ConstraintCache:
         except BaseException as error:  # noqa: BLE001 - every later compile raises it
             _log.error("constraints cannot be served", exc_info=error)
             self._loading.set_exception(ConstraintError(f"{type(error).__name__}: {error}"))
+
+
+@dataclass(frozen=True, slots=True)
+class GuideKey:
+    """All that a guide depends on before the first token."""
+
+    constraint: OutputConstraint
+    budget: Budget
+    stops: StopRule
+    takes_forced: bool
+
+
+class GuideCache:
+    """Owner of the cached guides, least recently used first; shared by threads.
+
+    A guide begins with a completion that fits the budget, and finding one can take longer than a
+    step. Requests with the same constraint and budget begin alike: the first one makes the guide,
+    those that come meanwhile wait for it, and later ones copy it.
+    """
+
+    def __init__(self, constraints: ConstraintCache) -> None:
+        self._constraints = constraints
+        self._lock = threading.Lock()
+        self._futures: OrderedDict[GuideKey, Future[OutputConstraintState]] = OrderedDict()
+
+    def guide(self, key: GuideKey) -> OutputConstraintState:
+        """A copy of the guide. Raises ConstraintError; then nothing is cached."""
+        with self._lock:
+            future = self._futures.get(key)
+            is_ours = future is None
+            if future is None:
+                future = self._futures[key] = Future()
+                if len(self._futures) > _MAX_GUIDES:
+                    self._futures.popitem(last=False)
+            else:
+                self._futures.move_to_end(key)
+        if is_ours:
+            self._make(key, future)
+        return future.result().restart()
+
+    def _make(self, key: GuideKey, future: "Future[OutputConstraintState]") -> None:
+        constraint = key.constraint
+        try:
+            guide = OutputConstraintState(
+                self._constraints.compile(constraint.spec, constraint.translation),
+                self._constraints.vocabulary(),
+                key.budget,
+                key.stops,
+                takes_forced=key.takes_forced,
+            )
+        except BaseException as error:
+            with self._lock:
+                if self._futures.get(key) is future:
+                    del self._futures[key]
+            future.set_exception(error)
+            raise
+        future.set_result(guide)

@@ -103,9 +103,9 @@ class GuidedOutput:
         self._ask(lambda _: self.fill())
 
     @property
-    def is_equipped(self) -> bool:
+    def is_search_prepared(self) -> bool:
         """Whether `fill` makes a mask and compiles nothing; read after `open`."""
-        return self._present_guide.is_equipped
+        return self._present_guide.is_search_prepared
 
     def fill(self) -> None:
         """Make the mask of the next token, and prepare its check. Raises whatever goes wrong.
@@ -143,7 +143,7 @@ class GuidedOutput:
         if self.error is None and self._num_refused > _MAX_REFUSED:
             self.error = "the completion of the constraint that was known to fit was refused"
         elif self.error is None:
-            witness = self._ask(lambda guide: guide.witness_token())
+            witness = self._ask(lambda guide: guide.completion_token())
             if self.error is None:
                 set_bits(words, self._end_ids if witness is None else (witness,))
         return False

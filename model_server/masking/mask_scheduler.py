@@ -27,12 +27,10 @@ import torch
 from constraints.bitmask import Bitmask
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, StopRule
-from model_server.masking.constraint_cache import ConstraintCache
-from model_server.masking.guide_cache import GuideCache, GuideKey
+from model_server.masking.constraint_cache import ConstraintCache, GuideCache, GuideKey
 from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
 from model_server.masking.mask_thread_pool import Job, MaskThreadPool
-from model_server.sampling.logits_processors import BITS_PER_WORD
-from model_server.sampling.masks import Masks
+from model_server.sampling.logits_processors import BITS_PER_WORD, Masks
 from model_server.sampling.rows import Rows
 from proto.contract import NewSequence, OutputConstraint
 
@@ -232,7 +230,7 @@ class MaskScheduler:
                 continue
             if output.is_quick:
                 self._quick.append(output)
-            elif output.is_equipped:
+            elif output.is_search_prepared:
                 going_on.append(output)
             else:
                 self._deferred.add(output.request_id)

@@ -134,7 +134,7 @@ class MaskThreadPool:
             if job is not None and job.has_run_for(hold_ns):
                 job.is_detached = worker.is_dismissed = True
                 if worker.native_id is not None and sys.platform == "linux":
-                    limits.step_back(worker.native_id)
+                    limits.lower_thread_priority(worker.native_id)
                 self._workers.remove(worker)
                 self._start_worker()
 

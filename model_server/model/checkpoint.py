@@ -31,44 +31,39 @@ _ITEM_BITS = {
 }
 
 
-def find_checkpoint(model_id: str, revision: str | None, *, allow_pickle: bool = False) -> Path:
+def find_checkpoint(model_id: str, revision: str | None) -> Path:
     """The folder of `model_id`, a local folder or a hub id; downloads what is missing.
 
-    Weights are safetensors only unless `allow_pickle`: unpickling runs code. Raises ModelRefused
-    with the reason and what to do.
+    Weights are safetensors only: unpickling runs code. Raises ModelRefused with the reason.
     """
     try:
         path = find_folder(model_id, revision, (*_SMALL_FILES, "*.safetensors"))
-        if Path(model_id).expanduser().is_dir() or any(path.glob("*.safetensors")):
-            return path
-        if allow_pickle:
-            return find_folder(model_id, revision, (*_SMALL_FILES, "*.bin"))
     except DownloadStalled as error:
         raise FetchStalled(str(error)) from error
     except HubError as error:
         raise ModelRefused(str(error)) from error
+    if Path(model_id).expanduser().is_dir() or any(path.glob("*.safetensors")):
+        return path
     raise ModelRefused(
         f"{model_id!r} offers no .safetensors weights; pickled ones run code when they are loaded: "
-        "pass --allow-pickle to download-weights if you trust them"
+        "convert them to safetensors"
     )
 
 
-def check(folder: Path, *, allow_pickle: bool = False) -> dict[str, Any]:
-    """Check config and weights of a checkpoint; returns the config as it is written.
+def check(folder: Path) -> None:
+    """Check config and weights of a checkpoint.
 
-    `allow_pickle`: weights in .bin files will do, and nothing is known of their insides.
     Raises CheckpointBroken, which names the file and what is wrong with it.
     """
     if not folder.is_dir():
         raise CheckpointBroken(f"model folder {str(folder)!r} does not exist")
-    config = _json_object(folder / CONFIG_NAME)
+    _json_object(folder / CONFIG_NAME)
     if (folder / WEIGHTS_NAME).is_file():
         _tensor_names(folder / WEIGHTS_NAME)
     elif (folder / INDEX_NAME).is_file():
         _check_index(folder)
-    elif not (allow_pickle and any(folder.glob("*.bin"))):
+    else:
         raise CheckpointBroken(_no_weights(folder))
-    return config
 
 
 def _check_index(folder: Path) -> None:

@@ -17,8 +17,7 @@ import torch
 
 from model_server.errors import ArchitectureUnfit, ModelRefused
 from model_server.model import checkpoint, gate, zoo
-from model_server.model.model_facts import ModelFacts
-from model_server.model.zoo import ZooModel
+from model_server.model.model import HfModel, ModelFacts
 
 _log = logging.getLogger(__name__)
 
@@ -37,48 +36,46 @@ class ModelSettings:
     stays float16 on CUDA. `attention` names a backend, or "auto".
     """
 
-    model_id: str
     folder: Path
     device: torch.device
     dtype: str = "auto"
     attention: str = "auto"
-    revision: str | None = None
     trust_remote_code: bool = False
-    allow_pickle: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedCheckpoint:
     """A checkpoint that may be loaded.
 
-    is_sharded:    each rank has a part of the weights; else each has all of them
+    num_shards:    each rank has one of so many parts of the weights
     weights_bytes: of the whole model in `dtype`; None for a quantized model, where it is unknown
     """
 
     config: Any
     dtype: torch.dtype
-    is_sharded: bool
+    num_shards: int
     weights_bytes: int | None
 
-    def bytes_of_rank(self, world_size: int) -> int:
+    @property
+    def bytes_of_rank(self) -> int:
         """The least bytes of one rank's weights; 0 where that is unknown."""
-        return (self.weights_bytes or 0) // (world_size if self.is_sharded else 1)
+        return (self.weights_bytes or 0) // self.num_shards
 
 
 def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpoint:
     """Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused."""
     trust = settings.trust_remote_code
-    checkpoint.check(settings.folder, allow_pickle=settings.allow_pickle)
+    checkpoint.check(settings.folder)
     config = zoo.read_config(settings.folder, trust_remote_code=trust)
     empty = zoo.build_empty(config, trust_remote_code=trust)
     gate.check_class(empty.facts)
-    empty.eos_token_ids(settings.folder)
-    is_sharded = _can_shard(empty, world_size)
+    zoo.eos_token_ids(settings.folder, config)
+    num_shards = world_size if _can_shard(empty, world_size) else 1
     _try_small(config, settings, empty.facts)
     dtype = _resolve_dtype(settings.dtype, config, settings.device)
     is_quantized = getattr(config, "quantization_config", None) is not None
     weights_bytes = None if is_quantized else empty.num_parameters() * dtype.itemsize
-    return CheckedCheckpoint(config, dtype, is_sharded, weights_bytes)
+    return CheckedCheckpoint(config, dtype, num_shards, weights_bytes)
 
 
 def _try_small(config: Any, settings: ModelSettings, facts: ModelFacts) -> None:
@@ -111,7 +108,7 @@ def _resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if has_bfloat16 else torch.float32
 
 
-def _can_shard(model: ZooModel, world_size: int) -> bool:
+def _can_shard(model: HfModel, world_size: int) -> bool:
     """Whether the ranks shard the model; False: each of them computes all of it.
 
     Raises ModelRefused when its heads cannot be divided by the number of ranks.

@@ -9,20 +9,23 @@ stores and how it attends. It knows neither requests nor the pool of a running s
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from model_server.attention.base import AttentionBackend, LayerOptions
+from model_server.attention.base import (
+    AttentionBackend,
+    LayerCache,
+    LayerGeometry,
+    LayerOptions,
+)
 from model_server.attention.reference import ReferenceAttention
-from model_server.engine.kv_cache import LayerCache, LayerGeometry
 from model_server.engine.step import SequenceStep, StepInputs
 from model_server.errors import ArchitectureUnfit
-from model_server.model.model_facts import ModelFacts
+from model_server.model.model import HfModel, LayerPlan, ModelFacts
 from model_server.model.small_config import NUM_TOKENS, WINDOW_LEN, shrink
-from model_server.model.zoo import ZooModel, quiet
+from model_server.model.zoo import quiet
 
 _PAGEABLE = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 
@@ -48,14 +51,6 @@ _MAX_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 
 # Tokens that each of two sequences computes in each step: chunks, mixed steps, single tokens.
 _CHUNKS = ((9, 0), (5, 4), (1, 7), (4, 1), (1, 1))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerPlan:
-    """One layer's storage on this rank, and its attention options."""
-
-    geometry: LayerGeometry
-    options: LayerOptions
 
 
 class LayerProbe:
@@ -182,7 +177,7 @@ def check_class(facts: ModelFacts) -> None:
         raise ArchitectureUnfit(f"{facts.class_name} cannot be served: {reason}")
 
 
-def self_test(config: Any, build: Callable[[Any], ZooModel]) -> str | None:
+def self_test(config: Any, build: Callable[[Any], HfModel]) -> str | None:
     """Try a small model of this config's class, in float32 on the CPU; `build` makes it.
 
     None: it agrees with itself. A text: no small model could be made or run by its own attention,
@@ -207,7 +202,7 @@ def self_test(config: Any, build: Callable[[Any], ZooModel]) -> str | None:
 
 
 def probe_layers(
-    model: ZooModel,
+    model: HfModel,
     backend: AttentionBackend,
     dtype: torch.dtype,
     device: torch.device,
@@ -227,7 +222,7 @@ def probe_layers(
     return probe.plans
 
 
-def expected_logits(model: ZooModel, device: torch.device) -> list[Tensor]:
+def expected_logits(model: HfModel, device: torch.device) -> list[Tensor]:
     """The logits that `probe_layers` expects, by the model's own attention."""
     with torch.inference_mode():
         return [model.native_logits(sequence) for sequence in _sequences(model.facts, device)]
@@ -248,7 +243,7 @@ def _num_blocks(sequences: Sequence[Tensor], block_size: int) -> int:
 
 
 def _run(
-    model: ZooModel, probe: LayerProbe, backend: AttentionBackend, sequences: Sequence[Tensor]
+    model: HfModel, probe: LayerProbe, backend: AttentionBackend, sequences: Sequence[Tensor]
 ) -> list[Tensor]:
     """Logits of every token of every sequence, computed in chunks over interleaved blocks."""
     block_size = backend.block_size

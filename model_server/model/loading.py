@@ -1,22 +1,41 @@
-"""Loading: from a configuration to the runner with its ranks, model, sampler and guides."""
+"""Loading: from a configuration to the runner with its ranks, model, sampler and guides.
 
+The command `check` checks a model without loading it, while others go on computing:
+
+    download if needed -> lock -> files, class, self-test -> memory
+
+Downloads take no lock: they need the network, the rest needs a core.
+"""
+
+import fcntl
 import logging
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from model_server.config import ServeConfig
+from model_server.attention.reference import ReferenceAttention
+from model_server.attention.select import select_backend
+from model_server.config import CheckConfig, ServeConfig
 from model_server.engine.distributed import World
-from model_server.engine.memory import keep_freed_memory
+from model_server.engine.memory import (
+    available_bytes,
+    keep_freed_memory,
+    require_share,
+    require_weights_fit,
+    weights_of_all,
+)
 from model_server.engine.runner import Runner
 from model_server.engine.threads import ThreadCount, bound, own_cores
 from model_server.errors import ConfigRefused
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
+from model_server.model import gate, patches, zoo
 from model_server.model.checkpoint import find_checkpoint
-from model_server.model.checkpoint_check import ModelSettings
+from model_server.model.checkpoint_check import ModelSettings, check_checkpoint
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
 from proto.contract import ModelInfo
@@ -25,6 +44,9 @@ _log = logging.getLogger(__name__)
 
 # Masks are made while the forward runs; on a CPU both share the cores.
 _MAX_MASK_THREADS = 8
+_CHECK_NICENESS = 10
+# More than any device has: stands for an unknown number where ranks agree on the least.
+_UNKNOWN = 1 << 62
 
 
 def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | None]:
@@ -42,7 +64,7 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         device=device,
     )
     _log.info("loading %s on %s", settings.model_id, device)
-    model = PagedModel.load(model_settings(settings, folder, device), world)
+    model = load_model(model_settings(settings, folder, device), world)
     sampler = _sampler(settings, model) if world.is_first else None
     constraints = (
         ConstraintCache(folder, model.vocab_size, model.eos_token_ids) if world.is_first else None
@@ -65,6 +87,86 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
     return runner, _info(settings, model), constraints
 
 
+def check_model(settings: CheckConfig) -> Path:
+    """The model's folder, after every check that needs no weights.
+
+    Raises ShardError with the reason.
+    """
+    # Other processes serve requests meanwhile.
+    os.nice(_CHECK_NICENESS)
+    torch.set_num_threads(1)
+    device = device_of(settings.device, settings.world_size - 1)
+    folder = find_checkpoint(settings.model_id, settings.revision)
+    with _lock(settings.turn_file):
+        checked = check_checkpoint(model_settings(settings, folder, device), settings.world_size)
+    _require_room_unloaded(settings, device, checked.bytes_of_rank)
+    if settings.folder_file is not None:
+        settings.folder_file.write_text(str(folder))
+    return folder
+
+
+def _require_room_unloaded(settings: CheckConfig, device: torch.device, rank_bytes: int) -> None:
+    """Raises OutOfMemory. A file named for the host's bytes gets them, and they are not checked."""
+    needed = weights_of_all(device, rank_bytes, settings.world_size)
+    is_on_host = device.type != "cuda"
+    if not is_on_host:
+        # What other processes hold of it they may free.
+        require_share(device, needed, settings.cuda_memory_fraction)
+    elif settings.needs_file is None:
+        require_weights_fit(device, needed, available_bytes(device))
+    if settings.needs_file is not None:
+        settings.needs_file.write_text(str(needed if is_on_host else 0))
+
+
+@contextmanager
+def _lock(path: Path | None) -> Iterator[None]:
+    """Holds the lock on a file; a process that ends releases its lock."""
+    if path is None:
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def load_model(settings: ModelSettings, world: World) -> PagedModel:
+    """Read a checkpoint, or this rank's part of it, and prove that it can be served.
+
+    Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused, each
+    with the reason, and OutOfMemory when the weights do not fit.
+    """
+    checked = check_checkpoint(settings, world.world_size)
+    dtype, device = checked.dtype, settings.device
+    _require_room(device, checked.bytes_of_rank, world)
+    model = zoo.load(
+        settings.folder,
+        checked.config,
+        dtype=dtype,
+        device=device,
+        trust_remote_code=settings.trust_remote_code,
+        num_shards=checked.num_shards,
+    )
+    expected = gate.expected_logits(model, device)
+    plans = gate.probe_layers(model, ReferenceAttention(), dtype, device, expected)
+    geometries = [plan.geometry for plan in plans]
+    backend = select_backend(settings.attention, device, dtype, geometries)
+    patched = patches.Patched()
+    if world.world_size == 1:
+        patched = patches.apply(model.module)
+        _log_patches(patched)
+    plans = gate.probe_layers(model, backend, dtype, device, expected)
+    return PagedModel(
+        model,
+        plans,
+        backend,
+        dtype=dtype,
+        device=device,
+        vocab_size=expected[0].shape[1],
+        eos_token_ids=zoo.eos_token_ids(settings.folder, checked.config),
+        thread_counts=patched.thread_counts if device.type == "cpu" else (),
+    )
+
+
 def device_of(name: str, rank: int) -> torch.device:
     """The device of a rank, by --device. Raises ConfigRefused."""
     has_cuda = torch.cuda.is_available()
@@ -82,13 +184,31 @@ def device_of(name: str, rank: int) -> torch.device:
 def model_settings(settings: ServeConfig, folder: Path, device: torch.device) -> ModelSettings:
     """The model's settings, from the configuration."""
     return ModelSettings(
-        model_id=settings.model_id,
         folder=folder,
         dtype=settings.dtype,
         device=device,
         trust_remote_code=settings.trust_remote_code,
         attention=settings.attention,
     )
+
+
+def _require_room(device: torch.device, rank_bytes: int, world: World) -> None:
+    """Raises OutOfMemory, on all ranks or on none: none reads weights before all have measured."""
+    available = available_bytes(device)
+    least = world.smallest(_UNKNOWN if available is None else available)
+    needed = weights_of_all(device, rank_bytes, world.world_size)
+    require_weights_fit(device, needed, None if least == _UNKNOWN else least)
+
+
+def _log_patches(patched: patches.Patched) -> None:
+    _log.info("%d linear layers were packed", patched.num_packed)
+    if patched.num_variant:
+        _log.info(
+            "%d of %d matrix products may differ in their last bits with the number of tokens in "
+            "a step",
+            patched.num_variant,
+            patched.num_variant + patched.num_invariant,
+        )
 
 
 def _sampler(settings: ServeConfig, model: PagedModel) -> Sampler:

@@ -1,9 +1,13 @@
-"""Top-k, top-p, min-p and typical sampling, without sorting whole vocabularies."""
+"""Top-k, top-p, min-p and typical sampling: the tokens that rows may draw from, with their weights.
+
+No vocabulary is sorted as a whole. Rows are searched among so many candidates as their filters make
+likely to suffice. Rows where that fails are `short`: their result means nothing, and they are asked
+again with the whole vocabulary. It knows scores and filters, neither requests nor uniform numbers.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -22,17 +26,6 @@ def in_chunks(rows: Tensor) -> Tensor:
 def chunk_at(chunks: Tensor, indices: Tensor) -> Tensor:
     """The chunks of each row that `indices` [n, k] name: [n, k, CHUNK_LEN]."""
     return chunks.gather(1, indices.unsqueeze(-1).expand(-1, -1, CHUNK_LEN))
-
-
-def first_argmax(scores: Tensor) -> Tensor:
-    """The first index of each row's maximum, as torch.argmax does, in a quarter of the time: [n].
-
-    The first chunk whose maximum is the row's holds the first such element.
-    """
-    chunks = in_chunks(scores)
-    chunk = chunks.amax(-1).argmax(-1, keepdim=True)  # [n, 1]
-    within = chunk_at(chunks, chunk).squeeze(1).argmax(-1)
-    return chunk.squeeze(1) * CHUNK_LEN + within
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
@@ -97,7 +90,7 @@ class Filters:
     """The filters of a group of rows. None: no row of the group has it."""
 
     top_k: Tensor | None = None  # [n] int64; 0: off
-    # [n] float64, from `nucleus_share`; 1: off
+    # [n] float64, from `rows.nucleus_share`; 1: off
     nucleus: Tensor | None = None
     # A row has top-p and no top-k: its shares are those of the whole vocabulary.
     top_p_of_all: bool = False
@@ -113,18 +106,6 @@ class Cut:
     num_tied: Tensor | None  # [n, 1] int64, how many of that score stay; None: all
     # [n, 1], the smallest score that counted: what top-k leaves decides how top-p goes on.
     reach: Tensor
-
-
-def nucleus_share(top_p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The mass that those above a token must have for top-p to drop it, of a total of 1.
-
-    TopPLogitsWarper drops a token if it and those below sum to no more than 1 - top_p, rounding
-    both to float32. That sum rounds to the bound or less as long as it lies below the middle
-    between the bound and the next float: so a sum that should meet the bound exactly does.
-    """
-    bound = (1.0 - top_p).astype(np.float32)
-    above = np.nextafter(bound, np.float32(np.inf))
-    return 1.0 - (bound.astype(np.float64) + above.astype(np.float64)) / 2.0
 
 
 def cut_prefix(ordered: Tensor, filters: Filters, normaliser: Tensor | None) -> Cut:
@@ -238,3 +219,78 @@ def typical_bound(surprise: Tensor, probabilities: Tensor, typical_p: Tensor) ->
     num_below = (mass < typical_p.float().unsqueeze(-1)).sum(-1, keepdim=True)
     last = order.gather(-1, num_below.clamp(max=surprise.shape[-1] - 1))
     return surprise.gather(-1, last)
+
+
+_LOWEST = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The tokens of each row that its filters keep, in the order of token ids."""
+
+    token_ids: Tensor | None  # [n, width] rising; None: the whole vocabulary
+    log_weights: Tensor  # [n, width] float32, log-probabilities up to a constant of the row, <= 0
+    kept: Tensor  # [n, width] bool
+    short: Tensor  # [n] bool
+
+
+def prefix_candidates(
+    scores: Tensor, temperature: Tensor, filters: Filters, num_candidates: int
+) -> Candidates:
+    """Candidates of rows that have at least one of top-k, top-p and min-p.
+
+    scores: [n, width], before temperature [n, 1]. num_candidates >= width: the whole vocabulary.
+
+    Candidates may be chosen before temperature is applied, for it does not change their order; two
+    scores that it makes equal are caught as ties at the cut are.
+    """
+    normaliser = token_ids = None
+    if filters.top_p_of_all:
+        scores = scores / temperature
+        normaliser = 1.0 / torch.softmax(scores, -1).amax(-1, keepdim=True).double()
+    if num_candidates < scores.shape[-1]:
+        token_ids = largest(scores, num_candidates)
+        scores = scores.gather(-1, token_ids)
+    scaled = scores if filters.top_p_of_all else scores / temperature
+    ordered = descending(scaled)
+    cut = cut_prefix(ordered, filters, normaliser)
+    kept = keep_prefix(scaled, cut)
+    log_weights = scaled - ordered[:, :1]
+    if filters.typical_p is not None:
+        kept = keep_typical(kept, log_weights, filters.typical_p)
+    smallest = ordered[:, -1:]
+    short = (cut.reach <= smallest) & (smallest > -torch.inf)
+    return Candidates(token_ids, log_weights, kept, _unless_all(short, token_ids))
+
+
+def typical_candidates(
+    scores: Tensor, temperature: Tensor, typical_p: Tensor, num_candidates: int
+) -> Candidates:
+    """Candidates of rows that have typical decoding alone: the tokens of the smallest surprise.
+
+    Arguments as for `prefix_candidates`; typical_p: [n] float64.
+    """
+    scaled = scores / temperature
+    probabilities = torch.softmax(scaled, -1)
+    largest_share = probabilities.amax(-1, keepdim=True)
+    log_probabilities = (scaled - scaled.amax(-1, keepdim=True)) + largest_share.log()
+    # By chunks first: torch adds up a whole row in another order when it is alone.
+    information = in_chunks(probabilities * log_probabilities.clamp(min=_LOWEST))
+    entropy = -information.sum(-1).sum(-1, keepdim=True)
+    surprise = (entropy + log_probabilities).abs()
+    token_ids = None
+    if num_candidates < scores.shape[-1]:
+        token_ids = largest(-surprise, num_candidates)
+        surprise = surprise.gather(-1, token_ids)
+        probabilities = probabilities.gather(-1, token_ids)
+        log_probabilities = log_probabilities.gather(-1, token_ids)
+    bound = typical_bound(surprise, probabilities, typical_p)
+    kept = (surprise <= bound) & (surprise < torch.inf)
+    largest_surprise = surprise.amax(-1, keepdim=True)
+    short = (bound >= largest_surprise) & (largest_surprise < torch.inf)
+    return Candidates(token_ids, log_probabilities, kept, _unless_all(short, token_ids))
+
+
+def _unless_all(short: Tensor, token_ids: Tensor | None) -> Tensor:
+    """The whole vocabulary is never short."""
+    return (torch.zeros_like(short) if token_ids is None else short).squeeze(-1)

@@ -1,8 +1,11 @@
-"""Processors that change scores before any token is filtered: batched functions without state.
+"""Processors that change scores before any token is filtered, and the token masks of a step's rows.
 
 They know rows and token ids, not requests, and work in place on float32 scores
 [num_rows, width], width >= vocab_size, whatever lies beyond the vocabulary being -inf. Only the
 rows named are changed, so a step pays for the rows that need a processor and not for the others.
+
+A mask allows tokens one by one; the check of a sampled token may still refuse it, and changes the
+mask of its row before the row samples again. Rows without a mask are not in here.
 
 First comes the watermark (`watermark.py`), as in TGI; then the order is transformers': bias,
 repetition penalty, then the penalties that transformers lacks. Masks may come anywhere, since -inf
@@ -10,10 +13,14 @@ stays -inf under all of them; a token is masked by adding -inf, which keeps a Na
 model visible (as NaN) instead of hiding it.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from model_server.sampling.rows import Rows
 
 BITS_PER_WORD = 32
 # The sign and exponent bits of float32: read as a float, -inf.
@@ -111,3 +118,48 @@ def penalise(
     if counts is not None and presence is not None and frequency is not None:
         used -= frequency.unsqueeze(-1) * counts + presence.unsqueeze(-1) * (counts > 0)
     scores[places] = used
+
+
+@dataclass(slots=True, eq=False)
+class Masks:
+    """The masks of a step's rows; this class accepts every token that they allow.
+
+    places: rows of the step that have a mask, in rising order, at least one
+    words:  [num_masked, ceil(vocab_size / 32)] int32 on the host, of row places[i]; see
+            `apply_bitmask`
+    """
+
+    places: Rows
+    words: Tensor
+
+    def accepts(self, index: int, token_id: int) -> bool:
+        """Whether the token sampled for row places[index] may be appended.
+
+        If not, `words` of that row have changed, and it samples again, until a token is accepted or
+        none is left.
+        """
+        return True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceMasks:
+    """Masks of some rows of a step, on the device of the scores."""
+
+    places: Rows
+    rows: Tensor | None  # the same, on the device; None: all rows of the step
+    words: Tensor  # [num_masked, num_words] int32
+
+    @classmethod
+    def of(cls, places: Rows, words: Tensor, num_rows: int, device: torch.device) -> "DeviceMasks":
+        """Copy masks from the host; pinned words are still being copied when this returns."""
+        rows = None if len(places) == num_rows else torch.from_numpy(places).to(device)
+        return cls(places, rows, words.to(device, non_blocking=True))
+
+    def among(self, places: Rows) -> "DeviceMasks | None":
+        """The masks of some rows, as a step of their own; None: none of them has one."""
+        _, which, rows = np.intersect1d(self.places, places, return_indices=True)
+        if len(which) == 0:
+            return None
+        device = self.words.device
+        words = self.words[torch.from_numpy(which).to(device)]
+        return DeviceMasks.of(rows, words, len(places), device)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 
 from model_server.errors import InvalidStep
 from model_server.sampling.draw import uniforms
-from model_server.sampling.filters import nucleus_share
 from proto.contract import LogprobParams, SamplingParams, StopParams
 
 # A token that is sampled again draws at another position, out of reach of any sequence.
@@ -29,7 +28,7 @@ ROW = np.dtype(
         ("temperature", np.float32),
         ("top_k", np.int64),  # 0: off
         ("top_p", np.float64),  # 1: off
-        ("nucleus", np.float64),  # of top_p, see filters.nucleus_share
+        ("nucleus", np.float64),  # of top_p, see nucleus_share
         ("typical_p", np.float64),  # 1: off
         ("min_p", np.float32),  # 0: off
         ("repetition", np.float32),
@@ -79,10 +78,9 @@ class SamplingRows:
         num_tokens: int,
         prompt_len: int,
     ) -> int:
-        """The new row. Raises InvalidStep for parameters out of range or an id held already."""
+        """The new row. Raises InvalidStep for a bias out of range or an id held already."""
         if request_id in self._row_of:
             raise InvalidStep(f"request {request_id} is being sampled already")
-        _check(request_id, sampling)
         bias = _bias(request_id, sampling.logit_bias, self._vocab_size)
         if not self._free:
             self._grow()
@@ -201,29 +199,13 @@ def _bias(request_id: int, bias: Mapping[int, float], vocab_size: int) -> Additi
     return token_ids, values.astype(np.float32)
 
 
-def _check(request_id: int, sampling: SamplingParams) -> None:
-    """Raises InvalidStep that names the parameter, its value and the rule."""
-    factors = {
-        "temperature": sampling.temperature,
-        "repetition_penalty": sampling.repetition_penalty,
-    }
-    terms = {
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-    }
-    rules: list[tuple[str, object, str, bool]] = [
-        *((name, v, "above 0 and finite", 0.0 < v <= _MAX_FLOAT) for name, v in factors.items()),
-        *((name, v, "finite", abs(v) <= _MAX_FLOAT) for name, v in terms.items()),
-        ("top_k", sampling.top_k, "at least 0", (sampling.top_k or 0) >= 0),
-        ("top_p", sampling.top_p, "in (0, 1]", _is_share(sampling.top_p)),
-        ("typical_p", sampling.typical_p, "in (0, 1]", _is_share(sampling.typical_p)),
-        ("min_p", sampling.min_p, "in [0, 1]", 0.0 <= (sampling.min_p or 0.0) <= 1.0),
-        ("seed", sampling.seed, "an unsigned 64-bit number", 0 <= sampling.seed < 2**64),
-    ]
-    for name, value, rule, holds in rules:
-        if not holds:
-            raise InvalidStep(f"request {request_id}: {name} {value} must be {rule}")
+def nucleus_share(top_p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The mass that those above a token must have for top-p to drop it, of a total of 1.
 
-
-def _is_share(value: float | None) -> bool:
-    return value is None or 0.0 < value <= 1.0
+    TopPLogitsWarper drops a token if it and those below sum to no more than 1 - top_p, rounding
+    both to float32. That sum rounds to the bound or less as long as it lies below the middle
+    between the bound and the next float: so a sum that should meet the bound exactly does.
+    """
+    bound = (1.0 - top_p).astype(np.float32)
+    above = np.nextafter(bound, np.float32(np.inf))
+    return 1.0 - (bound.astype(np.float64) + above.astype(np.float64)) / 2.0

@@ -26,15 +26,15 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.choosing import Outcome, choose, gather_outcome
+from model_server.sampling.choosing import Outcome, choose, gather_outcome, padded_width
 from model_server.sampling.logits_processors import (
     BITS_PER_WORD,
+    DeviceMasks,
+    Masks,
     add_bias,
     apply_bitmask,
     penalise,
 )
-from model_server.sampling.logprobs import padded_width, score_tokens
-from model_server.sampling.masks import DeviceMasks, Masks
 from model_server.sampling.penalty_history import PenaltyHistory
 from model_server.sampling.plan import Penalties, SamplingPlan, SamplingPlanner
 from model_server.sampling.rows import Rows, SamplingRows
@@ -86,8 +86,6 @@ class Sampler:
         self._plan_key: tuple[object, ...] = ()
         self._scratch = self._new_scratch(max_rows)
 
-    score_prompt = staticmethod(score_tokens)
-
     def add(
         self,
         request_id: int,
@@ -99,7 +97,7 @@ class Sampler:
     ) -> None:
         """Add a request. token_ids: its prompt and, after a preemption, its output so far.
 
-        Raises InvalidStep for parameters out of range and for an id that is held already.
+        Raises InvalidStep for a bias out of range and for an id that is held already.
         """
         row = self._rows.add(request_id, sampling, stop, logprobs, len(token_ids), prompt_len)
         if sampling.watermark:

@@ -1,4 +1,8 @@
-"""The gRPC methods; owner of the epoch; domain errors become gRPC codes here."""
+"""The gRPC methods; owner of the epoch.
+
+Domain errors become gRPC codes here, and messages the classes of the contract: it is the only file
+of this tier that names message fields.
+"""
 
 import asyncio
 import logging
@@ -9,7 +13,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import Message
 
+from constraints.spec import ConstraintSpec
+from constraints.translation import Translation
 from model_server.engine.runner import Runner
 from model_server.engine.step import StepOutput
 from model_server.errors import (
@@ -22,13 +29,27 @@ from model_server.errors import (
     UnknownBatch,
 )
 from model_server.masking.constraint_cache import ConstraintCache
-from model_server.service import wire
 from model_server.tracing import NO_TRACES, StepCall, StepTracer
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
-from proto.contract import ModelInfo
+from proto.contract import (
+    Generation,
+    LogprobParams,
+    ModelInfo,
+    NewSequence,
+    OutputConstraint,
+    RunningUpdate,
+    SampledToken,
+    SamplingParams,
+    StopParams,
+    TopToken,
+)
+from proto.convert import CONSTRAINT_KINDS, FINISH_REASONS, WHITESPACES, from_message, to_message
 
 _log = logging.getLogger(__name__)
+
+_KIND_FROM_PB = {number: kind for kind, number in CONSTRAINT_KINDS.items()}
+_WHITESPACE_FROM_PB = {number: whitespace for whitespace, number in WHITESPACES.items()}
 
 # The first class that fits decides, so the more special ones stand first.
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
@@ -120,43 +141,49 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         return pb.HealthResponse()
 
     async def Info(self, request: pb.InfoRequest, context: Context) -> pb.InfoResponse:
-        return wire.info_to_pb(self._info)
+        return to_message(self._info, pb.InfoResponse)
 
     async def ServiceDiscovery(
         self, request: pb.ServiceDiscoveryRequest, context: Context
     ) -> pb.ServiceDiscoveryResponse:
-        return wire.discovery_to_pb(self._urls)
+        return pb.ServiceDiscoveryResponse(urls=self._urls)
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         self._require_epoch(request.epoch)
-        call = wire.warmup_from_pb(request)
+        max_total_len, num_blocks = (
+            _optional(request, "max_total_len"),
+            _optional(request, "num_blocks"),
+        )
         limits = await self._on_device(
             lambda: self._runner.warmup(
-                call.max_step_tokens, call.max_batch_size, call.max_total_len, call.num_blocks
+                request.max_step_tokens, request.max_batch_size, max_total_len, num_blocks
             )
         )
-        return wire.limits_to_pb(limits, request.epoch)
+        return to_message(limits, pb.WarmupResponse, epoch=request.epoch)
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
         self._require_epoch(request.epoch)
-        call = wire.prefill_from_pb(request)
-        batch_id = call.batch_id if call.cached_batch_id is None else call.cached_batch_id
+        new = tuple(map(sequence_from_pb, request.batch.requests))
+        updates, batch_id = updates_from_pb(request), request.batch.id
+        cached_id = _optional(request, "cached_batch_id")
         output = await self._step(
-            lambda: self._runner.prefill(
-                call.batch_id, call.new, call.cached_batch_id, call.updates
+            lambda: self._runner.prefill(batch_id, new, cached_id, updates),
+            StepCall(
+                (batch_id if cached_id is None else cached_id,),
+                new,
+                updates,
+                context.invocation_metadata(),
             ),
-            StepCall((batch_id,), call.new, call.updates, context.invocation_metadata()),
         )
-        return wire.step_to_pb(output, request.epoch)
+        return step_to_pb(output, request.epoch)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         self._require_epoch(request.epoch)
-        call = wire.decode_from_pb(request)
+        batch_ids, updates = tuple(request.batch_ids), updates_from_pb(request)
         output = await self._step(
-            lambda: self._runner.decode(call.batch_ids, call.updates),
-            StepCall(call.batch_ids, (), call.updates),
+            lambda: self._runner.decode(batch_ids, updates), StepCall(batch_ids, (), updates)
         )
-        return wire.step_to_pb(output, request.epoch)
+        return step_to_pb(output, request.epoch)
 
     async def FilterBatch(
         self, request: pb.FilterBatchRequest, context: Context
@@ -165,29 +192,30 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         batch_id, request_ids = request.batch_id, tuple(request.request_ids)
         kept_ids = await self._on_device(lambda: self._runner.filter(batch_id, request_ids))
         self._tracer.filtered(batch_id, kept_ids)
-        return wire.filtered_to_pb(batch_id, kept_ids, request.epoch)
+        batch = _cached_batch_to_pb(batch_id if kept_ids else None, kept_ids)
+        return pb.FilterBatchResponse(epoch=request.epoch, batch=batch)
 
     async def PrepareConstraint(
         self, request: pb.PrepareConstraintRequest, context: Context
     ) -> pb.PrepareConstraintResponse:
-        spec = wire.spec_from_pb(request.constraint)
+        spec = spec_from_pb(request.constraint)
         if self._constraints is None:
             raise ConstraintRefused("this rank compiles no constraints; rank 0 does")
-        translation = wire.translation_from_pb(request.constraint)
+        translation = translation_from_pb(request.constraint)
         prepared = await asyncio.wrap_future(self._constraints.prepare(spec, translation))
-        return wire.prepared_to_pb(prepared.compile_ns, was_cached=prepared.was_cached)
+        return to_message(prepared, pb.PrepareConstraintResponse)
 
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
     ) -> pb.ClearCacheResponse:
-        batch_id = request.batch_id if request.HasField("batch_id") else None
+        batch_id = _optional(request, "batch_id")
         if batch_id is None:
             self._begin_epoch(request.epoch)
         else:
             self._require_epoch(request.epoch)
         await self._on_device(lambda: self._runner.clear(batch_id))
         self._tracer.cleared(batch_id)
-        return wire.cleared_to_pb(request.epoch)
+        return pb.ClearCacheResponse(epoch=request.epoch)
 
     def _begin_epoch(self, epoch: int) -> None:
         if epoch < self._epoch:
@@ -215,3 +243,115 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
     async def _on_device(self, work: Callable[[], T]) -> T:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._device_thread, work)
+
+
+def sequence_from_pb(message: pb.Request) -> NewSequence:
+    constraint = None
+    if message.HasField("constraint") and message.constraint.kind != pb.CONSTRAINT_KIND_NONE:
+        constraint = OutputConstraint(
+            spec=spec_from_pb(message.constraint),
+            cuts=message.constraint.cuts,
+            translation=translation_from_pb(message.constraint),
+        )
+    try:
+        return NewSequence(
+            request_id=message.id,
+            token_ids=tuple(message.token_ids),
+            prompt_len=message.prompt_len,
+            cached_len=message.cached_len,
+            chunk_len=message.chunk_len,
+            block_ids=tuple(message.block_ids),
+            sampling=from_message(message.sampling, SamplingParams),
+            stop=from_message(message.stopping, StopParams),
+            logprobs=from_message(message.logprobs, LogprobParams),
+            constraint=constraint,
+            pause_len=_optional(message, "pause_len"),
+        )
+    except ValueError as error:
+        raise InvalidStep(str(error)) from error
+
+
+def translation_from_pb(message: pb.Constraint) -> Translation | None:
+    """What the router has found of a constraint, if it says so."""
+    if not message.HasField("translation"):
+        return None
+    found = message.translation
+    return Translation(
+        grammar=found.grammar,
+        not_enforced=tuple(found.not_enforced),
+        hints=tuple(found.hints),
+        may_run_on=found.may_run_on,
+        completion=tuple(found.completion.token_ids) if found.HasField("completion") else None,
+    )
+
+
+def spec_from_pb(message: pb.Constraint) -> ConstraintSpec:
+    """Raises InvalidStep for a kind or a whitespace that this shard does not know."""
+    try:
+        return ConstraintSpec(
+            _KIND_FROM_PB[message.kind],
+            message.text,
+            _WHITESPACE_FROM_PB[message.whitespace],
+            message.lenient,
+        )
+    except KeyError as unknown:
+        raise InvalidStep(f"a constraint of kind or whitespace {unknown} is not known") from None
+
+
+def updates_from_pb(message: pb.PrefillRequest | pb.DecodeRequest) -> tuple[RunningUpdate, ...]:
+    """What the router decided for running sequences."""
+    return tuple(from_message(update, RunningUpdate) for update in message.updates)
+
+
+def _optional(message: Message, name: str) -> int | None:
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
+    return pb.StepResponse(
+        epoch=epoch,
+        generations=[_generation_to_pb(generation) for generation in output.generations],
+        batch=_cached_batch_to_pb(output.batch_id, output.request_ids),
+        forward_ns=output.forward_ns,
+        sample_ns=output.sample_ns,
+        total_ns=output.total_ns,
+        mask_ns=output.mask_ns,
+        num_masked_rows=output.num_masked_rows,
+        mask_wait_ns=output.mask_wait_ns,
+    )
+
+
+def _cached_batch_to_pb(batch_id: int | None, ids: tuple[int, ...]) -> pb.CachedBatch | None:
+    return None if batch_id is None else pb.CachedBatch(id=batch_id, request_ids=ids)
+
+
+def _generation_to_pb(generation: Generation) -> pb.Generation:
+    message = pb.Generation(
+        request_id=generation.request_id,
+        tokens=[_token_to_pb(token) for token in generation.tokens],
+        finish_reason=FINISH_REASONS[generation.finish_reason],
+        num_forced=generation.num_forced,
+        is_late=generation.is_late,
+    )
+    if generation.constraint_satisfied is not None:
+        message.constraint_satisfied = generation.constraint_satisfied
+    if generation.error is not None:
+        message.error = generation.error
+        message.is_refused = generation.is_refused
+    if generation.prompt_logprobs:
+        message.prompt_logprobs.extend(generation.prompt_logprobs)
+    for top_tokens in generation.prompt_top_tokens:
+        message.prompt_top_tokens.add(tokens=_top_to_pb(top_tokens))
+    return message
+
+
+def _token_to_pb(token: SampledToken) -> pb.SampledToken:
+    if not token.top_tokens:
+        return pb.SampledToken(id=token.token_id, logprob=token.logprob)
+    return pb.SampledToken(
+        id=token.token_id, logprob=token.logprob, top_tokens=_top_to_pb(token.top_tokens)
+    )
+
+
+def _top_to_pb(tokens: tuple[TopToken, ...]) -> list[pb.TopToken]:
+    return [pb.TopToken(id=token.token_id, logprob=token.logprob) for token in tokens]

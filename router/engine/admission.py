@@ -1,13 +1,10 @@
 """Which requests enter the bounded queue, when refused ones retry, and whether steps get done."""
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable
 from enum import Enum
 from math import exp
 
-from router.engine.stream import Stream
-from router.engine.streams import StreamGroup, StreamGroups, Texts
 from router.request.errors import Draining, InvalidRequest, Overloaded, Refused, Unhealthy
-from router.request.request import GenerateRequest
 from router.telemetry.step_observer import StepObserver
 
 
@@ -192,8 +189,8 @@ class Admission:
 class Slots:
     """The slots of the server, one for each sequence that waits or runs.
 
-    A slot is taken by an open stream, or by a group between two of its streams. `groups` and
-    `streams` are the batcher's.
+    A slot is taken by an open stream, or by a group between two of its streams: `num_taken` counts
+    both.
     """
 
     def __init__(
@@ -201,15 +198,13 @@ class Slots:
         admission: Admission,
         progress: Progress,
         observer: StepObserver,
-        streams: Sized,
-        groups: StreamGroups,
+        num_taken: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
         self._admission = admission
         self._progress = progress
         self._observer = observer
-        self._streams = streams
-        self._groups = groups
+        self._num_taken = num_taken
         self._clock = clock
 
     def take(self, num_slots: int) -> None:
@@ -217,7 +212,7 @@ class Slots:
         now_s = self._clock()
         broken_s = self._progress.broken_s(now_s)
         try:
-            self._admission.admit(now_s, self.num_taken, num_slots, broken_s)
+            self._admission.admit(now_s, self._num_taken(), num_slots, broken_s)
         except Refused as error:
             self._observer.rejected(error)
             raise
@@ -225,25 +220,4 @@ class Slots:
     def free(self, num_slots: int, *, is_good: bool) -> None:
         """Frees so many, by a good end or another."""
         num_finished = num_slots if is_good else 0
-        self._admission.release(self._clock(), self.num_taken, num_finished)
-
-    def open_group(self, num_slots: int, advance: Callable[[], None]) -> StreamGroup:
-        """Takes slots that the group keeps until it is closed. Raises as `take`."""
-        self.take(num_slots)
-        return self._groups.open(num_slots, advance)
-
-    def submit_in(
-        self, group: StreamGroup, requests: Sequence[GenerateRequest], texts: Texts = None
-    ) -> list[Stream]:
-        """Streams in a group's slots. Raises InvalidRequest, ServerStopped."""
-        return self._groups.submit(group, requests, texts)
-
-    def close_group(self, group: StreamGroup, *, is_good: bool) -> None:
-        """Frees its slots, once its streams have ended. Does nothing the second time."""
-        if self._groups.close(group):
-            self.free(group.num_slots, is_good=is_good)
-
-    @property
-    def num_taken(self) -> int:
-        """Slots that are taken by streams and groups."""
-        return len(self._streams) + self._groups.num_idle_slots
+        self._admission.release(self._clock(), self._num_taken(), num_finished)

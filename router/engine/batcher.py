@@ -69,7 +69,7 @@ class BatcherLimits:
 class Batcher:
     """The only mutator of the scheduler and of streams. `run` is its task; the rest is quick.
 
-    `slots` are for searches, which submit one stream after the other.
+    `groups` are for searches, which submit one stream after the other.
     """
 
     def __init__(
@@ -90,10 +90,10 @@ class Batcher:
         self._admission = Admission(limits.max_concurrent_requests, limits.retry_s)
         self._progress = Progress(limits.progress_s, limits.patience_s)
         self._streams = OpenStreams(self._retire)
-        self._groups = StreamGroups(self._accept_all)
-        self.slots = Slots(
-            self._admission, self._progress, observer, self._streams, self._groups, clock
+        self._slots = Slots(
+            self._admission, self._progress, observer, lambda: self.num_taken, clock
         )
+        self.groups = StreamGroups(self._accept_all, self._slots)
         self._backpressure = Backpressure(scheduler.pause)
         self._preparing = Preparing(self._prepare, self._release, self._fail_unprepared)
         self._cancel_latency = CancelLatency(scheduler.has_left, observer.freed)
@@ -102,7 +102,7 @@ class Batcher:
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._recovery = Recovery(
-            *(shards, scheduler, self._streams, self._groups, self._admission, self._progress),
+            *(shards, scheduler, self._streams, self.groups, self._admission, self._progress),
             self._after_reset,
             stopping=self._stopping,
             retry_s=limits.retry_s,
@@ -129,6 +129,11 @@ class Batcher:
         """Accepted requests that have not ended."""
         return len(self._streams)
 
+    @property
+    def num_taken(self) -> int:
+        """Slots that are taken by streams and groups."""
+        return len(self._streams) + self.groups.num_idle_slots
+
     def submit(self, request: GenerateRequest) -> Stream:
         """Accepts a request; its events come in the stream. Raises as `submit_all`."""
         return self.submit_all([request])[0]
@@ -139,7 +144,7 @@ class Batcher:
         Raises Refused (Draining, Unhealthy, Overloaded), and InvalidRequest for a request that
         could never run.
         """
-        self.slots.take(len(requests))
+        self._slots.take(len(requests))
         return self._accept_all(requests)
 
     def _accept_all(self, requests: Sequence[GenerateRequest], texts: Texts = None) -> list[Stream]:
@@ -212,7 +217,7 @@ class Batcher:
         self._wake.set()
 
     async def _until_empty(self) -> None:
-        await self._groups.until_empty()
+        await self.groups.until_empty()
         await self._streams.until_empty()
 
     async def run(self) -> None:
@@ -232,14 +237,14 @@ class Batcher:
             self._admission.close()
             stopped = ServerStopped("the server stopped")
             self._streams.fail_all(stopped)
-            self._groups.stop(stopped)
+            self.groups.stop(stopped)
             self._streams.wake_readers()
 
     async def _turn(self) -> None:
         try:
             begun_s = self._clock()
             self._expire(begun_s)
-            self._groups.advance()
+            self.groups.advance()
             if self._progress.is_broken:
                 await self._recovery.attempt()
                 return
@@ -322,10 +327,10 @@ class Batcher:
         self._backpressure.remove(stream)
         if stream.request.constraint is not None:
             self._preparing.remove(stream.request_id)
-        if self._groups.remove(stream.request_id):
+        if self.groups.remove(stream.request_id):
             self._wake.set()
             return
-        self.slots.free(1, is_good=isinstance(stream.end, Finished))
+        self._slots.free(1, is_good=isinstance(stream.end, Finished))
         self._observer.ended(stream)
 
     def _expire(self, now_s: float) -> None:
@@ -344,7 +349,7 @@ class Batcher:
             await asyncio.sleep(self._limits.tick_s)
             now_s = self._clock()
             self._expire(now_s)
-            self._groups.advance()
+            self.groups.advance()
             self._streams.wake_readers()
             self._observer.drain_rate(self._admission.drain_rate(now_s))
 

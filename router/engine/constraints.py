@@ -30,9 +30,9 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
+from constraints.results import CheckResult, JudgeResult, VerifyResult
 from constraints.spec import ConstraintSpec, StopRule
 from constraints.trivial_schemas import obvious_len
-from constraints.verdict import Judged, Passed, Verified
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed
@@ -73,7 +73,7 @@ _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
 
 # kind, whitespace, lenient, digest of the text; then stops, length, cuts, or a digest of texts
 _Key = tuple[object, ...]
-_Finding = Passed | ConstraintError
+_Finding = CheckResult | ConstraintError
 
 
 class ConstraintMemory(Generic[F]):
@@ -185,7 +185,7 @@ class ConstraintCheck:
             min_len=passed.min_len,
         )
 
-    async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> Judged:
+    async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> JudgeResult:
         """Each of the texts under a constraint.
 
         Raises ConstraintRefused for the constraint, otherwise as `check`.
@@ -203,7 +203,7 @@ class ConstraintCheck:
         except ConstraintError as error:
             self._memory.keep(own_key, error)
             raise self._refused(error) from None
-        assert isinstance(judged, Judged)
+        assert isinstance(judged, JudgeResult)
         return judged
 
     async def violation(self, constraint: Constraint, text: str) -> str | None:
@@ -212,7 +212,7 @@ class ConstraintCheck:
             verified = await self._ask(Verify(constraint.spec, text))
         except (ConstraintError, RouterError) as error:
             return f"the finished text could not be checked: {error}"
-        assert isinstance(verified, Verified)
+        assert isinstance(verified, VerifyResult)
         return verified.violations[0] if verified.violations else None
 
     def _obvious_len(self, spec: ConstraintSpec, stops: StopRule) -> int | None:
@@ -224,7 +224,7 @@ class ConstraintCheck:
     def _is_known(self, job: Check) -> bool:
         return self._memory.find(_key(job), self._clock()) is not None
 
-    async def _find(self, job: Check, until_s: float) -> Passed:
+    async def _find(self, job: Check, until_s: float) -> CheckResult:
         """Raises ConstraintError and RouterError."""
         key = _key(job)
         finding: _Finding | RouterError | None = self._memory.find(key, self._clock())
@@ -236,7 +236,7 @@ class ConstraintCheck:
                 self._under_way[key] = looking
                 looking.add_done_callback(lambda _: self._under_way.pop(key))
             finding = await asyncio.shield(looking)
-        if isinstance(finding, Passed):
+        if isinstance(finding, CheckResult):
             return finding
         if isinstance(finding, ConstraintError):
             # A new one for each request.
@@ -253,7 +253,7 @@ class ConstraintCheck:
             return self._overdue(key, error)
         except RouterError as error:
             return error
-        assert isinstance(passed, Passed)
+        assert isinstance(passed, CheckResult)
         self._metrics.constraint_compile_duration.observe(passed.compile_s, job.spec.kind.value)
         # The shard that gets the translation now keeps its result for longer than this memory.
         self._memory.keep(key, replace(passed, translation=None))
@@ -274,7 +274,7 @@ class ConstraintCheck:
 
     async def _ask(
         self, job: Check | Judge | Verify, until_s: float | None = None
-    ) -> Passed | Judged | Verified:
+    ) -> CheckResult | JudgeResult | VerifyResult:
         """Raises ConstraintError and RouterError."""
         pool = self._pool
         if pool is None:

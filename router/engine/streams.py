@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from proto.contract import NewSequence
+from router.engine.admission import Slots
 from router.engine.stream import Stream
 from router.request.errors import RouterError
 from router.request.request import GenerateRequest
@@ -126,8 +127,9 @@ class StreamGroups:
     `accept` makes streams of requests that have their slots, and of their texts if these are known.
     """
 
-    def __init__(self, accept: Accept) -> None:
+    def __init__(self, accept: Accept, slots: Slots) -> None:
         self._accept = accept
+        self._slots = slots
         self._open: dict[StreamGroup, None] = {}
         self._of_stream: dict[int, StreamGroup] = {}
         self._closed = asyncio.Event()
@@ -140,7 +142,8 @@ class StreamGroups:
         return num_slots - sum(len(group.open_ids) for group in self._open)
 
     def open(self, num_slots: int, advance: Callable[[], None]) -> StreamGroup:
-        """A group that has so many slots from now on."""
+        """A group that has so many slots from now on. Raises as `Slots.take`."""
+        self._slots.take(num_slots)
         group = StreamGroup(num_slots, advance)
         self._open[group] = None
         return group
@@ -164,15 +167,14 @@ class StreamGroups:
                 self._of_stream[stream.request_id] = group
         return streams
 
-    def close(self, group: StreamGroup) -> bool:
-        """Its streams have ended, and its slots are free. False: it was closed before."""
+    def close(self, group: StreamGroup, *, is_good: bool) -> None:
+        """Frees its slots, once its streams have ended. Does nothing the second time."""
         assert not group.open_ids, "streams are open in a group that closes"
-        if group not in self._open:
-            return False
-        del self._open[group]
-        if not self._open:
-            self._closed.set()
-        return True
+        if group in self._open:
+            del self._open[group]
+            self._slots.free(group.num_slots, is_good=is_good)
+            if not self._open:
+                self._closed.set()
 
     def remove(self, request_id: int) -> bool:
         """A stream has ended; whether it was in a group."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from math import isnan
 from typing import Protocol
 
-from constraints.spec import ConstraintSpec
 from constraints.translation import Translation
 from proto import generate_pb2 as pb
 from proto.contract import (
@@ -18,6 +17,7 @@ from proto.contract import (
     Generation,
     ModelInfo,
     NewSequence,
+    OutputConstraint,
     PoolLimits,
     SampledToken,
     StepResult,
@@ -99,7 +99,9 @@ def warmup_to_pb(
 def prepare_to_pb(constraint: Constraint) -> pb.PrepareConstraintRequest:
     """A constraint, to be compiled before the request that has it comes."""
     return pb.PrepareConstraintRequest(
-        constraint=_constraint_to_pb(constraint.spec, constraint.translation, cuts=constraint.cuts)
+        constraint=_constraint_to_pb(
+            OutputConstraint(constraint.spec, constraint.cuts, constraint.translation)
+        )
     )
 
 
@@ -162,7 +164,6 @@ def limits_from_pb(message: pb.WarmupResponse) -> PoolLimits:
 
 
 def _request_to_pb(new: NewSequence) -> pb.Request:
-    constraint = new.constraint
     return pb.Request(
         id=new.request_id,
         token_ids=new.token_ids,
@@ -173,25 +174,20 @@ def _request_to_pb(new: NewSequence) -> pb.Request:
         sampling=to_message(new.sampling, pb.SamplingParameters),
         stopping=to_message(new.stop, pb.StoppingParameters),
         logprobs=to_message(new.logprobs, pb.LogprobParameters),
-        constraint=(
-            None
-            if constraint is None
-            else _constraint_to_pb(constraint.spec, constraint.translation, cuts=constraint.cuts)
-        ),
+        constraint=None if new.constraint is None else _constraint_to_pb(new.constraint),
         pause_len=new.pause_len,
     )
 
 
-def _constraint_to_pb(
-    spec: ConstraintSpec, translation: Translation | None, *, cuts: bool
-) -> pb.Constraint:
+def _constraint_to_pb(constraint: OutputConstraint) -> pb.Constraint:
+    spec, found = constraint.spec, constraint.translation
     return pb.Constraint(
         kind=CONSTRAINT_KINDS[spec.kind],
         text=spec.text,
         whitespace=WHITESPACES[spec.whitespace],
         lenient=spec.lenient,
-        cuts=cuts,
-        translation=None if translation is None else _translation_to_pb(translation),
+        cuts=constraint.cuts,
+        translation=None if found is None else _translation_to_pb(found),
     )
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,30 @@ def test_a_file_stays_below_the_size_of_a_split() -> None:
 def test_a_function_fits_a_screen() -> None:
     paths = [ROOT / name for name in SOURCES]
     assert [place for place, length in functions(paths) if length > MAX_FUNCTION_LINES] == []
+
+
+def test_a_test_asserts_whatever_it_finds() -> None:
+    """All assertions below an `if` without an `else` may never run."""
+    offenders = [
+        f"{path.relative_to(ROOT)}: {test.name}"
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        for test in ast.walk(ast.parse(path.read_text()))
+        if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef)
+        if test.name.startswith("test_")
+        if (found := list(_asserts(test, False))) and all(found)
+    ]
+    assert offenders == []
+
+
+def _asserts(node: ast.AST, is_conditional: bool) -> Iterator[bool]:
+    """For each `assert` and `pytest.raises` below, whether only one branch of an `if` has it."""
+    one_branch = isinstance(node, ast.If) and not node.orelse
+    for child in ast.iter_child_nodes(node):
+        inner = is_conditional or one_branch or isinstance(node, ast.ExceptHandler)
+        is_raises = isinstance(child, ast.Call) and ast.unparse(child.func) == "pytest.raises"
+        if isinstance(child, ast.Assert) or is_raises:
+            yield inner
+        yield from _asserts(child, inner)
 
 
 def test_a_module_says_what_it_is() -> None:

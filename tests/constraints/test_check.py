@@ -5,7 +5,7 @@ import re
 import pytest
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from constraints.check import Judging, judge
+from constraints.check import TextJudge, judge
 from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
 from tests.constraints.walks import byte_vocabulary, demo_vocabulary, language_of
@@ -15,7 +15,7 @@ from tests.constraints.where.vocabularies import TokenList
 def test_what_may_follow_is_told_where_only_a_longer_token_is_legal() -> None:
     spec = ConstraintSpec(Kind.WHERE, 'len(tokens(X)) == 1 and X in ["ab", "the"]')
     language = language_of(spec, byte_vocabulary())
-    judged = Judging(language, byte_vocabulary(), by_tokens=True).judge("x")
+    judged = TextJudge(language, byte_vocabulary(), by_tokens=True).judge("x")
     assert judged.failure is None
     assert (judged.accepted, judged.position, judged.num_legal) == (False, 0, 2)
     assert judged.expected == ("'a'", "'t'")

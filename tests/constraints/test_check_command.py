@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.byte_tokenizer import save_byte_tokenizer
+from tests.command_line import run_launcher
 
 SCHEMA = {
     "type": "object",
@@ -17,10 +17,7 @@ SCHEMA = {
 
 
 def check(*args: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "launcher", "check", *args]
-    return subprocess.run(
-        argv, capture_output=True, text=True, timeout=60, check=False, input=stdin
-    )
+    return run_launcher("check", *args, stdin=stdin)
 
 
 def test_an_accepted_text_is_shown_with_the_shortest_there_is() -> None:

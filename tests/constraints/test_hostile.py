@@ -17,8 +17,8 @@ import pytest
 
 import models.demo
 from constraints.errors import ConstraintError
+from constraints.results import CheckResult, JudgeResult
 from constraints.spec import ConstraintSpec, Kind, StopRule
-from constraints.verdict import Judged, Passed
 from constraints.worker.jobs import Check, Judge, frame, job_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
 from tests.constraints.hostile import BLOWS_UP_LATER, BLOWS_UP_ON, NUM_HOSTILE, Hostile, hostile
@@ -59,7 +59,7 @@ async def answer_all() -> None:
         for each in hostile():
             _, took_s = await answer(workers, each)
             assert took_s < MAX_S, each.name
-        assert isinstance(await workers.do(_HARMLESS), Passed)
+        assert isinstance(await workers.do(_HARMLESS), CheckResult)
     finally:
         await workers.close()
 
@@ -111,7 +111,7 @@ async def ask_together(asked: Sequence[Hostile]) -> Together:
         answers = await asyncio.gather(*(answer(workers, each) for each in asked))
         kept_waiting_s = without_core_s() - begun_s
         # The workers are there after it, however little time the machine has for them.
-        assert isinstance(await workers.do(_HARMLESS, 60.0), Passed)
+        assert isinstance(await workers.do(_HARMLESS, 60.0), CheckResult)
     finally:
         await workers.close()
     return Together(
@@ -143,9 +143,9 @@ async def test_each_is_answered_in_time_when_they_come_together() -> None:
 async def test_what_blows_up_while_it_is_followed_passes_the_check_and_fails_one_text() -> None:
     workers = pool()
     try:
-        assert isinstance(await workers.do(Check(BLOWS_UP_LATER, StopRule(), MAX_LEN)), Passed)
+        assert isinstance(await workers.do(Check(BLOWS_UP_LATER, StopRule(), MAX_LEN)), CheckResult)
         judged = await workers.do(Judge(BLOWS_UP_LATER, ("x", BLOWS_UP_ON), MAX_LEN))
-        assert isinstance(judged, Judged)
+        assert isinstance(judged, JudgeResult)
         harmless, bomb = judged.judgements
         assert harmless.accepted
         assert bomb.failure is not None

@@ -134,7 +134,7 @@ def test_a_witness_keeps_clear_of_stop_tokens() -> None:
         spec, Budget(9), vocabulary, stops=StopRule(token_ids=(ord("b"),)), takes_forced=False
     )
     assert output_state.needed_len == 3
-    assert output_state.witness_token() == ord("a")
+    assert output_state.completion_token() == ord("a")
 
 
 def test_an_illegal_token_changes_nothing() -> None:
@@ -307,8 +307,10 @@ def test_a_budget_without_slack_is_spent_in_one_run() -> None:
         CASES["min-length"], Budget(needed_len(CASES["min-length"], demo_vocabulary()))
     )
     while not output_state.is_over:
-        assert output_state.take_forced() or output_state.check(output_state.witness_token() or 0)
-        token_id = output_state.witness_token()
+        assert output_state.take_forced() or output_state.check(
+            output_state.completion_token() or 0
+        )
+        token_id = output_state.completion_token()
         if token_id is not None:
             output_state.advance(token_id)
     assert output_state.is_satisfied

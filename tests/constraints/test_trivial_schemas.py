@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from constraints.output_constraint import OutputConstraintState
@@ -59,12 +59,13 @@ def test_what_is_obvious_compiles_and_fits(schema: Any, whitespace: Whitespace) 
 
     enough_len = obvious_len(ConstraintSpec(Kind.JSON_SCHEMA, text, whitespace))
 
-    if enough_len is not None:
-        language = compiled(Kind.JSON_SCHEMA, text, whitespace=whitespace)
-        output_state = OutputConstraintState(
-            language, byte_vocabulary(), Budget(enough_len), StopRule()
-        )
-        assert output_state.needed_len <= enough_len
+    assume(enough_len is not None)
+    assert enough_len is not None
+    language = compiled(Kind.JSON_SCHEMA, text, whitespace=whitespace)
+    output_state = OutputConstraintState(
+        language, byte_vocabulary(), Budget(enough_len), StopRule()
+    )
+    assert output_state.needed_len <= enough_len
 
 
 RECORD = {

@@ -7,7 +7,7 @@ from llguidance import LLTokenizer
 
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.stop_table import table_of
-from constraints.token_trie import walk_of
+from constraints.token_trie import trie_of
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 
@@ -35,12 +35,12 @@ def test_a_thing_is_made_once_of_each_vocabulary() -> None:
 
 def test_a_vocabulary_that_nobody_needs_goes_with_all_that_was_made_of_it() -> None:
     vocabulary = letters()
-    walk = walk_of(vocabulary)
+    trie = trie_of(vocabulary)
     table_of(vocabulary, ("ab",)), alphabet_of(vocabulary)
-    assert walk_of(vocabulary) is walk
-    gone = weakref.ref(walk)
+    assert trie_of(vocabulary) is trie
+    gone = weakref.ref(trie)
 
-    del vocabulary, walk
+    del vocabulary, trie
     gc.collect()
 
     assert gone() is None

@@ -142,7 +142,7 @@ def _draw(
     for token_id in rng.sample(legal, min(MAX_DRAWS, len(legal))):
         if output_state.check(token_id):
             return token_id
-    known = output_state.witness_token()
+    known = output_state.completion_token()
     assert known is None or output_state.check(known)
     return known
 

@@ -2,16 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from transformers import BloomConfig, BloomForCausalLM
 
 from launcher import BUNDLED_MODEL
 from native.time_slice import slice_ns
@@ -19,12 +18,6 @@ from tests.integration.server import RunningServer, launched, metric, wait_until
 from tests.native.kernel import needs_slices
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with launched("--dtype", "float32") as running:
-        yield running
 
 
 def generate(server: RunningServer, inputs: str, **parameters: object) -> httpx.Response:
@@ -115,13 +108,6 @@ def test_all_blocks_come_back(server: RunningServer) -> None:
     assert metric(server, "tandem_kv_blocks_used") == 0
 
 
-def test_two_ranks_say_what_one_says(server: RunningServer) -> None:
-    prompts = ["Once there was", "The weather was", "Q: What is 3+4?\nA:"]
-    expected = [generate(server, p, max_new_tokens=20).json() for p in prompts]
-    with launched("--dtype", "float32", "--num-shard", "2") as sharded:
-        assert [generate(sharded, p, max_new_tokens=20).json() for p in prompts] == expected
-
-
 def test_sigterm_drains_what_runs_and_leaves_nothing_behind() -> None:
     with launched() as server:
         pids = server.descendants()
@@ -149,36 +135,6 @@ def test_sigterm_drains_what_runs_and_leaves_nothing_behind() -> None:
         assert wait_until_gone(pids) == []
 
 
-def test_while_draining_new_requests_are_refused_with_503() -> None:
-    with launched() as server:
-        body = {"inputs": "Once", "parameters": {"max_new_tokens": 900, "ignore_eos": True}}
-        with httpx.stream("POST", f"{server.url}/generate_stream", json=body) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            server.signal(signal.SIGTERM)
-            statuses = []
-            for _ in lines:
-                try:
-                    statuses.append(generate(server, "x", max_new_tokens=1).status_code)
-                except httpx.TransportError:
-                    statuses.append(0)
-                if statuses[-1] == 503:
-                    break
-            assert 503 in statuses
-
-
-def test_what_is_left_after_the_drain_gets_a_proper_end() -> None:
-    with launched("--graceful-termination-timeout", "0.3") as server:
-        body = {"inputs": "Once", "parameters": {"max_new_tokens": 900, "ignore_eos": True}}
-        with httpx.stream("POST", f"{server.url}/generate_stream", json=body) as stream:
-            lines = stream.iter_lines()
-            next(lines)
-            server.signal(signal.SIGTERM)
-            last = [line for line in lines if line][-1]
-        assert "error_type" in json.loads(last.removeprefix("data:"))
-        assert server.wait() == 0
-
-
 @pytest.mark.alone
 def test_a_second_signal_stops_at_once() -> None:
     with launched() as server:
@@ -193,15 +149,6 @@ def test_a_second_signal_stops_at_once() -> None:
             server.wait(5)
         assert time.monotonic() - started_s < 3
         assert wait_until_gone(pids) == []
-
-
-def test_a_dead_shard_stops_everything_with_its_last_lines() -> None:
-    with launched() as server:
-        pids = server.descendants()
-        subprocess.run(["kill", "-9", str(server.pid_of("model_server"))], check=True)
-        assert server.wait() == 1
-        assert wait_until_gone(pids) == []
-    assert "shard 0 was ended by SIGKILL; its last lines:" in server.said
 
 
 def test_a_killed_launcher_leaves_no_orphan() -> None:
@@ -224,34 +171,14 @@ def test_a_folder_that_does_not_exist_is_named() -> None:
     assert "'/no/such/model' does not exist" in refused("/no/such/model")
 
 
-def copy_of_demo(folder: Path, without: str = "") -> Path:
-    for path in BUNDLED_MODEL.iterdir():
-        if path.is_file() and path.name != without:
-            (folder / path.name).write_bytes(path.read_bytes())
-    return folder
-
-
 def test_a_truncated_checkpoint_is_refused_by_file(tmp_path: Path) -> None:
-    copy = copy_of_demo(tmp_path)
+    copy = Path(shutil.copytree(BUNDLED_MODEL, tmp_path / "model"))
     whole = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     assert "model.safetensors" in refused(copy)
 
 
-def test_missing_weights_are_refused(tmp_path: Path) -> None:
-    assert "safetensors" in refused(copy_of_demo(tmp_path, without="model.safetensors"))
-
-
-def test_a_missing_tokenizer_is_refused_by_file(tmp_path: Path) -> None:
-    assert "tokenizer.json" in refused(copy_of_demo(tmp_path, without="tokenizer.json"))
-
-
 def test_an_architecture_that_cannot_be_paged_is_refused_with_the_reason(tmp_path: Path) -> None:
-    code = (
-        "import sys; from transformers import BloomConfig, BloomForCausalLM\n"
-        "c = BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)\n"
-        "BloomForCausalLM(c).save_pretrained(sys.argv[1])"
-    )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
-    said = refused(tmp_path)
-    assert "bloom" in said.lower()
+    config = BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)
+    BloomForCausalLM(config).save_pretrained(tmp_path)
+    assert "bloom" in refused(tmp_path).lower()

@@ -1,7 +1,6 @@
 """A watermark in what the bundled model says, found by transformers' own detector."""
 
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,7 +8,7 @@ import httpx
 import pytest
 
 from launcher import BUNDLED_MODEL
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer
 from tests.model_server.sampling.detector import z_score
 
 pytestmark = pytest.mark.slow
@@ -20,17 +19,12 @@ PROMPTS = (
     "Tom had a red ball. One day",
     "The dog ran to the park and",
 )
-# Strong, for the bundled model is sure of most of what it says, and a sure token stays what it is.
+# As the fixture `server` has them. Strong, for the bundled model is sure of most of what it says,
+# and a sure token stays what it is.
 GAMMA, DELTA = 0.25, 6.0
-NUM_TOKENS = 250
+NUM_TOKENS = 150
 # The detector thinks a text marked from 3 on.
 CERTAIN, CHANCE = 6.0, 4.0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with launched("--watermark-gamma", str(GAMMA), WATERMARK_DELTA=str(DELTA)) as running:
-        yield running
 
 
 def z_scores(server: RunningServer, **parameters: Any) -> list[float]:

@@ -56,8 +56,8 @@ def test_traces_go_where_tgi_s_flag_says() -> None:
 
 
 def test_download_weights_has_its_own_words() -> None:
-    config = parse(["download-weights", "a/b", "--revision", "v1", "--allow-pickle"], {})
-    assert config == DownloadConfig("a/b", "v1", allow_pickle=True)
+    config = parse(["download-weights", "a/b", "--revision", "v1"], {})
+    assert config == DownloadConfig("a/b", "v1")
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class FutureBounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Current:
+class CurrentHole:
     """The hole at which conditions are read.
 
     values: finished holes by name, this one not among them
@@ -79,7 +79,7 @@ class Current:
         return self.kind if hole == self.name else self.future.kinds.get(hole)
 
     @property
-    def denied(self) -> "Current":
+    def negated(self) -> "CurrentHole":
         """The same for what stands under `not`: there, what has to hold is no longer given."""
         return replace(self, future=replace(self.future, needed=self.future.sure))
 
@@ -116,7 +116,7 @@ def exactly(expression: where.Expression | None) -> Bounds:
     return OPEN if expression is None else Bounds(expression, expression)
 
 
-def turned(inner: Bounds) -> Bounds:
+def negated(inner: Bounds) -> Bounds:
     """What `not` says."""
     return Bounds(opposite(inner.upper), opposite(inner.lower))
 

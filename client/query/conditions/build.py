@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from client.query.conditions.awaiting import refuse_awaitable
 from client.query.conditions.operators import PIECES
-from client.query.conditions.relating import only_counted
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -25,6 +24,7 @@ from client.query.conditions.terms import (
     Term,
     Value,
 )
+from client.query.conditions.value_comparisons import uncounted_parts
 from client.query.conditions.writing import written
 from client.query.place import Place
 
@@ -94,7 +94,7 @@ def calculated(place: Place, left: object, symbol: str, right: object, text: str
     sides = term(left, place), term(right, place)
     for side in sides:
         if isinstance(side, Called) and side.operator.lower() in PIECES:
-            raise only_counted(written(side), place)
+            raise uncounted_parts(written(side), place)
     return Calculated(sides[0], symbol, sides[1], place, text)
 
 

@@ -16,7 +16,7 @@ from decimal import Decimal
 from client.query.conditions import decimals
 from client.query.conditions.expressions import any_of, opposite
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
-from client.query.conditions.relating import compared, described
+from client.query.conditions.value_comparisons import compared, described
 from client.query.conditions.values import Finished, bare, is_number, is_scalar, written
 from client.query.errors import BadCondition
 from client.query.place import Place

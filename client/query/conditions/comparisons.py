@@ -10,20 +10,20 @@ from client.query.conditions import compare, future_sums
 from client.query.conditions.bounds import (
     OPEN,
     Bounds,
-    Current,
+    CurrentHole,
     exactly,
     names_of,
+    negated,
     require_text,
-    turned,
 )
 from client.query.conditions.evaluate import operand
 from client.query.conditions.expressions import FALSE, opposite
 from client.query.conditions.kinds import HoleKind
 from client.query.conditions.letter_case import FOLDS, MAX_LETTERS, containing, one_of
 from client.query.conditions.operators import PIECES, operator_of, strings
-from client.query.conditions.relating import Missing, Pieces, described, only_counted
-from client.query.conditions.rename_subject import naming
+from client.query.conditions.rename_subject import errors_about
 from client.query.conditions.terms import Calculated, Called, Compared, Opaque, Ref, Term
+from client.query.conditions.value_comparisons import Missing, TextParts, described, uncounted_parts
 from client.query.conditions.values import Finished, bare
 from client.query.conditions.writing import written
 from client.query.errors import BadCondition
@@ -39,7 +39,7 @@ class _Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pieces:
+class _TextParts:
     """words(X), which is to be counted; `shown` is what the program says."""
 
     operator: str
@@ -54,20 +54,25 @@ class _Folded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sort:
+class _Comparable:
     """What of the hole is compared."""
 
     what: "where.Measure | str"
 
 
-_HOLE, _DECIMAL, _TYPE, _DARK = _Sort("hole"), _Sort("float"), _Sort("type"), _Sort("unknown")
-_Side = _Constant | _Pieces | _Folded | _Sort
+_HOLE, _DECIMAL, _TYPE, _UNKNOWN = (
+    _Comparable("hole"),
+    _Comparable("float"),
+    _Comparable("type"),
+    _Comparable("unknown"),
+)
+_Side = _Constant | _TextParts | _Folded | _Comparable
 
 
-def _side(term: Term, current: Current) -> _Side:
+def _side(term: Term, current: CurrentHole) -> _Side:
     if current.name not in names_of(term):
         value = operand(term, current.values)
-        return _DARK if value is Missing.UNKNOWN else _Constant(value)
+        return _UNKNOWN if value is Missing.UNKNOWN else _Constant(value)
     match term:
         case Ref():
             return _HOLE
@@ -75,11 +80,11 @@ def _side(term: Term, current: Current) -> _Side:
             return _applied(term, _side(term.arguments[0], current), current)
         case Opaque():
             fold = fold_of(term, current)
-            return _DARK if fold is None else _Folded(fold)
-    return _DARK
+            return _UNKNOWN if fold is None else _Folded(fold)
+    return _UNKNOWN
 
 
-def fold_of(term: Term, current: Current) -> str | None:
+def fold_of(term: Term, current: CurrentHole) -> str | None:
     """`lower` of X.lower(), `upper` of X.upper(), where the hole X is a text; None of all else."""
     is_text = current.kind.schema is None and current.kind.python is str
     if not is_text or not isinstance(term, Opaque):
@@ -87,69 +92,69 @@ def fold_of(term: Term, current: Current) -> str | None:
     return next((fold for fold in FOLDS if term.text == f"{current.name}.{fold}()"), None)
 
 
-def _applied(term: Called, about: _Side, current: Current) -> _Side:
+def _applied(term: Called, about: _Side, current: CurrentHole) -> _Side:
     name = operator_of(term)
-    if isinstance(about, _Pieces) and name == "len":
-        return _Sort(PIECES[about.operator])
+    if isinstance(about, _TextParts) and name == "len":
+        return _Comparable(PIECES[about.operator])
     if about != _HOLE:
-        return _DARK
+        return _UNKNOWN
     if name == "type":
         return _TYPE
     if name not in ("len", "int", "float", *PIECES):
-        return _DARK
+        return _UNKNOWN
     if name == "len" and current.kind.has_length:
-        return _DARK  # of the value, and not of its text
+        return _UNKNOWN  # of the value, and not of its text
     if name != "tokens":
         require_text(name, current.kind, term.place)
     match name:
         case "len":
-            return _Sort(where.Measure.CHARS)
+            return _Comparable(where.Measure.CHARS)
         case "int":
-            return _Sort(where.Measure.INT)
+            return _Comparable(where.Measure.INT)
         case "float":
             return _DECIMAL
-    return _Pieces(name, written(term))
+    return _TextParts(name, written(term))
 
 
-def _are_sums(term: Compared, current: Current) -> bool:
+def _are_sums(term: Compared, current: CurrentHole) -> bool:
     """Whether a side is calculated, or holes to come are compared with."""
     is_calculated = any(isinstance(side, Calculated) for side in (term.left, term.right))
     return is_calculated or not names_of(term) <= {current.name, *current.values}
 
 
-def compared(term: Compared, current: Current) -> Bounds:
+def compared(term: Compared, current: CurrentHole) -> Bounds:
     """What a comparison says of the current hole. Raises BadCondition."""
     sums = future_sums.compared(term, current) if _are_sums(term, current) else None
     return _compared(term, current) if sums is None else sums
 
 
-def _compared(term: Compared, current: Current) -> Bounds:
+def _compared(term: Compared, current: CurrentHole) -> Bounds:
     left, right = _side(term.left, current), _side(term.right, current)
     _refuse_uncounted(left, term.place)
     if term.relation in ("in", "not in"):
         right = _listed(right, term.place)
     _refuse_uncounted(right, term.place)
-    with naming(current.name):
+    with errors_about(current.name):
         return _related(left, right, term, current)
 
 
 def _refuse_uncounted(side: _Side, place: Place) -> None:
     match side:
-        case _Pieces(shown=shown) | _Constant(Pieces(shown=shown)):
-            raise only_counted(shown, place)
+        case _TextParts(shown=shown) | _Constant(TextParts(shown=shown)):
+            raise uncounted_parts(shown, place)
 
 
 def _listed(side: _Side, place: Place) -> _Side:
     """What something is looked for in: the pieces of a known text, or of one that is to come."""
     match side:
-        case _Constant(Pieces() as pieces):
-            return _Constant(pieces.listed(place))
-        case _Pieces(operator=operator) if operator != "tokens":
-            return _DARK
+        case _Constant(TextParts() as parts):
+            return _Constant(parts.listed(place))
+        case _TextParts(operator=operator) if operator != "tokens":
+            return _UNKNOWN
     return side
 
 
-def _related(left: _Side, right: _Side, term: Compared, current: Current) -> Bounds:
+def _related(left: _Side, right: _Side, term: Compared, current: CurrentHole) -> Bounds:
     relation = term.relation
     if _Constant(Missing.NO_NUMBER) in (left, right):
         return exactly(FALSE)
@@ -162,29 +167,29 @@ def _related(left: _Side, right: _Side, term: Compared, current: Current) -> Bou
     if relation not in ("in", "not in"):
         return OPEN
     match right, bare(left.value):
-        case _Sort("hole"), _:
+        case _Comparable("hole"), _:
             found = exactly(compare.contained(current.kind, left.value, term.place))
         case _Folded(fold), str() as text:
             found = exactly(containing(fold, text))
         case _:
             return OPEN
-    return found if relation == "in" else turned(found)
+    return found if relation == "in" else negated(found)
 
 
 def _against(
-    side: _Side, relation: str, constant: object, place: Place, current: Current
+    side: _Side, relation: str, constant: object, place: Place, current: CurrentHole
 ) -> Bounds:
     """What is not known on the left, a constant on the right."""
     match side:
-        case _Sort(where.Measure() as measure):
+        case _Comparable(where.Measure() as measure):
             return exactly(compare.measured(measure, relation, constant, place))
         case _Folded(fold):
             return exactly(_folded(fold, relation, bare(constant), place))
-        case _Sort("float"):
+        case _Comparable("float"):
             return exactly(compare.decimal(relation, constant, place))
-        case _Sort("type"):
+        case _Comparable("type"):
             return exactly(_typed(relation, constant, place, current.kind))
-        case _Sort("hole"):
+        case _Comparable("hole"):
             return _hole_against(relation, constant, place, current.kind)
     return OPEN
 
@@ -211,7 +216,7 @@ def _hole_against(relation: str, constant: object, place: Place, kind: HoleKind)
         return exactly(said)
     text = constant.shown if isinstance(constant, Finished) else str(constant)
     around = Bounds(FALSE, compare.around_substrings(text))
-    return around if relation == "in" else turned(around)
+    return around if relation == "in" else negated(around)
 
 
 def _typed(

@@ -9,7 +9,7 @@ called on the one that comes.
 import math
 from collections.abc import Iterable, Sequence
 
-from client.query.conditions.bounds import Current
+from client.query.conditions.bounds import CurrentHole
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.kinds import INT
 from client.query.conditions.plan import Check
@@ -23,7 +23,7 @@ _MAX_TRIED = 64
 
 
 def enumerate_checks(
-    parts: Parts, checks: Sequence[Check], current: Current
+    parts: Parts, checks: Sequence[Check], current: CurrentHole
 ) -> tuple[Parts, tuple[Check, ...]]:
     """The parts with those texts alone that pass, and the checks that are still to be made.
 
@@ -72,7 +72,7 @@ def _range(relation: Relation, bound: int) -> tuple[float, float]:
     return -math.inf, math.inf
 
 
-def _passing(term: Term, texts: Iterable[str], current: Current) -> tuple[str, ...] | None:
+def _passing(term: Term, texts: Iterable[str], current: CurrentHole) -> tuple[str, ...] | None:
     """The texts that satisfy a term; None: that is not known before one of them is made."""
     passing = []
     for text in texts:

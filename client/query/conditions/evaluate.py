@@ -17,14 +17,7 @@ from client.query import hints
 from client.query.conditions.awaiting import refuse_awaitable
 from client.query.conditions.linear import ARITHMETIC
 from client.query.conditions.operators import OPERATORS, PIECES, STOPS, operator_of, text_term
-from client.query.conditions.relating import (
-    Missing,
-    Pieces,
-    compared,
-    described,
-    only_counted,
-)
-from client.query.conditions.rename_subject import SUBJECT, naming
+from client.query.conditions.rename_subject import SUBJECT, errors_about
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -36,6 +29,13 @@ from client.query.conditions.terms import (
     Ref,
     Term,
     Value,
+)
+from client.query.conditions.value_comparisons import (
+    Missing,
+    TextParts,
+    compared,
+    described,
+    uncounted_parts,
 )
 from client.query.conditions.values import (
     Finished,
@@ -79,19 +79,19 @@ def evaluate(term: Term, values: Values) -> bool | None:
 def _compared(term: Compared, values: Values) -> bool | None:
     relation, place = term.relation, term.place
     left, right = operand(term.left, values), operand(term.right, values)
-    if isinstance(right, Pieces) and relation in ("in", "not in"):
+    if isinstance(right, TextParts) and relation in ("in", "not in"):
         right = right.listed(place)
     for side in (left, right):
-        if isinstance(side, Pieces):
-            raise only_counted(side.shown, place)
-    with _naming(term.left, term.right):
+        if isinstance(side, TextParts):
+            raise uncounted_parts(side.shown, place)
+    with _errors_about_hole(term.left, term.right):
         return compared(left, relation, right, place)
 
 
-def _naming(*terms: Term) -> AbstractContextManager[None]:
+def _errors_about_hole(*terms: Term) -> AbstractContextManager[None]:
     """What is refused in here is said of the first of these that is a hole."""
     holes = (part.name for part in terms if isinstance(part, Ref))
-    return naming(next(holes, SUBJECT))
+    return errors_about(next(holes, SUBJECT))
 
 
 def conjunction(truths: Iterator[bool | None]) -> bool | None:
@@ -204,11 +204,11 @@ def _measured(term: Called, values: Values) -> object:
             return type(bare(about))
         case "int" | "float":
             return _number(name, about, term.place)
-    return _pieces(name, about, term)
+    return _text_parts(name, about, term)
 
 
 def _length(about: object, place: Place) -> object:
-    if isinstance(about, Pieces):
+    if isinstance(about, TextParts):
         return Missing.UNKNOWN if about.count is None else about.count
     value = bare(about)
     if isinstance(about, Finished) and is_scalar(value):
@@ -218,7 +218,7 @@ def _length(about: object, place: Place) -> object:
     raise BadCondition(f"{described(about)} has no length", place)
 
 
-def _pieces(name: str, about: object, term: Called) -> Pieces:
+def _text_parts(name: str, about: object, term: Called) -> TextParts:
     shown, place = shown_as(term), term.place
     text = _text(name, about, place)
     if name == "tokens":
@@ -227,10 +227,10 @@ def _pieces(name: str, about: object, term: Called) -> Pieces:
         if not about.has_tokens:
             what = "nobody counts the tokens of a nested query's value, or of one to be scored"
             raise BadCondition(f"{what}: count its words or characters", place)
-        return Pieces(name, shown, about.num_tokens)
+        return TextParts(name, shown, about.num_tokens)
     items = FUNCTIONS[name].apply((Phrase(text),))
     assert isinstance(items, Phrases)
-    return Pieces(name, shown, judge.measured(PIECES[name], text), items.values)
+    return TextParts(name, shown, judge.measured(PIECES[name], text), items.values)
 
 
 def _number(name: str, about: object, place: Place) -> object:
@@ -254,7 +254,7 @@ def _called(name: str, term: Called, values: Values) -> bool | None:
     arguments = [operand(argument, values) for argument in term.arguments]
     if any(isinstance(argument, Missing) for argument in arguments):
         return None
-    with _naming(term.arguments[0]):
+    with _errors_about_hole(term.arguments[0]):
         wanted = text_term(name, [bare(argument) for argument in arguments[1:]], term.place)
     if name in STOPS and not isinstance(arguments[0], Finished):
         raise BadCondition(f"only a hole can stop: `{name}` is about no hole here", term.place)

@@ -10,13 +10,13 @@ these bounds. What nothing satisfies says nothing: such a hole may never come.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
-from client.query.conditions.bounds import Current, FutureBounds, names_of
-from client.query.conditions.hole_type import said
+from client.query.conditions.bounds import CurrentHole, FutureBounds, names_of
+from client.query.conditions.hole_type import type_from_conditions
 from client.query.conditions.kinds import TEXT, HoleKind
 from client.query.conditions.linear import Linear, Quantity
 from client.query.conditions.ranges import ANY, Number, Range
 from client.query.conditions.reduce import bounds
-from client.query.conditions.sums import Relating, related
+from client.query.conditions.sums import LinearComparison, related
 from client.query.conditions.terms import Compared, Term, Value
 from client.query.conditions.values import integer
 from client.query.errors import QueryError, Unsatisfiable
@@ -24,7 +24,7 @@ from client.query.place import Place
 from constraints.where import terms as where
 from constraints.where.evaluate import measured
 from constraints.where.interval import Interval
-from constraints.where.normal import to_nnf
+from constraints.where.normal_form import to_nnf
 
 # Bounds are carried from sum to sum so often at most: some never settle (X < Y and Y < X).
 _MAX_ROUNDS = 16
@@ -35,7 +35,7 @@ _MAX_TEXTS = 1000
 _Sums = dict[tuple[tuple[Quantity, Number], ...], Range]
 
 
-def future_bounds_of(conjuncts: Sequence[Term], current: Current) -> FutureBounds:
+def future_bounds_of(conjuncts: Sequence[Term], current: CurrentHole) -> FutureBounds:
     """What is known at the current hole of those behind it.
 
     conjuncts: all that will surely be said, of this hole and of others
@@ -46,7 +46,7 @@ def future_bounds_of(conjuncts: Sequence[Term], current: Current) -> FutureBound
     if not to_come:
         return FutureBounds()
     kinds = {hole: kind for hole in sorted(to_come) if (kind := _kind(conjuncts, hole))}
-    apart = Current(current.name, current.kind, current.values, FutureBounds(kinds))
+    apart = CurrentHole(current.name, current.kind, current.values, FutureBounds(kinds))
     others = [part for part in conjuncts if names_of(part) & to_come]
     of_others = [part for part in others if current.name not in names_of(part)]
     ranges = _ranges(of_others, apart)
@@ -68,12 +68,12 @@ def _place(own: Sequence[Term], to_come: frozenset[str]) -> Place | None:
 
 def _kind(conjuncts: Sequence[Term], hole: str) -> HoleKind | None:
     try:
-        return said(conjuncts, hole)
+        return type_from_conditions(conjuncts, hole)
     except QueryError:
         return None  # reported when the hole is reached
 
 
-def _ranges(conjuncts: Sequence[Term], current: Current) -> dict[Quantity, Range]:
+def _ranges(conjuncts: Sequence[Term], current: CurrentHole) -> dict[Quantity, Range]:
     """Between which bounds each quantity lies, as far as that can be seen."""
     sums: _Sums = {}
     for part in conjuncts:
@@ -89,7 +89,7 @@ def _ranges(conjuncts: Sequence[Term], current: Current) -> dict[Quantity, Range
     return ranges
 
 
-def _said(part: Term, current: Current) -> Iterator[tuple[Linear, Range]]:
+def _said(part: Term, current: CurrentHole) -> Iterator[tuple[Linear, Range]]:
     """Sums and what a condition leaves of them."""
     try:
         sums = related(part, current) if isinstance(part, Compared) else None
@@ -100,13 +100,13 @@ def _said(part: Term, current: Current) -> Iterator[tuple[Linear, Range]]:
         if len(holes) == 1:
             (hole,) = holes
             kind = current.kind_of(hole) or TEXT
-            upper = bounds(part, Current(hole, kind, current.values)).upper
+            upper = bounds(part, CurrentHole(hole, kind, current.values)).upper
             yield from _of_expression(upper, hole)
     except QueryError:
         return  # reported when the hole is reached
 
 
-def _of_sums(sums: Sequence[Relating]) -> Iterator[tuple[Linear, Range]]:
+def _of_sums(sums: Sequence[LinearComparison]) -> Iterator[tuple[Linear, Range]]:
     """One of them holds. Those that `in` makes differ by their shifts alone."""
     ends = {"<": Range(None, 0), "<=": Range(None, 0), "==": Range(0, 0)}
     ends |= {">": Range(0, None), ">=": Range(0, None)}

@@ -11,12 +11,12 @@ from decimal import Decimal
 from fractions import Fraction
 
 from client.query.conditions import compare, decimals
-from client.query.conditions.bounds import Bounds, Current, exactly, turned
+from client.query.conditions.bounds import Bounds, CurrentHole, exactly, negated
 from client.query.conditions.expressions import FALSE, TRUE, all_of, any_of
 from client.query.conditions.kinds import FLOAT, INT
 from client.query.conditions.linear import Linear, Quantity
 from client.query.conditions.ranges import Number, Range
-from client.query.conditions.sums import Relating, amount, related
+from client.query.conditions.sums import LinearComparison, linear_of, related
 from client.query.conditions.terms import Compared, Term
 from client.query.place import Place
 from constraints.where import terms as where
@@ -25,12 +25,12 @@ from constraints.where import terms as where
 _SLACK = Fraction(1, 10**6)
 
 
-def compared(term: Compared, current: Current) -> Bounds | None:
+def compared(term: Compared, current: CurrentHole) -> Bounds | None:
     """What a comparison of sums says of the current hole; None: it is none."""
     if term.relation == "not in":
-        found = compared(Compared(term.left, "in", term.right, term.place), current.denied)
+        found = compared(Compared(term.left, "in", term.right, term.place), current.negated)
         is_safe = found is not None and _are_numbers(term.left, current)
-        return turned(found) if found is not None and is_safe else None
+        return negated(found) if found is not None and is_safe else None
     sums = related(term, current)
     if sums is None:
         return None
@@ -38,13 +38,13 @@ def compared(term: Compared, current: Current) -> Bounds | None:
     return Bounds(any_of(one.lower for one in said), any_of(one.upper for one in said))
 
 
-def _are_numbers(term: Term, current: Current) -> bool:
+def _are_numbers(term: Term, current: CurrentHole) -> bool:
     """Whether each quantity is a number whatever its hole is: no text compares with a number."""
-    found = amount(term, current)
+    found = linear_of(term, current)
     return found is not None and all(_is_number(each, current) for each in found.scales)
 
 
-def _is_number(quantity: Quantity, current: Current) -> bool:
+def _is_number(quantity: Quantity, current: CurrentHole) -> bool:
     kind = current.kind_of(quantity.hole)
     if quantity.is_count or kind is None:
         return quantity.is_count
@@ -52,7 +52,7 @@ def _is_number(quantity: Quantity, current: Current) -> bool:
     return kind.name == INT.name or is_decimal
 
 
-def _said(one: Relating, current: Current, place: Place) -> Bounds:
+def _said(one: LinearComparison, current: CurrentHole, place: Place) -> Bounds:
     linear, relation = one.linear, one.relation
     own = [each for each, scale in linear.scales.items() if each.hole == current.name and scale]
     is_exact = len(own) == 1 == len(linear.scales) and own[0].measure is not None
@@ -69,7 +69,7 @@ def _said(one: Relating, current: Current, place: Place) -> Bounds:
 
 
 def _all_needed(
-    own: Sequence[Quantity], one: Relating, ranges: Mapping[Quantity, Range], place: Place
+    own: Sequence[Quantity], one: LinearComparison, ranges: Mapping[Quantity, Range], place: Place
 ) -> where.Expression:
     if not own:
         return where.Constant(_may(one.relation, _rest(one.linear, None, ranges)))
@@ -79,7 +79,7 @@ def _all_needed(
 
 
 def _any_sure(
-    own: Sequence[Quantity], one: Relating, ranges: Mapping[Quantity, Range], place: Place
+    own: Sequence[Quantity], one: LinearComparison, ranges: Mapping[Quantity, Range], place: Place
 ) -> where.Expression:
     if not own:
         return where.Constant(_must(one.relation, _rest(one.linear, None, ranges)))

@@ -13,10 +13,10 @@ def hole_type(conjuncts: Sequence[Term], name: str, annotation: object | None) -
     """By its annotation, or by int(X), float(X), type(X) is T. Raises BadCondition."""
     if annotation is not None:
         return kind_of(annotation)
-    return said(conjuncts, name) or kind_of(None)
+    return type_from_conditions(conjuncts, name) or kind_of(None)
 
 
-def said(conjuncts: Sequence[Term], name: str) -> HoleKind | None:
+def type_from_conditions(conjuncts: Sequence[Term], name: str) -> HoleKind | None:
     """What conditions say; None: nothing."""
     for part in conjuncts:
         match part:

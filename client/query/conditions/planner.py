@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from client.query.conditions.bounds import OPEN, Bounds, Current, conjuncts_of, names_of
+from client.query.conditions.bounds import OPEN, Bounds, CurrentHole, conjuncts_of, names_of
 from client.query.conditions.enumerate_checks import enumerate_checks
 from client.query.conditions.expressions import FALSE, TRUE, all_of
 from client.query.conditions.future_bounds import future_bounds_of
@@ -19,7 +19,7 @@ from client.query.conditions.hole_type import hole_type
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
 from client.query.conditions.plan import Check, HolePlan, StopMode
 from client.query.conditions.reduce import bounds
-from client.query.conditions.request import asked
+from client.query.conditions.request import hole_request
 from client.query.conditions.terms import Term, Value
 from client.query.conditions.values import Values
 from client.query.conditions.writing import written
@@ -47,12 +47,12 @@ def plan_hole(
     terms: Sequence[Term],
     values: Values,
     *,
-    promises: Sequence[Check],
+    deferred_checks: Sequence[Check],
     refused: tuple[str, ...],
     stops: StopMode,
 ) -> HolePlan:
     """The same as `plan`; `promises` are the deferred checks of finished holes."""
-    every = (*terms, *(promise.term for promise in promises))
+    every = (*terms, *(check.term for check in deferred_checks))
     return plan(every, hole.name, hole.kind, values, stops, refused)
 
 
@@ -80,7 +80,7 @@ def plan(
     others = {other: value for other, value in finished.items() if other != name}
     every = [part for term in terms for part in conjuncts_of(term)]
     conjuncts = [part for part in every if name in names_of(part) or not names_of(part)]
-    current = Current(name, hole_type(conjuncts, name, kind), others)
+    current = CurrentHole(name, hole_type(conjuncts, name, kind), others)
     later = [part for term in to_come for part in conjuncts_of(term)]
     lasting = [part for part in (*every, *later) if names_of(part).isdisjoint(decorated)]
     current = replace(current, future=future_bounds_of(lasting, current))
@@ -92,7 +92,7 @@ def plan(
     parts, checks = enumerate_checks(
         _parts(current.kind, says), [check for check in inexactly if check.names <= known], current
     )
-    request = asked(name, current.kind, parts, stops, refused)
+    request = hole_request(name, current.kind, parts, stops, refused)
     return HolePlan(
         constraint=request.constraint,
         stop=request.stop,
@@ -106,7 +106,7 @@ def plan(
     )
 
 
-def _said(part: Term, current: Current, decorated: frozenset[str]) -> Bounds:
+def _said(part: Term, current: CurrentHole, decorated: frozenset[str]) -> Bounds:
     """What is said of this hole, as long as it will be the same when the part is checked."""
     is_later = not names_of(part) <= {current.name, *current.values}
     return OPEN if is_later and current.name in decorated else bounds(part, current)

@@ -14,7 +14,6 @@ from typing import Any
 
 from client.query.conditions.evaluate import computed
 from client.query.conditions.linear import ARITHMETIC
-from client.query.conditions.relating import RELATIONS
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -27,6 +26,7 @@ from client.query.conditions.terms import (
     Term,
     Value,
 )
+from client.query.conditions.value_comparisons import RELATIONS
 from client.query.conditions.values import is_scalar
 from client.query.conditions.writing import written
 

@@ -10,11 +10,11 @@ from client.query.conditions import compare
 from client.query.conditions.bounds import (
     OPEN,
     Bounds,
-    Current,
+    CurrentHole,
     exactly,
     names_of,
+    negated,
     require_text,
-    turned,
 )
 from client.query.conditions.comparisons import compared, fold_of
 from client.query.conditions.evaluate import as_condition, evaluate, operand
@@ -22,8 +22,7 @@ from client.query.conditions.expressions import FALSE, all_of, any_of
 from client.query.conditions.kinds import HoleKind
 from client.query.conditions.letter_case import beginning_with, ending_with
 from client.query.conditions.operators import STOPS, operator_of, text_term
-from client.query.conditions.relating import Missing
-from client.query.conditions.rename_subject import naming
+from client.query.conditions.rename_subject import errors_about
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -33,13 +32,14 @@ from client.query.conditions.terms import (
     Ref,
     Term,
 )
+from client.query.conditions.value_comparisons import Missing
 from client.query.conditions.values import bare
 from client.query.errors import BadCondition
 from client.query.place import Place
 from constraints.where import terms as where
 
 
-def bounds(term: Term, current: Current) -> Bounds:
+def bounds(term: Term, current: CurrentHole) -> Bounds:
     """What the condition says of the current hole. Raises BadCondition."""
     if current.name not in names_of(term):
         truth = evaluate(term, current.values)
@@ -56,7 +56,7 @@ def bounds(term: Term, current: Current) -> Bounds:
             return _joined(any_of, (bounds(part, current) for part in parts))
         case Not(part):
             _refuse_stops((part,), "not", ("stops_at", "stops_before"))
-            return turned(bounds(part, current.denied))
+            return negated(bounds(part, current.negated))
         case Compared():
             return compared(term, current)
         case Called() if current.name in names_of(term):
@@ -106,7 +106,7 @@ def _itself(name: str, kind: HoleKind, place: Place) -> where.Expression:
     return where.OneOf(("True",))
 
 
-def _condition(term: Called, current: Current) -> Bounds:
+def _condition(term: Called, current: CurrentHole) -> Bounds:
     """An operator that is a condition by itself."""
     name = as_condition(term)
     about, *others = term.arguments
@@ -125,7 +125,7 @@ def _condition(term: Called, current: Current) -> Bounds:
     require_text(name, current.kind, term.place)
     if not is_known:
         return OPEN
-    with naming(current.name):
+    with errors_about(current.name):
         return exactly(text_term(name, [bare(value) for value in known], term.place))
 
 
@@ -139,7 +139,9 @@ def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> wher
     return None
 
 
-def _edge_of_known(name: str, about: object, others: Sequence[Term], current: Current) -> Bounds:
+def _edge_of_known(
+    name: str, about: object, others: Sequence[Term], current: CurrentHole
+) -> Bounds:
     """`starts_with(Y, X)`: the hole is how a known text begins."""
     text = compare.text_of(about)
     is_hole = len(others) == 1 and isinstance(others[0], Ref) and others[0].name == current.name

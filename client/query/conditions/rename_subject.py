@@ -19,7 +19,7 @@ def rename_subject(message: str, name: str) -> str:
 
 
 @contextmanager
-def naming(name: str) -> Iterator[None]:
+def errors_about(name: str) -> Iterator[None]:
     """What is refused in here is said of the hole `name`. For what knows no holes but X."""
     try:
         yield

@@ -35,7 +35,7 @@ Parts = tuple[where.Expression, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class HoleRequest:
     """The part of a HolePlan that is asked for, and how its text is read."""
 
     value: Callable[[str], object]
@@ -47,9 +47,9 @@ class Asked:
     prompt_text: Callable[[str], str] = str
 
 
-def asked(
+def hole_request(
     name: str, kind: HoleKind, parts: Parts, stops: StopMode, refused: tuple[str, ...]
-) -> Asked:
+) -> HoleRequest:
     """What to ask for so that all parts hold. Raises BadCondition, Unsatisfiable."""
     num_tokens = min(map(_most_tokens, parts), default=None, key=_last_if_none)
     if num_tokens is not None:
@@ -57,14 +57,14 @@ def asked(
     if kind.schema is not None:
         return _json(name, kind, parts, num_tokens, refused)
     phrases = Stops.of(parts)
-    left_out = tuple(dict.fromkeys(map(phrases.cut, refused)))
-    if not left_out and stops is StopMode.CUT and _is_cut(parts, phrases):
-        return _cut(kind, phrases, num_tokens)
+    left_out = tuple(dict.fromkeys(map(phrases.truncate, refused)))
+    if not left_out and stops is StopMode.CUT and _only_truncates(parts, phrases):
+        return _truncating_request(kind, phrases, num_tokens)
     if left_out:
         parts = (*parts, _anything_but(kind, left_out))
     parts = listed(parts)
     _refuse_empty(name, parts)
-    return Asked(value=kind.value, constraint=_constraint(parts), max_tokens=num_tokens)
+    return HoleRequest(value=kind.value, constraint=_constraint(parts), max_tokens=num_tokens)
 
 
 def _anything_but(kind: HoleKind, texts: tuple[str, ...]) -> where.Expression:
@@ -96,7 +96,7 @@ def _is_upper(part: where.Expression) -> bool:
 # Stops without a mask
 
 
-def _is_cut(parts: Parts, phrases: Stops) -> bool:
+def _only_truncates(parts: Parts, phrases: Stops) -> bool:
     return (
         all(
             isinstance(part, where.StopsAt | where.StopsBefore) or _is_upper(part) for part in parts
@@ -106,8 +106,8 @@ def _is_cut(parts: Parts, phrases: Stops) -> bool:
     )
 
 
-def _cut(kind: HoleKind, phrases: Stops, max_tokens: int | None) -> Asked:
-    made = Asked(
+def _truncating_request(kind: HoleKind, phrases: Stops, max_tokens: int | None) -> HoleRequest:
+    made = HoleRequest(
         value=kind.value,
         stop=phrases.phrases,
         keeps_stop=not phrases.dropped,
@@ -119,8 +119,8 @@ def _cut(kind: HoleKind, phrases: Stops, max_tokens: int | None) -> Asked:
     return replace(
         made,
         keeps_stop=True,
-        value=lambda text: kind.value(phrases.cut(text)),
-        prompt_text=phrases.cut,
+        value=lambda text: kind.value(phrases.truncate(text)),
+        prompt_text=phrases.truncate,
     )
 
 
@@ -180,7 +180,7 @@ def _constraint(parts: Parts) -> Constraint | None:
 
 def _json(
     name: str, kind: HoleKind, parts: Parts, max_tokens: int | None, refused: tuple[str, ...]
-) -> Asked:
+) -> HoleRequest:
     for part in parts:
         if not _is_upper(part):
             raise BadCondition(
@@ -188,7 +188,7 @@ def _json(
                 f"{rename_subject(text(part), name)} cannot be kept "
                 "beside its schema; say it in the type, or with a function of the value"
             )
-    return Asked(
+    return HoleRequest(
         value=kind.value,
         constraint=Constraint("json", dict(kind.schema or {})),
         max_tokens=max_tokens,

@@ -31,7 +31,7 @@ class Stops:
         """All of them, each once."""
         return tuple(dict.fromkeys((*self.kept, *self.dropped)))
 
-    def cut(self, text: str) -> str:
+    def truncate(self, text: str) -> str:
         """The text up to its end, without the phrase that is dropped."""
         ends = [text.find(phrase) + len(phrase) for phrase in self.phrases if phrase in text]
         ended = text[: min(ends)] if ends else text

@@ -7,7 +7,7 @@ from itertools import islice
 from types import MappingProxyType
 
 from client.query.conditions import compare
-from client.query.conditions.bounds import Current, names_of
+from client.query.conditions.bounds import CurrentHole, names_of
 from client.query.conditions.evaluate import operand
 from client.query.conditions.kinds import FLOAT, INT
 from client.query.conditions.linear import Linear, Quantity
@@ -23,14 +23,14 @@ _MAX_LISTED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Relating:
+class LinearComparison:
     """`linear relation 0`, which a comparison of two sums comes down to."""
 
     linear: Linear
     relation: str
 
 
-def amount(term: Term, current: Current) -> Linear | None:
+def linear_of(term: Term, current: CurrentHole) -> Linear | None:
     """What a side of a comparison is, in holes that are not finished; None: no such sum."""
     if names_of(term) <= current.values.keys():
         return _known(bare(operand(term, current.values)))
@@ -45,7 +45,7 @@ def amount(term: Term, current: Current) -> Linear | None:
             quantity = _quantity(term, current)
             return None if quantity is None else _once(quantity)
         case Calculated():
-            left, right = amount(term.left, current), amount(term.right, current)
+            left, right = linear_of(term.left, current), linear_of(term.right, current)
             if left is None or right is None:
                 return None
             return _calculated(left, term.symbol, right)
@@ -71,7 +71,7 @@ def _calculated(left: Linear, symbol: str, right: Linear) -> Linear | None:
     return Linear(made.scales, made.shift, is_rounded=True)
 
 
-def _quantity(term: Called, current: Current) -> Quantity | None:
+def _quantity(term: Called, current: CurrentHole) -> Quantity | None:
     """len(X), len(words(X)), int(X), float(X)."""
     match operator_of(term), term.arguments[0]:
         case "len", Ref(hole):
@@ -88,20 +88,20 @@ def _quantity(term: Called, current: Current) -> Quantity | None:
     return None if hole == current.name and current.kind.schema is not None else found
 
 
-def related(term: Compared, current: Current) -> tuple[Relating, ...] | None:
+def related(term: Compared, current: CurrentHole) -> tuple[LinearComparison, ...] | None:
     """The comparison as sums against zero, one of which has to hold; None: it compares no sums."""
-    left = amount(term.left, current)
+    left = linear_of(term.left, current)
     if left is None:
         return None
     if term.relation == "in":
         return _listed(left, operand(term.right, current.values))
-    right = amount(term.right, current)
+    right = linear_of(term.right, current)
     if right is None or term.relation not in compare.FLIPPED:
         return None
-    return _sensible([Relating(left.plus(right.times(-1)), term.relation)])
+    return _sensible([LinearComparison(left.plus(right.times(-1)), term.relation)])
 
 
-def _listed(left: Linear, among: object) -> tuple[Relating, ...] | None:
+def _listed(left: Linear, among: object) -> tuple[LinearComparison, ...] | None:
     numbers = bare(among)
     if not isinstance(numbers, list | tuple | set | frozenset | range):
         return None
@@ -109,11 +109,11 @@ def _listed(left: Linear, among: object) -> tuple[Relating, ...] | None:
     if len(listed) > _MAX_LISTED or not all(map(is_number, listed)):
         return None
     known = [_known(number) for number in listed]
-    found = (Relating(left.plus(one.times(-1)), "==") for one in known if one is not None)
+    found = (LinearComparison(left.plus(one.times(-1)), "==") for one in known if one is not None)
     return _sensible(found)
 
 
-def _sensible(found: Iterable[Relating]) -> tuple[Relating, ...] | None:
+def _sensible(found: Iterable[LinearComparison]) -> tuple[LinearComparison, ...] | None:
     """None where numbers are so large that rounding decides."""
     several = tuple(found)
     for one in several:

@@ -13,11 +13,11 @@ from collections.abc import Set as AbstractSet
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.expressions import check_is_free, statements
-from client.query.reading.futures import flags_of
+from client.query.reading.future_imports import flags_of
 from client.query.reading.layout import Block, Layout, PromptText
 from client.query.reading.nodes import Nodes
 from client.query.reading.prompts import Prompt, prompt_of
-from client.query.reading.template import pieces_of
+from client.query.reading.template import template_parts
 from client.query.reading.text import Fragment, SourceSpan, Text
 
 # A hole's name, where it stands in a string.
@@ -44,8 +44,8 @@ class Body:
         for node in names.own_scope(self.statements):
             if (found := self._string_at(node)) is not None:
                 offset, string = found
-                pieces = pieces_of(self._text, string.value)
-                self._prompts[offset] = prompt_of(string, pieces)
+                parts = template_parts(self._text, string.value)
+                self._prompts[offset] = prompt_of(string, parts)
         self.holes = frozenset(hole.name for prompt in self.prompts for hole in prompt.holes)
 
     @property
@@ -198,12 +198,12 @@ def _without_prompts(text: str, prompts: Sequence[PromptText]) -> str:
     begin = 0
     for prompt in prompts:
         parts.append(text[begin : prompt.span.start])
-        parts.append(_stand_in(text[prompt.span.start : prompt.span.end]))
+        parts.append(_placeholder(text[prompt.span.start : prompt.span.end]))
         begin = prompt.span.end
     return "".join([*parts, text[begin:]])
 
 
-def _stand_in(prompt: str) -> str:
+def _placeholder(prompt: str) -> str:
     if "\n" not in prompt:
         return "0".ljust(len(prompt))
     blank = "".join(char if char == "\n" else " " for char in prompt)

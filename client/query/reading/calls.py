@@ -17,7 +17,6 @@ from client.query.conditions.terms import Term
 from client.query.errors import BadCondition, BadProgram
 from client.query.place import Place, Source
 from client.query.program import (
-    Behind,
     Condition,
     DecoderClause,
     Decorator,
@@ -25,6 +24,7 @@ from client.query.program import (
     Hole,
     ModelClause,
     Program,
+    PromptCondition,
     Subquery,
 )
 from client.query.reading.quoted_types import with_names_found
@@ -176,13 +176,13 @@ class Calls:
     def term(self, number: int, value: object) -> Term:
         return build.term(value, self._places[number])
 
-    def behind(
+    def prompt_condition(
         self,
         condition: Condition,
         here: tuple[str, ...],
         variables: tuple[tuple[str, Callable[[], object]], ...],
-    ) -> Behind:
-        return Behind(condition, frozenset(here), variables)
+    ) -> PromptCondition:
+        return PromptCondition(condition, frozenset(here), variables)
 
 
 class _Zero(int):

@@ -24,7 +24,7 @@ _KINDS = ("int", "float")
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PromptConditions:
     """The holes of a prompt, and what stands behind its `where`."""
 
     tags: Sequence[HoleTag]
@@ -36,7 +36,7 @@ class FutureConditions:
 
     def __init__(
         self,
-        said: Sequence[Said],
+        said: Sequence[PromptConditions],
         program_where: Sequence[tuple[str, Conjunct]],
         clauses: WhereClauses,
         rebound: AbstractSet[str],
@@ -56,7 +56,7 @@ class FutureConditions:
             if part.is_plain and _is_sure(part, here, counts, rebound)
         ]
         future += [(part.function, part) for part in chosen if part.is_plain]
-        self._foreseen = future + [(part.function, part) for part in _kinds(tags, clauses)]
+        self._future = future + [(part.function, part) for part in _kinds(tags, clauses)]
         self._decorated = frozenset(tag.name for tag in tags if tag.decorators)
 
     def conditions(self, hole: str) -> list[ast.expr]:
@@ -64,7 +64,7 @@ class FutureConditions:
         linked = self._linked(hole)
         return [
             code
-            for code, part in self._foreseen
+            for code, part in self._future
             if hole not in part.holes and not part.holes.isdisjoint(linked)
         ]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.expressions import expression
-from client.query.reading.future_conditions import FutureConditions, Said
+from client.query.reading.future_conditions import FutureConditions, PromptConditions
 from client.query.reading.layout import Distribution, PromptText
 from client.query.reading.nodes import (
     CALLS,
@@ -24,7 +24,7 @@ from client.query.reading.nodes import (
     plain_call,
     tuple_of,
 )
-from client.query.reading.template import HoleTag, Piece, Recall, RoleTag, Words
+from client.query.reading.template import FixedText, HoleTag, Recall, RoleTag, TemplatePart
 from client.query.reading.text import Fragment, SourceSpan, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
@@ -35,18 +35,18 @@ _CONVERSIONS = {"s": ord("s"), "r": ord("r"), "a": ord("a")}
 class Prompt:
     """A prompt and its pieces. `span` is that of the whole statement."""
 
-    pieces: tuple[Piece, ...]
+    parts: tuple[TemplatePart, ...]
     span: SourceSpan
     where: SourceSpan | None = None
     distribution: Distribution | None = None
 
     @property
     def holes(self) -> tuple[HoleTag, ...]:
-        return tuple(piece for piece in self.pieces if isinstance(piece, HoleTag))
+        return tuple(part for part in self.parts if isinstance(part, HoleTag))
 
 
-def prompt_of(prompt: PromptText, pieces: tuple[Piece, ...]) -> Prompt:
-    return Prompt(pieces, prompt.span, prompt.where, prompt.distribution)
+def prompt_of(prompt: PromptText, parts: tuple[TemplatePart, ...]) -> Prompt:
+    return Prompt(parts, prompt.span, prompt.where, prompt.distribution)
 
 
 class PromptRewriter:
@@ -73,7 +73,7 @@ class PromptRewriter:
         self._program_where = program_where
         self._supports = supports
         self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
-        said = [Said(prompt.holes, self._conjuncts[prompt.span]) for prompt in prompts]
+        said = [PromptConditions(prompt.holes, self._conjuncts[prompt.span]) for prompt in prompts]
         self._rebound = rebound
         chosen = list(self._chosen(prompts, sure))
         self._future = FutureConditions(said, program_where, clauses, rebound, chosen)
@@ -87,17 +87,17 @@ class PromptRewriter:
     def statements(self, prompt: Prompt) -> list[ast.stmt]:
         """What a prompt does, piece by piece. Raises BadProgram."""
         made: list[ast.stmt] = []
-        said: list[Words | Recall] = []
-        for piece in prompt.pieces:
-            if isinstance(piece, Words | Recall):
-                said.append(piece)
+        said: list[FixedText | Recall] = []
+        for part in prompt.parts:
+            if isinstance(part, FixedText | Recall):
+                said.append(part)
                 continue
             made.extend(self._say(said))
             said.clear()
-            if isinstance(piece, RoleTag):
-                made.append(self._role(piece))
+            if isinstance(part, RoleTag):
+                made.append(self._role(part))
             else:
-                made.append(self._hole(piece, prompt))
+                made.append(self._hole(part, prompt))
         made.extend(self._say(said))
         return made or [self._nodes.at(ast.Pass(), prompt.span)]
 
@@ -137,23 +137,23 @@ class PromptRewriter:
 
     # Fixed text
 
-    def _say(self, said: Sequence[Words | Recall]) -> list[ast.stmt]:
+    def _say(self, said: Sequence[FixedText | Recall]) -> list[ast.stmt]:
         if not said:
             return []
         span = SourceSpan(said[0].span.start, said[-1].span.end)
         call = plain_call(CONTEXT, "say", [self._joined(said), self._place(span)])
         return [self._nodes.at(ast.Expr(call), span)]
 
-    def _joined(self, pieces: Sequence[Words | Recall]) -> ast.expr:
-        if all(isinstance(piece, Words) for piece in pieces):
-            text = "".join(piece.text for piece in pieces if isinstance(piece, Words))
+    def _joined(self, parts: Sequence[FixedText | Recall]) -> ast.expr:
+        if all(isinstance(part, FixedText) for part in parts):
+            text = "".join(part.text for part in parts if isinstance(part, FixedText))
             return ast.Constant(text)
         values: list[ast.expr] = []
-        for piece in pieces:
-            if isinstance(piece, Words):
-                values.append(self._nodes.at(ast.Constant(piece.text), piece.span))
+        for part in parts:
+            if isinstance(part, FixedText):
+                values.append(self._nodes.at(ast.Constant(part.text), part.span))
             else:
-                values.extend(self._recalled(piece))
+                values.extend(self._recalled(part))
         return ast.JoinedStr(values)
 
     def _recalled(self, recall: Recall) -> list[ast.expr]:
@@ -232,7 +232,7 @@ class PromptRewriter:
             for name in sorted(others & self._rebound)
         ]
         holes = tuple_of([ast.Constant(name) for name in sorted(here)])
-        behind = plain_call(CALLS, "behind", [part.function, holes, tuple_of(variables)])
+        behind = plain_call(CALLS, "prompt_condition", [part.function, holes, tuple_of(variables)])
         return self._nodes.at(behind, self._nodes.span(part.function))
 
     def _future_keyword(self, tag: HoleTag) -> list[ast.keyword]:

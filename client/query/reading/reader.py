@@ -13,7 +13,6 @@ from types import FunctionType, MappingProxyType
 from typing import Any
 
 from client.query.errors import BadProgram
-from client.query.frames import ErrorsWithoutFrames
 from client.query.place import Source
 from client.query.program import Program
 from client.query.reading import program_text
@@ -25,6 +24,7 @@ from client.query.reading.functions import program_in, scope_of
 from client.query.reading.layout import Block, Layout, PromptText
 from client.query.reading.rewriting import Surroundings
 from client.query.reading.text import Fragment, SourceSpan, Text, normalized
+from client.query.tracebacks import TrimmedTracebacks
 
 _TOO_DEEP = "the code is nested too deeply"
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -44,7 +44,7 @@ def read(
     `namespace`: the names that it sees besides Python's own. `parameters`: its arguments.
     Raises BadProgram.
     """
-    with ErrorsWithoutFrames():
+    with TrimmedTracebacks():
         source = Source(normalized(text), name, first_line)
         scope = Scope(globals=_globals(namespace or _NOTHING))
         region = SourceSpan(0, len(source.text))
@@ -67,7 +67,7 @@ def read_function(function: Callable[..., object], *, around: Enclosing | None =
     """
     if not isinstance(function, FunctionType):
         raise BadProgram(f"a query is a function of Python's. Given: {function!r}")
-    with ErrorsWithoutFrames():
+    with TrimmedTracebacks():
         source, region = program_in(function)
         scope = scope_of(function, around or Enclosing())
         around_it = Surroundings(
@@ -91,7 +91,7 @@ def read_template(
     `namespace` nor Python has, are the program's parameters, in the order of their first use.
     Raises BadProgram.
     """
-    with ErrorsWithoutFrames():
+    with TrimmedTracebacks():
         return _template(template, condition, name, namespace or _NOTHING)
 
 

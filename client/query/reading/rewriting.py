@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from client.query.reading import names
 from client.query.reading.bodies import Body
-from client.query.reading.closing import can_be_closed
+from client.query.reading.closable_runs import can_be_closed
 from client.query.reading.expressions import expression
 from client.query.reading.given_values import beginning, given_of, kept
 from client.query.reading.last_holes import mark_last
@@ -39,7 +39,7 @@ from client.query.reading.nodes import (
     tuple_of,
 )
 from client.query.reading.parameters import parameters_of
-from client.query.reading.placing import PlacedPrompts, with_return
+from client.query.reading.placed_prompts import PlacedPrompts, with_return
 from client.query.reading.prompts import PromptRewriter
 from client.query.reading.text import Fragment, SourceSpan, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses

@@ -21,7 +21,7 @@ _DECODER = re.compile(r"(argmax|sample|beam|best_k|beam_var|var)\b\s*(?:\(.*\))?
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class FixedText:
     """Fixed text."""
 
     text: str
@@ -35,7 +35,7 @@ class Recall:
     code: Fragment
     span: SourceSpan
     conversion: str | None = None
-    spec: tuple["Words | Recall", ...] | None = None
+    spec: tuple["FixedText | Recall", ...] | None = None
     shows_code: str = ""
 
 
@@ -57,12 +57,12 @@ class HoleTag:
     kind: Fragment | None = None
 
 
-Piece: TypeAlias = Words | Recall | RoleTag | HoleTag
+TemplatePart: TypeAlias = FixedText | Recall | RoleTag | HoleTag
 
 
-def pieces_of(text: Text, value: Fragment) -> tuple[Piece, ...]:
+def template_parts(text: Text, value: Fragment) -> tuple[TemplatePart, ...]:
     """The pieces of a prompt's value. Raises BadProgram."""
-    return _Reader(text, value).pieces()
+    return _Reader(text, value).parts()
 
 
 class _Reader:
@@ -73,16 +73,16 @@ class _Reader:
         self._chars = value.code
         self._offsets = value.offsets
         self._code = EmbeddedCode(value)
-        self._pieces: list[Piece] = []
+        self._parts: list[TemplatePart] = []
         self._words: list[str] = []
         self._words_start = 0
 
-    def pieces(self) -> tuple[Piece, ...]:
+    def parts(self) -> tuple[TemplatePart, ...]:
         index = 0
         while index < len(self._chars):
             index = self._step(index)
         self._flush(index)
-        return tuple(self._pieces)
+        return tuple(self._parts)
 
     def _step(self, index: int) -> int:
         pair = self._chars[index : index + 2]
@@ -108,7 +108,7 @@ class _Reader:
     def _flush(self, end: int) -> None:
         if self._words:
             words = "".join(self._words)
-            self._pieces.append(Words(words, self._span(self._words_start, end)))
+            self._parts.append(FixedText(words, self._span(self._words_start, end)))
             self._words.clear()
 
     # Braces
@@ -123,10 +123,10 @@ class _Reader:
             )
         content = self._chars[start + 1 : end].strip()
         if content.startswith(":"):
-            self._pieces.append(self._role(content[1:].strip(), start, end + 1))
+            self._parts.append(self._role(content[1:].strip(), start, end + 1))
             return end + 1
         recall, stop = self._recall(start)
-        self._pieces.append(recall)
+        self._parts.append(recall)
         return stop
 
     def _role(self, name: str, start: int, stop: int) -> RoleTag:
@@ -166,9 +166,9 @@ class _Reader:
         fragment = self._fragment(start + 1, code_end)
         return Recall(fragment, span, conversion, spec, shown), end + 1
 
-    def _spec(self, index: int, start: int) -> tuple[tuple[Words | Recall, ...], int]:
+    def _spec(self, index: int, start: int) -> tuple[tuple[FixedText | Recall, ...], int]:
         """A format specification up to its '}', which may recall values too."""
-        made: list[Words | Recall] = []
+        made: list[FixedText | Recall] = []
         begin = index
         while index < len(self._chars):
             char = self._chars[index]
@@ -176,7 +176,7 @@ class _Reader:
                 index += 1
                 continue
             if begin < index:
-                made.append(Words(self._chars[begin:index], self._span(begin, index)))
+                made.append(FixedText(self._chars[begin:index], self._span(begin, index)))
             if char == "}":
                 return tuple(made), index
             recall, index = self._recall(index)
@@ -202,7 +202,7 @@ class _Reader:
                 raise self._bad(f"behind '{name}:' comes a type, or a query", colon, colon + 1)
             kind = self._fragment(colon + 1, end)
         name = unicodedata.normalize("NFKC", name)
-        self._pieces.append(HoleTag(name, self._span(start, end + 1), decorators, kind))
+        self._parts.append(HoleTag(name, self._span(start, end + 1), decorators, kind))
         return end + 1
 
     def _decorators(self, index: int, end: int) -> tuple[tuple[Fragment, ...], int]:

@@ -26,10 +26,12 @@ class HoleAttempt:
     refused: list[str] = field(default_factory=list)
 
     @property
-    def has_promised(self) -> bool:
+    def affects_later_holes(self) -> bool:
         """Holes behind this one may turn out impossible because of its text."""
         deferred = self.at.plan.deferred
-        return self.at.owes or any(self.at.hole.name in check.names for check in deferred)
+        return self.at.has_outer_conditions or any(
+            self.at.hole.name in check.names for check in deferred
+        )
 
     def again(self) -> AtHole:
         """The hole without these texts. Raises Unsatisfiable where nothing else can come."""
@@ -37,13 +39,13 @@ class HoleAttempt:
             return self.at
         at = self.at.refusing(self.refused)
         is_same = at.score_call is None and at.call == self.at.call
-        if is_same and not self.can_differ:
+        if is_same and not self.may_vary:
             what = f"[{at.hole.name}] would be the same again: a schema leaves out no text"
             raise Unsatisfiable(what, at.hole.place, at.source)
         return at
 
     @property
-    def can_differ(self) -> bool:
+    def may_vary(self) -> bool:
         """Asked again, another text may come, even if no constraint keeps the last one out."""
         sampling = self.at.call.sampling
         return sampling.temperature > 0 and sampling.seed is None
@@ -68,59 +70,59 @@ class BacktrackingDecoder:
         """
         while not isinstance(trace, TraceEnd):
             self._path.append(HoleAttempt(trace))
-            trace = await self._past()
+            trace = await self._fill_last_hole()
         return trace
 
-    async def _past(self) -> Trace:
+    async def _fill_last_hole(self) -> Trace:
         """The trace behind the path's last hole, or behind one that was gone back to."""
         while True:
-            visit = self._path[-1]
+            attempt = self._path[-1]
             try:
-                at = visit.again()
-                visit.num_asked += 1
+                at = attempt.again()
+                attempt.num_asked += 1
                 answer = await self._asker.fill(at)
             except Unsatisfiable as error:
                 self._path.pop()
-                self._go_back(error)
+                self._backtrack(error)
                 continue
-            visit.last = answer.text
+            attempt.last = answer.text
             try:
                 behind = await at.answered(answer)
             except Rejected as error:
                 self._wrong, self._wrong_at = error, len(self._path)
                 self._num_rejected += 1
-                self._ask_again(visit, error)
+                self._ask_again(attempt, error)
             except Unsatisfiable as error:
                 # The next hole is impossible behind this text, or behind one before it.
-                self._has_passed()
+                self._mark_filled()
                 if self._wrong is None:
                     self._wrong, self._wrong_at = error, len(self._path) + 1
-                self._go_back(error)
+                self._backtrack(error)
             else:
-                self._has_passed()
+                self._mark_filled()
                 return behind
 
-    def _has_passed(self) -> None:
+    def _mark_filled(self) -> None:
         """The path's last hole is filled: its earlier errors no longer matter."""
         if len(self._path) == self._wrong_at:
             self._wrong = None
             self._num_rejected = 0
 
-    def _ask_again(self, visit: HoleAttempt, error: Rejected) -> None:
+    def _ask_again(self, attempt: HoleAttempt, error: Rejected) -> None:
         """The same hole, if a try is left and may help."""
-        is_repeated = visit.last in visit.refused and not visit.can_differ
-        if visit.num_asked < self._tries and not is_repeated:
-            visit.refused.append(visit.last)
+        is_repeated = attempt.last in attempt.refused and not attempt.may_vary
+        if attempt.num_asked < self._tries and not is_repeated:
+            attempt.refused.append(attempt.last)
             return
         self._path.pop()
-        self._go_back(error)
+        self._backtrack(error)
 
-    def _go_back(self, error: QueryError) -> None:
+    def _backtrack(self, error: QueryError) -> None:
         """To the last hole of the path that promised something and may be asked again."""
         while self._path and self._num_back < self._tries:
-            visit = self._path[-1]
-            if visit.has_promised and visit.num_asked < self._tries:
-                visit.refused.append(visit.last)
+            attempt = self._path[-1]
+            if attempt.affects_later_holes and attempt.num_asked < self._tries:
+                attempt.refused.append(attempt.last)
                 self._num_back += 1
                 return
             self._path.pop()
@@ -153,7 +155,7 @@ def _why_no_more(error: QueryError, cause: QueryError) -> str:
     return f"; {error.message}" if is_new else ""
 
 
-async def walk(start: Start, index: int, asker: Asker, tries: int) -> TraceEnd:
+async def decode_trace(start: Start, index: int, asker: Asker, tries: int) -> TraceEnd:
     """Trace `index` to its end."""
     return await BacktrackingDecoder(asker, tries).to_end(await _started(start, index))
 
@@ -163,10 +165,10 @@ async def _started(start: Start, index: int) -> Trace:
     try:
         return await start(index)
     except Rejected as error:
-        raise exhausted(error) from error
+        raise no_tries_left(error) from error
 
 
-def exhausted(error: QueryError) -> QueryError:
+def no_tries_left(error: QueryError) -> QueryError:
     """The error where nothing is left to try: NotSatisfied of a rejected text."""
     if isinstance(error, Rejected):
         return NotSatisfied(error.message, error.value, error.place, error.source)

@@ -19,17 +19,17 @@ from dataclasses import dataclass
 
 from client.beams import BeamsAnswer, BeamsCall, BeamState, EarlyStopping, score_of
 from client.query.errors import QueryError
-from client.query.running.backtracking import exhausted
+from client.query.running.backtracking import no_tries_left
 from client.query.running.branches import (
     DEAD,
+    AnyBranch,
     Branch,
     FinishedBranch,
-    Landed,
+    advance,
     beam_hole,
-    behind,
+    branch_after,
     branch_of,
-    landed,
-    numbered,
+    distinct_holes,
 )
 from client.query.running.concurrently import gather_or_cancel
 from client.query.running.decoding import Asker, AtHole, Start, TraceEnd
@@ -86,7 +86,7 @@ class _Search:
         self._beam = beam
         self._asker = asker
         self._trusts_last = trusts_last
-        self._live: list[Branch] = []
+        self._active: list[Branch] = []
         # Holes at which a run may wait.
         self._open: list[AtHole] = []
         self._ended: list[_Scored] = []
@@ -96,30 +96,30 @@ class _Search:
     async def run(self, start: Start) -> Sequence[TraceEnd] | None:
         """The results. None: a program did not end with the hole that was to be its last."""
         try:
-            self._keep(self._opened(await landed(await start(0), self._asker)))
+            self._keep(self._track(await branch_after(await start(0), self._asker)))
         except DEAD as error:
             self._failure = error
-        while self._live:
+        while self._active:
             await self._go_on()
             await self._close_dropped()
         if not self._ended and self._failure is not None:
-            raise exhausted(self._failure)
-        ended = await gather_or_cancel(_told(each.trace) for each in self._ended)
+            raise no_tries_left(self._failure)
+        ended = await gather_or_cancel(_finish(each.trace) for each in self._ended)
         return None if None in ended else [each for each in ended if each is not None]
 
     async def _go_on(self) -> None:
         """One request, and what its answer means for the program."""
-        ats = numbered(self._live)
+        ats = distinct_holes(self._active)
         answer, failures = await self._asker.search(ats, self._call(ats))
         for failure in failures:
             self._failure = failure
         for state in answer.ended:
             self._keep(_Filled(branch_of(state, ats), state.text))
-        self._live = []
+        self._active = []
         if answer.finish_reason == "hole":
             await self._step(answer, ats)
 
-    def _opened(self, place: Landed) -> Landed:
+    def _track(self, place: AnyBranch) -> AnyBranch:
         """A place that was just come to."""
         if isinstance(place, Branch):
             self._open.append(place.at)
@@ -127,7 +127,7 @@ class _Search:
 
     async def _close_dropped(self) -> None:
         """Ends the runs at holes that no live trace stands at."""
-        kept = {id(branch.at) for branch in self._live}
+        kept = {id(branch.at) for branch in self._active}
         dropped = [at for at in self._open if id(at) not in kept]
         self._open = [at for at in self._open if id(at) in kept]
         await gather_or_cancel(at.close() for at in dropped)
@@ -138,7 +138,7 @@ class _Search:
         return BeamsCall(
             width=beam.n,
             holes=tuple(beam_hole(at, is_last=self._trusts_last and at.is_last) for at in ats),
-            beams=tuple(branch.state(numbers[id(branch.at)]) for branch in self._live),
+            beams=tuple(branch.state(numbers[id(branch.at)]) for branch in self._active),
             sampling=ats[0].call.sampling,
             length_penalty=beam.length_penalty,
             early_stopping=beam.early_stopping,
@@ -153,42 +153,44 @@ class _Search:
         """Runs the programs whose holes are finished, and keeps the best traces."""
         self._num_candidates = None
         if answer.candidates is None:
-            for place in await gather_or_cancel(self._behind(state, ats) for state in answer.beams):
+            for place in await gather_or_cancel(
+                self._advance(state, ats) for state in answer.beams
+            ):
                 if place is not None:
                     self._keep(place)
             return
         kept, is_whole = await self._selected(answer.candidates, answer.num_considered, ats)
         if answer.has_more and not is_whole:
             self._num_candidates = _MORE * max(answer.num_considered, len(answer.candidates))
-            self._live = [branch_of(state, ats) for state in answer.beams]
+            self._active = [branch_of(state, ats) for state in answer.beams]
             return
         for place in kept:
             self._keep(place)
 
     async def _selected(
         self, candidates: Sequence[BeamState], num_considered: int, ats: Sequence[AtHole]
-    ) -> tuple[Sequence[Landed], bool]:
+    ) -> tuple[Sequence[AnyBranch], bool]:
         """The best n that go on, of so many that are considered; what ends must be among n.
 
         And whether no further candidate can be one of them.
         """
-        kept: list[Landed] = []
-        rank = num_tried = num_live = 0
-        while rank < num_considered and num_tried < len(candidates) and num_live < self._beam.n:
+        kept: list[AnyBranch] = []
+        rank = num_tried = num_active = 0
+        while rank < num_considered and num_tried < len(candidates) and num_active < self._beam.n:
             tried = candidates[num_tried : num_tried + num_considered - rank]
             num_tried += len(tried)
-            for place in await gather_or_cancel(self._behind(each, ats) for each in tried):
-                if place is None or num_live == self._beam.n:
+            for place in await gather_or_cancel(self._advance(each, ats) for each in tried):
+                if place is None or num_active == self._beam.n:
                     continue
                 if isinstance(place, Branch):
-                    num_live += 1
+                    num_active += 1
                     kept.append(place)
                 elif rank < self._beam.n:
                     kept.append(place)
                 rank += 1
-        return kept, rank == num_considered or num_live == self._beam.n
+        return kept, rank == num_considered or num_active == self._beam.n
 
-    async def _behind(self, state: BeamState, ats: Sequence[AtHole]) -> Landed | None:
+    async def _advance(self, state: BeamState, ats: Sequence[AtHole]) -> AnyBranch | None:
         """Where a trace comes to.
 
         None: its text fails a check, or makes the next hole impossible.
@@ -197,14 +199,14 @@ class _Search:
         if not state.is_ended:
             return branch
         try:
-            return self._opened(await behind(branch, state.text, self._asker))
+            return self._track(await advance(branch, state.text, self._asker))
         except DEAD as error:
             self._failure = error
             return None
 
-    def _keep(self, place: Landed | _Filled) -> None:
+    def _keep(self, place: AnyBranch | _Filled) -> None:
         if isinstance(place, Branch):
-            self._live.append(place)
+            self._active.append(place)
             return
         trace = place.branch if isinstance(place, _Filled) else place
         score = score_of(trace.logprob, trace.num_tokens, self._beam.length_penalty)
@@ -213,7 +215,7 @@ class _Search:
         del self._ended[self._beam.n :]
 
 
-async def _told(trace: FinishedBranch | _Filled) -> TraceEnd | None:
+async def _finish(trace: FinishedBranch | _Filled) -> TraceEnd | None:
     """The trace at its end, once its program knows the last text; None if that does not end it."""
     if isinstance(trace, FinishedBranch):
         return trace.trace

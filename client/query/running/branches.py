@@ -52,10 +52,12 @@ class FinishedBranch:
     num_tokens: int
 
 
-Landed = Branch | FinishedBranch
+AnyBranch = Branch | FinishedBranch
 
 
-async def landed(trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: int = 0) -> Landed:
+async def branch_after(
+    trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: int = 0
+) -> AnyBranch:
     """Where a trace comes to that is searched: holes of distributions are filled.
 
     Raises what is in DEAD.
@@ -69,16 +71,16 @@ async def landed(trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: i
     return FinishedBranch(trace=trace, logprob=logprob, num_tokens=num_tokens)
 
 
-async def behind(branch: Branch, text: str, asker: Asker) -> Landed:
+async def advance(branch: Branch, text: str, asker: Asker) -> AnyBranch:
     """Where the trace comes to once its hole has this text. Raises what is in DEAD."""
     trace = await branch.at.answered(branch.filled(text))
-    return await landed(trace, asker, branch.logprob, branch.num_tokens)
+    return await branch_after(trace, asker, branch.logprob, branch.num_tokens)
 
 
 # In the words of a call
 
 
-def numbered(branches: Sequence[Branch]) -> list[AtHole]:
+def distinct_holes(branches: Sequence[Branch]) -> list[AtHole]:
     """The holes that they stand at, each once."""
     return list({id(branch.at): branch.at for branch in branches}.values())
 

@@ -19,11 +19,11 @@ from client.query.conditions.terms import Term, Value
 from client.query.conditions.writing import written
 from client.query.errors import BadProgram, ProgramFailed, QueryError, Unsatisfiable
 from client.query.place import Place
-from client.query.program import Behind, Condition, Decorator, Hole, Program, Subquery
+from client.query.program import Condition, Decorator, Hole, Program, PromptCondition, Subquery
 from client.query.running.decoding import Rejected
 from client.query.running.error_places import locate, shortened
 from client.query.running.execution import Execution, HoleReached
-from client.query.running.transcript import Piece, text_of
+from client.query.running.transcript import PromptPart, text_of
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -32,20 +32,25 @@ class CallContext:
     """Owner of the values of one call's holes, and of what later holes have to keep."""
 
     def __init__(
-        self, run: Execution, program: Program, *, owes: bool = False, is_nested: bool = False
+        self,
+        run: Execution,
+        program: Program,
+        *,
+        has_outer_conditions: bool = False,
+        is_nested: bool = False,
     ) -> None:
-        """`owes`: conditions speak of the hole that this call fills."""
+        """`has_outer_conditions`: conditions speak of the hole that this call fills."""
         self._run = run
         self._query = program.name
         self._source = program.source
-        self._owes = owes
+        self._has_outer_conditions = has_outer_conditions
         self._is_nested = is_nested
         self.values: dict[str, known.Finished] = {}
-        self._promises: tuple[Check, ...] = ()
+        self._deferred_checks: tuple[Check, ...] = ()
 
     @property
     def prompt(self) -> str:
-        return text_of(self._run.transcript.pieces)
+        return text_of(self._run.transcript.prompt_parts)
 
     def say(self, text: str, place: Place) -> None:
         self._run.transcript.say(text)
@@ -60,44 +65,44 @@ class CallContext:
             raise BadProgram(what, place, source)
         transcript.turn(name)
 
-    def caught(self) -> None:
-        self._run.caught()
+    def on_caught(self) -> None:
+        self._run.on_caught()
 
-    def goes_round(self, cleans_up: bool) -> None:
-        self._run.goes_round(cleans_up=cleans_up)
+    def on_loop(self, cleans_up: bool) -> None:
+        self._run.on_loop(cleans_up=cleans_up)
 
     async def hole(self, hole: Hole) -> Any:
-        self._run.comes_to_hole()
+        self._run.on_hole()
         if isinstance(hole.kind, Subquery):
             return await self._nested(hole, hole.kind)
         self._run.transcript.answer_now()
         terms = await self._terms(hole)
-        entry = await self._run.next_entry(hole, self._source, lambda: self._arrival(hole, terms))
+        entry = await self._run.next_entry(hole, self._source, lambda: self._reached(hole, terms))
         text = entry.prompt_text
         self._run.transcript.fill(hole.name, text)
-        self._promises = entry.promises
+        self._deferred_checks = entry.deferred_checks
         answer = entry.finished.answer
         made = known.Finished(
             entry.value(answer.text), text, answer.num_tokens, is_mixed=entry.is_mixed
         )
         return await self._bind(hole, made)
 
-    def _arrival(self, hole: Hole, terms: tuple[Term, ...]) -> HoleReached:
+    def _reached(self, hole: Hole, terms: tuple[Term, ...]) -> HoleReached:
         return HoleReached(
             hole=hole,
             query=self._query,
             source=self._source,
             terms=terms,
             values={name: value for name, value in self.values.items() if name != hole.name},
-            promises=self._promises,
-            pieces=self._run.transcript.pieces,
-            owes=self._owes,
+            deferred_checks=self._deferred_checks,
+            prompt_parts=self._run.transcript.prompt_parts,
+            has_outer_conditions=self._has_outer_conditions,
             is_last=hole.is_last and not self._is_nested,
         )
 
-    def _is_spoken_of(self, hole: Hole, terms: tuple[Term, ...]) -> bool:
+    def _has_conditions_on(self, hole: Hole, terms: tuple[Term, ...]) -> bool:
         """Whether a condition may fail because of what this hole will be."""
-        about = [*map(names_of, terms), *(check.names for check in self._promises)]
+        about = [*map(names_of, terms), *(check.names for check in self._deferred_checks)]
         return any(hole.name in names for names in about)
 
     async def _terms(self, hole: Hole) -> tuple[Term, ...]:
@@ -105,13 +110,13 @@ class CallContext:
         try:
             return tuple(map(self._asked, hole.conditions))
         except QueryError as error:
-            await self._stuck(error, hole)
+            await self._abort(error, hole)
 
     def _asked(self, condition: Condition) -> Term:
         """A condition. What one behind a prompt says of other holes alone is no hole's own: it is
         held against those that are finished, and kept for those to come. Raises Unsatisfiable."""
         term = condition()
-        if not isinstance(condition, Behind):
+        if not isinstance(condition, PromptCondition):
             return term
         if changed := self._changed(condition):
             term = with_values(term, changed)
@@ -122,10 +127,10 @@ class CallContext:
             if names <= self.values.keys():
                 _refuse_false(part, self.values)
             else:
-                self._promise(Check(part, names, written(part)))
+                self._defer(Check(part, names, written(part)))
         return term
 
-    def _changed(self, condition: Behind) -> dict[str, object]:
+    def _changed(self, condition: PromptCondition) -> dict[str, object]:
         """The variables of finished holes that hold something else by now."""
         values = {}
         for name, read in condition.variables:
@@ -138,9 +143,11 @@ class CallContext:
             if not is_same(value, self.values[name].value)
         }
 
-    def _promise(self, check: Check) -> None:
-        if not any((made.text, made.term) == (check.text, check.term) for made in self._promises):
-            self._promises = (*self._promises, check)
+    def _defer(self, check: Check) -> None:
+        if not any(
+            (made.text, made.term) == (check.text, check.term) for made in self._deferred_checks
+        ):
+            self._deferred_checks = (*self._deferred_checks, check)
 
     async def _nested(self, hole: Hole, sub: Subquery) -> Any:
         if hole.support is not None:
@@ -148,13 +155,15 @@ class CallContext:
                 f"a distribution is over a hole that the model writes; [{hole.name}] is filled by"
                 f" the query `{sub.program.name}`: say it of a hole in that one"
             )
-            await self._stuck(BadProgram(what, hole.place, self._source), hole)
+            await self._abort(BadProgram(what, hole.place, self._source), hole)
         transcript = self._run.transcript
         mark = transcript.mark()
         terms = await self._terms(hole)
         await self._refuse_false(hole, terms)
-        owes = self._owes or self._is_spoken_of(hole, terms)
-        inner = CallContext(self._run, sub.program, owes=owes, is_nested=True)
+        has_outer_conditions = self._has_outer_conditions or self._has_conditions_on(hole, terms)
+        inner = CallContext(
+            self._run, sub.program, has_outer_conditions=has_outer_conditions, is_nested=True
+        )
         try:
             body = sub.program.body(inner, *sub.arguments, **sub.keywords)
         except TypeError as error:
@@ -166,11 +175,11 @@ class CallContext:
             self._run.note(error, sub.program)
             raise
         if sub.program.returns:
-            transcript.cut(mark)
+            transcript.truncate(mark)
             text = "" if value is None else str(value)
             transcript.fill(hole.name, text)
         else:
-            text = _without_roles(transcript.pieces[mark:])
+            text = _without_roles(transcript.prompt_parts[mark:])
             value = text
         await self._check(hole, terms, value, text)
         return await self._bind(hole, known.Finished(value, text, has_tokens=False))
@@ -182,25 +191,25 @@ class CallContext:
                 if not names_of(part):
                     _refuse_false(part, {})
         except QueryError as error:
-            await self._stuck(error, hole)
+            await self._abort(error, hole)
 
     async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
         """The conditions on a nested query's value: no mask keeps these."""
         values = {**self.values, hole.name: known.Finished(value, text, has_tokens=False)}
         own = (Check(term, names_of(term), written(term)) for term in terms)
-        about = [check for check in (*self._promises, *own) if hole.name in check.names]
-        left = [check for check in self._promises if hole.name not in check.names]
+        about = [check for check in (*self._deferred_checks, *own) if hole.name in check.names]
+        left = [check for check in self._deferred_checks if hole.name not in check.names]
         for check in about:
             try:
                 truth = evaluate(check.term, values)
             except QueryError as error:
-                await self._stuck(error, hole)
+                await self._abort(error, hole)
             if truth is None:
                 left.append(check)
             elif not truth:
                 what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(value)}"
-                await self._stuck(Rejected(what, text, value, hole.place, self._source), hole)
-        self._promises = tuple(left)
+                await self._abort(Rejected(what, text, value, hole.place, self._source), hole)
+        self._deferred_checks = tuple(left)
 
     async def _bind(self, hole: Hole, made: known.Finished) -> object:
         value = made.value
@@ -209,9 +218,9 @@ class CallContext:
         self.values[hole.name] = replace(made, value=value)
         return value
 
-    async def _stuck(self, error: QueryError, hole: Hole) -> NoReturn:
+    async def _abort(self, error: QueryError, hole: Hole) -> NoReturn:
         locate(error, hole.place, self._source)
-        await self._run.stuck(error)
+        await self._run.abort(error)
 
 
 def _refuse_false(term: Term, values: known.Values) -> None:
@@ -240,5 +249,5 @@ def _takes_text(function: Callable[..., object]) -> bool:
     return "text" in names[1:]
 
 
-def _without_roles(pieces: tuple[Piece, ...]) -> str:
-    return text_of([piece for piece in pieces if piece.role is None])
+def _without_roles(prompt_parts: tuple[PromptPart, ...]) -> str:
+    return text_of([part for part in prompt_parts if part.role is None])

@@ -17,7 +17,7 @@ from client.query.place import Source
 from client.query.program import DecoderClause
 from client.query.running.beams import Beam
 from client.query.running.decoding import Decoder, Options
-from client.query.running.sampling import SideBySide
+from client.query.running.independent_traces import IndependentTraces
 from client.sampling import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
 
 
@@ -57,7 +57,7 @@ _UNSERVED = ("no_repeat_ngram_size",)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class DecoderKind:
     """A kind of decoder. `count` is its option that says how many traces, and may come unnamed.
 
     `temperature` is the default it samples with; None: it
@@ -74,8 +74,8 @@ class Kind:
     searches: bool = False
 
 
-def _side_by_side(num_traces: int, options: Options, _: Mapping[str, Any]) -> Decoder:
-    return SideBySide(num_traces, options.tries)
+def _independent_traces(num_traces: int, options: Options, _: Mapping[str, Any]) -> Decoder:
+    return IndependentTraces(num_traces, options.tries)
 
 
 def _beam(num_traces: int, options: Options, own: Mapping[str, Any]) -> Decoder:
@@ -83,10 +83,10 @@ def _beam(num_traces: int, options: Options, own: Mapping[str, Any]) -> Decoder:
 
 
 _EXACT: Rule = ('"exact": it searches among what masks allow', lambda value: value == "exact")
-KINDS: Mapping[str, Kind] = {
-    "argmax": Kind(_side_by_side),
-    "sample": Kind(_side_by_side, temperature=1.0),
-    "beam": Kind(
+KINDS: Mapping[str, DecoderKind] = {
+    "argmax": DecoderKind(_independent_traces),
+    "sample": DecoderKind(_independent_traces, temperature=1.0),
+    "beam": DecoderKind(
         _beam,
         num_traces=4,
         own={
@@ -129,7 +129,7 @@ def clause_decoding(clause: DecoderClause, source: Source) -> Decoding:
         raise BadProgram(str(error), clause.place, source) from error
 
 
-def _options(name: str, kind: Kind, named: Mapping[str, object]) -> Options:
+def _options(name: str, kind: DecoderKind, named: Mapping[str, object]) -> Options:
     sampling: dict[str, object] = {"temperature": kind.temperature or 0.0}
     others: dict[str, object] = {}
     for option, value in named.items():

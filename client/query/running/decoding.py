@@ -22,7 +22,7 @@ from client.query.errors import QueryError
 from client.query.place import Place, Source
 from client.query.program import Hole
 from client.query.running.pickling import Pickled
-from client.query.running.transcript import Pieces
+from client.query.running.transcript import PromptParts
 from client.sampling import Sampling
 
 
@@ -131,12 +131,12 @@ class AtHole(Protocol):
         ...
 
     @property
-    def pieces(self) -> Pieces:
+    def prompt_parts(self) -> PromptParts:
         """The prompt so far."""
         ...
 
     @property
-    def owes(self) -> bool:
+    def has_outer_conditions(self) -> bool:
         """Whether conditions speak of a hole around it, which a nested query fills."""
         ...
 
@@ -186,7 +186,7 @@ class TraceEnd:
     index: int
     finished: tuple[FinishedHole, ...]
     value: object
-    pieces: Pieces
+    prompt_parts: PromptParts
     variables: Mapping[str, object]
 
     @property

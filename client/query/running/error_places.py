@@ -26,7 +26,7 @@ def locate(error: QueryError, place: Place, source: Source) -> None:
 
 
 @contextmanager
-def blaming(find: Callable[[Exception], Program]) -> Iterator[None]:
+def located_errors(find: Callable[[Exception], Program]) -> Iterator[None]:
     """What a program's own code raises here, as an error that points into it; ours as they are.
 
     `find` gives the program from which an exception comes.

@@ -25,9 +25,9 @@ from client.query.conditions.terms import Term
 from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import Hole, Program
+from client.query.running.cancellation import end
 from client.query.running.decoding import FinishedHole
-from client.query.running.ending import end
-from client.query.running.transcript import Pieces, Transcript
+from client.query.running.transcript import PromptParts, Transcript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LogEntry:
     """A finished hole in a log: all that a run needs to go past it.
 
     `behind` is the prompt that it was asked behind; `value` makes the variable's value of the text,
@@ -49,20 +49,23 @@ class Entry:
     """
 
     finished: FinishedHole
-    behind: Pieces
+    prompt_before: PromptParts
     prompt_text: str
     value: Callable[[str], object]
     is_mixed: bool = False
-    promises: tuple[Check, ...] = ()
+    deferred_checks: tuple[Check, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoleReached:
-    """A run waits at a hole. `terms` are the hole's conditions, with Python's variables as of now.
+    """A run waits at a hole.
 
-    `values` are the finished holes of the frame, `pieces` the prompt so far. `owes`: conditions
-    speak of a hole around it, which a nested query fills. `is_last`: no other hole comes behind.
-    `query` is the name of the hole's program.
+    query:      the name of the hole's program
+    terms:      the hole's conditions, with the present values of Python's variables
+    values:     the finished holes of the same call
+    prompt_parts: the prompt so far
+    has_outer_conditions: conditions mention the hole that this nested query fills
+    is_last:    no other hole follows
     """
 
     hole: Hole
@@ -70,27 +73,27 @@ class HoleReached:
     source: Source
     terms: tuple[Term, ...]
     values: Mapping[str, object]
-    promises: tuple[Check, ...]
-    pieces: Pieces
-    owes: bool = False
+    deferred_checks: tuple[Check, ...]
+    prompt_parts: PromptParts
+    has_outer_conditions: bool = False
     is_last: bool = False
 
 
 class Execution:
     """Owner of one task of a body. `arrive` and `give` alternate."""
 
-    def __init__(self, log: Sequence[Entry]) -> None:
+    def __init__(self, log: Sequence[LogEntry]) -> None:
         loop = asyncio.get_running_loop()
         self.transcript = Transcript()
         self._known = deque(log)
-        self._arrived: asyncio.Future[HoleReached] = loop.create_future()
-        self._given: asyncio.Future[Entry] = loop.create_future()
+        self._reached: asyncio.Future[HoleReached] = loop.create_future()
+        self._given: asyncio.Future[LogEntry] = loop.create_future()
         self._task: asyncio.Task[object] | None = None
         self._raised: tuple[Exception, Program] | None = None
         # What was wrong while a hole was waited for.
         self._fault: BadProgram | None = None
         self._is_closed = False
-        self._asks_closed = False
+        self._hole_after_close = False
 
     def begin(self, body: Coroutine[Any, Any, object]) -> None:
         """The body, which calls `next_entry` at each hole."""
@@ -98,16 +101,16 @@ class Execution:
 
     # Who runs the program
 
-    async def arrive(self) -> HoleReached | None:
+    async def next_hole(self) -> HoleReached | None:
         """The next hole that is not in the log, None at the end of the body.
 
         Raises what the body raised, or what it was stuck with.
         """
         assert self._task is not None
-        either: set[asyncio.Future[Any]] = {self._task, self._arrived}
+        either: set[asyncio.Future[Any]] = {self._task, self._reached}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if self._arrived.done():
-            return self._arrived.result()
+        if self._reached.done():
+            return self._reached.result()
         try:
             self._task.result()
         except asyncio.CancelledError as error:
@@ -121,11 +124,11 @@ class Execution:
         assert self._task is not None
         return self._task.result()
 
-    def culprit(self, error: Exception) -> Program | None:
+    def failed_program(self, error: Exception) -> Program | None:
         """The nested program that an error of the body comes from."""
         return self._raised[1] if self._raised and self._raised[0] is error else None
 
-    def give(self, entry: Entry) -> None:
+    def fill(self, entry: LogEntry) -> None:
         """What fills the hole that was arrived at.
 
         Raises BadProgram if nobody waits for it: a timeout of the program's own, say. When that
@@ -135,10 +138,10 @@ class Execution:
         if self._fault is not None:
             raise self._fault
         if given.cancelled():
-            left = self._arrived.result()
+            left = self._reached.result()
             what = f"the program stopped waiting for [{left.hole.name}]; put timeouts around runs"
             raise BadProgram(what, left.hole.place, left.source)
-        self._arrived, self._given = loop.create_future(), loop.create_future()
+        self._reached, self._given = loop.create_future(), loop.create_future()
         given.set_result(entry)
 
     async def close(self) -> None:
@@ -150,25 +153,25 @@ class Execution:
     # The program
 
     async def next_entry(
-        self, hole: Hole, source: Source, arrival: Callable[[], HoleReached]
-    ) -> Entry:
+        self, hole: Hole, source: Source, reached: Callable[[], HoleReached]
+    ) -> LogEntry:
         """What fills the hole: from the log, or when it is given."""
         if self._known:
             entry = self._known.popleft()
             if entry.finished.name != hole.name:
                 what = f"the program is not pure: run again, it came to [{hole.name}] where it"
-                await self.stuck(
+                await self.abort(
                     BadProgram(f"{what} had come to [{entry.finished.name}]", hole.place, source)
                 )
-            if entry.behind != self.transcript.pieces:
-                await self.stuck(other_prompt(hole, source))
+            if entry.prompt_before != self.transcript.prompt_parts:
+                await self.abort(other_prompt(hole, source))
             return entry
-        if self._arrived.done():
+        if self._reached.done():
             what = f"[{hole.name}] is asked for while another hole is; a prompt has one at a time"
             if not self._given.cancelled():
                 self._fault = BadProgram(what, hole.place, source)
-            await self._never()
-        self._arrived.set_result(arrival())
+            await self._wait_forever()
+        self._reached.set_result(reached())
         return await self._given
 
     def note(self, error: Exception, program: Program) -> None:
@@ -176,39 +179,39 @@ class Execution:
         if self._raised is None or self._raised[0] is not error:
             self._raised = (error, program)
 
-    async def stuck(self, error: Exception) -> NoReturn:
+    async def abort(self, error: Exception) -> NoReturn:
         """Tell who runs the program that it cannot go on; the program itself does not see it."""
         self._leave_if_closed()
-        if not self._arrived.done():
-            self._arrived.set_exception(error)
-        await self._never()
+        if not self._reached.done():
+            self._reached.set_exception(error)
+        await self._wait_forever()
 
     # The program, once it is closed
 
-    def comes_to_hole(self) -> None:
+    def on_hole(self) -> None:
         """Raises CancelledError where there is nobody left to fill it."""
-        self._asks_closed = self._is_closed
+        self._hole_after_close = self._is_closed
         self._leave_if_closed()
 
-    def caught(self) -> None:
+    def on_caught(self) -> None:
         """In a handler: raises what ends a closed run again."""
         error = sys.exc_info()[1]
         if self._is_closed and error is not None and not isinstance(error, Exception):
             raise error
 
-    def goes_round(self, *, cleans_up: bool) -> None:
+    def on_loop(self, *, cleans_up: bool) -> None:
         """Raises CancelledError where a loop would go on in a closed run.
 
         One that cleans up may, as long as nobody has asked for a hole since.
         """
-        if self._asks_closed or not cleans_up:
+        if self._hole_after_close or not cleans_up:
             self._leave_if_closed()
 
     def _leave_if_closed(self) -> None:
         if self._is_closed:
             raise asyncio.CancelledError("its run was closed")
 
-    async def _never(self) -> NoReturn:
+    async def _wait_forever(self) -> NoReturn:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("nobody wakes a run that is stuck")
 

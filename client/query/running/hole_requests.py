@@ -19,29 +19,29 @@ from client.query.errors import ProgramFailed, QueryError, Unsatisfiable
 from client.query.program import Hole
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
 from client.query.running.error_places import locate, shortened
-from client.query.running.execution import Entry, HoleReached
+from client.query.running.execution import HoleReached, LogEntry
 from client.query.running.transcript import prompt_of
 from client.sampling import MAX_SEED
 
 
-def plan_of(arrival: HoleReached, options: Options, refused: tuple[str, ...]) -> HolePlan:
+def plan_of(reached: HoleReached, options: Options, refused: tuple[str, ...]) -> HolePlan:
     """What the hole's conditions mean for its request. Raises Unsatisfiable, BadCondition."""
-    terms = _terms(arrival)
+    terms = _terms(reached)
     try:
-        if arrival.hole.support is not None:
-            return _plan_of_choice(arrival, terms)
+        if reached.hole.support is not None:
+            return _plan_of_choice(reached, terms)
         return plan(
             terms,
-            arrival.hole.name,
-            arrival.hole.kind,
-            arrival.values,
+            reached.hole.name,
+            reached.hole.kind,
+            reached.values,
             StopMode(options.stops),
             refused,
-            tuple(condition() for condition in arrival.hole.future.conditions),
-            _decorated(arrival.hole),
+            tuple(condition() for condition in reached.hole.future.conditions),
+            _decorated(reached.hole),
         )
     except QueryError as error:
-        locate(error, arrival.hole.place, arrival.source)
+        locate(error, reached.hole.place, reached.source)
         raise
 
 
@@ -50,10 +50,10 @@ def _decorated(hole: Hole) -> frozenset[str]:
     return hole.future.decorated.union(own)
 
 
-def _plan_of_choice(arrival: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
+def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
     """A distribution is not masked: its hole's kind says what a value means, and that is all."""
-    hole, known = arrival.hole, {arrival.hole.name, *arrival.values}
-    read = plan((), hole.name, hole.kind, arrival.values, StopMode.CUT)
+    hole, known = reached.hole, {reached.hole.name, *reached.values}
+    read = plan((), hole.name, hole.kind, reached.values, StopMode.CUT)
     about = ((term, names_of(term)) for term in terms)
     return HolePlan(
         deferred=tuple(
@@ -65,23 +65,23 @@ def _plan_of_choice(arrival: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
     )
 
 
-def _terms(arrival: HoleReached) -> tuple[Term, ...]:
+def _terms(reached: HoleReached) -> tuple[Term, ...]:
     """The hole's own conditions, and what was promised of it."""
-    promised = (check.term for check in arrival.promises if arrival.hole.name in check.names)
-    return (*arrival.terms, *(term for term in promised if term not in arrival.terms))
+    promised = (check.term for check in reached.deferred_checks if reached.hole.name in check.names)
+    return (*reached.terms, *(term for term in promised if term not in reached.terms))
 
 
 def generate_call(
-    arrival: HoleReached, plan: HolePlan, options: Options, index: int, log: Sequence[Entry]
+    reached: HoleReached, plan: HolePlan, options: Options, index: int, log: Sequence[LogEntry]
 ) -> GenerateCall:
     """The one request of a hole. Raises Unsatisfiable when `max_len` leaves it nothing."""
     seed = options.sampling.seed
     return GenerateCall(
-        prompt=prompt_of(arrival.pieces),
+        prompt=prompt_of(reached.prompt_parts),
         sampling=replace(
             options.sampling, seed=None if seed is None else (seed + index) & MAX_SEED
         ),
-        max_tokens=_budget(arrival, plan, options, log),
+        max_tokens=_budget(reached, plan, options, log),
         constraint=plan.constraint,
         stop=plan.stop,
         keeps_stop=plan.keeps_stop,
@@ -89,54 +89,54 @@ def generate_call(
 
 
 def _budget(
-    arrival: HoleReached, plan: HolePlan, options: Options, log: Sequence[Entry]
+    reached: HoleReached, plan: HolePlan, options: Options, log: Sequence[LogEntry]
 ) -> int | None:
     bounds = [bound for bound in (plan.max_tokens, options.max_tokens) if bound is not None]
     if options.max_len is not None:
         left = options.max_len - sum(entry.finished.answer.num_tokens for entry in log)
-        if left < 1 and arrival.hole.support is None:
-            what = f"max_len={options.max_len} tokens are spent before [{arrival.hole.name}]"
-            raise Unsatisfiable(what, arrival.hole.place, arrival.source)
+        if left < 1 and reached.hole.support is None:
+            what = f"max_len={options.max_len} tokens are spent before [{reached.hole.name}]"
+            raise Unsatisfiable(what, reached.hole.place, reached.source)
         bounds.append(left)
     return min(bounds, default=None)
 
 
-def score_call(arrival: HoleReached, plan: HolePlan, refused: tuple[str, ...]) -> ScoreCall | None:
+def score_call(reached: HoleReached, plan: HolePlan, refused: tuple[str, ...]) -> ScoreCall | None:
     """The one request of a distribution: the values of its support that its hole's type has and
     the conditions allow."""
-    support = arrival.hole.support
+    support = reached.hole.support
     if support is None:
         return None
     left = [text for text in dict.fromkeys(support) if text not in refused]
-    values = tuple(text for text in left if _is_allowed(arrival, plan, text))
+    values = tuple(text for text in left if _is_allowed(reached, plan, text))
     if not values:
-        what = f"no value of the distribution over [{arrival.hole.name}] is allowed"
+        what = f"no value of the distribution over [{reached.hole.name}] is allowed"
         if not support:
-            what = f"the distribution over [{arrival.hole.name}] has no values"
-        raise Unsatisfiable(what, arrival.hole.place, arrival.source)
-    return ScoreCall(prompt=prompt_of(arrival.pieces), values=values)
+            what = f"the distribution over [{reached.hole.name}] has no values"
+        raise Unsatisfiable(what, reached.hole.place, reached.source)
+    return ScoreCall(prompt=prompt_of(reached.prompt_parts), values=values)
 
 
-def _is_allowed(arrival: HoleReached, plan: HolePlan, text: str) -> bool:
+def _is_allowed(reached: HoleReached, plan: HolePlan, text: str) -> bool:
     try:
-        value, shown = _read(arrival, plan, HoleAnswer(text=text))
+        value, shown = _read(reached, plan, HoleAnswer(text=text))
     except Rejected:
         return False
     made = known.Finished(value, shown, has_tokens=False, is_mixed=plan.is_mixed)
-    values = {**arrival.values, arrival.hole.name: made}
+    values = {**reached.values, reached.hole.name: made}
     try:
-        return all(evaluate(term, values) is not False for term in _terms(arrival))
+        return all(evaluate(term, values) is not False for term in _terms(reached))
     except QueryError as error:
-        locate(error, arrival.hole.place, arrival.source)
+        locate(error, reached.hole.place, reached.source)
         raise
 
 
-def entry_of(arrival: HoleReached, plan: HolePlan, answer: HoleAnswer) -> Entry:
+def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEntry:
     """The finished hole. Raises Rejected when its text breaks a check."""
-    hole, source = arrival.hole, arrival.source
-    value, shown = _read(arrival, plan, answer)
+    hole, source = reached.hole, reached.source
+    value, shown = _read(reached, plan, answer)
     made = known.Finished(value, shown, answer.num_tokens, is_mixed=plan.is_mixed)
-    values = {**arrival.values, hole.name: made}
+    values = {**reached.values, hole.name: made}
     for check in plan.checks:
         try:
             truth = evaluate(check.term, values)
@@ -146,28 +146,28 @@ def entry_of(arrival: HoleReached, plan: HolePlan, answer: HoleAnswer) -> Entry:
         if truth is False:
             what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(value)}"
             raise Rejected(what, answer.text, value, hole.place, source)
-    return Entry(
+    return LogEntry(
         finished=FinishedHole(name=hole.name, answer=answer, value=value),
-        behind=arrival.pieces,
+        prompt_before=reached.prompt_parts,
         prompt_text=shown,
         value=plan.value,
         is_mixed=plan.is_mixed,
-        promises=_left(arrival, plan),
+        deferred_checks=_left(reached, plan),
     )
 
 
-def _left(arrival: HoleReached, plan: HolePlan) -> tuple[Check, ...]:
+def _left(reached: HoleReached, plan: HolePlan) -> tuple[Check, ...]:
     """What holes to come have to keep, behind this one."""
-    others = (check for check in arrival.promises if arrival.hole.name not in check.names)
+    others = (check for check in reached.deferred_checks if reached.hole.name not in check.names)
     return (*others, *plan.deferred)
 
 
-def _read(arrival: HoleReached, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
+def _read(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
     """The value and the text that stays in the prompt.
 
     A type says by a ValueError that a text is none of its own; other errors are its mistakes.
     """
-    hole, source = arrival.hole, arrival.source
+    hole, source = reached.hole, reached.source
     what = f"[{hole.name}] cannot be read from {shortened(answer.text)}"
     try:
         return plan.value(answer.text), plan.prompt_text(answer.text)

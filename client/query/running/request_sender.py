@@ -17,11 +17,11 @@ from client.errors import (
 )
 from client.query.conditions.rename_subject import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
-from client.query.running.choosing import chosen
 from client.query.running.decoding import AtHole, HoleAnswer
-from client.query.running.ledger import CallFile, Ledger
+from client.query.running.distributions import chosen
+from client.query.running.request_log import CallFile, RequestLog
 from client.query.running.results import Request, State
-from client.query.running.transcript import Piece, Pieces, spans_of, text_of
+from client.query.running.transcript import PromptPart, PromptParts, spans_of, text_of
 
 OnState = Callable[[State], None]
 
@@ -36,11 +36,11 @@ _HOLE = re.compile(r"holes\[(\d+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Books:
+class RequestSender:
     """An Asker. `model_name` goes with every call; `on_state` gets a state for every token."""
 
     model: Model
-    ledger: Ledger
+    request_log: RequestLog
     model_name: str | None = None
     normalised: bool = False
     calls: CallFile | None = None
@@ -71,10 +71,10 @@ class Books:
             if answer.finish_reason in _BROKEN_OFF:
                 raise _broken_off(answer.finish_reason)
         except TandemError as error:
-            self._book(at, "generate", began_s, call, error, Usage())
+            self._record(at, "generate", began_s, call, error, Usage())
             _point(at, error)
             raise
-        self._book(at, "generate", began_s, call, answer, answer.usage)
+        self._record(at, "generate", began_s, call, answer, answer.usage)
         return answer
 
     async def search(
@@ -90,10 +90,10 @@ class Books:
             if answer.finish_reason in _BROKEN_OFF:
                 raise _broken_off(answer.finish_reason)
         except TandemError as error:
-            self._book(ats[0], "beams", began_s, call, error, Usage())
+            self._record(ats[0], "beams", began_s, call, error, Usage())
             _point(ats[_hole_of(error)], error)
             raise
-        self._book(ats[0], "beams", began_s, call, answer, answer.usage)
+        self._record(ats[0], "beams", began_s, call, answer, answer.usage)
         return answer, [_fault_of(dropped, ats) for dropped in answer.dropped]
 
     async def _searched(self, ats: Sequence[AtHole], call: BeamsCall) -> BeamsAnswer:
@@ -116,10 +116,10 @@ class Books:
         try:
             scores = await self.model.score(call)
         except TandemError as error:
-            self._book(at, "score", began_s, call, error, Usage())
+            self._record(at, "score", began_s, call, error, Usage())
             _point(at, error)
             raise
-        self._book(at, "score", began_s, call, scores, scores.usage)
+        self._record(at, "score", began_s, call, scores, scores.usage)
         return scores
 
     async def _choose(self, at: AtHole, call: ScoreCall) -> HoleAnswer:
@@ -143,19 +143,19 @@ class Books:
     def _show(self, at: AtHole, text: str) -> None:
         if self.on_state is None:
             return
-        pieces = (*at.pieces, Piece(text, hole=at.hole.name))
+        prompt_parts = (*at.prompt_parts, PromptPart(text, hole=at.hole.name))
         self.on_state(
             State(
                 trace=at.index,
-                prompt=text_of(pieces),
-                spans=spans_of(pieces),
+                prompt=text_of(prompt_parts),
+                spans=spans_of(prompt_parts),
                 hole=at.hole.name,
                 constraint=at.call.constraint,
                 stop=at.call.stop,
             )
         )
 
-    def _book(
+    def _record(
         self, at: AtHole, kind: str, began_s: float, call: object, answer: object, usage: Usage
     ) -> None:
         request = Request(
@@ -168,14 +168,14 @@ class Books:
             finish_reason=answer.finish_reason if isinstance(answer, _Generated) else None,
             error=str(answer) if isinstance(answer, Exception) else None,
         )
-        self.ledger.book(at.index, request)
+        self.request_log.record(at.index, request)
         if self.calls is not None:
             self.calls.write(request, call, answer)
 
 
-def ended(trace: int, pieces: Pieces) -> State:
+def ended(trace: int, prompt_parts: PromptParts) -> State:
     """The last state of a trace."""
-    return State(trace=trace, prompt=text_of(pieces), spans=spans_of(pieces))
+    return State(trace=trace, prompt=text_of(prompt_parts), spans=spans_of(prompt_parts))
 
 
 def _point(at: AtHole, error: TandemError) -> None:
@@ -184,7 +184,11 @@ def _point(at: AtHole, error: TandemError) -> None:
 
     Any other error goes on as it is, with a note that says at which hole.
     """
-    if isinstance(error, InvalidRequest) and _is_prompt(error.field) and not text_of(at.pieces):
+    if (
+        isinstance(error, InvalidRequest)
+        and _is_prompt(error.field)
+        and not text_of(at.prompt_parts)
+    ):
         what = f"nothing stands in front of [{at.hole.name}], and the model has no token that"
         message = f"{what} begins a text: put a prompt there"
         raise BadProgram(message, at.hole.place, at.source) from error
@@ -225,8 +229,8 @@ def _fault_of(dropped: BeamDropped, ats: Sequence[AtHole]) -> QueryError:
 def _hole_of(error: TandemError) -> int:
     """The number of the hole that a search's error is about; the first, where it does not say."""
     field = error.field if isinstance(error, Refused) else None
-    rename_subject = _HOLE.match(field or "")
-    return 0 if rename_subject is None else int(rename_subject[1])
+    match = _HOLE.match(field or "")
+    return 0 if match is None else int(match[1])
 
 
 def _broken_off(reason: str) -> ServerFailed:

@@ -16,8 +16,8 @@ from client.errors import TandemError
 from client.query.running.decoders import Decoding
 from client.query.running.decoding import Choice, TraceEnd
 from client.query.running.execution import Job
-from client.query.running.ledger import Account, CallFile, Ledger, total
-from client.query.running.request_sender import Books, OnState, ended
+from client.query.running.request_log import CallerTrace, CallFile, RequestLog, total
+from client.query.running.request_sender import OnState, RequestSender, ended
 from client.query.running.results import Request, Result
 from client.query.running.traces import Traces
 from client.query.running.transcript import messages_of, spans_of, text_of
@@ -33,7 +33,7 @@ class RunSurroundings:
     model_name: str | None = None
     calls: CallFile | None = None
     on_state: OnState | None = None
-    account: Account | None = None
+    caller_trace: CallerTrace | None = None
 
 
 _SURROUNDINGS: ContextVar[RunSurroundings | None] = ContextVar("_SURROUNDINGS", default=None)
@@ -47,36 +47,36 @@ def surroundings() -> RunSurroundings | None:
 async def booked(kind: str, call: object, answering: Awaitable[AnswerT]) -> AnswerT:
     """The answer to a call without a program; booked with the program whose Python makes it."""
     around, began_s = surroundings(), time.perf_counter()
-    if around is None or around.account is None:
+    if around is None or around.caller_trace is None:
         return await answering
     try:
         answer = await answering
     except TandemError as error:
-        _book(kind, began_s, call, error, around, around.account)
+        _record(kind, began_s, call, error, around, around.caller_trace)
         raise
-    _book(kind, began_s, call, answer, around, around.account)
+    _record(kind, began_s, call, answer, around, around.caller_trace)
     return answer
 
 
-def _book(
+def _record(
     kind: str,
     began_s: float,
     call: object,
     answer: Answer | Scores | TandemError,
     around: RunSurroundings,
-    account: Account,
+    caller_trace: CallerTrace,
 ) -> None:
     request = Request(
         kind=kind,
         query="",
         hole="",
-        trace=account.trace,
+        trace=caller_trace.trace,
         duration_s=time.perf_counter() - began_s,
         usage=Usage() if isinstance(answer, TandemError) else answer.usage,
         finish_reason=answer.finish_reason if isinstance(answer, Answer) else None,
         error=str(answer) if isinstance(answer, TandemError) else None,
     )
-    account.ledger.book(account.trace, request)
+    caller_trace.request_log.record(caller_trace.trace, request)
     if around.calls is not None:
         around.calls.write(request, call, answer)
 
@@ -85,44 +85,44 @@ async def run_job(
     job: Job, decoding: Decoding, within: RunSurroundings
 ) -> tuple[Result[object], ...]:
     """All results of the decoder, in its order."""
-    ledger = Ledger(within.account)
-    books = Books(
+    request_log = RequestLog(within.caller_trace)
+    sender = RequestSender(
         model=within.model,
-        ledger=ledger,
+        request_log=request_log,
         model_name=within.model_name,
         normalised=decoding.options.normalised,
         calls=within.calls,
         on_state=within.on_state,
     )
-    traces = Traces(job, decoding.options, lambda index: _enter(within, ledger, index))
+    traces = Traces(job, decoding.options, lambda index: _enter(within, request_log, index))
     try:
-        made = await decoding.decoder.decode(traces.start, books)
+        made = await decoding.decoder.decode(traces.start, sender)
     finally:
         await traces.close()
     if within.on_state is not None:
         for trace in made:
-            within.on_state(ended(trace.index, trace.pieces))
-    return tuple(_result(trace, ledger) for trace in made)
+            within.on_state(ended(trace.index, trace.prompt_parts))
+    return tuple(_result(trace, request_log) for trace in made)
 
 
-def _enter(within: RunSurroundings, ledger: Ledger, trace: int) -> None:
+def _enter(within: RunSurroundings, request_log: RequestLog, trace: int) -> None:
     """What queries find that are called in a body of this trace; they show no states."""
     _SURROUNDINGS.set(
         RunSurroundings(
             model=within.model,
             model_name=within.model_name,
             calls=within.calls,
-            account=Account(ledger, trace),
+            caller_trace=CallerTrace(request_log, trace),
         )
     )
 
 
-def _result(trace: TraceEnd, ledger: Ledger) -> Result[object]:
-    requests = ledger.of_trace(trace.index)
+def _result(trace: TraceEnd, request_log: RequestLog) -> Result[object]:
+    requests = request_log.of_trace(trace.index)
     return Result(
-        prompt=text_of(trace.pieces),
-        spans=spans_of(trace.pieces),
-        messages=() if _is_plain(trace) else messages_of(trace.pieces),
+        prompt=text_of(trace.prompt_parts),
+        spans=spans_of(trace.prompt_parts),
+        messages=() if _is_plain(trace) else messages_of(trace.prompt_parts),
         variables=trace.variables,
         value=trace.value,
         distributions=_distributions(trace),
@@ -133,7 +133,7 @@ def _result(trace: TraceEnd, ledger: Ledger) -> Result[object]:
 
 
 def _is_plain(trace: TraceEnd) -> bool:
-    return all(piece.role is None for piece in trace.pieces)
+    return all(part.role is None for part in trace.prompt_parts)
 
 
 def _distributions(trace: TraceEnd) -> Mapping[str, Choice]:

@@ -18,11 +18,11 @@ from client.query.program import Hole
 from client.query.running.call_context import CallContext
 from client.query.running.concurrently import gather_or_cancel
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Trace, TraceEnd
-from client.query.running.error_places import blaming
-from client.query.running.execution import Entry, Execution, HoleReached, Job, other_prompt
+from client.query.running.error_places import located_errors
+from client.query.running.execution import Execution, HoleReached, Job, LogEntry, other_prompt
 from client.query.running.hole_requests import entry_of, generate_call, plan_of, score_call
 
-Log = tuple[Entry, ...]
+Log = tuple[LogEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class SuspendedExecution:
     """A run that waits at a hole, and the frame of its program."""
 
     run: Execution
-    frame: CallContext
-    arrival: HoleReached
+    context: CallContext
+    reached: HoleReached
 
 
 class Traces:
@@ -46,9 +46,9 @@ class Traces:
 
     async def start(self, index: int) -> Trace:
         """A fresh run of the body."""
-        run, frame = self._begin(index, ())
-        async with self._ended_by_failure(run):
-            return await self._next(run, frame, index, ())
+        run, context = self._begin(index, ())
+        async with self._closed_on_failure(run):
+            return await self._next(run, context, index, ())
 
     async def close(self) -> None:
         """End all runs."""
@@ -59,60 +59,62 @@ class Traces:
         self._runs.difference_update(runs)
         await gather_or_cancel(run.close() for run in runs)
 
-    async def again(self, index: int, log: Log, hole: Hole, source: Source) -> SuspendedExecution:
+    async def replay(self, index: int, log: Log, hole: Hole, source: Source) -> SuspendedExecution:
         """A new run, at the hole behind the log."""
-        run, frame = self._begin(index, log)
-        async with self._ended_by_failure(run):
-            arrival = await self._arrival(run)
-        if arrival is None or arrival.hole.name != hole.name:
+        run, context = self._begin(index, log)
+        async with self._closed_on_failure(run):
+            reached = await self._reached(run)
+        if reached is None or reached.hole.name != hole.name:
             await self.end(run)
             what = f"the program is not pure: run again, it did not come to [{hole.name}]"
             raise BadProgram(what, hole.place, source)
-        return SuspendedExecution(run, frame, arrival)
+        return SuspendedExecution(run, context, reached)
 
-    async def on(self, stand: SuspendedExecution, entry: Entry, index: int, log: Log) -> Trace:
+    async def resume(
+        self, suspended: SuspendedExecution, entry: LogEntry, index: int, log: Log
+    ) -> Trace:
         """Where a run comes to, once its hole is filled."""
-        async with self._ended_by_failure(stand.run):
-            stand.run.give(entry)
-            return await self._next(stand.run, stand.frame, index, (*log, entry))
+        async with self._closed_on_failure(suspended.run):
+            suspended.run.fill(entry)
+            return await self._next(suspended.run, suspended.context, index, (*log, entry))
 
     def at(
-        self, arrival: HoleReached, index: int, log: Log, refused: tuple[str, ...]
+        self, reached: HoleReached, index: int, log: Log, refused: tuple[str, ...]
     ) -> tuple[HolePlan, GenerateCall, ScoreCall | None]:
         """What a hole means and asks for."""
-        plan = plan_of(arrival, self._options, refused)
-        call = generate_call(arrival, plan, self._options, index, log)
-        return plan, call, score_call(arrival, plan, refused)
+        plan = plan_of(reached, self._options, refused)
+        call = generate_call(reached, plan, self._options, index, log)
+        return plan, call, score_call(reached, plan, refused)
 
     def _begin(self, index: int, log: Log) -> tuple[Execution, CallContext]:
         run = Execution(log)
-        frame = CallContext(run, self._job.program)
-        run.begin(self._body(index, frame))
+        context = CallContext(run, self._job.program)
+        run.begin(self._body(index, context))
         self._runs.add(run)
-        return run, frame
+        return run, context
 
-    async def _body(self, index: int, frame: CallContext) -> object:
+    async def _body(self, index: int, context: CallContext) -> object:
         self._enter(index)
         job = self._job
-        return await job.program.body(frame, *job.arguments, **job.keywords)
+        return await job.program.body(context, *job.arguments, **job.keywords)
 
-    async def _next(self, run: Execution, frame: CallContext, index: int, log: Log) -> Trace:
-        arrival = await self._arrival(run)
-        if arrival is not None:
-            stand = SuspendedExecution(run, frame, arrival)
-            return WaitingTrace(self, index, log, arrival, (), [stand])
+    async def _next(self, run: Execution, context: CallContext, index: int, log: Log) -> Trace:
+        reached = await self._reached(run)
+        if reached is not None:
+            suspended = SuspendedExecution(run, context, reached)
+            return WaitingTrace(self, index, log, reached, (), [suspended])
         self._runs.discard(run)
-        variables = {name: value.value for name, value in frame.values.items()}
+        variables = {name: value.value for name, value in context.values.items()}
         return TraceEnd(
             index=index,
             finished=tuple(entry.finished for entry in log),
             value=run.returned,
-            pieces=run.transcript.pieces,
+            prompt_parts=run.transcript.prompt_parts,
             variables=MappingProxyType(variables),
         )
 
     @asynccontextmanager
-    async def _ended_by_failure(self, run: Execution) -> AsyncGenerator[None, None]:
+    async def _closed_on_failure(self, run: Execution) -> AsyncGenerator[None, None]:
         """A run whose next place is not come to is in nobody's hands."""
         try:
             yield
@@ -120,10 +122,10 @@ class Traces:
             await self.end(run)
             raise
 
-    async def _arrival(self, run: Execution) -> HoleReached | None:
+    async def _reached(self, run: Execution) -> HoleReached | None:
         """The run's next hole; what the body raises points to its place."""
-        with blaming(lambda error: run.culprit(error) or self._job.program):
-            return await run.arrive()
+        with located_errors(lambda error: run.failed_program(error) or self._job.program):
+            return await run.next_hole()
 
 
 class WaitingTrace:
@@ -134,24 +136,24 @@ class WaitingTrace:
         traces: Traces,
         index: int,
         log: Log,
-        arrival: HoleReached,
+        reached: HoleReached,
         refused: tuple[str, ...],
-        stands: list[SuspendedExecution],
+        suspended_runs: list[SuspendedExecution],
     ) -> None:
         self._traces = traces
         self._log = log
-        self._arrival = arrival
+        self._reached = reached
         self._refused = refused
-        self._stands = stands
+        self._suspended_runs = suspended_runs
         self.index = index
-        self.hole = arrival.hole
-        self.query = arrival.query
-        self.source = arrival.source
-        self.pieces = arrival.pieces
-        self.owes = arrival.owes
-        self.plan, self.call, self.score_call = traces.at(arrival, index, log, refused)
+        self.hole = reached.hole
+        self.query = reached.query
+        self.source = reached.source
+        self.prompt_parts = reached.prompt_parts
+        self.has_outer_conditions = reached.has_outer_conditions
+        self.plan, self.call, self.score_call = traces.at(reached, index, log, refused)
         # What a check refuses may yet be asked for again.
-        self.is_last = arrival.is_last and not self.plan.checks
+        self.is_last = reached.is_last and not self.plan.checks
 
     @property
     def finished(self) -> Sequence[FinishedHole]:
@@ -164,34 +166,36 @@ class WaitingTrace:
     def refusing(self, texts: Sequence[str]) -> "WaitingTrace":
         refused = (*self._refused, *texts)
         return WaitingTrace(
-            self._traces, self.index, self._log, self._arrival, refused, self._stands
+            self._traces, self.index, self._log, self._reached, refused, self._suspended_runs
         )
 
     async def answered(self, answer: HoleAnswer) -> Trace:
-        stand, plan = await self._stand()
+        suspended, plan = await self._suspended_here()
         try:
-            entry = entry_of(stand.arrival, plan, answer)
+            entry = entry_of(suspended.reached, plan, answer)
         except Exception:
-            if self._stands:
-                await self._traces.end(stand.run)
+            if self._suspended_runs:
+                await self._traces.end(suspended.run)
             else:
-                self._stands.append(stand)
+                self._suspended_runs.append(suspended)
             raise
-        return await self._traces.on(stand, entry, self.index, self._log)
+        return await self._traces.resume(suspended, entry, self.index, self._log)
 
     async def close(self) -> None:
-        runs = [stand.run for stand in self._stands]
-        self._stands.clear()
+        runs = [suspended.run for suspended in self._suspended_runs]
+        self._suspended_runs.clear()
         await self._traces.end(*runs)
 
-    async def _stand(self) -> tuple[SuspendedExecution, HolePlan]:
+    async def _suspended_here(self) -> tuple[SuspendedExecution, HolePlan]:
         """A run at this hole. A new one has Python's variables anew, so its plan is its own."""
-        if self._stands:
-            return self._stands.pop(), self.plan
-        stand = await self._traces.again(self.index, self._log, self.hole, self.source)
-        if stand.arrival.pieces != self.pieces:
-            await self._traces.end(stand.run)
+        if self._suspended_runs:
+            return self._suspended_runs.pop(), self.plan
+        suspended = await self._traces.replay(self.index, self._log, self.hole, self.source)
+        if suspended.reached.prompt_parts != self.prompt_parts:
+            await self._traces.end(suspended.run)
             raise other_prompt(self.hole, self.source)
         if not (self.plan.checks or self.plan.deferred):
-            return stand, self.plan
-        return stand, self._traces.at(stand.arrival, self.index, self._log, self._refused)[0]
+            return suspended, self.plan
+        return suspended, self._traces.at(suspended.reached, self.index, self._log, self._refused)[
+            0
+        ]

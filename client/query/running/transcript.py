@@ -14,7 +14,7 @@ SYSTEM = "system"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPart:
     """A stretch of a prompt: fixed text, what `hole` made, or the beginning of `role`'s turn."""
 
     text: str
@@ -31,92 +31,92 @@ class Span:
     end: int
 
 
-Pieces = tuple[Piece, ...]
+PromptParts = tuple[PromptPart, ...]
 
 
 class Transcript:
     """Owner of one run's pieces."""
 
     def __init__(self) -> None:
-        self._pieces: list[Piece] = []
+        self._parts: list[PromptPart] = []
 
     @property
-    def pieces(self) -> Pieces:
-        return tuple(self._pieces)
+    def prompt_parts(self) -> PromptParts:
+        return tuple(self._parts)
 
     @property
     def is_plain(self) -> bool:
         """No turn has begun."""
-        return all(piece.role is None for piece in self._pieces)
+        return all(part.role is None for part in self._parts)
 
     @property
     def has_holes(self) -> bool:
-        return any(piece.hole is not None for piece in self._pieces)
+        return any(part.hole is not None for part in self._parts)
 
     def say(self, text: str) -> None:
         if text:
-            self._pieces.append(Piece(text))
+            self._parts.append(PromptPart(text))
 
     def turn(self, role: str) -> None:
         """What follows is a turn of `role`."""
-        self._pieces.append(Piece(f"{{:{role}}}", role=role))
+        self._parts.append(PromptPart(f"{{:{role}}}", role=role))
 
     def answer_now(self) -> None:
         """A hole comes: in a chat it belongs to the assistant, whose turn begins if need be."""
-        roles = [piece.role for piece in self._pieces if piece.role is not None]
+        roles = [part.role for part in self._parts if part.role is not None]
         if roles and roles[-1] != ASSISTANT:
             self.turn(ASSISTANT)
 
     def fill(self, hole: str, text: str) -> None:
-        self._pieces.append(Piece(text, hole=hole))
+        self._parts.append(PromptPart(text, hole=hole))
 
     def mark(self) -> int:
         """A place to cut at later."""
-        return len(self._pieces)
+        return len(self._parts)
 
-    def cut(self, mark: int) -> Pieces:
+    def truncate(self, mark: int) -> PromptParts:
         """Drop all behind the mark, and return it."""
-        dropped = tuple(self._pieces[mark:])
-        del self._pieces[mark:]
+        dropped = tuple(self._parts[mark:])
+        del self._parts[mark:]
         return dropped
 
 
-def text_of(pieces: Sequence[Piece]) -> str:
+def text_of(prompt_parts: Sequence[PromptPart]) -> str:
     """The prompt for people: turns begin with their tags, as in the program."""
-    return "".join(piece.text for piece in pieces)
+    return "".join(part.text for part in prompt_parts)
 
 
-def spans_of(pieces: Sequence[Piece]) -> tuple[Span, ...]:
+def spans_of(prompt_parts: Sequence[PromptPart]) -> tuple[Span, ...]:
     """Where in `text_of` the holes' texts stand."""
     spans, position = [], 0
-    for piece in pieces:
-        end = position + len(piece.text)
-        if piece.hole is not None:
-            spans.append(Span(piece.hole, position, end))
+    for part in prompt_parts:
+        end = position + len(part.text)
+        if part.hole is not None:
+            spans.append(Span(part.hole, position, end))
         position = end
     return tuple(spans)
 
 
-def prompt_of(pieces: Sequence[Piece]) -> Prompt:
+def prompt_of(prompt_parts: Sequence[PromptPart]) -> Prompt:
     """The prompt for the model: text, or turns if the program uses roles."""
-    if all(piece.role is None for piece in pieces):
-        return text_of(pieces)
-    return messages_of(pieces)
+    if all(part.role is None for part in prompt_parts):
+        return text_of(prompt_parts)
+    return messages_of(prompt_parts)
 
 
-def messages_of(pieces: Sequence[Piece]) -> tuple[Message, ...]:
+def messages_of(prompt_parts: Sequence[PromptPart]) -> tuple[Message, ...]:
     """The turns. White space around a turn is the program's layout and not part of it.
 
     Text before the first tag is a turn of system. A last turn of the assistant keeps the white
     space at its end, since the model goes on behind it; one that is empty is left to the template.
     """
     turns: list[tuple[str, str]] = [(SYSTEM, "")]
-    for piece in pieces:
-        if piece.role is not None:
-            turns.append((piece.role, ""))
+    for part in prompt_parts:
+        if part.role is not None:
+            turns.append((part.role, ""))
         else:
             role, text = turns[-1]
-            turns[-1] = (role, text + piece.text)
+            turns[-1] = (role, text + part.text)
     (lead_role, lead), *middle, (last_role, last) = turns
     messages = [Message(lead_role, lead.strip())] if lead.strip() else []
     messages += [Message(role, text.strip()) for role, text in middle]

@@ -1,1 +1,1 @@
-"""Grammars in GBNF, the notation of llama.cpp and xgrammar, for an engine that has a lexer."""
+"""Grammars in GBNF, the notation of llama.cpp and xgrammar, for an engine with a lexer."""

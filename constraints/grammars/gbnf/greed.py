@@ -1,11 +1,11 @@
-"""Which terminals of a grammar would take characters that another text needs for what follows.
+"""Finds terminals of a grammar that would take characters which the text behind them needs.
 
-    place:  a character of a terminal, as Glushkov has them; sets of places are bits of an integer
-    row:    the terminals that may stand at one point of a text; what ends there leads to the next
+    place:  a position of a terminal's Glushkov automaton; sets of places are bits of an integer
+    row:    the terminals that may occur at one point of a text; those that end lead to the next row
 
-A row's terminals are followed all at once, as the engine follows them. Where one of them has ended
-and another could go on with a byte that may also begin what comes next, the other one is too
-greedy. Everything is taken for at least as large as it is, so nothing is missed.
+The terminals of a row are followed together, as the engine follows them. Where one of them has
+ended and another could continue with a byte that may also begin the next row, the other one is too
+greedy. All sets are over-approximated, so no greedy terminal is missed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from constraints.grammars.gbnf.terms import (
-    Chars,
-    Choice,
+    Alternation,
+    CharSet,
     Name,
-    Repeat,
+    Repetition,
     Sequence,
     Term,
     Terminal,
@@ -24,20 +24,20 @@ from constraints.grammars.gbnf.terms import (
 )
 from constraints.where.code_points import Partition, Ranges, first_bytes, join
 
-# Places of all terminals, sets of places that are looked at, and rows.
+# The most places of all terminals, sets of places, and rows.
 _MAX_PLACES = 20_000
 _MAX_SETS = 10_000
 _MAX_ROWS = 500
-# A repeat of more places is taken for one without end.
+# A repetition with more places counts as unbounded.
 _MAX_WRITTEN_OUT = 64
 
 
-class TooMuch(Exception):
-    """The grammar has more in it than is looked through."""
+class GrammarTooLarge(Exception):
+    """The grammar is larger than the limits above."""
 
 
 def too_greedy(found: Mapping[str, Term], rules: Mapping[str, Term], root: str) -> set[Terminal]:
-    """The terminals of `found` that are; `rules` are those inside of terminals. Raises TooMuch."""
+    """The greedy terminals of `found`; terminals use `rules`. Raises GrammarTooLarge."""
     places = _Places(rules)
     order = _Order(found, places)
     row = order.first[root]
@@ -52,7 +52,7 @@ def too_greedy(found: Mapping[str, Term], rules: Mapping[str, Term], root: str) 
                 seen.add(after)
                 todo.append(after)
             if num_sets > _MAX_SETS or len(seen) > _MAX_ROWS:
-                raise TooMuch
+                raise GrammarTooLarge
             wrong |= places.beginning_like(further, after)
     return {terminal for index, terminal in enumerate(places.terminals) if wrong >> index & 1}
 
@@ -71,7 +71,7 @@ class _Places:
         self._labels: list[int] | None = None
 
     def add(self, terminal: Terminal) -> tuple[int, bool]:
-        """A terminal's number, and whether it may be empty."""
+        """Add a terminal; returns its number and whether it may be empty."""
         index = len(self.terminals)
         self.terminals.append(terminal)
         begin = len(self._reads)
@@ -82,7 +82,7 @@ class _Places:
         return index, is_empty
 
     def states(self, row: int) -> Iterator[tuple[int, int]]:
-        """The terminals that have ended and the places that may come next, wherever one may be."""
+        """For each reachable set of places: the terminals that have ended, and the next places."""
         start = 0
         for terminal in _bits(row):
             start |= self._first[terminal]
@@ -105,10 +105,10 @@ class _Places:
                     seen.add(after)
                     todo.append(after)
                     if len(seen) > _MAX_SETS:
-                        raise TooMuch
+                        raise GrammarTooLarge
 
     def beginning_like(self, further: int, row: int) -> int:
-        """The terminals of those places that read a byte with which the row may begin."""
+        """The terminals of places that read a byte with which the row may begin."""
         begins = 0
         for terminal in _bits(row):
             begins |= self._first_bytes(terminal)
@@ -126,7 +126,7 @@ class _Places:
         return found
 
     def _by_label(self) -> list[int]:
-        """For each class of characters that places tell apart, the places that read it."""
+        """For each class of characters that places distinguish, the places that read it."""
         if self._labels is None:
             sets = list(dict.fromkeys(self._reads))
             _, columns = join([Partition.of_sets([ranges]) for ranges in sets])
@@ -142,36 +142,38 @@ class _Places:
         return self._labels
 
     def _of(self, term: Term) -> tuple[int, int, bool]:
-        """First places, last places, and whether nothing may be read."""
+        """First places, last places, and whether the term may be empty."""
         match term:
-            case Chars(ranges):
+            case CharSet(ranges):
                 return self._read(ranges)
             case Text(text):
-                return self._chain([Chars(((ord(char), ord(char)),)) for char in text])
+                return self._chain([CharSet(((ord(char), ord(char)),)) for char in text])
             case Name(name):
                 return self._of(self._rules[name])
             case Sequence(parts):
                 return self._chain(parts)
-            case Choice(options):
+            case Alternation(options):
                 first = last = 0
                 is_empty = False
                 for option in options:
                     begins, ends, may_be_empty = self._of(option)
                     first, last, is_empty = first | begins, last | ends, is_empty or may_be_empty
                 return first, last, is_empty
-            case Repeat(part, least, most):
-                return self._repeat(part, least, most)
+            case Repetition(part, min_count, max_count):
+                return self._repeat(part, min_count, max_count)
         raise AssertionError("no terminal stands in a terminal")
 
     def _read(self, ranges: Ranges) -> tuple[int, int, bool]:
         if len(self._reads) >= _MAX_PLACES:
-            raise TooMuch
+            raise GrammarTooLarge
         place = 1 << len(self._reads)
         self._reads.append(ranges)
         self._after.append(0)
         return place, place, False
 
-    def _chain(self, parts: "list[Term] | list[Chars] | tuple[Term, ...]") -> tuple[int, int, bool]:
+    def _chain(
+        self, parts: "list[Term] | list[CharSet] | tuple[Term, ...]"
+    ) -> tuple[int, int, bool]:
         first, last, is_empty = 0, 0, True
         for part in parts:
             begins, ends, may_be_empty = self._of(part)
@@ -181,18 +183,18 @@ class _Places:
             is_empty = is_empty and may_be_empty
         return first, last, is_empty
 
-    def _repeat(self, part: Term, least: int, most: int | None) -> tuple[int, int, bool]:
+    def _repeat(self, part: Term, min_count: int, max_count: int | None) -> tuple[int, int, bool]:
         begin = len(self._reads)
         first, last, is_empty = self._of(part)
-        is_empty = is_empty or least == 0
-        times = 0 if most is None else most
-        if most is None or times * (len(self._reads) - begin) > _MAX_WRITTEN_OUT:
+        is_empty = is_empty or min_count == 0
+        times = 0 if max_count is None else max_count
+        if max_count is None or times * (len(self._reads) - begin) > _MAX_WRITTEN_OUT:
             self._join(last, first)
             return first, last, is_empty
         for index in range(1, times):
             begins, ends, may_be_empty = self._of(part)
             self._join(last, begins)
-            is_optional = may_be_empty or index >= least
+            is_optional = may_be_empty or index >= min_count
             last = ends | (last if is_optional else 0)
             first |= begins if is_empty else 0
         return first, last, is_empty
@@ -203,7 +205,7 @@ class _Places:
 
 
 class _Order:
-    """Which terminals may follow which, from rule to rule.
+    """Which terminals may follow which.
 
     first: by rule, the terminals that it may begin with
     after: by terminal, those that may follow it
@@ -253,17 +255,17 @@ class _Order:
                     if not is_empty:
                         return first, False
                 return first, True
-            case Choice(options):
+            case Alternation(options):
                 both = [self._begins(option) for option in options]
                 return _united(first for first, _ in both), any(is_empty for _, is_empty in both)
-            case Repeat(part, least):
+            case Repetition(part, min_count):
                 first, is_empty = self._begins(part)
-                return first, is_empty or least == 0
+                return first, is_empty or min_count == 0
             case _:
                 return 0, True
 
     def _go(self, term: Term, after: int) -> None:
-        """What may come after a term is `after`; what that says of its parts."""
+        """Propagate to the parts of a term that `after` may follow it."""
         match term:
             case Terminal():
                 self.after[self._terminals[term][0]] |= after
@@ -274,11 +276,11 @@ class _Order:
                     self._go(part, after)
                     first, is_empty = self._begins(part)
                     after = first | (after if is_empty else 0)
-            case Choice(options):
+            case Alternation(options):
                 for option in options:
                     self._go(option, after)
-            case Repeat(part, _, most):
-                again = self._begins(part)[0] if most is None or most > 1 else 0
+            case Repetition(part, _, max_count):
+                again = self._begins(part)[0] if max_count is None or max_count > 1 else 0
                 self._go(part, after | again)
 
 
@@ -286,10 +288,10 @@ def _terminals(term: Term) -> Iterator[Terminal]:
     match term:
         case Terminal():
             yield term
-        case Sequence(parts) | Choice(parts):
+        case Sequence(parts) | Alternation(parts):
             for part in parts:
                 yield from _terminals(part)
-        case Repeat(part):
+        case Repetition(part):
             yield from _terminals(part)
 
 

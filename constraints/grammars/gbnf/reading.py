@@ -1,6 +1,6 @@
 """Reads GBNF as llama.cpp's and xgrammar's users write it.
 
-grammar:   rules; one goes on, over ends of lines too, until the next `name ::=`
+grammar:   rules; each one continues, also over line ends, until the next `name ::=`
 rule:      name ::= options
 options:   sequence | sequence | ...       a sequence may be empty
 sequence:  items with repeats behind them: * + ? {m} {m,} {,n} {m,n}
@@ -11,7 +11,16 @@ import re
 from dataclasses import dataclass
 
 from constraints.errors import ConstraintError, NotEnforced, TooComplex
-from constraints.grammars.gbnf.terms import EMPTY, Chars, Name, Repeat, Term, Text, choice, sequence
+from constraints.grammars.gbnf.terms import (
+    EMPTY,
+    CharSet,
+    Name,
+    Repetition,
+    Term,
+    Text,
+    choice,
+    sequence,
+)
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges
 from constraints.where.error_position import complaint
 
@@ -34,7 +43,8 @@ _WORDS = re.compile(
     """,
     re.VERBOSE,
 )
-_DEFINED = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_-]*)[ \t\r\n]*::=")
+# It never begins within a name: a text of one long name takes linear time.
+_DEFINED = re.compile(r"(?<![A-Za-z0-9_-])([A-Za-z0-9_][A-Za-z0-9_-]*+)[ \t\r\n]*::=")
 _BOUNDS = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
 _SIGNS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _REFUSED = {
@@ -61,7 +71,7 @@ _CONTROLS = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule: what its name stands for. position: where it is defined."""
+    """A rule: the term of its name. position: where it is defined."""
 
     term: Term
     position: int
@@ -76,7 +86,7 @@ class _Word:
 
 
 def read(text: str) -> dict[str, Rule]:
-    """The rules by name; every name that is mentioned is there, and so is `root`.
+    """The rules by name; every name that is used is defined, and so is `root`.
 
     Raises Malformed, NotEnforced, TooComplex.
     """
@@ -96,7 +106,7 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._words = self._cut()
+        self._words = self._split()
         self._at = 0
         self._depth = 0
         self.mentioned: list[Name] = []
@@ -116,7 +126,7 @@ class _Reader:
                 raise self._wrong(self._words[self._at], "a `)` that closes nothing")
         return found
 
-    def _cut(self) -> list[_Word]:
+    def _split(self) -> list[_Word]:
         found, at = [], 0
         defined = set(_DEFINED.findall(self._text))
         while at < len(self._text):
@@ -144,7 +154,7 @@ class _Reader:
         return complaint(self._text, word.start, word.end, what)
 
     def _sign(self) -> str:
-        """The sign that comes next; "" for anything else."""
+        """The next sign; "" if the next word is none."""
         if self._at == len(self._words) or self._words[self._at].kind != "sign":
             return ""
         return self._words[self._at].text
@@ -178,7 +188,7 @@ class _Reader:
         if word.text == "(":
             return self._group(word)
         if word.text == ".":
-            return Chars(_without(()))
+            return CharSet(_without(()))
         raise self._wrong(word, f"nothing before `{word.text}` to repeat")
 
     def _group(self, word: _Word) -> Term:
@@ -196,13 +206,13 @@ class _Reader:
         while self._at < len(self._words):
             word = self._words[self._at]
             if word.kind == "repeat":
-                least, most = self._bounds(word)
+                min_count, max_count = self._bounds(word)
             elif word.text in _SIGNS:
-                least, most = _SIGNS[word.text]
+                min_count, max_count = _SIGNS[word.text]
             else:
                 break
             self._at += 1
-            term = EMPTY if most == 0 else Repeat(term, least, most)
+            term = EMPTY if max_count == 0 else Repetition(term, min_count, max_count)
         return term
 
     def _bounds(self, word: _Word) -> tuple[int, int | None]:
@@ -212,18 +222,18 @@ class _Reader:
         numbers = [int(number[:9]) for number in (match[1], match[3]) if number]
         if max(numbers) > MAX_REPEAT or max(map(len, match.groups())) > 9:
             raise self._wrong(word, f"a repeat of more than {MAX_REPEAT}")
-        least = int(match[1] or 0)
-        most = int(match[3]) if match[3] else None if match[2] else least
-        if most is not None and least > most:
+        min_count = int(match[1] or 0)
+        max_count = int(match[3]) if match[3] else None if match[2] else min_count
+        if max_count is not None and min_count > max_count:
             raise self._wrong(word, "the least number of repeats is larger than the most")
-        return least, most
+        return min_count, max_count
 
     def _codes(self, word: _Word) -> list[int]:
         """The code points between quotes or brackets."""
         return [code for code, _ in self._signs(word, word.start + 1)]
 
     def _signs(self, word: _Word, at: int) -> list[tuple[int, bool]]:
-        """Code points, each with whether it is written as itself."""
+        """Code points, each with whether it is written without an escape."""
         found: list[tuple[int, bool]] = []
         while at < word.end - 1:
             char = self._text[at]
@@ -263,11 +273,11 @@ class _Reader:
         kept = others if is_negated else _without(others)
         if not kept:
             raise self._wrong(word, "a set of no characters")
-        return Chars(kept)
+        return CharSet(kept)
 
 
 def _without(ranges: "Ranges | list[tuple[int, int]]") -> Ranges:
-    """All characters but these; surrogates are none."""
+    """All characters except these, without surrogates."""
     found: list[tuple[int, int]] = []
     begin = 0
     for first, last in sorted([*ranges, _SURROGATES, (NUM_CODE_POINTS, NUM_CODE_POINTS)]):

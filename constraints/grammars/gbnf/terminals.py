@@ -1,20 +1,20 @@
-"""Cuts a grammar of characters into terminals, which the engine reads greedily, and loses no text.
+"""Splits a grammar of characters into terminals; the engine reads them greedily and loses no text.
 
-The engine reads a terminal up to where no terminal that may stand there can go on, and never looks
-back. That changes nothing as long as no terminal that has ended could also go on with a byte that
-may follow it. So everything without recursion begins as one terminal, and those that break the rule
-are taken apart, level by level; single characters never do. Where that is too much work, all are.
+The engine extends a terminal as long as any terminal that is legal there can continue, and never
+backtracks. That loses no text if no terminal that has ended could also continue with a byte that
+may follow it. So everything without recursion starts as one terminal, and greedy terminals are
+split level by level; single characters are never greedy. If that is too much work, all are split.
 """
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from constraints.grammars.gbnf.greed import TooMuch, too_greedy
+from constraints.grammars.gbnf.greed import GrammarTooLarge, too_greedy
 from constraints.grammars.gbnf.terms import (
     EMPTY,
-    Chars,
-    Choice,
-    Repeat,
+    Alternation,
+    CharSet,
+    Repetition,
     Sequence,
     Term,
     Terminal,
@@ -27,21 +27,21 @@ from constraints.grammars.gbnf.terms import (
 _MAX_ROUNDS = 40
 
 
-def cut(rules: Mapping[str, Term], flat: Collection[str], root: str) -> dict[str, Term]:
-    """The rules that `root` needs, of terminals, names, and what joins them.
+def split_terminals(rules: Mapping[str, Term], flat: Collection[str], root: str) -> dict[str, Term]:
+    """The rules that `root` needs, in terms of terminals and names.
 
-    flat: rules without recursion, which may be parts of terminals
+    flat: rules without recursion, which terminals may contain
     """
     found = _completed({}, rules, flat, root)
     if isinstance(found[root], Terminal):
-        return found  # nothing follows it
-    # Where it would be too much to look for greed, no terminal is long enough to be greedy.
-    with contextlib.suppress(TooMuch):
+        return found  # a single terminal: nothing follows it
+    # If the search for greedy terminals is too expensive, every terminal becomes one character.
+    with contextlib.suppress(GrammarTooLarge):
         for _ in range(_MAX_ROUNDS):
             wrong = too_greedy(found, rules, root)
             if not wrong:
                 return found
-            apart = {name: _taken_apart(term, wrong) for name, term in found.items()}
+            apart = {name: _split_greedy(term, wrong) for name, term in found.items()}
             found = _completed(apart, rules, flat, root)
     return _in_characters(rules, root)
 
@@ -49,16 +49,16 @@ def cut(rules: Mapping[str, Term], flat: Collection[str], root: str) -> dict[str
 def _completed(
     found: dict[str, Term], rules: Mapping[str, Term], flat: Collection[str], root: str
 ) -> dict[str, Term]:
-    """With the rules that are mentioned outside of terminals, cut as coarsely as can be."""
-    return _reached(found, root, lambda name: _cut(rules[name], flat))
+    """`found` with the rules that are used outside of terminals, split as coarsely as possible."""
+    return _reached(found, root, lambda name: _split(rules[name], flat))
 
 
 def _in_characters(rules: Mapping[str, Term], root: str) -> dict[str, Term]:
-    return _reached({}, root, lambda name: _apart(rules[name]))
+    return _reached({}, root, lambda name: _split_characters(rules[name]))
 
 
 def _reached(found: dict[str, Term], root: str, made: Callable[[str], Term]) -> dict[str, Term]:
-    """The rules that `root` leads to, those that are not there yet as they are `made`."""
+    """The rules that `root` reaches; `made` makes those that are missing in `found`."""
     reached: dict[str, Term] = {}
     todo = [root]
     while todo:
@@ -69,18 +69,18 @@ def _reached(found: dict[str, Term], root: str, made: Callable[[str], Term]) -> 
     return reached
 
 
-def _cut(term: Term, flat: Collection[str]) -> Term:
+def _split(term: Term, flat: Collection[str]) -> Term:
     if all(each.name in flat for each in names(term)):
         return _terminal(term)
     match term:
         case Sequence(parts):
-            return sequence(_cut_neighbours(parts, flat))
-        case Choice(options):
+            return sequence(_join_neighbours(parts, flat))
+        case Alternation(options):
             whole = [each for each in options if _is_whole(each, flat)]
-            others = [_cut(each, flat) for each in options if not _is_whole(each, flat)]
+            others = [_split(each, flat) for each in options if not _is_whole(each, flat)]
             return choice([*([_terminal(choice(whole))] if whole else ()), *others])
-        case Repeat(part, least, most):
-            return Repeat(_cut(part, flat), least, most)
+        case Repetition(part, min_count, max_count):
+            return Repetition(_split(part, flat), min_count, max_count)
         case _:
             return term
 
@@ -89,8 +89,8 @@ def _is_whole(term: Term, flat: Collection[str]) -> bool:
     return all(each.name in flat for each in names(term))
 
 
-def _cut_neighbours(parts: Iterable[Term], flat: Collection[str]) -> Iterator[Term]:
-    """Neighbours without recursion as one terminal."""
+def _join_neighbours(parts: Iterable[Term], flat: Collection[str]) -> Iterator[Term]:
+    """The parts, with neighbours without recursion joined to one terminal."""
     whole: list[Term] = []
     for part in parts:
         if _is_whole(part, flat):
@@ -98,7 +98,7 @@ def _cut_neighbours(parts: Iterable[Term], flat: Collection[str]) -> Iterator[Te
             continue
         yield _terminal(sequence(whole))
         whole.clear()
-        yield _cut(part, flat)
+        yield _split(part, flat)
     yield _terminal(sequence(whole))
 
 
@@ -106,17 +106,17 @@ def _terminal(term: Term) -> Term:
     return term if term == EMPTY else Terminal(term)
 
 
-def _taken_apart(term: Term, wrong: Collection[Terminal]) -> Term:
-    """The same with these terminals in their parts."""
+def _split_greedy(term: Term, wrong: Collection[Terminal]) -> Term:
+    """The term with these terminals split into their parts."""
     match term:
         case Terminal():
             return _parts(term.term) if term in wrong else term
         case Sequence(parts):
-            return sequence(_taken_apart(part, wrong) for part in parts)
-        case Choice(options):
-            return choice(_taken_apart(option, wrong) for option in options)
-        case Repeat(part, least, most):
-            return Repeat(_taken_apart(part, wrong), least, most)
+            return sequence(_split_greedy(part, wrong) for part in parts)
+        case Alternation(options):
+            return choice(_split_greedy(option, wrong) for option in options)
+        case Repetition(part, min_count, max_count):
+            return Repetition(_split_greedy(part, wrong), min_count, max_count)
         case _:
             return term
 
@@ -125,28 +125,28 @@ def _parts(term: Term) -> Term:
     match term:
         case Sequence(parts):
             return sequence(map(_terminal, parts))
-        case Choice(options):
+        case Alternation(options):
             return choice(map(_terminal, options))
-        case Repeat(part, least, most):
-            return Repeat(_terminal(part), least, most)
+        case Repetition(part, min_count, max_count):
+            return Repetition(_terminal(part), min_count, max_count)
         case Text(text):
             return sequence(Terminal(Text(char)) for char in text)
         case _:
             return term
 
 
-def _apart(term: Term) -> Term:
-    """Every character a terminal of its own."""
+def _split_characters(term: Term) -> Term:
+    """The term with every character as a terminal of its own."""
     match term:
-        case Chars():
+        case CharSet():
             return Terminal(term)
         case Text(text):
             return sequence(Terminal(Text(char)) for char in text)
         case Sequence(parts):
-            return sequence(map(_apart, parts))
-        case Choice(options):
-            return choice(map(_apart, options))
-        case Repeat(part, least, most):
-            return Repeat(_apart(part), least, most)
+            return sequence(map(_split_characters, parts))
+        case Alternation(options):
+            return choice(map(_split_characters, options))
+        case Repetition(part, min_count, max_count):
+            return Repetition(_split_characters(part), min_count, max_count)
         case _:
             return term

@@ -1,6 +1,6 @@
 """Grammars in GBNF as values.
 
-Term = Chars | Text | Name | Sequence | Choice | Repeat | Terminal
+Term = CharSet | Text | Name | Sequence | Alternation | Repetition | Terminal
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,22 +10,22 @@ from constraints.where.code_points import Ranges
 
 
 @dataclass(frozen=True, slots=True)
-class Chars:
-    """One character of a set that is not empty; no surrogates."""
+class CharSet:
+    """One character of a set, which is not empty and has no surrogates."""
 
     ranges: Ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """These very characters, or the empty text."""
+    """Exactly these characters; may be empty."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """What a rule stands for. position: where it is mentioned."""
+    """A reference to a rule. position: where it is written."""
 
     name: str
     position: int
@@ -39,29 +39,29 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Alternation:
     """One of them."""
 
     options: tuple["Term", ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
-    """From `least` times to `most`, None: without end."""
+class Repetition:
+    """From `min_count` to `max_count` times, None: unbounded."""
 
     part: "Term"
-    least: int
-    most: int | None
+    min_count: int
+    max_count: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terminal:
-    """A place in a grammar that a lexer is to read as one piece; equal to none but itself."""
+    """A part of a grammar that the lexer reads as one token; compared by identity."""
 
     term: "Term"
 
 
-Term = Chars | Text | Name | Sequence | Choice | Repeat | Terminal
+Term = CharSet | Text | Name | Sequence | Alternation | Repetition | Terminal
 
 EMPTY = Text("")
 
@@ -75,24 +75,24 @@ def sequence(parts: Iterable[Term]) -> Term:
 def choice(options: Iterable[Term]) -> Term:
     """One of the options, of which there is at least one."""
     kept = tuple(options)
-    return kept[0] if len(kept) == 1 else Choice(kept)
+    return kept[0] if len(kept) == 1 else Alternation(kept)
 
 
 def children(term: Term) -> tuple[Term, ...]:
-    """The terms that a term is made of; a terminal is one piece."""
+    """The direct parts of a term; a terminal has none."""
     match term:
         case Sequence(parts):
             return parts
-        case Choice(options):
+        case Alternation(options):
             return options
-        case Repeat(part):
+        case Repetition(part):
             return (part,)
         case _:
             return ()
 
 
 def names(term: Term) -> Iterator[Name]:
-    """All rules that are mentioned in a term, in order, outside of terminals."""
+    """All references to rules in a term, in order, outside of terminals."""
     if isinstance(term, Name):
         yield term
     for child in children(term):

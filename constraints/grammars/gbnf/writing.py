@@ -1,14 +1,14 @@
-"""A grammar that is cut into terminals, in the notation of the engine."""
+"""Writes a grammar of terminals in the notation of the engine."""
 
 from collections.abc import Mapping
 
 from constraints.errors import TooComplex
 from constraints.grammars import patterns
 from constraints.grammars.gbnf.terms import (
-    Chars,
-    Choice,
+    Alternation,
+    CharSet,
     Name,
-    Repeat,
+    Repetition,
     Sequence,
     Term,
     Terminal,
@@ -23,12 +23,12 @@ _MAX_TERMS = 60_000
 
 
 def write(found: Mapping[str, Term], rules: Mapping[str, Term], root: str) -> str:
-    """The grammar from `start` on; `rules` are those inside of terminals."""
+    """The grammar text from `start` on; `rules`: those that terminals use."""
     return _Writer(found, rules).all(root)
 
 
 class _Writer:
-    """Writes rules, and each terminal once."""
+    """Writes the rules, and each terminal once."""
 
     def __init__(self, found: Mapping[str, Term], rules: Mapping[str, Term]) -> None:
         self._found = found
@@ -56,15 +56,15 @@ class _Writer:
                 return self._names[name]
             case Sequence(parts):
                 return f"({' '.join(map(self._rule, parts))})"
-            case Choice(options):
+            case Alternation(options):
                 return f"({' | '.join(map(self._rule, options))})"
-            case Repeat(part, least, most):
-                return f"({self._rule(part)}){_bounds(least, most)}"
+            case Repetition(part, min_count, max_count):
+                return f"({self._rule(part)}){_bounds(min_count, max_count)}"
             case _:
                 return '""'
 
     def _terminal(self, terminal: Terminal) -> str:
-        """No terminal may be empty: one that could be is left out instead."""
+        """The name of a terminal; a nullable one is optional: the engine allows no empty ones."""
         inner, is_empty = self._filled(terminal.term)
         if inner is None:
             return '""'
@@ -73,30 +73,31 @@ class _Writer:
         return f"{name}?" if is_empty else name
 
     def _filled(self, term: Term) -> tuple[Term | None, bool]:
-        """The texts of a term but the empty one, None: none; and whether that is one, too."""
+        """The non-empty texts of a term (None: there are none), and whether it is nullable."""
         match term:
             case Text(text):
                 return term if text else None, not text
             case Name(name):
                 return self._filled(self._rules[name])
-            case Choice(options):
+            case Alternation(options):
                 both = [self._filled(option) for option in options]
                 kept = [part for part, _ in both if part is not None]
                 return choice(kept) if kept else None, any(is_empty for _, is_empty in both)
             case Sequence(parts):
                 return self._filled_sequence(parts)
-            case Repeat(part, least, most):
+            case Repetition(part, min_count, max_count):
                 filled, is_empty = self._filled(part)
-                is_empty = is_empty or least == 0
+                is_empty = is_empty or min_count == 0
                 if filled is None:
                     return None, True
-                least = 1 if is_empty else least
-                return filled if least == most == 1 else Repeat(filled, least, most), is_empty
+                min_count = 1 if is_empty else min_count
+                is_once = min_count == max_count == 1
+                return filled if is_once else Repetition(filled, min_count, max_count), is_empty
             case _:
                 return term, False
 
     def _filled_sequence(self, parts: tuple[Term, ...]) -> tuple[Term | None, bool]:
-        """The first part that is not empty, with those behind it as they are."""
+        """A sequence without its empty text: one part is not empty, those behind it are free."""
         options: list[Term] = []
         for index, part in enumerate(parts):
             filled, is_empty = self._filled(part)
@@ -108,7 +109,7 @@ class _Writer:
 
     def _pattern(self, term: Term) -> patterns.Pattern:
         match term:
-            case Chars(ranges):
+            case CharSet(ranges):
                 return patterns.Chars(ranges)
             case Text(text):
                 return patterns.Concat(
@@ -118,19 +119,19 @@ class _Writer:
                 return self._pattern(self._rules[name])
             case Sequence(parts):
                 return patterns.Concat(tuple(map(self._pattern, parts)))
-            case Choice(options):
+            case Alternation(options):
                 return patterns.Choice(tuple(map(self._pattern, options)))
-            case Repeat(part, least, most):
-                return patterns.Repeat(self._pattern(part), least, most)
+            case Repetition(part, min_count, max_count):
+                return patterns.Repeat(self._pattern(part), min_count, max_count)
         raise AssertionError("no terminal stands in a terminal")
 
 
-def _bounds(least: int, most: int | None) -> str:
-    match least, most:
+def _bounds(min_count: int, max_count: int | None) -> str:
+    match min_count, max_count:
         case 0, None:
             return "*"
         case 1, None:
             return "+"
         case 0, 1:
             return "?"
-    return f"{{{least},{'' if most is None else most}}}"
+    return f"{{{min_count},{'' if max_count is None else max_count}}}"

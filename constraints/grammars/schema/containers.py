@@ -23,7 +23,7 @@ _OTHER_NAMES = (
 def _properties(place: Place, value: Json, pointer: str) -> None:
     if len(value) > _MAX_PROPERTIES:
         raise TooComplex(f"{pointer}: more than {_MAX_PROPERTIES} properties of one object")
-    place.walk.string(list(value), pointer)
+    place.rewriter.string(list(value), pointer)
     rewritten = place.map(value, pointer)
     # `propertyNames` and `unevaluatedProperties` may have been there before.
     already = place.out.get("properties", {})
@@ -45,39 +45,39 @@ def _pattern_properties(place: Place, value: Json, pointer: str) -> None:
 
 def _rest(place: Place, value: Json, pointer: str) -> None:
     if "additionalProperties" not in place.out:
-        place.out["additionalProperties"] = place.walk.schema(value, pointer)
+        place.out["additionalProperties"] = place.rewriter.schema(value, pointer)
 
 
 def _required(place: Place, value: Json, pointer: str) -> None:
-    place.walk.string(value, pointer)
+    place.rewriter.string(value, pointer)
     place.out["required"] = list(dict.fromkeys(value))
 
 
-def _least_properties(place: Place, value: Json, pointer: str) -> None:
+def _min_properties(place: Place, value: Json, pointer: str) -> None:
     known = set(place.schema.get("required", ()))
     # The engine counts a key that stands twice as two, and one alone cannot stand twice.
     if value - len(known) > 1:
-        place.walk.refuse(
+        place.rewriter.refuse(
             pointer, "more than one key beyond those in `required` is not counted reliably"
         )
     else:
         place.out["minProperties"] = int(value)
 
 
-def _most_properties(place: Place, value: Json, pointer: str) -> None:
+def _max_properties(place: Place, value: Json, pointer: str) -> None:
     # `propertyNames` may have left none already.
     place.out["maxProperties"] = min(int(value), place.out.get("maxProperties", int(value)))
 
 
 def _property_names(place: Place, value: Json, pointer: str) -> None:
     """As `properties`, where there are so many names, or as `patternProperties`."""
-    place.walk.probe(value, pointer)
+    place.rewriter.probe(value, pointer)
     names = _assertions(value)
     for _ in range(_MAX_REFERENCES):
         if isinstance(names, dict) and set(names) == {"$ref"}:
-            target = place.walk.resolve(names["$ref"], pointer)
-            place.walk.probe(place.walk.raw(target), target)
-            names = _assertions(place.walk.raw(target))
+            target = place.rewriter.resolve(names["$ref"], pointer)
+            place.rewriter.probe(place.rewriter.raw(target), target)
+            names = _assertions(place.rewriter.raw(target))
     if names is False:
         place.out["maxProperties"] = 0
     elif names is True:
@@ -85,7 +85,7 @@ def _property_names(place: Place, value: Json, pointer: str) -> None:
     elif names.get("type", "string") == "string":
         _some_names(place, {key: names[key] for key in names if key != "type"}, pointer)
     else:
-        place.walk.refuse(pointer, _OTHER_NAMES)
+        place.rewriter.refuse(pointer, _OTHER_NAMES)
 
 
 def _assertions(schema: Json) -> Json:
@@ -107,14 +107,14 @@ def _some_names(place: Place, names: dict[str, Json], pointer: str) -> None:
         case _ if names.keys() <= {"minLength", "maxLength"}:
             _names_by_length(place, int(names.get("minLength", 0)), names.get("maxLength"), pointer)
         case _:
-            place.walk.refuse(pointer, _OTHER_NAMES)
+            place.rewriter.refuse(pointer, _OTHER_NAMES)
 
 
 def _names_by_length(place: Place, least: int, most: Json, pointer: str) -> None:
     if not least and most is None:
         return  # every name is a string
     if max(least, most or 0) > _MAX_NAME_LEN:
-        place.walk.refuse(pointer, f"lengths of names beyond {_MAX_NAME_LEN} are not enforced")
+        place.rewriter.refuse(pointer, f"lengths of names beyond {_MAX_NAME_LEN} are not enforced")
     elif most is not None and most < least:
         place.out["maxProperties"] = 0
     else:
@@ -124,7 +124,7 @@ def _names_by_length(place: Place, least: int, most: Json, pointer: str) -> None
 
 def _only_names(place: Place, names: list[Json], pointer: str) -> None:
     if "patternProperties" in place.schema:
-        place.walk.refuse(pointer, "propertyNames beside patternProperties is not enforced")
+        place.rewriter.refuse(pointer, "propertyNames beside patternProperties is not enforced")
         return
     declared = place.schema.get("properties", {})
     rest = place.schema.get("additionalProperties", True)
@@ -132,35 +132,35 @@ def _only_names(place: Place, names: list[Json], pointer: str) -> None:
     properties: dict[str, Json] = {name: False for name in declared if name not in listed}
     for name in listed:
         if name not in declared:
-            properties[name] = place.walk.schema(rest, pointer)
+            properties[name] = place.rewriter.schema(rest, pointer)
     place.out["properties"] = place.out.get("properties", {}) | properties
     place.out["additionalProperties"] = False
 
 
 def _names_by_pattern(place: Place, pattern: str, pointer: str) -> None:
     if place.schema.keys() & {"properties", "patternProperties", "required"}:
-        place.walk.refuse(pointer, "propertyNames beside named properties is not enforced")
+        place.rewriter.refuse(pointer, "propertyNames beside named properties is not enforced")
         return
     translated = engine_pattern(place, pattern, pointer)
     if translated is not None:
         rest = place.schema.get("additionalProperties", True)
-        place.out["patternProperties"] = {translated: place.walk.schema(rest, pointer)}
+        place.out["patternProperties"] = {translated: place.rewriter.schema(rest, pointer)}
         place.out["additionalProperties"] = False
 
 
 def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
     if value is True or "additionalProperties" in place.schema:
-        place.walk.probe(value, pointer)
+        place.rewriter.probe(value, pointer)
         return
     names = _evaluated(place, place.schema, place.pointer, 0, set())
     # Names that are allowed are not evaluated, and are rewritten as properties that would be.
     if names is None or "propertyNames" in place.schema:
-        place.walk.refuse(pointer, "what is evaluated depends on the instance; not enforced")
+        place.rewriter.refuse(pointer, "what is evaluated depends on the instance; not enforced")
         return
     own = place.schema.get("properties", {})
     merged = {name: True for name in names if name not in own}
     place.out["properties"] = place.out.get("properties", {}) | merged
-    place.out["additionalProperties"] = place.walk.schema(value, pointer)
+    place.out["additionalProperties"] = place.rewriter.schema(value, pointer)
 
 
 def _evaluated(
@@ -177,10 +177,10 @@ def _evaluated(
     names = list(schema.get("properties", {}))
     inner = [*schema.get("allOf", ())]
     if "$ref" in schema:
-        target = place.walk.resolve(schema["$ref"], pointer)
+        target = place.rewriter.resolve(schema["$ref"], pointer)
         if target not in seen:
             seen.add(target)
-            inner.append(place.walk.raw(target))
+            inner.append(place.rewriter.raw(target))
     for each in inner:
         more = _evaluated(place, each, pointer, depth + 1, seen)
         if more is None:
@@ -195,33 +195,33 @@ def _prefix_items(place: Place, value: Json, pointer: str) -> None:
 
 def _items(place: Place, value: Json, pointer: str) -> None:
     if not isinstance(value, list):
-        place.out["items"] = place.walk.schema(value, pointer)
+        place.out["items"] = place.rewriter.schema(value, pointer)
     elif value:
         # Before 2020-12 a list was what `prefixItems` is now.
         place.out["prefixItems"] = place.list(value, pointer)
 
 
 def _additional_items(place: Place, value: Json, pointer: str) -> None:
-    rewritten = place.walk.schema(value, pointer)
+    rewritten = place.rewriter.schema(value, pointer)
     if isinstance(place.schema.get("items"), list):
         place.out["items"] = rewritten
 
 
 def _unevaluated_items(place: Place, value: Json, pointer: str) -> None:
-    rewritten = place.walk.schema(value, pointer)
+    rewritten = place.rewriter.schema(value, pointer)
     items = place.schema.get("items")
     is_told = isinstance(items, list) and "additionalItems" in place.schema
     if value is True or isinstance(items, dict | bool) or is_told:
         return
     if place.schema.keys() & {*_CONDITIONS, "allOf", "$ref", "contains"}:
-        place.walk.refuse(pointer, "what is evaluated depends on the instance; not enforced")
+        place.rewriter.refuse(pointer, "what is evaluated depends on the instance; not enforced")
     else:
         place.out["items"] = rewritten
 
 
 def _unique_items(place: Place, value: Json, pointer: str) -> None:
     if value and place.schema.get("maxItems", 2) > 1:
-        place.walk.refuse(pointer, "that all items differ is not enforced")
+        place.rewriter.refuse(pointer, "that all items differ is not enforced")
 
 
 HANDLERS: dict[str, Handler] = {
@@ -229,8 +229,8 @@ HANDLERS: dict[str, Handler] = {
     "patternProperties": _pattern_properties,
     "additionalProperties": _rest,
     "required": _required,
-    "minProperties": _least_properties,
-    "maxProperties": _most_properties,
+    "minProperties": _min_properties,
+    "maxProperties": _max_properties,
     "propertyNames": _property_names,
     "unevaluatedProperties": _unevaluated_properties,
     "prefixItems": _prefix_items,

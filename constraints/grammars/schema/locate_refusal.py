@@ -6,8 +6,8 @@ from time import thread_time
 from llguidance import LLMatcher
 
 from constraints.errors import ConstraintError, Contradiction, NotEnforced
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import Limits
-from constraints.grammars.messages import explain
 from constraints.grammars.schema.conflict import conflicting
 from constraints.grammars.schema.engine_options import grammar_of
 from constraints.grammars.schema.reading import Json, at, below

@@ -10,11 +10,11 @@ _MAX_DEPENDENCIES = 6
 
 def _reference(place: Place, value: Json, pointer: str) -> None:
     try:
-        target = place.walk.resolve(value, place.pointer)
+        target = place.rewriter.resolve(value, place.pointer)
     except NotEnforced as error:
-        place.walk.refuse(pointer, str(error))
+        place.rewriter.refuse(pointer, str(error))
     else:
-        place.out["$ref"] = f"#/$defs/{place.walk.definition(target)}"
+        place.out["$ref"] = f"#/$defs/{place.rewriter.definition(target)}"
 
 
 def _all_of(place: Place, value: Json, pointer: str) -> None:
@@ -30,7 +30,7 @@ def _one_of(place: Place, value: Json, pointer: str) -> None:
 
 
 def _not(place: Place, value: Json, pointer: str) -> None:
-    negated = place.walk.negated(value, pointer)
+    negated = place.rewriter.negated(value, pointer)
     if negated is not None:
         place.more(negated, pointer)
 
@@ -38,9 +38,9 @@ def _not(place: Place, value: Json, pointer: str) -> None:
 def _if(place: Place, value: Json, pointer: str) -> None:
     then, otherwise = place.schema.get("then", True), place.schema.get("else", True)
     if then is True and otherwise is True:
-        place.walk.probe(value, pointer)
+        place.rewriter.probe(value, pointer)
         return
-    negated = place.walk.negated(value, pointer)
+    negated = place.rewriter.negated(value, pointer)
     if negated is not None:
         met = {"allOf": [value, then]}
         unmet = {"allOf": [negated, otherwise]}
@@ -50,12 +50,12 @@ def _if(place: Place, value: Json, pointer: str) -> None:
 def _branch(place: Place, value: Json, pointer: str) -> None:
     """`then` and `else` say nothing by themselves; they are read for their errors."""
     if "if" not in place.schema:
-        place.walk.probe(value, pointer)
+        place.rewriter.probe(value, pointer)
 
 
 def _dependencies(place: Place, value: Json, pointer: str) -> None:
     if len(value) > _MAX_DEPENDENCIES:
-        place.walk.refuse(
+        place.rewriter.refuse(
             pointer, f"more than {_MAX_DEPENDENCIES} dependencies of one object are not enforced"
         )
         return

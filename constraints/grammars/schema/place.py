@@ -7,7 +7,7 @@ from typing import Protocol
 from constraints.grammars.schema.reading import Json, below
 
 
-class Walk(Protocol):
+class SchemaRewriter(Protocol):
     """The walk through a document, as keywords see it."""
 
     def refuse(self, pointer: str, reason: str) -> None:
@@ -47,7 +47,7 @@ class Place:
     also:     schemas that must hold as well
     """
 
-    walk: Walk
+    rewriter: SchemaRewriter
     schema: dict[str, Json]
     pointer: str
     out: dict[str, Json]
@@ -55,15 +55,19 @@ class Place:
 
     def more(self, raw: Json, place: str) -> None:
         """Let another raw schema hold as well."""
-        self.also.append(self.walk.schema(raw, place))
+        self.also.append(self.rewriter.schema(raw, place))
 
     def map(self, value: Json, place: str) -> dict[str, Json]:
         """The rewritten schemas of an object of them."""
-        return {name: self.walk.schema(inner, below(place, name)) for name, inner in value.items()}
+        return {
+            name: self.rewriter.schema(inner, below(place, name)) for name, inner in value.items()
+        }
 
     def list(self, value: Json, place: str) -> list[Json]:
         """The rewritten schemas of a list of them."""
-        return [self.walk.schema(inner, below(place, index)) for index, inner in enumerate(value)]
+        return [
+            self.rewriter.schema(inner, below(place, index)) for index, inner in enumerate(value)
+        ]
 
 
 # Takes the place, the keyword's value and its pointer.

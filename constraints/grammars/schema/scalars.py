@@ -20,7 +20,7 @@ def _type(place: Place, value: Json, pointer: str) -> None:
 
 def _count(place: Place, value: Json, pointer: str) -> None:
     if value > _MOST_COUNTED:
-        place.walk.refuse(pointer, f"must be at most {_MOST_COUNTED}. Given: {shown(value)}")
+        place.rewriter.refuse(pointer, f"must be at most {_MOST_COUNTED}. Given: {shown(value)}")
     else:
         place.out[pointer.rpartition("/")[2]] = int(value)
 
@@ -29,7 +29,7 @@ def _values(place: Place, value: Json, pointer: str) -> None:
     keyword = pointer.rpartition("/")[2]
     for inner in value if keyword == "enum" else [value]:
         _check_numbers(place, inner, pointer)
-    place.walk.string(value, pointer)
+    place.rewriter.string(value, pointer)
     if keyword == "enum" and not value:
         place.also.append(False)
     else:
@@ -42,10 +42,10 @@ def _check_numbers(place: Place, value: Json, pointer: str) -> None:
             return
         case int():
             if abs(value) > _EXACT:
-                place.walk.refuse(pointer, _INEXACT.format(value))
+                place.rewriter.refuse(pointer, _INEXACT.format(value))
         case float():
             if value and not _SMALLEST <= abs(value) <= _LARGEST:
-                place.walk.refuse(pointer, _INEXACT.format(value))
+                place.rewriter.refuse(pointer, _INEXACT.format(value))
         case list():
             for item in value:
                 _check_numbers(place, item, pointer)
@@ -76,7 +76,7 @@ def _put_bound(place: Place, keyword: str, value: Json, pointer: str) -> None:
     is_low = keyword.endswith("inimum")
     is_tiny = bool(value) and abs(value) < _SMALLEST
     if is_tiny or (abs(value) > _EXACT and (value < 0) != is_low):
-        place.walk.refuse(pointer, _INEXACT.format(value))
+        place.rewriter.refuse(pointer, _INEXACT.format(value))
     else:
         # The bounds of machine words, and larger ones, come down to what is exact.
         place.out[keyword] = max(-_EXACT, min(value, _EXACT))
@@ -86,7 +86,7 @@ def _multiple_of(place: Place, value: Json, pointer: str) -> None:
     # The engine multiplies steps that hold together in 32 bits.
     digits = repr(value).removesuffix(".0")
     if "e" in digits or len(digits.replace(".", "").strip("0")) > 4 or len(digits) > 9:
-        place.walk.refuse(pointer, f"a step of {value} has too many digits to be enforced")
+        place.rewriter.refuse(pointer, f"a step of {value} has too many digits to be enforced")
     else:
         place.out["multipleOf"] = value
 
@@ -100,9 +100,9 @@ def _pattern(place: Place, value: Json, pointer: str) -> None:
 def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:
     """A schema's pattern as the result has it; None after it was refused."""
     try:
-        return place.walk.translated(pattern)
+        return place.rewriter.translated(pattern)
     except NotEnforced as error:
-        place.walk.refuse(pointer, str(error))
+        place.rewriter.refuse(pointer, str(error))
     except Malformed as error:
         raise Malformed(f"{pointer}: {error}", pointer=pointer) from None
     return None
@@ -125,7 +125,7 @@ def _format(place: Place, value: Json, pointer: str) -> None:
         _integer_format(place, value, pointer)
     elif value not in formats.ANNOTATIONS:
         known = ", ".join(formats.KNOWN)
-        place.walk.refuse(pointer, f"the format {value!r} is not enforced; known are {known}")
+        place.rewriter.refuse(pointer, f"the format {value!r} is not enforced; known are {known}")
 
 
 def _integer_format(place: Place, value: str, pointer: str) -> None:
@@ -134,7 +134,7 @@ def _integer_format(place: Place, value: str, pointer: str) -> None:
     names = [types] if isinstance(types, str) else types
     # A string with it is one of digits, to those who write it.
     if "string" in names or not {"integer", "number"} & set(names):
-        place.walk.refuse(pointer, f"the format {value!r} is enforced of integers only")
+        place.rewriter.refuse(pointer, f"the format {value!r} is enforced of integers only")
         return
     low, high = formats.RANGES[value]
     whole = list(dict.fromkeys("integer" if name == "number" else name for name in names))

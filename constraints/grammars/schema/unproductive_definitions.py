@@ -6,7 +6,7 @@ becomes `false`, which the engine knows how to keep away from.
 
 from collections.abc import Iterator
 
-from constraints.grammars.chains import check_depth, closure
+from constraints.grammars.definition_graph import check_depth, closure
 from constraints.grammars.schema.reading import Json
 
 _ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -20,11 +20,11 @@ def prune(root: Json, definitions: dict[str, Json]) -> bool:
     mentions = {name: _mentioned(schema) for name, schema in definitions.items()}
     check_depth(_mentioned(root), mentions)
     ending = closure(mentions, lambda name, known: _ends(definitions[name], known))
-    endless = {f"#/$defs/{name}" for name in definitions if name not in ending}
-    if endless:
+    unproductive = {f"#/$defs/{name}" for name in definitions if name not in ending}
+    if unproductive:
         for schema in [root, *definitions.values()]:
             for part in parts(schema):
-                if part.get("$ref") in endless:
+                if part.get("$ref") in unproductive:
                     part.clear()
                     part["allOf"] = [False]
     return _ends(root, ending)

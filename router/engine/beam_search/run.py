@@ -79,7 +79,7 @@ class BeamRun:
         self._failure: RouterError | None = None
         self._changed = asyncio.Event()
         # Last, since it may raise.
-        self._slots: StreamGroup = batcher.slots.open_group(group.width, self._advance)
+        self._slots: StreamGroup = batcher.groups.open(group.width, self._advance)
 
     @property
     def place(self) -> int | None:
@@ -103,7 +103,7 @@ class BeamRun:
         """Ends the search; its blocks are free after the current step. May be called again."""
         for stream in self._streams:
             self._batcher.cancel(stream)
-        self._batcher.slots.close_group(self._slots, is_good=self._outcome is not None)
+        self._batcher.groups.close(self._slots, is_good=self._outcome is not None)
 
     # Between two steps
 
@@ -154,7 +154,7 @@ class BeamRun:
         wave = self._asks[done : done + self._slots.num_slots]
         requests = [request_of(ask, self.group.holes[ask.beam.hole]) for ask in wave]
         texts = [self._text_behind(ask) for ask in wave]
-        self._streams = self._batcher.slots.submit_in(self._slots, requests, texts)
+        self._streams = self._batcher.groups.submit(self._slots, requests, texts)
 
     def _text_behind(self, ask: Ask) -> OutputText:
         return self._texts.behind(self.group.holes[ask.beam.hole], output_before(ask))

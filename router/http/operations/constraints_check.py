@@ -7,8 +7,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from constraints.results import Judgement, JudgeResult
 from constraints.spec import ConstraintSpec
-from constraints.verdict import Judged, Judgement
 from router.http.body import AnswerModel, Schema, parse
 from router.http.fields import Grammar
 from router.http.server.body import BodyReader, json_response, unless_disconnected
@@ -55,7 +55,7 @@ class ConstraintCheckResponse(AnswerModel):
 class Judges(Protocol):
     """Judges texts; see `ConstraintCheck`."""
 
-    async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> Judged:
+    async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> JudgeResult:
         """Judge each text under a constraint. Raises ConstraintRefused, Overloaded, Unsupported."""
 
 
@@ -95,7 +95,7 @@ class ConstraintRoutes:
         return json_response(_answer(texts, judged))
 
 
-def _answer(texts: list[str], judged: Judged) -> dict[str, object]:
+def _answer(texts: list[str], judged: JudgeResult) -> dict[str, object]:
     return {
         "shortest": judged.shortest,
         "shortest_tokens": judged.min_len,

@@ -1,23 +1,24 @@
 """The scripted server in a thread of its own, for tests without an event loop."""
 
-from collections.abc import Awaitable, Iterator
-from contextlib import closing, contextmanager
-from typing import TypeVar
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Thread
 
-from client.lmtp.blocking import LoopThread
 from tests.client.lmtp.peer import Scene, Script, performing
-
-T = TypeVar("T")
 
 
 @contextmanager
 def performing_aside(*scripts: Script) -> Iterator[Scene]:
     """`performing`; the scene is only read here."""
-    with closing(LoopThread("peer")) as thread:
-        scene = performing(*scripts)
-        yield thread.run(_awaited(scene.__aenter__()))
-        thread.run(_awaited(scene.__aexit__(None, None, None)))
-
-
-async def _awaited(awaitable: Awaitable[T]) -> T:
-    return await awaitable
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, name="peer")
+    thread.start()
+    scene = performing(*scripts)
+    try:
+        yield asyncio.run_coroutine_threadsafe(scene.__aenter__(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(scene.__aexit__(None, None, None), loop).result(30)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

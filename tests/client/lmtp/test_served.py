@@ -9,7 +9,6 @@ import httpx
 import pytest
 
 from client.calls import Answer, Constraint, GenerateCall, GeneratedToken, Message, ScoreCall
-from client.lmtp.blocking import BlockingModel
 from client.lmtp.model import LmtpModel
 from client.lmtp.retry import RetryPolicy
 from client.sampling import Sampling
@@ -146,13 +145,9 @@ async def test_a_stream_that_is_left_gives_its_room_back(server: RunningServer) 
     assert value.total < 0
 
 
-def test_without_a_loop_it_is_the_same(server: RunningServer) -> None:
-    call = GenerateCall(prompt="Once there was", max_tokens=8)
-    with BlockingModel(f"http://:sesame@127.0.0.1:{server.port}/lmtp") as model:
-        assert "text" in model.server().features
-        parts = list(model.stream(call))
-        assert parts[-1].text == model.generate(call).text
-        assert "".join(part.text for part in parts[:-1]) == parts[-1].text
+async def test_the_key_may_stand_in_the_url(server: RunningServer) -> None:
+    async with LmtpModel(f"http://:sesame@127.0.0.1:{server.port}/lmtp") as model:
+        assert "text" in (await model.server()).features
 
 
 async def assert_idle(server: RunningServer, timeout_s: float = 30.0) -> None:

@@ -42,7 +42,7 @@ class Either:
 @dataclass(frozen=True)
 class Times:
     part: "Node"
-    least: int
+    example: int
     most: int | None
 
 
@@ -80,26 +80,26 @@ def _ends(node: Node, at: int, text: str, known: Mapping[tuple[str, int], set[in
             return found
         case Either(options):
             return {end for option in options for end in _ends(option, at, text, known)}
-        case Times(part, least, most):
-            return _repeated(part, least, most, {at}, text, known)
+        case Times(part, example, most):
+            return _repeated(part, example, most, {at}, text, known)
 
 
 def _repeated(
     part: Node,
-    least: int,
+    example: int,
     most: int | None,
     begins: set[int],
     text: str,
     known: Mapping[tuple[str, int], set[int]],
 ) -> set[int]:
-    found = set(begins) if least == 0 else set()
+    found = set(begins) if example == 0 else set()
     current, count = begins, 0
     # Beyond the text's length nothing but empty repeats are left.
-    limit = least + len(text) + 1 if most is None else most
+    limit = example + len(text) + 1 if most is None else most
     while count < limit and current:
         count += 1
         current = {end for begin in current for end in _ends(part, begin, text, known)}
-        if count >= least:
+        if count >= example:
             found |= current
     return found
 
@@ -121,8 +121,8 @@ def _written(node: Node) -> str:
             return f"({' '.join(map(_written, parts))})"
         case Either(options):
             return f"({' | '.join(map(_written, options))})"
-        case Times(part, least, most):
-            return f"({_written(part)}){{{least},{'' if most is None else most}}}"
+        case Times(part, example, most):
+            return f"({_written(part)}){{{example},{'' if most is None else most}}}"
 
 
 def any_grammar(draw: random.Random) -> dict[str, Node]:
@@ -148,5 +148,5 @@ def _any_node(draw: random.Random, names: list[str], depth: int) -> Node:
         return Then(several)
     if kind == "either":
         return Either(several)
-    least = draw.randint(0, 2)
-    return Times(several[0], least, draw.choice([None, least + draw.randint(0, 2)]))
+    example = draw.randint(0, 2)
+    return Times(several[0], example, draw.choice([None, example + draw.randint(0, 2)]))

@@ -7,7 +7,7 @@ import pytest
 from llguidance import LLMatcher
 
 from constraints.errors import EngineFailed, IllegalToken, TooComplex
-from constraints.grammars import engine, messages
+from constraints.grammars import engine, engine_messages
 from constraints.grammars.engine import HEADER, GrammarLanguage, GrammarMatcher
 from constraints.grammars.limits import Limits
 from constraints.spec import Kind
@@ -21,7 +21,9 @@ DEMO = ROOT / "models" / "demo" / "tokenizer.json"
 def language_of(
     vocabulary: Vocabulary, grammar: str, limits: Limits | None = None
 ) -> GrammarLanguage:
-    return GrammarLanguage(vocabulary, HEADER + grammar, limits or Limits(), messages.explain)
+    return GrammarLanguage(
+        vocabulary, HEADER + grammar, limits or Limits(), engine_messages.explain
+    )
 
 
 def bits(matcher: GrammarMatcher, num_words: int) -> set[int]:
@@ -120,17 +122,17 @@ def test_tokens_are_counted_up_to_the_first_that_is_illegal() -> None:
 
 def test_forced_bytes_go_up_to_the_first_choice() -> None:
     matcher = compiled(Kind.REGEX, "abc(d|e)").matcher()
-    assert matcher.forced_bytes() == b"abc"
+    assert matcher.deterministic_suffix() == b"abc"
     for token in b"abc":
         matcher.advance(token)
-    assert matcher.forced_bytes() == b""
+    assert matcher.deterministic_suffix() == b""
 
 
 def test_nothing_is_forced_where_the_text_may_end() -> None:
     matcher = compiled(Kind.REGEX, "a(bc)?").matcher()
     matcher.advance(ord("a"))
     assert matcher.is_complete
-    assert matcher.forced_bytes() == b""
+    assert matcher.deterministic_suffix() == b""
 
 
 def test_a_fork_goes_its_own_way() -> None:

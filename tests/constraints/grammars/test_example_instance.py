@@ -10,7 +10,7 @@ import pytest
 
 from constraints.errors import ConstraintError
 from constraints.grammars.example_instance import ExampleInstances
-from constraints.grammars.instances import violations
+from constraints.grammars.schema_validation import violations
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget
 from tests.constraints.grammars.rig import accepts, of_schema
@@ -317,14 +317,14 @@ def test_what_is_guessed_of_a_random_schema_is_an_instance(seed: int) -> None:
 
 
 def test_parts_of_the_document_have_guesses_of_their_own() -> None:
-    least = ExampleInstances(
+    example = ExampleInstances(
         {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": DATE}},
         (",", ":"),
     )
-    assert least.guess() == "{}"
-    part = least.document["allOf"][0]["properties"]["a"]
-    assert least.of(part) == '"2000-01-01"'
-    assert least.of(least.document) == "{}"
+    assert example.guess() == "{}"
+    part = example.document["allOf"][0]["properties"]["a"]
+    assert example.of(part) == '"2000-01-01"'
+    assert example.of(example.document) == "{}"
 
 
 HOSTILE = {

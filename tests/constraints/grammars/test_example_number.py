@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.grammars.example_number import exactly, is_in_bounds, least_number, written_number
+from constraints.grammars.example_number import (
+    exactly,
+    example_number,
+    is_in_bounds,
+    written_number,
+)
 
 BOUNDS = st.sampled_from([-20, -3, -1.5, -1, -0.25, 0, 0.05, 0.1, 0.5, 1, 2.25, 7, 1000])
 STEPS = st.sampled_from([0.01, 0.25, 0.3, 1, 1.5, 4, 6])
@@ -24,7 +29,7 @@ SCHEMAS = st.fixed_dictionaries(
 def test_what_is_found_is_in_the_bounds_and_a_whole_number_if_there_is_one(
     schema: Any, is_whole: bool
 ) -> None:
-    text = least_number(schema, is_whole=is_whole)
+    text = example_number(schema, is_whole=is_whole)
     near = [Fraction(each, 100) for each in range(-310, 311)]
     fitting = [each for each in near if is_in_bounds(float(each), schema)]
     whole = [each for each in fitting if each.denominator == 1]
@@ -40,7 +45,7 @@ def test_what_is_found_is_in_the_bounds_and_a_whole_number_if_there_is_one(
 @given(BOUNDS, BOUNDS)
 def test_without_a_step_no_number_has_fewer_digits(low: float, high: float) -> None:
     schema = {"exclusiveMinimum": low, "exclusiveMaximum": high}
-    text = least_number(schema, is_whole=False)
+    text = example_number(schema, is_whole=False)
     if low >= high:
         assert text is None
         return
@@ -65,7 +70,7 @@ def test_without_a_step_no_number_has_fewer_digits(low: float, high: float) -> N
     ids=str,
 )
 def test_the_number_is_short(schema: Any, text: str | None) -> None:
-    assert least_number(schema, is_whole=False) == text
+    assert example_number(schema, is_whole=False) == text
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from constraints.grammars.example_text import MAX_LEN, example_text
@@ -33,9 +33,10 @@ PATTERNS = st.recursive(ATOMS, _grown, max_leaves=8)
 @given(PATTERNS, st.integers(0, 9))
 def test_what_is_found_matches_and_is_long_enough(pattern: str, min_len: int) -> None:
     text = example_text(parse(pattern, Dialect.PYTHON), min_len)
-    if text is not None:
-        assert re.fullmatch(pattern, text), text
-        assert len(text) >= min_len
+    assume(text is not None)
+    assert text is not None
+    assert re.fullmatch(pattern, text), text
+    assert len(text) >= min_len
 
 
 @given(PATTERNS)

@@ -6,7 +6,7 @@ import pytest
 from constraints.bitmask import allowed_ids
 from constraints.compiler import Compiler
 from constraints.errors import TooComplex
-from constraints.grammars.deterministic_suffix import MAX_FORCED_BYTES, forced_beginning
+from constraints.grammars.deterministic_suffix import MAX_FORCED_BYTES, deterministic_suffix_of
 from constraints.grammars.lark import to_grammar
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
@@ -49,7 +49,7 @@ def test_loops_that_leave_a_choice_are_none(grammar: str) -> None:
 def test_forced_bytes_without_an_end_are_told_up_to_a_limit() -> None:
     matcher = compiled(Kind.LARK, 'start: "x" A "ab" | "c"\nA: /a+/').matcher()
     matcher.advance(byte_vocabulary().tokens.index(b"x"))
-    assert matcher.forced_bytes() == b"a" * MAX_FORCED_BYTES
+    assert matcher.deterministic_suffix() == b"a" * MAX_FORCED_BYTES
 
 
 def test_what_only_a_greedy_terminal_could_end_is_not_begun() -> None:
@@ -75,9 +75,9 @@ def test_forced_bytes_one_by_one_are_those_of_the_engine(name: str) -> None:
     for _ in range(5):
         matcher = language.matcher()
         for _ in range(12):
-            forced = matcher.forced_bytes()
+            forced = matcher.deterministic_suffix()
             ahead = matcher._inner.deep_copy()
-            assert forced_beginning(ahead, byte_vocabulary()) == forced[:MAX_FORCED_BYTES]
+            assert deterministic_suffix_of(ahead, byte_vocabulary()) == forced[:MAX_FORCED_BYTES]
             matcher.fill_mask(row)
             legal = [each for each in allowed_ids(row).tolist() if byte_vocabulary().tokens[each]]
             if not legal:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import ConstraintError
-from constraints.grammars.instances import violations
 from constraints.grammars.pattern_search import is_found
+from constraints.grammars.schema_validation import violations
 
 ARABIC_FIVE = "\u0665"
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
-from constraints.grammars.instances import violations
 from constraints.grammars.schema.reading import read
+from constraints.grammars.schema_validation import violations
 from constraints.spec import Whitespace
 from tests.constraints.grammars.rig import (
     SchemaCase,
@@ -23,7 +23,7 @@ from tests.constraints.grammars.rig import (
 
 CASES = list(schema_cases())
 REFUSED = list(refused_cases())
-# Judged by the package as well, where it has the same idea of the format.
+# JudgeResult by the package as well, where it has the same idea of the format.
 CHECKED_FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
 # Their invalid instances are so by a format or draft that the package does not know.
 OWN_JUDGEMENT = (

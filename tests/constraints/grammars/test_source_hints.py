@@ -225,7 +225,7 @@ def test_a_schema_that_is_rewritten_already_has_hints_as_good(name: str) -> None
     spec = ConstraintSpec(Kind.JSON_SCHEMA, text)
     schema = prepare(text, Whitespace.COMPACT, False, LIMITS[Kind.JSON_SCHEMA])
 
-    (least,), (expected,) = hints_of(spec, rewritten=schema.rewritten).first, hints_of(spec).first
+    (example,), (expected,) = hints_of(spec, rewritten=schema.rewritten).first, hints_of(spec).first
 
-    jsonschema.validate(json.loads(least), SCHEMAS[name])
-    assert len(least) == len(expected)
+    jsonschema.validate(json.loads(example), SCHEMAS[name])
+    assert len(example) == len(expected)

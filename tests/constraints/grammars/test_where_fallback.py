@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from constraints.errors import Contradiction, NotEnforced, TooComplex
-from constraints.grammars import messages
+from constraints.grammars import engine_messages
 from constraints.grammars.engine import GrammarLanguage, GrammarMatcher
 from constraints.grammars.limits import LIMITS
 from constraints.grammars.where_fallback import to_grammar
@@ -24,7 +24,7 @@ WITHIN = [each for each in EXPRESSIONS if each not in BEYOND]
 def compiled(written: str) -> GrammarLanguage:
     limits = LIMITS[Kind.WHERE]
     return GrammarLanguage(
-        VOCABULARY, to_grammar(parse(written), written), limits, messages.explain
+        VOCABULARY, to_grammar(parse(written), written), limits, engine_messages.explain
     )
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from constraints.guiding.completion import completes, next_witness, rest_of, tails_of
+from constraints.guiding.completion import completes, next_completion, rest_of, tails_of
 from constraints.matcher import Matcher
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.walks import byte_vocabulary, language_of
@@ -50,7 +50,7 @@ def test_a_witness_is_kept_as_far_as_it_is_legal_and_fits(
     matcher = matcher_of(pattern)
     if pattern.startswith('"'):
         matcher.advance(ord('"'))
-    found = next_witness(matcher, BYTES, tuple(known_completion), ord(drawn), max_len)
+    found = next_completion(matcher, BYTES, tuple(known_completion), ord(drawn), max_len)
     assert found == (None if left is None else tuple(left))
 
 
@@ -60,7 +60,7 @@ def test_a_character_that_was_begun_is_completed_first(character: str) -> None:
     matcher.advance(ord("<"))
     known_completion: tuple[int, ...] = tuple(b">")
     for byte in character.encode():
-        found = next_witness(matcher, BYTES, known_completion, byte, 9)
+        found = next_completion(matcher, BYTES, known_completion, byte, 9)
         assert found is not None
         matcher.advance(byte)
         assert completes(matcher, BYTES, found)
@@ -72,13 +72,13 @@ def test_a_token_that_ends_as_the_witness_begins_leaves_what_comes_then() -> Non
     matcher = matcher_of('"[a-z]*","b":[0-9]+}')
     matcher.advance(ord('"'))
     known_completion = (*b'"', *b',"b":0}')
-    bytes_ahead = next_witness(matcher, BYTES, known_completion, ord('"'), 9)
+    bytes_ahead = next_completion(matcher, BYTES, known_completion, ord('"'), 9)
     assert bytes_ahead == tuple(b',"b":0}')
     matcher = matcher_of('[a-z]*the"!')
-    found = next_witness(matcher, BYTES, (token(b"the"), *b'"!'), token(b"the"), 9)
+    found = next_completion(matcher, BYTES, (token(b"the"), *b'"!'), token(b"the"), 9)
     assert found == tuple(b'"!')
     matcher = matcher_of("x*abcd")
-    found = next_witness(matcher, BYTES, (token(b"ab"), *b"cd"), ord("a"), 9)
+    found = next_completion(matcher, BYTES, (token(b"ab"), *b"cd"), ord("a"), 9)
     assert found == tuple(b"bcd")
 
 

@@ -56,7 +56,7 @@ def test_a_view_tells_tokens_that_are_clear_and_tokens_that_end(strings: list[st
     for state in range(len(table.automaton.delta)):
         if table.automaton.matched[state]:
             continue
-        view = table.view(state)
+        view = table.transitions(state)
         bits = np.unpackbits(view.clear.view(np.uint8), bitorder="little")
         for token_id, token in enumerate(BYTES.tokens):
             after, length = table.automaton.run(state, token)

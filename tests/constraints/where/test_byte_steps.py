@@ -21,7 +21,7 @@ from tests.constraints.where.large import compiled
 )
 def test_what_is_told_of_bytes_is_what_each_of_them_does(written: str) -> None:
     language = compiled(written)
-    steps, live = language.steps, language.live
+    steps, live = language.steps, language.coaccessible_slacks
     draw = random.Random(0)
     for _ in range(20):
         packed, counts = language.table.start, [0] * len(language.counter_grid.counters)

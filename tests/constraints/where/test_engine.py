@@ -20,7 +20,7 @@ from constraints.where.evaluate import holds
 from constraints.where.limits import OutOfReach
 from constraints.where.parser import parse
 from constraints.where.terms import Expression
-from constraints.where.views import Views
+from constraints.where.transition_cache import TransitionCache
 from tests.constraints.where.expressions import END_ID, TOKENS
 from tests.constraints.where.large import LARGE, LARGE_WALK, compiled
 from tests.constraints.where.oracle import Oracle
@@ -159,7 +159,7 @@ def test_forced_bytes(written: str, prefix: str, forced: str) -> None:
     matcher = compiled(written).matcher()
     for token_id in ids_of(prefix):
         matcher.advance(token_id)
-    told = matcher.forced_bytes()
+    told = matcher.deterministic_suffix()
     assert told.startswith(forced.encode())
     assert len(told) - len(forced.encode()) in (0, 1, 2)
     if told != forced.encode():
@@ -213,8 +213,10 @@ def test_of_many_conditions_the_two_are_told_that_exclude_each_other() -> None:
 def test_many_places_look_out_as_each_does_by_itself(written: str) -> None:
     language = compiled(written)
     places = range(1, min(language.table.num_places, 200))
-    alone = Views(LARGE_WALK, language.table, language.counter_grid)
-    together = Views(LARGE_WALK, language.table, language.counter_grid).transitions_of(places)
+    alone = TransitionCache(LARGE_WALK, language.table, language.counter_grid)
+    together = TransitionCache(LARGE_WALK, language.table, language.counter_grid).transitions_of(
+        places
+    )
     for place, transitions in zip(places, together, strict=True):
         wanted = alone.transitions(place)
         for target in np.unique(wanted.targets):

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from constraints.where.views import Views
+from constraints.where.transition_cache import TransitionCache
 from tests.constraints.where.large import LARGE, compiled
 
 
@@ -15,7 +15,9 @@ def test_a_mask_is_quick_where_its_tables_are_there() -> None:
     matcher = language.matcher()
     assert matcher.is_quick(100)
 
-    language.views = Views(language.walk, language.table, language.counter_grid)
+    language.transition_cache = TransitionCache(
+        language.trie, language.table, language.counter_grid
+    )
     unseen = language.matcher()
     before = unseen.is_quick(100)
     unseen.transitions()
@@ -41,7 +43,7 @@ def test_a_quick_mask_waits_for_nobody_who_makes_tables() -> None:
     is_held, release = threading.Event(), threading.Event()
 
     def make_tables() -> None:
-        with language.views._lock, language.distances._lock:  # type: ignore[union-attr]
+        with language.transition_cache._lock, language.distances._lock:  # type: ignore[union-attr]
             is_held.set()
             assert release.wait(60.0)
 

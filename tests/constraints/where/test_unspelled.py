@@ -101,7 +101,7 @@ def test_a_text_that_tokens_cannot_spell_is_refused_and_the_reason_told() -> Non
 
 def test_no_bytes_are_forced_that_tokens_may_be_unable_to_spell() -> None:
     matcher = compile_where(parse('X == "äb"'), VOCABULARY).matcher()
-    assert matcher.forced_bytes() == b""
+    assert matcher.deterministic_suffix() == b""
     output_state = guide_of(Kind.WHERE, 'X == "äb"')
     assert output_state.take_forced() == ()
 

@@ -12,9 +12,9 @@ from constraints.errors import (
     NotEnforced,
     TooComplex,
 )
+from constraints.results import CheckResult, Judgement, JudgeResult
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from constraints.translation import MAX_SENT_CHARS, Translation
-from constraints.verdict import Judged, Judgement, Passed
 from constraints.worker.jobs import (
     HEADER,
     Answer,
@@ -50,13 +50,15 @@ def test_a_job_arrives_as_it_was_sent(job: Job) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        Passed(3, ("\n",), ("/a~1b",), 0.25, True),
-        Passed(
+        CheckResult(3, ("\n",), ("/a~1b",), 0.25, True),
+        CheckResult(
             3, (), (), 0.25, True, Translation("start: é", ("/a",), (b"\xff", b"a"), True, (3,))
         ),
-        Passed(0, (), (), 0.25, True, Translation("start:", completion=())),
-        Judged("x", 1, (Judgement(True, None, (), 4), Judgement(False, 2, ("'é'",), 1, "broke"))),
-        Judged(None, None, (), ("\n",), ("/a",)),
+        CheckResult(0, (), (), 0.25, True, Translation("start:", completion=())),
+        JudgeResult(
+            "x", 1, (Judgement(True, None, (), 4), Judgement(False, 2, ("'é'",), 1, "broke"))
+        ),
+        JudgeResult(None, None, (), ("\n",), ("/a",)),
         Bug("Traceback"),
     ],
 )
@@ -81,7 +83,7 @@ def test_an_answer_arrives_as_it_was_sent(answer: Answer) -> None:
 )
 def test_a_translation_that_nobody_could_be_sent_is_no_answer(wrong: dict[str, object]) -> None:
     told: dict[str, Any] = answer_to_json(
-        Passed(3, (), (), 0.25, True, Translation("start:", ("/a",), (b"a",), True, (3,)))
+        CheckResult(3, (), (), 0.25, True, Translation("start:", ("/a",), (b"a",), True, (3,)))
     )
     told["translation"] |= wrong
     with pytest.raises((AttributeError, TypeError, ValueError)):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from constraints.errors import ConstraintError, Contradiction, Malformed, TooComplex
+from constraints.results import CheckResult, JudgeResult
 from constraints.spec import ConstraintSpec, Kind
-from constraints.verdict import Judged, Passed
 from constraints.worker.jobs import Check, Judge
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed
@@ -43,7 +43,7 @@ async def until(holds: object, timeout_s: float = 30.0) -> None:
 async def test_what_can_be_kept_passes_with_the_length_of_a_text(tmp_path: Path) -> None:
     async with pooling(tmp_path) as pool:
         passed = await pool.do(regex("ab{3}"))
-        assert isinstance(passed, Passed)
+        assert isinstance(passed, CheckResult)
         assert passed.min_len == 4
         assert passed.dropped_phrases == passed.not_enforced == ()
 
@@ -67,7 +67,7 @@ async def test_texts_are_judged_in_their_order(tmp_path: Path) -> None:
     async with pooling(tmp_path) as pool:
         job = Judge(ConstraintSpec(Kind.REGEX, "[0-9]{2}"), ("12", "1", "é", "123"), MAX_LEN)
         judged = await pool.do(job)
-        assert isinstance(judged, Judged)
+        assert isinstance(judged, JudgeResult)
         assert [each.position for each in judged.judgements] == [None, 1, 0, 2]
         assert judged.min_len == 2
 
@@ -76,7 +76,7 @@ async def test_who_computes_too_long_is_ended_and_replaced(tmp_path: Path) -> No
     async with pooling(tmp_path, cpu_s=0.1) as pool:
         with pytest.raises(TooComplex, match=r"more than 0\.1 s"):
             await pool.do(_COSTLY)
-        assert isinstance(await pool.do(regex("a")), Passed)
+        assert isinstance(await pool.do(regex("a")), CheckResult)
         assert pool.num_ended == 1
 
 
@@ -84,7 +84,7 @@ async def test_who_takes_too_much_memory_is_ended_and_replaced(tmp_path: Path) -
     async with pooling(tmp_path, memory_bytes=1 << 20) as pool:
         with pytest.raises(TooComplex, match="1 MiB"):
             await pool.do(_COSTLY)
-        assert isinstance(await pool.do(regex("a")), Passed)
+        assert isinstance(await pool.do(regex("a")), CheckResult)
 
 
 async def test_a_worker_that_breaks_is_told_of_and_replaced(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_a_worker_that_breaks_is_told_of_and_replaced(tmp_path: Path) -> N
         deep = ConstraintSpec(Kind.LARK, f'start: r0\n{rules}\nr60000: "z"\n'[:999_999])
         with pytest.raises(ConstraintError):
             await pool.do(Check(deep, regex("").stops, MAX_LEN))
-        assert isinstance(await pool.do(regex("a")), Passed)
+        assert isinstance(await pool.do(regex("a")), CheckResult)
 
 
 async def test_a_slow_job_holds_up_quick_ones_for_no_more_than_a_slice(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ async def test_a_slow_job_holds_up_quick_ones_for_no_more_than_a_slice(tmp_path:
         slow = [asyncio.ensure_future(pool.do(costly(number))) for number in range(4)]
         await asyncio.sleep(0.1)
         for number in range(5):
-            assert isinstance(await pool.do(regex(f"a{number}")), Passed)
+            assert isinstance(await pool.do(regex(f"a{number}")), CheckResult)
         # They have half a second to compute each, one after the other.
         assert not all(each.done() for each in slow)
-        assert all(isinstance(passed, Passed) for passed in await asyncio.gather(*slow))
+        assert all(isinstance(passed, CheckResult) for passed in await asyncio.gather(*slow))
 
 
 async def test_more_waiting_jobs_than_allowed_are_turned_away_at_once(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ async def test_who_has_less_time_than_the_rules_give_is_answered_within_it(tmp_p
         with pytest.raises(PoolBusy, match="no time"):
             await pool.do(_COSTLY, wait_s=0.1)
         assert time.perf_counter() - begun_s < 5.0
-        assert isinstance(await pool.do(regex("a")), Passed)
+        assert isinstance(await pool.do(regex("a")), CheckResult)
 
 
 @pytest.mark.parametrize(("tried_s", "was_tried"), [(0.001, True), (5.0, False)])
@@ -196,7 +196,7 @@ async def test_a_job_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> 
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         assert pool.num_ended == 1
-        assert isinstance(await pool.do(regex("a")), Passed)
+        assert isinstance(await pool.do(regex("a")), CheckResult)
 
 
 async def test_a_zygote_that_is_killed_comes_back_and_nothing_is_left_of_the_first(
@@ -210,7 +210,7 @@ async def test_a_zygote_that_is_killed_comes_back_and_nothing_is_left_of_the_fir
         os.kill(first, signal.SIGKILL)
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
         await until(lambda: zygotes() not in ([], [first]))
-        assert isinstance(await pool.do(regex("b")), Passed)
+        assert isinstance(await pool.do(regex("b")), CheckResult)
 
 
 async def test_ended_workers_leave_no_zombies(tmp_path: Path) -> None:

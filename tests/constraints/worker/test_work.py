@@ -6,8 +6,8 @@ import pytest
 
 from constraints.compiler import Compiler
 from constraints.errors import TooComplex
+from constraints.results import CheckResult
 from constraints.spec import ConstraintSpec, Kind, StopRule
-from constraints.verdict import Passed
 from constraints.worker.jobs import Answer, Check
 from constraints.worker.work import Work
 from native.cpu_yield import CpuYield
@@ -28,7 +28,7 @@ def checked(work: Work, kind: Kind, text: str) -> Answer:
 
 def test_a_shard_is_told_the_grammar_and_the_text_that_was_found(work: Work) -> None:
     passed = checked(work, Kind.CHOICE, '["zebra", "cat"]')
-    assert isinstance(passed, Passed)
+    assert isinstance(passed, CheckResult)
     assert passed.translation is not None
     tokens = demo_vocabulary().tokens
     assert b"".join(tokens[i] for i in passed.translation.completion or ()) in (b"zebra", b"cat")
@@ -36,7 +36,7 @@ def test_a_shard_is_told_the_grammar_and_the_text_that_was_found(work: Work) -> 
 
 def test_a_grammar_that_is_long_is_not_carried_around(work: Work) -> None:
     passed = checked(work, Kind.CHOICE, json.dumps([f"{i:0100}" for i in range(12_000)]))
-    assert isinstance(passed, Passed)
+    assert isinstance(passed, CheckResult)
     assert passed.translation is None
 
 

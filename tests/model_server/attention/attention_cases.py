@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from model_server.attention.base import AttentionBackend, LayerOptions
-from model_server.engine.kv_cache import KVCache, LayerGeometry
+from model_server.attention.base import AttentionBackend, LayerGeometry, LayerOptions
 from model_server.engine.step import SequenceStep, StepInputs
 
 CPU = torch.device("cpu")
@@ -72,7 +71,8 @@ class Player:
     ) -> None:
         self._backend = backend
         self._options = options
-        self._cache = KVCache(backend, [heads.geometry], num_blocks, dtype, CPU)
+        self._cache = backend.allocate(num_blocks + 1, heads.geometry, dtype, CPU)
+        self._num_blocks = num_blocks
         self._free = list(range(num_blocks))
         random.Random(seed).shuffle(self._free)
 
@@ -87,7 +87,7 @@ class Player:
         for step in steps:
             sequences = []
             for index, num_tokens in step:
-                while len(tables[index]) * self._cache.block_size < done[index] + num_tokens:
+                while len(tables[index]) * self._backend.block_size < done[index] + num_tokens:
                     tables[index].append(self._free.pop())
                 sequences.append(SequenceStep([1] * num_tokens, done[index], tables[index]))
             rows = [slice(done[index], done[index] + count) for index, count in step]
@@ -104,8 +104,8 @@ class Player:
     ) -> list[Tensor]:
         step = StepInputs.build(
             sequences,
-            block_size=self._cache.block_size,
-            scratch_block_id=self._cache.scratch_block_id,
+            block_size=self._backend.block_size,
+            scratch_block_id=self._num_blocks,
             device=CPU,
         )
         num_real = sum(len(s.token_ids) for s in sequences)
@@ -118,7 +118,7 @@ class Player:
             return torch.cat([*parts, padding]).transpose(0, 1).contiguous().transpose(0, 1)
 
         output = self._backend.attend(
-            self._cache.layer(0),
+            self._cache,
             flattened("query"),
             flattened("key"),
             flattened("value"),

@@ -5,9 +5,9 @@ import logging
 import pytest
 import torch
 
+from model_server.attention.base import LayerGeometry
 from model_server.attention.cpu_op import CpuOp
 from model_server.attention.select import select_backend
-from model_server.engine.kv_cache import LayerGeometry
 from model_server.errors import ConfigRefused
 from native.library import NativeUnavailable
 from tests.model_server.attention.attention_cases import CPU

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_server.attention.base import AttentionBackend, LayerOptions
-from model_server.attention.gather_sdpa import GatherSdpaAttention
 from model_server.attention.reference import ReferenceAttention
-from model_server.attention.sdpa import CpuAttention
+from model_server.attention.sdpa import CpuAttention, GatherSdpaAttention
 from tests.model_server.attention.attention_cases import (
     Heads,
     Player,

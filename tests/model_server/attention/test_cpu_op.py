@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_server.attention.base import LayerOptions
+from model_server.attention.base import LayerGeometry, LayerOptions
 from model_server.attention.cpu_op import CpuOp, CpuOpAttention
 from model_server.attention.reference import ReferenceAttention
-from model_server.engine.kv_cache import KVCache, LayerGeometry
 from model_server.engine.step import SequenceStep, StepInputs
 from tests.model_server.attention.attention_cases import (
     CPU,
@@ -205,17 +204,17 @@ def step(num_blocks: int = 4) -> StepInputs:
 def test_rows_that_do_not_fit_the_cache_are_refused(
     shapes: list[tuple[int, int, int]], dtype: torch.dtype, reason: str
 ) -> None:
-    cache = KVCache(backend(), [HEADS.geometry], 4, torch.float32, CPU)
+    cache = backend().allocate(5, HEADS.geometry, torch.float32, CPU)
     query, key, value = (torch.zeros(shape, dtype=dtype) for shape in shapes)
     with pytest.raises(ValueError, match=reason):
-        backend().attend(cache.layer(0), query, key, value, step(), LayerOptions(1.0))
+        backend().attend(cache, query, key, value, step(), LayerOptions(1.0))
 
 
 def test_a_step_of_another_pool_is_refused() -> None:
-    cache = KVCache(backend(), [HEADS.geometry], 1, torch.float32, CPU)
+    cache = backend().allocate(2, HEADS.geometry, torch.float32, CPU)
     query, key = torch.zeros(4, 6, 64), torch.zeros(4, 2, 64)
     with pytest.raises(ValueError, match="names block 2, the cache has 2 blocks"):
-        backend().attend(cache.layer(0), query, key, key, step(), LayerOptions(1.0))
+        backend().attend(cache, query, key, key, step(), LayerOptions(1.0))
 
 
 @pytest.mark.parametrize(
@@ -230,4 +229,4 @@ def test_a_layer_that_is_unfit_is_refused_with_the_reason(
     geometry: LayerGeometry, dtype: torch.dtype, reason: str
 ) -> None:
     with pytest.raises(ValueError, match=reason):
-        KVCache(backend(), [geometry], 4, dtype, CPU)
+        backend().allocate(4, geometry, dtype, CPU)

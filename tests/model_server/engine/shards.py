@@ -7,6 +7,7 @@ import torch
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.model.checkpoint_check import ModelSettings
+from model_server.model.loading import load_model
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
 from tests.model_server.engine.driver import Driver
@@ -16,8 +17,8 @@ NUM_BLOCKS = 64
 
 def load(folder: Path, world: World, dtype: str = "float32", device: str = "cpu") -> PagedModel:
     """The model of a checkpoint."""
-    settings = ModelSettings(folder.name, folder, torch.device(device), dtype=dtype)
-    return PagedModel.load(settings, world)
+    settings = ModelSettings(folder, torch.device(device), dtype=dtype)
+    return load_model(settings, world)
 
 
 def runner_of(model: PagedModel, world: World) -> Runner:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
@@ -58,6 +59,7 @@ needs_two_cores = pytest.mark.skipif(
 )
 
 
+@cache
 def seen(how: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, timeout=60, check=True

@@ -267,8 +267,10 @@ def test_scored_prompts_do_not_disturb_those_beside_them(model: PagedModel, driv
             "20 . max_new_tokens 493 exceeds 512",
         ),
         (
-            lambda r: r.prefill(2, [new(2, sampling=SamplingParams(temperature=-1.0))], None, ()),
-            "temperature",
+            lambda r: r.prefill(
+                2, [new(2, sampling=SamplingParams(logit_bias={160: 1}))], None, ()
+            ),
+            "logit_bias",
         ),
         (lambda r: r.decode([], ()), "must be named"),
         (lambda r: r.decode([1, 1], ()), "each once"),

@@ -1,6 +1,5 @@
 """Two ranks are one model: the same tokens as one rank, and an end when one of them fails."""
 
-import multiprocessing
 import os
 import time
 import traceback
@@ -18,6 +17,7 @@ from model_server.engine.distributed import FAILED, LATE, Drawn, World
 from model_server.engine.step import StepInputs
 from model_server.errors import ModelRefused, RanksDiverged
 from processes.addresses import free_port
+from tests.model_server import forked
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import NUM_BLOCKS, load, warmed_up
 from tests.model_server.model import tiny_models
@@ -62,7 +62,7 @@ def _rank(rank: int, port: int, work: Work, answer: Connection) -> None:
 
 def on_two_ranks(work: Work) -> list[Any]:
     """Run `work` on both ranks, each in a process of its own; answers what each returned."""
-    context = multiprocessing.get_context("spawn")
+    context = forked.context()
     port = free_port()
     pipes = [context.Pipe(duplex=False) for _ in range(WORLD_SIZE)]
     processes = [

@@ -11,8 +11,7 @@ from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
-from model_server.masking.constraint_cache import ConstraintCache
-from model_server.masking.guide_cache import GuideCache, GuideKey
+from model_server.masking.constraint_cache import ConstraintCache, GuideCache, GuideKey
 from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, of
 
 

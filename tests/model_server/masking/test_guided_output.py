@@ -31,7 +31,7 @@ class ScriptedGuide:
         self.given: list[int] = []
         self.is_over = False
         self.is_satisfied = True
-        self.is_equipped = False
+        self.is_search_prepared = False
 
     def fill(self, row: Bitmask) -> None:
         bits = np.zeros(NUM_WORDS * 32, dtype=np.uint8)
@@ -39,14 +39,14 @@ class ScriptedGuide:
         row[:] = np.packbits(bits, bitorder="little").view(np.int32)
 
     def prepare_search(self) -> None:
-        self.is_equipped = True
+        self.is_search_prepared = True
 
     def check(self, token_id: int) -> bool:
         if token_id == 13:
             raise EngineFailed("thirteen")
         return token_id in self.accepted
 
-    def witness_token(self) -> int | None:
+    def completion_token(self) -> int | None:
         return self.witness
 
     def advance(self, token_id: int) -> None:
@@ -79,10 +79,10 @@ def allowed(words: Bitmask) -> list[int]:
 def test_a_mask_behind_the_first_token_comes_with_what_judging_it_takes() -> None:
     guide = ScriptedGuide({3})
     output = output_of(guide)
-    guide.is_equipped = False
-    assert not output.is_equipped
+    guide.is_search_prepared = False
+    assert not output.is_search_prepared
     output.fill()
-    assert output.is_equipped
+    assert output.is_search_prepared
 
 
 def test_a_refused_token_is_taken_out_of_the_mask() -> None:

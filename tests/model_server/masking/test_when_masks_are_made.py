@@ -30,9 +30,9 @@ def test_searches_of_a_new_schema_get_what_they_use_behind_the_first_token(shard
 
     driver.step()
     language = shard.languages.compile(new.spec)
-    first = len(driver.outputs[1]) > 0, language.is_equipped
+    first = len(driver.outputs[1]) > 0, language.is_search_prepared
     driver.step()
-    second = len(driver.outputs[1]) > 1, language.is_equipped
+    second = len(driver.outputs[1]) > 1, language.is_search_prepared
     driver.run()
 
     assert (first, second) == ((True, False), (True, True))

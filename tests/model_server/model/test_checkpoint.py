@@ -23,14 +23,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_whole_checkpoint_passes_and_gives_its_config(folder: Path) -> None:
-    assert checkpoint.check(folder) == {"model_type": "llama"}
+def test_a_whole_checkpoint_passes(folder: Path) -> None:
+    checkpoint.check(folder)
 
 
 def test_a_single_weight_file_needs_no_index(folder: Path) -> None:
     (folder / checkpoint.INDEX_NAME).unlink()
     save_file({"a": torch.zeros(2)}, folder / checkpoint.WEIGHTS_NAME)
-    assert checkpoint.check(folder)["model_type"] == "llama"
+    checkpoint.check(folder)
 
 
 def _cut_off(folder: Path) -> None:
@@ -109,9 +109,8 @@ def test_a_missing_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
         checkpoint.check(tmp_path)
 
 
-def test_pickled_weights_are_refused_unless_allowed(folder: Path) -> None:
+def test_pickled_weights_are_refused(folder: Path) -> None:
     (folder / checkpoint.INDEX_NAME).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"pickle")
     with pytest.raises(CheckpointBroken, match="convert them to safetensors"):
         checkpoint.check(folder)
-    assert checkpoint.check(folder, allow_pickle=True)

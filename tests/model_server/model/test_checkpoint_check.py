@@ -14,7 +14,7 @@ from tests.model_server.model import tiny_models
 
 
 def look(folder: Path, world_size: int = 1, **options: Any) -> CheckedCheckpoint:
-    settings = ModelSettings("m", folder, torch.device("cpu"), **{"dtype": "float32", **options})
+    settings = ModelSettings(folder, torch.device("cpu"), **{"dtype": "float32", **options})
     return check_checkpoint(settings, world_size)
 
 
@@ -29,10 +29,10 @@ def test_the_bytes_of_the_weights_are_known_before_they_are_read(name: str, tmp_
 
 def test_ranks_divide_the_bytes_where_they_divide_the_weights(tmp_path: Path) -> None:
     whole = look(tiny_models.save("llama", tmp_path))
-    assert whole.bytes_of_rank(1) == whole.weights_bytes
+    assert whole.bytes_of_rank == whole.weights_bytes
     divided = look(tmp_path, world_size=2)
-    assert divided.is_sharded
-    assert divided.bytes_of_rank(2) == whole.bytes_of_rank(1) // 2
+    assert divided.num_shards == 2
+    assert divided.bytes_of_rank == whole.bytes_of_rank // 2
 
 
 def changed(folder: Path, name: str, **changes: Any) -> None:

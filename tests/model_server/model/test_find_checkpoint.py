@@ -95,7 +95,7 @@ def download(environ: dict[str, str], *args: str) -> subprocess.CompletedProcess
     code = (
         "import sys; from model_server.model.checkpoint import find_checkpoint\n"
         "from model_server.errors import ShardError\n"
-        "try: print(find_checkpoint(sys.argv[1], None, allow_pickle='pickle' in sys.argv))\n"
+        "try: print(find_checkpoint(sys.argv[1], None))\n"
         "except ShardError as error: print('refused:', error)\n"
     )
     argv = [sys.executable, "-c", code, *args]
@@ -127,10 +127,9 @@ def test_weights_and_small_files_are_fetched_and_nothing_else(
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_pickled_weights_need_a_word_of_trust(hub_environ: dict[str, str]) -> None:
-    assert "--allow-pickle" in download(hub_environ, "someone/pickled").stdout
-    folder = Path(download(hub_environ, "someone/pickled", "pickle").stdout.strip())
-    assert (folder / "pytorch_model.bin").read_bytes() == b"pickle"
+def test_pickled_weights_are_refused(hub_environ: dict[str, str]) -> None:
+    refused = download(hub_environ, "someone/pickled").stdout
+    assert "'someone/pickled' offers no .safetensors weights" in refused
 
 
 def test_an_unknown_model_is_refused_with_its_name(hub_environ: dict[str, str]) -> None:

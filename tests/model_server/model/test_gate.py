@@ -10,12 +10,12 @@ import torch
 import transformers
 from torch import Tensor
 
-from model_server.attention.base import LayerOptions
+from model_server.attention.base import LayerCache, LayerOptions
 from model_server.attention.reference import ReferenceAttention
-from model_server.engine.kv_cache import LayerCache
 from model_server.engine.step import StepInputs
 from model_server.errors import ArchitectureUnfit
 from model_server.model import gate, zoo
+from model_server.model.model import HfModel, LayerPlan
 from model_server.model.small_config import WINDOW_LEN, shrink
 from tests.model_server.model import tiny_models
 
@@ -111,9 +111,9 @@ def test_a_config_of_which_nothing_small_can_be_built_says_why() -> None:
     assert "no such function" in reason
 
 
-def _probe(model: Any) -> tuple[gate.LayerPlan, ...]:
+def _probe(model: Any) -> tuple[LayerPlan, ...]:
     device = torch.device("cpu")
-    wrapped = zoo.ZooModel(model)
+    wrapped = HfModel(model)
     expected = gate.expected_logits(wrapped, device)
     return gate.probe_layers(wrapped, ReferenceAttention(), torch.float32, device, expected)
 
@@ -169,7 +169,7 @@ def test_a_loaded_model_that_calls_attention_wrongly_is_refused(
 
 
 def test_a_layer_whose_state_lies_elsewhere_is_found_missing() -> None:
-    wrapped = zoo.ZooModel(tiny_models.build("llama"))
+    wrapped = HfModel(tiny_models.build("llama"))
     wrapped.facts = replace(wrapped.facts, num_layers=3)
     with pytest.raises(ArchitectureUnfit, match="1 of its 3 layers, 2 first"):
         gate.probe_layers(wrapped, ReferenceAttention(), torch.float32, torch.device("cpu"))

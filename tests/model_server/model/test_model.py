@@ -20,6 +20,7 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.model.checkpoint_check import ModelSettings
+from model_server.model.loading import load_model
 from model_server.model.model import PagedModel
 from tests.model_server.model import tiny_models
 
@@ -27,9 +28,7 @@ from tests.model_server.model import tiny_models
 def load(folder: Path, **settings: Any) -> PagedModel:
     """Load on the CPU, in float32 by default."""
     options: dict[str, Any] = {"dtype": "float32", **settings}
-    return PagedModel.load(
-        ModelSettings(folder.name, folder, torch.device("cpu"), **options), World()
-    )
+    return load_model(ModelSettings(folder, torch.device("cpu"), **options), World())
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from model_server.sampling.draw import uniforms
-from model_server.sampling.masks import Masks
+from model_server.sampling.logits_processors import Masks
 from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import LogprobParams, SamplingParams, StopParams
 

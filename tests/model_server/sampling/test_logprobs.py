@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model_server.sampling.sampler import Sampler
+from model_server.sampling.choosing import score_tokens
 from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import (
     DRAWN,
@@ -102,12 +102,13 @@ def test_tokens_dropped_by_a_filter_have_no_probability() -> None:
 def test_prompt_tokens_are_scored_by_the_rows_before_them() -> None:
     logits = random_logits(150, 70)
     token_ids = [i % 70 for i in range(150)]
-    scores = Sampler.score_prompt(logits.bfloat16(), token_ids, 3)
+    scores = score_tokens(logits.bfloat16(), token_ids, 3)
     expected = torch.log_softmax(logits.bfloat16().float(), -1)
-    assert scores.logprobs == pytest.approx([float(expected[i, i % 70]) for i in range(150)])
-    assert [len(tokens) for tokens in scores.top_tokens] == [3] * 150
-    assert scores.top_tokens[149][0].logprob == pytest.approx(float(expected[149].max()))
-    assert Sampler.score_prompt(logits, token_ids, 0).top_tokens == ((),) * 150
+    logprobs = [float(expected[i, i % 70]) for i in range(150)]
+    assert [score.logprob for score in scores] == pytest.approx(logprobs)
+    assert [len(score.top_tokens) for score in scores] == [3] * 150
+    assert scores[149].top_tokens[0].logprob == pytest.approx(float(expected[149].max()))
+    assert [score.top_tokens for score in score_tokens(logits, token_ids)] == [()] * 150
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.masks import Masks
+from model_server.sampling.logits_processors import Masks
 from model_server.sampling.rows import Rows
 from model_server.sampling.sampler import SampledRows
 from proto.contract import LogprobParams, SamplingParams

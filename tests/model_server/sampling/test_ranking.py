@@ -5,13 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_server.sampling.filters import (
-    ascending_order,
-    descending,
-    first_argmax,
-    largest,
-    top_ids,
-)
+from model_server.sampling.choosing import first_argmax
+from model_server.sampling.filters import ascending_order, descending, largest, top_ids
 from tests.model_server.sampling.cases import random_logits
 
 

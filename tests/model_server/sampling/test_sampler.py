@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.masks import Masks
+from model_server.sampling.logits_processors import Masks
 from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import LogprobParams, StopParams
 from tests.model_server.sampling.cases import (

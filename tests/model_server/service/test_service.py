@@ -122,18 +122,19 @@ async def test_a_life_from_the_first_call_to_the_last(shard: Shard) -> None:
     limits = await shard.warm_up()
     assert (limits.epoch, limits.num_blocks) == (EPOCH, NUM_BLOCKS)
 
-    first = await stub.Prefill(prefill(1, request(1)))
-    joined = await stub.Prefill(prefill(2, request(2), cached_batch_id=1))
+    first = await stub.Prefill(prefill(0, request(1)))
+    joined = await stub.Prefill(prefill(2, request(2), cached_batch_id=0))
     await stub.Prefill(prefill(3, request(3)))
-    both = await stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[1, 3]))
+    both = await stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[0, 3]))
     kept = await stub.FilterBatch(
-        pb.FilterBatchRequest(epoch=EPOCH, batch_id=1, request_ids=[2, 3])
+        pb.FilterBatchRequest(epoch=EPOCH, batch_id=0, request_ids=[2, 3])
     )
-    cleared = await stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH, batch_id=1))
+    cleared = await stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH, batch_id=0))
 
     assert [answer.epoch for answer in (first, joined, both, kept, cleared)] == [EPOCH] * 5
-    assert (joined.batch.id, list(joined.batch.request_ids)) == (1, [1, 2])
-    assert (both.batch.id, list(both.batch.request_ids)) == (1, [1, 2, 3])
+    # An id of zero is not its absence.
+    assert (joined.batch.id, list(joined.batch.request_ids)) == (0, [1, 2])
+    assert (both.batch.id, list(both.batch.request_ids)) == (0, [1, 2, 3])
     assert list(kept.batch.request_ids) == [2, 3]
     tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
     for answer in (first, joined, both):

@@ -269,18 +269,22 @@ class BoundSocket:
         self.admission = Admission(NUM_SLOTS, retry_s=1.0)
         metrics = Metrics(CollectorRegistry(), max_input_len=64, max_total_len=128)
         observer = StepObserver(metrics, 16, NO_TRACES)
-        groups = StreamGroups(lambda requests, texts: [])
-        self.slots = Slots(
-            self.admission, Progress(4.0, 2.0), observer, (), groups, lambda: self.now_s
+        slots = Slots(
+            self.admission,
+            Progress(4.0, 2.0),
+            observer,
+            lambda: self.groups.num_idle_slots,
+            lambda: self.now_s,
         )
+        self.groups = StreamGroups(lambda requests, texts: [], slots)
 
     def rate_behind(self, widths: list[int], *, is_good: bool) -> float:
         """Slots that come free per second, as reckoned when groups so wide end after a second."""
-        groups = [self.slots.open_group(width, lambda: None) for width in widths]
+        groups = [self.groups.open(width, lambda: None) for width in widths]
         self.now_s += 1.0
         for group in groups:
-            self.slots.close_group(group, is_good=is_good)
-        assert self.slots.num_taken == 0
+            self.groups.close(group, is_good=is_good)
+        assert self.groups.num_idle_slots == 0
         return self.admission.drain_rate(self.now_s)
 
 
@@ -297,9 +301,9 @@ def test_a_group_that_fails_says_nothing_of_how_fast_slots_come_free() -> None:
 
 def test_a_group_is_closed_once() -> None:
     door = BoundSocket()
-    group = door.slots.open_group(8, lambda: None)
+    group = door.groups.open(8, lambda: None)
     door.now_s = 1.0
-    door.slots.close_group(group, is_good=True)
+    door.groups.close(group, is_good=True)
     rate = door.admission.drain_rate(1.0)
-    door.slots.close_group(group, is_good=True)
+    door.groups.close(group, is_good=True)
     assert door.admission.drain_rate(1.0) == rate

@@ -1,4 +1,4 @@
-"""Ten thousand short requests over HTTP, two thousand of which leave at random points."""
+"""Thousands of short requests over HTTP, a fifth of which leave at random points."""
 
 import asyncio
 import gc
@@ -23,7 +23,7 @@ from router.text.chat_template import ChatTemplate
 from tests.fakes import FakeShard
 from tests.router.rig import PATIENT, Rig, byte_tokenizer, routing, settled
 
-_NUM_REQUESTS = 3_000
+_NUM_REQUESTS = 2_000
 _NUM_CLIENTS = 48
 _SHARE_THAT_LEAVES = 0.2
 _PATIENCE_S = 20.0

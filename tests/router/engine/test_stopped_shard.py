@@ -57,14 +57,19 @@ async def seconds_until(port: int, path: str, status: int) -> float:
     return monotonic() - began_s
 
 
-async def test_it_shows_at_progress_within_five_seconds_while_a_request_runs(
-    tmp_path: Path,
-) -> None:
+async def test_it_shows_within_five_seconds_with_and_without_work(tmp_path: Path) -> None:
     tokenizer = save_byte_tokenizer(tmp_path / "tokenizer")
     async with (
         shard_process(tmp_path / "shard-0") as shard,
         serving_http(str(tmp_path / "shard-0"), tokenizer) as router,
     ):
+        shard.send_signal(signal.SIGSTOP)
+        assert await seconds_until(router.port, "/health/ready", 503) < SHOWS_WITHIN_S
+        assert await status_of(router.port, "GET", "/health/progress") == 503
+        assert await status_of(router.port, "GET", "/health/live") == 200
+        shard.send_signal(signal.SIGCONT)
+        assert await seconds_until(router.port, "/health/ready", 200) < SHOWS_WITHIN_S
+
         running = await stream(router.port, "Once", 10_000)
         await running.until(b"data:")
         shard.send_signal(signal.SIGSTOP)
@@ -79,22 +84,3 @@ async def test_it_shows_at_progress_within_five_seconds_while_a_request_runs(
         assert await seconds_until(router.port, "/health/progress", 200) < SHOWS_WITHIN_S
         await running.until(b"data:")
         running.writer.close()
-
-
-async def test_it_shows_at_ready_within_five_seconds_while_there_is_nothing_to_do(
-    tmp_path: Path,
-) -> None:
-    tokenizer = save_byte_tokenizer(tmp_path / "tokenizer")
-    async with (
-        shard_process(tmp_path / "shard-0") as shard,
-        serving_http(str(tmp_path / "shard-0"), tokenizer) as router,
-    ):
-        shard.send_signal(signal.SIGSTOP)
-        assert await seconds_until(router.port, "/health/ready", 503) < SHOWS_WITHIN_S
-        assert await status_of(router.port, "GET", "/health/progress") == 503
-        assert await status_of(router.port, "GET", "/health/live") == 200
-
-        shard.send_signal(signal.SIGCONT)
-        assert await seconds_until(router.port, "/health/ready", 200) < SHOWS_WITHIN_S
-        body = {"inputs": "Once", "parameters": {"max_new_tokens": 2}}
-        assert await status_of(router.port, "POST", "/generate", body) == 200

@@ -50,7 +50,7 @@ some_ids = st.lists(st.integers(0, 560), max_size=24)
 
 @pytest.mark.parametrize("kind", small_tokenizers.KINDS)
 @given(token_ids=some_ids, skip=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_pushes_and_flush_give_what_decode_gives(
     loaded: dict[str, Tokenizer], kind: str, token_ids: list[int], skip: bool
 ) -> None:
@@ -66,7 +66,7 @@ def backends() -> dict[str, Backend]:
 
 @pytest.mark.parametrize("kind", EXACT)
 @given(token_ids=some_ids, skip=st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_pushes_and_flush_give_what_the_library_gives(
     loaded: dict[str, Tokenizer],
     backends: dict[str, Backend],
@@ -86,7 +86,7 @@ def test_pushes_and_flush_give_what_the_library_gives(
     ),
     skip=st.booleans(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_whole_characters_in_bytes_give_what_the_library_gives(
     loaded: dict[str, Tokenizer],
     backends: dict[str, Backend],
@@ -123,7 +123,7 @@ plain_text = st.text(st.characters(codec="utf-8", exclude_characters="âéĠ日"
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback_unstripped", "windowed_bytes"])
 @given(text=plain_text)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_every_push_gives_whole_characters(
     loaded: dict[str, Tokenizer], kind: str, text: str
 ) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.query.conditions.decimals import among, related
-from client.query.conditions.relating import RELATIONS
+from client.query.conditions.value_comparisons import RELATIONS
 
 # Few digits, so that numerals and bounds are often equal or nearly so.
 digits = st.text("0159", min_size=1, max_size=4)

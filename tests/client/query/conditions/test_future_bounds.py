@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import HolePlan, StopMode
 from client.query.conditions.planner import plan
-from client.query.conditions.relating import RELATIONS
 from client.query.conditions.terms import Term
+from client.query.conditions.value_comparisons import RELATIONS
 from client.query.conditions.values import Finished
 from client.query.errors import Unsatisfiable
 from tests.client.query.conditions.admitting import admits, all_hold

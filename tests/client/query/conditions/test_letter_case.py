@@ -107,11 +107,16 @@ def test_what_has_no_part_in_either_case_is_a_mask_as_well() -> None:
 @pytest.mark.parametrize("fold", FOLDS)
 def test_every_character_is_among_those_that_become_what_it_becomes(fold: str) -> None:
     become = FOLDS[fold]
-    for char in map(chr, range(sys.maxunicode + 1)):
-        if become(char) != char and not SIGMAS & set(char + become(char)):
-            said = one_of(fold, [become(char)])
-            assert said is not None
-            assert holds(said, char)
+    changed = [
+        char
+        for char in map(chr, range(sys.maxunicode + 1))
+        if become(char) != char and not SIGMAS & set(char + become(char))
+    ]
+    assert len(changed) > 1000
+    for char in changed:
+        said = one_of(fold, [become(char)])
+        assert said is not None
+        assert holds(said, char)
 
 
 def test_what_no_text_becomes_is_nothing() -> None:

@@ -11,7 +11,7 @@ from client.errors import TandemError
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import HolePlan, StopMode
 from client.query.conditions.planner import plan
-from client.query.conditions.relating import RELATIONS
+from client.query.conditions.value_comparisons import RELATIONS
 from client.query.conditions.values import Finished
 from client.query.errors import ProgramFailed, Unsatisfiable
 from tests.client.query.conditions.admitting import admits

@@ -2,7 +2,7 @@
 
 import pytest
 
-from client.query.conditions.rename_subject import naming, rename_subject
+from client.query.conditions.rename_subject import errors_about, rename_subject
 from client.query.errors import BadCondition
 from client.query.place import Place
 
@@ -27,7 +27,7 @@ def test_a_hole_may_be_called_x() -> None:
 
 def test_what_is_refused_keeps_its_place_and_cause() -> None:
     cause, place = ValueError(), Place(1, 2, 1, 3)
-    with pytest.raises(BadCondition) as caught, naming("NAME"):
+    with pytest.raises(BadCondition) as caught, errors_about("NAME"):
         raise BadCondition("X is 'X'", place) from cause
 
     assert caught.value.message == "NAME is 'X'"

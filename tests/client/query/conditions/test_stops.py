@@ -20,7 +20,7 @@ def test_a_text_ends_as_the_server_ends_it(
     matcher = StopMatcher(kept, keep=True, dropped=dropped)
     shown = "".join(map(matcher.push, pieces)) + matcher.flush()
 
-    assert Stops(kept, dropped).cut("".join(pieces)) == shown
+    assert Stops(kept, dropped).truncate("".join(pieces)) == shown
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,10 @@ class Recorder:
         self.record.append(f"{{:{name}}}")
         self.places.append(place)
 
-    def caught(self) -> None:
+    def on_caught(self) -> None:
         """Never closed."""
 
-    def goes_round(self, cleans_up: bool) -> None:
+    def on_loop(self, cleans_up: bool) -> None:
         """Never closed."""
 
     async def hole(self, hole: Hole) -> Any:

@@ -14,7 +14,7 @@ from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.program import DecoderClause
 from client.query.running.decoders import OptionIgnored, clause_decoding, decoding
-from client.query.running.sampling import SideBySide
+from client.query.running.independent_traces import IndependentTraces
 from client.sampling import Sampling
 from router.http.lmtp import score
 from router.http.lmtp.schema import BeamsFields
@@ -25,7 +25,7 @@ from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 def test_argmax_takes_the_most_probable_and_sample_draws() -> None:
     assert argmax().options.sampling == Sampling(temperature=0.0)
     assert sample(2).options.sampling == Sampling(temperature=1.0)
-    assert sample(2, tries=4).decoder == SideBySide(num_traces=2, tries=4)
+    assert sample(2, tries=4).decoder == IndependentTraces(num_traces=2, tries=4)
 
 
 def test_options_reach_the_requests_sampling() -> None:

@@ -10,15 +10,15 @@ from tests.client.query.running.programs import HERE, hole, run, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
-def chat(*pieces: str) -> tuple[Message, ...]:
+def chat(*prompt_parts: str) -> tuple[Message, ...]:
     """Pieces that begin with a colon are roles."""
     transcript = Transcript()
-    for piece in pieces:
-        if piece.startswith(":"):
-            transcript.turn(piece[1:])
+    for part in prompt_parts:
+        if part.startswith(":"):
+            transcript.turn(part[1:])
         else:
-            transcript.say(piece)
-    return messages_of(transcript.pieces)
+            transcript.say(part)
+    return messages_of(transcript.prompt_parts)
 
 
 def test_without_roles_a_prompt_is_its_text() -> None:
@@ -26,7 +26,7 @@ def test_without_roles_a_prompt_is_its_text() -> None:
     transcript.say(" a ")
     transcript.fill("X", "b\n")
 
-    assert prompt_of(transcript.pieces) == " a b\n"
+    assert prompt_of(transcript.prompt_parts) == " a b\n"
 
 
 def test_white_space_around_turns_is_layout() -> None:
@@ -58,11 +58,11 @@ def test_a_cut_takes_spans_and_turns_with_it() -> None:
     transcript.turn("user")
     transcript.fill("X", "b")
 
-    dropped = transcript.cut(mark)
+    dropped = transcript.truncate(mark)
 
     assert text_of(dropped) == "{:user}b"
     assert transcript.is_plain
-    assert spans_of(transcript.pieces) == ()
+    assert spans_of(transcript.prompt_parts) == ()
 
 
 async def test_a_role_behind_a_hole_that_was_asked_as_text_is_refused() -> None:

@@ -1,0 +1,161 @@
+"""Whether two values are so related: as Python says, and where one of them is a hole, as texts.
+
+A hole is its text beside a text and its value beside all else. Numbers are compared as they are
+written, so that 0.1 is a tenth.
+"""
+
+import operator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from client.query.conditions.values import Finished, bare, is_number, is_scalar, written
+from client.query.errors import BadCondition
+from client.query.place import Place
+
+RELATIONS: dict[str, Callable[[Any, Any], object]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    ">": operator.gt,
+}
+
+
+class Missing(Enum):
+    """What stands for a value that is not there."""
+
+    UNKNOWN = "a hole that is not finished"
+    NO_NUMBER = "a number of a text that is none"
+
+
+@dataclass(frozen=True, slots=True)
+class TextParts:
+    """What `words(X)` is; `count` None: how many is not known. `shown` is what the program says."""
+
+    operator: str
+    shown: str
+    count: int | None
+    items: tuple[str, ...] = ()
+
+    def listed(self, place: Place) -> tuple[str, ...]:
+        """The pieces themselves. Raises BadCondition for tokens, which nobody has as texts."""
+        if self.operator == "tokens":
+            raise uncounted_parts(self.shown, place)
+        return self.items
+
+
+def uncounted_parts(shown: str, place: Place) -> BadCondition:
+    """The error of pieces that are compared or calculated with themselves."""
+    return BadCondition(f"{shown} can only be counted: write len({shown})", place)
+
+
+def compared(left: object, relation: str, right: object, place: Place) -> bool | None:
+    """Whether `left relation right`, for two operands, neither of them Pieces."""
+    if left is Missing.UNKNOWN or right is Missing.UNKNOWN:
+        return None
+    if left is Missing.NO_NUMBER or right is Missing.NO_NUMBER:
+        return False
+    match relation:
+        case "in":
+            return _contained(left, right, place)
+        case "not in":
+            return not _contained(left, right, place)
+        case "is":
+            return _is(left, right)
+        case "is not":
+            return not _is(left, right)
+    if relation not in RELATIONS:
+        raise BadCondition(f"`{relation}` compares nothing", place)
+    return _related(left, relation, right, place)
+
+
+def _related(left: object, relation: str, right: object, place: Place) -> bool:
+    if is_number(bare(left)) and is_number(bare(right)):
+        return _numbers_related(left, relation, right)
+    is_mixed = any(isinstance(side, Finished) and side.is_mixed for side in (left, right))
+    left, right = _side(left, right), _side(right, left)
+    if relation in ("==", "!=") and not is_mixed:
+        _check_comparable(left, right, place)
+    try:
+        return bool(RELATIONS[relation](left, right))
+    except TypeError as error:
+        what = f"{described(left)} and {described(right)} cannot be compared by `{relation}`"
+        raise BadCondition(what, place) from error
+
+
+def _numbers_related(left: object, relation: str, right: object) -> bool:
+    """As they are written, where one is a decimal: 0.1 is a tenth then."""
+    if all(isinstance(bare(side), int) for side in (left, right)):
+        return bool(RELATIONS[relation](bare(left), bare(right)))
+    exact = written(left), written(right)
+    if any(number.is_nan() for number in exact):
+        return relation == "!="
+    return bool(RELATIONS[relation](*exact))
+
+
+def _check_comparable(left: object, right: object, place: Place) -> None:
+    """Refuses what is never equal: a number and a text."""
+    sides = (left, right)
+    if any(isinstance(side, str) for side in sides) and any(map(is_number, sides)):
+        what = f"{described(left)} never equals {described(right)}: one is text"
+        raise BadCondition(f"{what}; compare int(X), or write [X: int]", place)
+
+
+def _side(this: object, other: object) -> object:
+    """A hole as its text where it is compared with a text, else its value."""
+    if not isinstance(this, Finished):
+        return this
+    is_with_text = isinstance(bare(other), str)
+    return this.shown if is_with_text and is_scalar(this.value) else this.value
+
+
+def _is(left: object, right: object) -> bool:
+    left, right = bare(left), bare(right)
+    is_plain = isinstance(left, int | float | str) and type(left) is type(right)
+    return left is right or (is_plain and left == right)
+
+
+def _contained(left: object, right: object, place: Place) -> bool:
+    if isinstance(right, Finished):
+        right = right.shown if is_scalar(right.value) else right.value
+    if isinstance(right, Iterator):
+        raise BadCondition("an iterator can be read only once; make it a list", place)
+    if isinstance(right, str):
+        left = _side(left, right)
+    elif isinstance(left, Finished):
+        if _is_text_among(left, right):
+            return True
+        left = left.value
+    if is_number(left) and isinstance(right, range):
+        return _is_in_range(left, right)
+    if is_number(left) and isinstance(right, Iterable):
+        return any(is_number(one) and _numbers_related(left, "==", one) for one in right)
+    try:
+        return left in right  # type: ignore[operator]
+    except TypeError as error:
+        what = f"{described(left)} cannot be looked for in {described(right)}"
+        raise BadCondition(what, place) from error
+
+
+def _is_in_range(number: object, among: range) -> bool:
+    """Without a look at each of its numbers, which may be very many."""
+    if isinstance(number, int):
+        return number in among
+    exact = written(number)
+    return exact.is_finite() and exact == exact.to_integral_value() and int(exact) in among
+
+
+def _is_text_among(hole: Finished, among: object) -> bool:
+    """Whether the hole's text is one of the texts there; its value may be one of all else."""
+    if not is_scalar(hole.value) or not isinstance(among, Iterable) or isinstance(among, range):
+        return False
+    return any(isinstance(one, str) for one in among) and hole.shown in among
+
+
+def described(value: object) -> str:
+    value = bare(value)
+    shown = repr(value)
+    return f"{shown[:40]}…" if len(shown) > 40 else shown

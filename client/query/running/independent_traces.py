@@ -1,0 +1,36 @@
+"""argmax and sample: traces that know nothing of each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from client.query.running.backtracking import decode_trace
+from client.query.running.concurrently import gather_or_cancel
+from client.query.running.decoding import Asker, Start, TraceEnd
+
+# More than servers run at once; a program waits at a hole for each.
+_MAX_CONCURRENT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class IndependentTraces:
+    """`num_traces` traces side by side, each hole one request; the server batches them.
+
+    Whether tokens are drawn or the most probable ones taken is the requests' temperature.
+    """
+
+    num_traces: int = 1
+    tries: int = 10
+
+    async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
+        """All traces, in the order of their seeds."""
+        left = iter(range(self.num_traces))
+        made: dict[int, TraceEnd] = {}
+
+        async def decode_remaining() -> None:
+            for index in left:
+                made[index] = await decode_trace(start, index, asker, self.tries)
+
+        await gather_or_cancel(
+            decode_remaining() for _ in range(min(self.num_traces, _MAX_CONCURRENT))
+        )
+        return [made[index] for index in range(self.num_traces)]

@@ -1,0 +1,104 @@
+"""Validates a finished text against a schema, where masks of a lenient schema did not enforce all.
+
+Uses the `jsonschema` package with the schema's draft and without fetching; numbers are exact, and
+patterns have the same meaning as in masks. Patterns that masks do not enforce may take unlimited
+time on some texts: call this only where it can be stopped.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+import jsonschema
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+
+from constraints.errors import ConstraintError
+from constraints.grammars.exact_numbers import exact, loads
+from constraints.grammars.pattern_keywords import with_patterns
+from constraints.grammars.schema.reading import Json, below
+
+MAX_VIOLATIONS = 20
+_MAX_MESSAGE_LEN = 300
+# Without `$schema`, the newest draft is used by which the schema is valid.
+_DRAFTS = (jsonschema.Draft202012Validator, jsonschema.Draft201909Validator)
+_UNFOLLOWABLE = (Unresolvable, RecursionError, jsonschema.exceptions.UnknownType)
+# Errors about the value of a keyword in the schema.
+_WRONG_VALUES = (TypeError, AttributeError, ValueError, KeyError, ArithmeticError)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One error of an instance.
+
+    pointer:         JSON Pointer of the wrong part of the instance
+    schema_pointer:  of the keyword that it does not satisfy
+    """
+
+    pointer: str
+    schema_pointer: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"at {self.pointer}: {self.message}" if self.pointer else self.message
+
+
+def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
+    """The first few errors of `text`; empty: it is a valid instance.
+
+    What cannot be validated, such as a reference to another document, is reported as a violation.
+    """
+    schema = loads(schema_text)
+    try:
+        instance = loads(text)
+    except (ValueError, RecursionError) as error:
+        return (Violation("", "", f"not JSON: {error}"),)
+    try:
+        errors = _errors(schema, instance)
+    except ConstraintError as error:
+        why = str(error).partition("\n")[0]
+        return (Violation("", "", f"the schema cannot be followed: {why}"),)
+    except _UNFOLLOWABLE as error:
+        return (Violation("", "", f"the schema cannot be followed: {type(error).__name__}"),)
+    except BaseException as error:
+        # On stack overflow the package's dictionaries panic with an error that is no Exception.
+        if type(error).__module__ != "pyo3_runtime":
+            raise
+        return (Violation("", "", "the schema cannot be followed: RecursionError"),)
+    if errors is None:
+        return (Violation("", "", "the schema cannot be followed: a keyword's value is wrong"),)
+    return tuple(
+        Violation(
+            _pointer(error.absolute_path),
+            _pointer(error.absolute_schema_path),
+            error.message[:_MAX_MESSAGE_LEN],
+        )
+        for error in errors
+    )
+
+
+def _errors(schema: Json, instance: Json) -> list[jsonschema.ValidationError] | None:
+    """The first few errors; None: a keyword of the schema has an invalid value.
+
+    Up to draft 2019-09 `items` may be a list, and many such schemas name no draft.
+    """
+    registry: Registry[Json] = Registry()
+    kinds: tuple[type[jsonschema.Validator], ...] = _DRAFTS
+    if isinstance(schema, dict) and "$schema" in schema:
+        kinds = (jsonschema.validators.validator_for(schema, default=_DRAFTS[0]),)
+        # Without this the package would use its own validator behind a reference.
+        schema = {key: value for key, value in schema.items() if key != "$schema"}
+    for kind in kinds:
+        try:
+            found = with_patterns(exact(kind))(schema, registry=registry).iter_errors(instance)
+            return list(islice(found, MAX_VIOLATIONS))
+        except _WRONG_VALUES:
+            continue
+    return None
+
+
+def _pointer(path: Iterable[str | int]) -> str:
+    pointer = ""
+    for key in path:
+        pointer = below(pointer, key)
+    return pointer

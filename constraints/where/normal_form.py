@@ -1,0 +1,269 @@
+"""Expressions in normal form, and the contradictions that plain arithmetic sees in them.
+
+    expression --to_nnf--> `not` only before atoms --disjuncts--> one of several conjunctions
+
+It knows texts only where they are listed (X in [...]); what patterns and phrases exclude between
+them is for automata to find.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from constraints.errors import TooComplex
+from constraints.where.evaluate import holds
+from constraints.where.interval import Interval
+from constraints.where.terms import (
+    And,
+    Compare,
+    Constant,
+    Contains,
+    EndsWith,
+    Expression,
+    IsInt,
+    Matches,
+    Measure,
+    Not,
+    OneOf,
+    Or,
+    Relation,
+    StartsWith,
+    all_of,
+    any_of,
+)
+
+_OPPOSITES = {
+    Relation.LT: Relation.GE,
+    Relation.LE: Relation.GT,
+    Relation.EQ: Relation.NE,
+    Relation.NE: Relation.EQ,
+    Relation.GE: Relation.LT,
+    Relation.GT: Relation.LE,
+}
+# Starts and ends that no text has.
+_NOWHERE = frozenset({StartsWith(()), EndsWith(())})
+# Listed texts times conditions, beyond which the texts are not tried one by one.
+_MAX_TRIALS = 10_000
+
+
+def to_nnf(expression: Expression) -> Expression:
+    """The same with `not` before atoms alone, never before a comparison or a constant.
+
+    Conjunctions in conjunctions are one, repeated parts stand once, truth values are gone unless
+    they are all that is left. Under `or` lists of texts, of beginnings and of endings are one list
+    of each: there may be hundreds.
+    """
+    match expression:
+        case And(parts):
+            return _conjunction(map(to_nnf, parts))
+        case Or(parts):
+            return _disjunction(map(to_nnf, parts))
+        case Not(part):
+            return _opposite(part)
+        case _:
+            return expression
+
+
+def _opposite(expression: Expression) -> Expression:
+    """The normal form of what holds where `expression` does not."""
+    match expression:
+        case And(parts):
+            return _disjunction(map(_opposite, parts))
+        case Or(parts):
+            return _conjunction(map(_opposite, parts))
+        case Not(part):
+            return to_nnf(part)
+        case Constant(value):
+            return Constant(not value)
+        case Compare(Measure.INT, relation, bound):
+            # What is no integer compares with nothing.
+            return Or((Not(IsInt()), Compare(Measure.INT, _OPPOSITES[relation], bound)))
+        case Compare(measure, relation, bound):
+            return Compare(measure, _OPPOSITES[relation], bound)
+        case _:
+            return Not(expression)
+
+
+def _conjunction(parts: Iterable[Expression]) -> Expression:
+    flat = _flat(parts, And)
+    if Constant(False) in flat:
+        return Constant(False)
+    return all_of(part for part in flat if part != Constant(True))
+
+
+def _disjunction(parts: Iterable[Expression]) -> Expression:
+    flat = _flat(parts, Or)
+    if Constant(True) in flat:
+        return Constant(True)
+    return any_of(with_lists_joined(part for part in flat if part != Constant(False)))
+
+
+def with_lists_joined(parts: Iterable[Expression]) -> list[Expression]:
+    """Parts of which one is to hold, with one list of each kind, which come first."""
+    listed: dict[type[OneOf | StartsWith | EndsWith], dict[str, None]] = {}
+    others: list[Expression] = []
+    for part in parts:
+        match part:
+            case OneOf(texts) | StartsWith(texts) | EndsWith(texts):
+                listed.setdefault(type(part), {}).update(dict.fromkeys(texts))
+            case _:
+                others.append(part)
+    return [*(kind(tuple(texts)) for kind, texts in listed.items()), *others]
+
+
+def _flat(parts: Iterable[Expression], joined: type[And] | type[Or]) -> dict[Expression, None]:
+    """The parts and the parts of parts that are joined alike, each once, in their order."""
+    found: dict[Expression, None] = {}
+    for part in parts:
+        found.update(dict.fromkeys(part.parts if isinstance(part, joined) else (part,)))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Conjunction:
+    """Intervals of measures, atoms that hold and atoms that do not; no measure stands twice."""
+
+    intervals: tuple[tuple[Measure, Interval], ...] = ()
+    held: tuple[Expression, ...] = ()
+    excluded: tuple[Expression, ...] = ()
+
+    def interval(self, measure: Measure) -> Interval:
+        """What is left of a measure."""
+        found = dict(self.intervals).get(measure)
+        if found is not None:
+            return found
+        return Interval() if measure is Measure.INT else Interval(low=0)
+
+    @classmethod
+    def of(cls, parts: Iterable["Conjunction"]) -> "Conjunction":
+        """What holds in all of them."""
+        intervals: dict[Measure, Interval] = {}
+        held: dict[Expression, None] = {}
+        excluded: dict[Expression, None] = {}
+        for part in parts:
+            for measure, interval in part.intervals:
+                known = intervals.get(measure)
+                intervals[measure] = interval if known is None else known.meet(interval)
+            held.update(dict.fromkeys(part.held))
+            excluded.update(dict.fromkeys(part.excluded))
+        return cls(tuple(intervals.items()), tuple(held), tuple(excluded))
+
+    def expression(self) -> Expression:
+        """The same as an expression."""
+        comparisons = (
+            each for measure, interval in self.intervals for each in interval.comparisons(measure)
+        )
+        return all_of((*comparisons, *self.held, *map(Not, self.excluded)))
+
+    @property
+    def is_plainly_empty(self) -> bool:
+        """Arithmetic shows that no text satisfies it; where it does not, there may be none."""
+        return self.excludes_itself or self._lists_nothing()
+
+    @property
+    def excludes_itself(self) -> bool:
+        """The same, without trying texts."""
+        return (
+            any(interval.is_empty for _, interval in self.intervals)
+            or not set(self.held).isdisjoint(self.excluded)
+            or self._compares_no_integer()
+            or self._is_too_short()
+        )
+
+    def _compares_no_integer(self) -> bool:
+        return IsInt() in self.excluded and Measure.INT in dict(self.intervals)
+
+    def _is_too_short(self) -> bool:
+        most = self.interval(Measure.CHARS).high
+        return most is not None and most < max(self._min_chars(), default=0)
+
+    def _min_chars(self) -> Iterator[int]:
+        """What the other parts need in characters, each of them alone."""
+        num_words = self.interval(Measure.WORDS).low or 0
+        yield 2 * num_words - 1
+        yield self.interval(Measure.SENTENCES).low or 0
+        for atom in self.held:
+            match atom:
+                case Contains(phrase):
+                    yield len(phrase)
+                case StartsWith(phrases) | EndsWith(phrases) | OneOf(phrases) if phrases:
+                    yield min(map(len, phrases))
+
+    def _lists_nothing(self) -> bool:
+        """The output is one of some texts, and none of them satisfies the rest."""
+        if not _NOWHERE.isdisjoint(self.held):
+            return True
+        lists = [set(atom.values) for atom in self.held if isinstance(atom, OneOf)]
+        if not lists:
+            return False
+        listed = set.intersection(*lists)
+        for atom in self.excluded:
+            if isinstance(atom, OneOf):
+                listed.difference_update(atom.values)
+        rest = [part for part in _parts(self.expression()) if _can_be_tried(part)]
+        if len(listed) * len(rest) > _MAX_TRIALS:
+            return False
+        return not any(all(holds(part, value) for part in rest) for value in listed)
+
+
+def disjuncts(expression: Expression, max_disjuncts: int = 64) -> tuple[Conjunction, ...]:
+    """Conjunctions of which at least one holds where the expression does.
+
+    Those that are plainly empty are gone; no conjunction means that nothing satisfies it. Raises
+    TooComplex for more than `max_disjuncts`, those included that go later.
+    """
+    found = _alternatives(to_nnf(expression), max_disjuncts)
+    return tuple(each for each in found if not each.is_plainly_empty)
+
+
+def _alternatives(normal: Expression, max_disjuncts: int) -> dict[Conjunction, None]:
+    match normal:
+        case Or(parts):
+            found = (each for part in parts for each in _alternatives(part, max_disjuncts))
+            return _bounded(found, max_disjuncts)
+        case And(parts):
+            # First what stands in every alternative, at once: there may be hundreds of it.
+            literals = [part for part in parts if not isinstance(part, Or)]
+            common = Conjunction.of(each for literal in literals for each in _single(literal))
+            product = _bounded(iter((common,)), max_disjuncts)
+            for part in parts:
+                if isinstance(part, Or):
+                    others = _alternatives(part, max_disjuncts)
+                    found = (Conjunction.of((one, other)) for one in product for other in others)
+                    product = _bounded(found, max_disjuncts)
+            return product
+        case _:
+            return _bounded(iter(_single(normal)), max_disjuncts)
+
+
+def _bounded(found: Iterator[Conjunction], max_disjuncts: int) -> dict[Conjunction, None]:
+    kept: dict[Conjunction, None] = {}
+    for conjunction in found:
+        if not conjunction.excludes_itself:
+            kept[conjunction] = None
+        if len(kept) > max_disjuncts:
+            raise TooComplex(f"the expression has more than {max_disjuncts} alternatives")
+    return kept
+
+
+def _single(literal: Expression) -> tuple[Conjunction, ...]:
+    match literal:
+        case Constant(value):
+            return (Conjunction(),) if value else ()
+        case Compare(measure):
+            return (Conjunction(intervals=((measure, Interval.of(literal)),)),)
+        case Not(atom):
+            return (Conjunction(excluded=(atom,)),)
+        case _:
+            return (Conjunction(held=(literal,)),)
+
+
+def _parts(expression: Expression) -> tuple[Expression, ...]:
+    return expression.parts if isinstance(expression, And) else (expression,)
+
+
+def _can_be_tried(literal: Expression) -> bool:
+    """Texts show whether it holds: tokens are not known, patterns may take for ever."""
+    match literal:
+        case Compare(Measure.TOKENS) | Matches() | Not(Matches()) | OneOf() | Not(OneOf()):
+            return False
+    return True

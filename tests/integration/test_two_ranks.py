@@ -1,0 +1,78 @@
+"""`launcher serve --num-shard 2`: one model over two processes."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from launcher import BUNDLED_MODEL
+from tests.collector import Collector, Span, collecting
+from tests.integration.server import RunningServer, launched, wait_until_gone
+
+pytestmark = pytest.mark.slow
+
+TRACE_ID, SPAN_ID = "ab" * 16, "cd" * 8
+
+
+@pytest.fixture(scope="module")
+def collector() -> Iterator[Collector]:
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(collector: Collector) -> Iterator[RunningServer]:
+    traces = ("--otlp-endpoint", collector.endpoint, "--otlp-service-name", "mine")
+    with launched("--num-shard", "2", "--dtype", "float32", *traces) as running:
+        yield running
+
+
+def generate(server: RunningServer, inputs: str, **headers: str) -> str:
+    body = {"inputs": inputs, "parameters": {"max_new_tokens": 20, "ignore_eos": True}}
+    answer = httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=60)
+    text: str = answer.json()["generated_text"]
+    return text
+
+
+@pytest.mark.parametrize("prompt", ["Once there was", "The weather was", "Q: What is 3+4?\nA:"])
+def test_they_answer_as_transformers_does(server: RunningServer, prompt: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(BUNDLED_MODEL)
+    model: Any = AutoModelForCausalLM.from_pretrained(BUNDLED_MODEL, dtype=torch.float32)
+    token_ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        whole = model.generate(
+            token_ids, do_sample=False, min_new_tokens=20, max_new_tokens=20, eos_token_id=-1
+        )
+    expected = tokenizer.decode(whole[0, token_ids.shape[1] :], skip_special_tokens=True)
+    assert generate(server, prompt) == expected
+
+
+def test_they_are_in_one_trace(server: RunningServer, collector: Collector) -> None:
+    generate(server, "Once there was", traceparent=f"00-{TRACE_ID}-{SPAN_ID}-01")
+    (inference,) = (
+        span
+        for span in collector.wait_for(TRACE_ID, {"mine: inference"})
+        if span.name == "inference"
+    )
+    deadline_s = time.monotonic() + 30
+    decodes: list[Span] = []
+    while len(decodes) < 2 and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+        decodes = [span for span in collector.of(TRACE_ID) if span.name == "decode"]
+    assert sorted(span.attributes["tandem.rank"] for span in decodes) == [0, 1]
+    assert {span.parent_id for span in decodes} == {inference.span_id}
+
+
+def test_the_end_of_one_stops_everything_with_its_last_lines(server: RunningServer) -> None:
+    """The last test of this file: the server is gone afterwards."""
+    pids = server.descendants()
+    os.kill(server.pid_of("model_server"), signal.SIGKILL)
+    assert server.wait() == 1
+    assert wait_until_gone(pids) == []
+    assert "was ended by SIGKILL; its last lines:" in server.said
