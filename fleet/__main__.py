@@ -40,9 +40,9 @@ from processes.hub import HuggingFaceHub
 from processes.logs import Console, start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
-from router.http.server.access import Access
+from router.http.server.access import Access, Cors
 from router.http.server.auth import ApiKeyAuth
-from router.http.server.cors import Cors
+from router.http.server.body import BodyReader
 from router.http.server.listen import HttpServer, ListenFailed, bind_configured, configured_limits
 
 _logger = logging.getLogger("fleet")
@@ -134,16 +134,14 @@ def _app(
         created_s=int(time.time()),
         keys=config.api_key,
     )
-    app: ASGIApp = Front(
-        manager, names, front_routes, metrics, sockets, max_body_len=config.payload_limit
-    )
+    bodies = BodyReader(config.payload_limit, config.body_timeout, metrics.connections_cut)
+    app: ASGIApp = Front(manager, names, front_routes, metrics, sockets, bodies)
     if config.api_key:
         app = ApiKeyAuth(
             app,
             config.api_key,
             metrics.rejected,
             protects_metrics=config.protect_metrics,
-            max_body_len=config.payload_limit,
         )
     return Access(Cors(app, config.cors_allow_origin))
 

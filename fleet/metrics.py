@@ -8,7 +8,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from processes.instruments import Counter, Gauge, Histogram
-from router.http.server.limits import CUT_CAUSES
+from router.http.server.protocol import CUT_CAUSES
 
 _SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(\{(?P<labels>.*)\})?(?P<rest> .*)")
 _SUFFIXES = ("", "_total", "_bucket", "_sum", "_count", "_created")

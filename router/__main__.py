@@ -275,6 +275,7 @@ def _wire(
     app = create_app(
         services,
         max_body_len=config.payload_limit,
+        body_timeout_s=config.body_timeout,
         api_keys=config.api_key,
         protects_metrics=config.protect_metrics,
         allowed_origins=config.cors_allow_origin,

@@ -35,8 +35,8 @@ class Front:
         front_routes: FrontRoutes,
         metrics: FleetMetrics,
         sockets: ASGIApp,
+        bodies: BodyReader,
         *,
-        max_body_len: int,
         comments: CommentTimes | None = None,
     ) -> None:
         self._manager = manager
@@ -44,7 +44,7 @@ class Front:
         self._front_routes = front_routes
         self._metrics = metrics
         self._sockets = sockets
-        self._bodies = BodyReader(max_body_len)
+        self._bodies = bodies
         self._comments = comments or CommentTimes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -18,7 +18,7 @@ from fleet.metrics import FleetMetrics, merge
 from fleet.model_entry import ModelState
 from fleet.model_manager import ModelManager
 from fleet.names import ModelNames
-from router.http.server.docs import OPENAPI_PATH, docs_page
+from router.http.server.docs import DOCS_PAGE, OPENAPI_PATH
 from router.http.server.errors import HttpError, model_not_found
 
 _logger = logging.getLogger("fleet")
@@ -185,7 +185,7 @@ class FrontRoutes:
         return _json(await self._read_document())
 
     async def _docs(self, request: Request) -> Response:
-        return HTMLResponse(docs_page(await self._read_document()))
+        return HTMLResponse(DOCS_PAGE)
 
     async def _read_document(self) -> dict[str, Any]:
         if self._document is None:

@@ -36,11 +36,10 @@ from router.http.platforms.vertex import VertexRoutes
 from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
-from router.http.server.access import Access
+from router.http.server.access import ANY_ORIGIN, Access, Cors
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.body import BodyReader
-from router.http.server.cors import ANY_ORIGIN, Cors
-from router.http.server.docs import OPENAPI_PATH, ApiRoute, docs_page, openapi_document
+from router.http.server.docs import DOCS_PAGE, OPENAPI_PATH, ApiRoute, openapi_document
 from router.http.server.errors import Dialect, HttpError
 from router.http.server_info import ServerInfo
 from router.http.tgi.routes import TgiRoutes
@@ -78,6 +77,7 @@ def create_app(
     services: Services,
     *,
     max_body_len: int = 2_000_000,
+    body_timeout_s: float = 30.0,
     api_keys: Sequence[str] = (),
     protects_metrics: bool = False,
     allowed_origins: Sequence[str] = ANY_ORIGIN,
@@ -88,19 +88,28 @@ def create_app(
 
     `aliases` map further paths to those of routes.
     """
-    app: ASGIApp = routing(services, max_body_len)
-    app = services.sockets.wrap(app, _lmtp(services, socket_limits or SocketLimits()))
+    bodies = BodyReader(max_body_len, body_timeout_s, services.metrics.connections_cut)
+    sockets = services.sockets.app(_lmtp(services, socket_limits or SocketLimits()))
+    app: ASGIApp = _with_sockets(routing(services, bodies), sockets)
     if api_keys:
         app = ApiKeyAuth(
             app,
             api_keys,
             services.metrics.rejected,
             protects_metrics=protects_metrics,
-            max_body_len=max_body_len,
         )
-    app = _aliased(Cors(app, allowed_origins), aliases)
+    app = Cors(app, allowed_origins)
+    if aliases:
+        app = _aliased(app, aliases)
     metrics, model = services.metrics, services.info.model_id
     return Access(app, partial(RequestRecord, metrics=metrics, model=model))
+
+
+def _with_sockets(app: ASGIApp, sockets: ASGIApp) -> ASGIApp:
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        await (sockets if scope["type"] == "websocket" else app)(scope, receive, send)
+
+    return serve
 
 
 def _aliased(app: ASGIApp, paths: Mapping[str, str]) -> ASGIApp:
@@ -124,9 +133,9 @@ def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
     )
 
 
-def routing(services: Services, max_body_len: int) -> Starlette:
+def routing(services: Services, bodies: BodyReader) -> Starlette:
     """The routes with their errors and their document, and nothing around them."""
-    routes = _api_routes(services, max_body_len)
+    routes = _api_routes(services, bodies)
 
     @cache
     def document() -> dict[str, Any]:
@@ -136,7 +145,7 @@ def routing(services: Services, max_body_len: int) -> Starlette:
         return JSONResponse(document())
 
     async def docs(request: Request) -> Response:
-        return HTMLResponse(docs_page(document()))
+        return HTMLResponse(DOCS_PAGE)
 
     app = Starlette(
         routes=[*routes, ApiRoute("GET", OPENAPI_PATH, openapi), ApiRoute("GET", "/docs", docs)],
@@ -148,9 +157,8 @@ def routing(services: Services, max_body_len: int) -> Starlette:
     return app
 
 
-def _api_routes(services: Services, max_body_len: int) -> list[ApiRoute]:
+def _api_routes(services: Services, bodies: BodyReader) -> list[ApiRoute]:
     infer, info, tokenizer = services.infer, services.info, services.tokenizer
-    bodies = BodyReader(max_body_len)
     validator = RequestValidator(services.validation, services.metrics, services.tracer)
     template = services.chat_template
     service = AnswerService(infer, validator, bodies, template, tokenizer, info)
@@ -197,7 +205,7 @@ def openapi_without_server(version: str) -> dict[str, Any]:
         metrics=Metrics(CollectorRegistry(), max_input_len=1, max_total_len=2),
         info=info,
     )
-    return openapi_document({**_INFO, "version": version}, _api_routes(services, 1))
+    return openapi_document({**_INFO, "version": version}, _api_routes(services, nothing))
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

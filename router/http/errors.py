@@ -33,66 +33,49 @@ from router.request.errors import (
 _NEXT_SERVER_S = 1.0
 
 
+_INVALID = "invalid_request_error"
+_UNAVAILABLE = "service_unavailable_error"
+
+
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The answer to one class of errors; `text` is TGI's message, with the error's own in `{}`."""
+    """The answer to one class of errors; `text` is TGI's message, with the error's own in `{}`.
+
+    `openai_status` is OpenAI's where it has another one.
+    """
 
     error_type: str
-    text: str
-    tgi_status: int
-    openai_status: int
+    status: int
     openai_type: str
+    text: str = "{}"
     code: str | None = None
+    openai_status: int | None = None
 
 
 _KINDS: Mapping[type[RouterError], _Kind] = {
-    Unsupported: _Kind(
-        "validation",
-        "Input validation error: {}",
-        422,
-        422,
-        "invalid_request_error",
-        code="unserved",
-    ),
-    ToolsRefused: _Kind("tool_error", "{}", 422, 422, "invalid_request_error", code="tool_error"),
-    TemplateFailed: _Kind(
-        "template_error", "Template error: {}", 422, 400, "invalid_request_error"
-    ),
-    ConstraintRefused: _Kind(
-        "constraint_error", "Constraint error: {}", 422, 422, "invalid_request_error"
-    ),
-    InvalidRequest: _Kind(
-        "validation", "Input validation error: {}", 422, 400, "invalid_request_error"
-    ),
+    Unsupported: _Kind("validation", 422, _INVALID, "Input validation error: {}", "unserved"),
+    ToolsRefused: _Kind("tool_error", 422, _INVALID, code="tool_error"),
+    TemplateFailed: _Kind("template_error", 422, _INVALID, "Template error: {}", None, 400),
+    ConstraintRefused: _Kind("constraint_error", 422, _INVALID, "Constraint error: {}"),
+    InvalidRequest: _Kind("validation", 422, _INVALID, "Input validation error: {}", None, 400),
     Overloaded: _Kind(
-        "overloaded",
-        "Model is overloaded",
-        429,
-        429,
-        "rate_limit_error",
-        code="overloaded",
+        "overloaded", 429, "rate_limit_error", "Model is overloaded", code="overloaded"
     ),
-    Unhealthy: _Kind("unhealthy", "{}", 503, 503, "service_unavailable_error", code="unhealthy"),
-    Draining: _Kind("draining", "{}", 503, 503, "service_unavailable_error", code="draining"),
+    Unhealthy: _Kind("unhealthy", 503, _UNAVAILABLE, code="unhealthy"),
+    Draining: _Kind("draining", 503, _UNAVAILABLE, code="draining"),
     ServerStopped: _Kind(
-        "incomplete_generation",
-        "Incomplete generation: {}",
-        503,
-        503,
-        "service_unavailable_error",
+        *("incomplete_generation", 503, _UNAVAILABLE, "Incomplete generation: {}"),
         code="incomplete_generation",
     ),
     # No client reads it, but logs and metrics hold it.
-    Cancelled: _Kind("cancelled", "{}", 499, 499, "cancelled", code="cancelled"),
+    Cancelled: _Kind("cancelled", 499, "cancelled", code="cancelled"),
     GenerationFailed: _Kind(
-        "generation",
-        "Request failed during generation: Server error: {}",
-        424,
-        500,
-        "server_error",
+        *("generation", 424, "server_error"),
+        text="Request failed during generation: Server error: {}",
         code="generation",
+        openai_status=500,
     ),
-    RouterError: _Kind("internal_error", "{}", 500, 500, "server_error", code="internal_error"),
+    RouterError: _Kind("internal_error", 500, "server_error", code="internal_error"),
 }
 
 
@@ -114,10 +97,11 @@ def problem_of(
         headers[DRAINING_HEADER] = "draining"
     if dialect is Dialect.TGI:
         body = tgi_body(kind.text.format(error), kind.error_type, **_details(error))
-        return Problem(kind.tgi_status, kind.error_type, body, headers, retry_after_s)
+        return Problem(kind.status, kind.error_type, body, headers, retry_after_s)
     field = error.field if isinstance(error, InvalidRequest) else None
     body = openai_body(str(error), kind.openai_type, field, kind.code, **_details(error))
-    return Problem(kind.openai_status, kind.error_type, body, headers, retry_after_s)
+    status = kind.openai_status or kind.status
+    return Problem(status, kind.error_type, body, headers, retry_after_s)
 
 
 def _kind_of(error: RouterError) -> _Kind:

@@ -21,11 +21,11 @@ from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import ListedModels, ModelNames
-from router.http.server.access import Access
+from router.http.server.access import Access, Cors
 from router.http.server.auth import ApiKeyAuth
-from router.http.server.cors import Cors
-from router.http.server.limits import ConnectionLimits
+from router.http.server.body import BodyReader
 from router.http.server.listen import HttpServer, bind, bind_unix
+from router.http.server.protocol import ConnectionLimits
 from tests.fleet.fakes import FakeServers
 
 Talk = Callable[["Upstreams", str, Receive, Send], Awaitable[None]]
@@ -205,13 +205,11 @@ async def running_fleet(
         sockets = FleetSockets(SocketServices(manager, names, metrics, hello), keys)
         app: ASGIApp = Front(
             *(manager, names, front_routes, metrics, sockets),
-            max_body_len=100_000,
+            BodyReader(100_000, 30.0, metrics.connections_cut),
             comments=comments,
         )
         if keys:
-            app = ApiKeyAuth(
-                app, keys, metrics.rejected, protects_metrics=False, max_body_len=100_000
-            )
+            app = ApiKeyAuth(app, keys, metrics.rejected, protects_metrics=False)
         front = HttpServer(Access(Cors(app)), bind("127.0.0.1", 0), 1.0, ConnectionLimits())
         await front.start()
         stack.push_async_callback(front.stop)

@@ -1,4 +1,4 @@
-"""The ASGI layer that opens LMTP sockets, and their end when the server stops."""
+"""The ASGI application that opens LMTP sockets, and their end when the server stops."""
 
 import asyncio
 
@@ -24,13 +24,11 @@ class Sockets:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def wrap(self, app: ASGIApp, services: LmtpServices) -> ASGIApp:
-        """`app`, with LMTP for WebSockets in front of it."""
+    def app(self, services: LmtpServices) -> ASGIApp:
+        """LMTP for WebSockets."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "websocket":
-                await app(scope, receive, send)
-            elif scope["path"] in _PATHS:
+            if scope["path"] in _PATHS:
                 await self._serve(services, scope, receive, send)
             else:
                 await _refuse(scope, receive, send)

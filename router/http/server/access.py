@@ -1,24 +1,48 @@
-"""The access log: an id for every request, one line when its answer or its socket ends.
+"""The layers around every route: the access log, and the origins whose pages may ask.
 
-`Access` is the outermost layer. It knows no route; the layers below write what they learn about
-a request to its record.
+`Access` is the outermost one. It gives every request an id, and writes one line when its answer or
+its socket ends. It knows no route; the layers below write what they learn about a request to its
+record.
 """
 
 import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from router.http.server.errors import Dialect, HttpError, Problem
 
 _logger = logging.getLogger(__name__)
 _SCOPE_KEY = "tandem.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}", re.ASCII)
 _MAX_PATH_LEN = 200
+
+ANY_ORIGIN = ("*",)
+_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+_EXPOSED = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+    "retry-after-ms",
+    "www-authenticate",
+    "x-compute-type",
+    "x-compute-time",
+    "x-compute-characters",
+    "x-total-time",
+    "x-validation-time",
+    "x-queue-time",
+    "x-inference-time",
+    "x-time-per-token",
+    "x-prompt-tokens",
+    "x-generated-tokens",
+)
 
 
 @dataclass(slots=True)
@@ -102,9 +126,6 @@ class Access:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; a bug is logged here and goes no further."""
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
         record = self._new_record(_request_id(scope["headers"]), time.monotonic())
         record.enter(scope)
         serve = self._serve_http if scope["type"] == "http" else self._serve_socket
@@ -155,6 +176,41 @@ class Access:
             await self._app(scope, receive, send_marked)
         except OSError:
             record.error_type = "cancelled"  # the client left before it was let in
+
+
+class Cors(CORSMiddleware):
+    """Starlette's middleware with our lists of headers and methods, for WebSockets too.
+
+    Any request header is allowed, since every client library sends its own; cookies are not asked
+    for, and keys have to be known to be sent.
+    """
+
+    def __init__(self, app: ASGIApp, allowed_origins: Sequence[str] = ANY_ORIGIN) -> None:
+        super().__init__(
+            app,
+            allow_origins=allowed_origins,
+            allow_methods=_METHODS,
+            allow_headers=("*",),
+            expose_headers=_EXPOSED,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
+        if origin is None and self.allow_all_origins:
+            # The answer differs by origin only where origins differ.
+            await self.app(scope, receive, send)
+        elif self._is_refused_socket(scope, origin):
+            error = HttpError(403, "cors_refused", "pages of this origin may not ask here")
+            await Problem.of(error, Dialect.TGI).response()(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _is_refused_socket(self, scope: Scope, origin: bytes | None) -> bool:
+        """Browsers send no preflight before a socket."""
+        if scope["type"] == "http" or origin is None:
+            return False
+        return not self.is_allowed_origin(origin.decode("latin-1"))
 
 
 def _with_id(message: Message, record: AccessRecord) -> Message:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from hashlib import sha256
 from urllib.parse import parse_qsl
 
-from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from processes.instruments import Counter
@@ -40,8 +39,7 @@ _SOCKET_REFUSAL = HttpError(
 class ApiKeyAuth:
     """ASGI middleware; `refusals` counts by reason what it refuses.
 
-    Of `keys` it keeps the digests alone. A refused body of up to `max_body_len` bytes is read
-    first, so that a client that still writes gets its answer and can go on using the connection.
+    Of `keys` it keeps the digests alone.
     """
 
     def __init__(
@@ -51,23 +49,19 @@ class ApiKeyAuth:
         refusals: Counter,
         *,
         protects_metrics: bool,
-        max_body_len: int,
     ) -> None:
         assert keys, "without keys nobody gets in"
         self._app = app
         self._digests = [sha256(key.encode()).digest() for key in keys]
         self._refusals = refusals
         self._open_paths = _OPEN_PATHS if protects_metrics else _OPEN_PATHS | {_METRICS_PATH}
-        self._max_body_len = max_body_len
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hands one request on, or answers 401."""
         if self._is_open(scope) or self._has_key(scope):
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._refuse(Request(scope, receive), send)
         else:
-            await self._refuse_socket(scope, receive, send)
+            await self._refuse(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
@@ -88,33 +82,14 @@ class ApiKeyAuth:
                 is_known |= hmac.compare_digest(digest, known)
         return is_known
 
-    async def _refuse(self, request: Request, send: Send) -> None:
-        record = AccessRecord.of(request)
-        record.error_type = _REFUSAL.error_type
-        self._refusals.inc(_REFUSAL.error_type)
-        if "expect" not in request.headers:
-            await self._drop_body(request)
-        dialect = Dialect.of_path(request.scope["path"])
-        problem = Problem.of(_REFUSAL, dialect, record.request_id)
-        await problem.response()(request.scope, request.receive, send)
-
-    async def _refuse_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = _SOCKET_REFUSAL if scope["type"] == "websocket" else _REFUSAL
+        self._refusals.inc(refusal.error_type)
         record = AccessRecord.within(scope)
-        if record is not None:
-            record.error_type = _SOCKET_REFUSAL.error_type
-        self._refusals.inc(_SOCKET_REFUSAL.error_type)
-        problem = Problem.of(_SOCKET_REFUSAL, Dialect.TGI)
+        assert record is not None, "the access log is around it"
+        record.error_type = refusal.error_type
+        problem = Problem.of(refusal, Dialect.of_path(scope["path"]), record.request_id)
         await problem.response()(scope, receive, send)
-
-    async def _drop_body(self, request: Request) -> None:
-        body_len = 0
-        try:
-            async for chunk in request.stream():
-                body_len += len(chunk)
-                if body_len > self._max_body_len:
-                    return
-        except ClientDisconnect:
-            return
 
 
 def _sent_keys(headers: Iterable[tuple[bytes, bytes]], *, takes_x_api_key: bool) -> Iterable[bytes]:

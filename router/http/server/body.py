@@ -15,12 +15,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive
 
+from processes.instruments import Counter
 from router.http.server.errors import HttpError
 
 T = TypeVar("T")
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 1 << 16
+MIN_BODY_LEN = 16_384
 _MAX_QUOTED_LEN = 60
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 # Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
@@ -36,35 +38,53 @@ class ClientLeft(HttpError):
 
 
 class BodyReader:
-    """Reads bodies of at most `max_body_len` bytes."""
+    """Reads bodies of at most `max_body_len` bytes.
 
-    def __init__(self, max_body_len: int) -> None:
+    In every `timeout_s` at least MIN_BODY_LEN of them must come, or the rest; `cuts` counts the
+    clients that are slower, by cause.
+    """
+
+    def __init__(self, max_body_len: int, timeout_s: float, cuts: Counter) -> None:
         self._max_body_len = max_body_len
+        self._timeout_s = timeout_s
+        self._cuts = cuts
 
     async def read(self, request: Request) -> bytes:
         """The request's body, whose media type is JSON. Raises HttpError."""
         _check_media_type(request.headers.get("content-type"))
         _check_encoding(request.headers.get("content-encoding"))
-        return await self._read_bytes(request)
-
-    async def _read_bytes(self, request: Request) -> bytes:
         # A client that asks before it sends (100-continue) is answered at once.
         declared = request.headers.get("content-length", "") if "expect" in request.headers else ""
         if declared.isdecimal() and int(declared) > self._max_body_len:
             raise self._too_large(declared)
+        try:
+            return await self._read_bytes(request)
+        except ClientDisconnect as error:
+            raise HttpError(400, "validation", "the body ended early") from error
+        except TimeoutError as error:
+            self._cuts.inc("slow_body")
+            message = f"less than {MIN_BODY_LEN} bytes of the body came within"
+            raise HttpError(
+                *(408, "slow_sender", f"{message} {self._timeout_s:g} s"),
+                headers={"connection": "close"},
+            ) from error
+
+    async def _read_bytes(self, request: Request) -> bytes:
+        clock = asyncio.get_running_loop().time
         # What is too much is read all the same, and dropped: a connection that is closed on a
         # client that still writes takes the answer with it.
         chunks: list[bytes] = []
-        body_len = 0
-        try:
+        body_len, awaited_len = 0, MIN_BODY_LEN
+        async with asyncio.timeout(self._timeout_s) as timeout:
             async for chunk in request.stream():
                 body_len += len(chunk)
                 if body_len <= self._max_body_len:
                     chunks.append(chunk)
                 elif body_len > self._max_body_len + _MAX_DROPPED_LEN:
                     break
-        except ClientDisconnect as error:
-            raise HttpError(400, "validation", "the body ended early") from error
+                if body_len >= awaited_len:
+                    awaited_len = body_len + MIN_BODY_LEN
+                    timeout.reschedule(clock() + self._timeout_s)
         if body_len > self._max_body_len:
             raise self._too_large(str(body_len))
         return b"".join(chunks)

@@ -1,4 +1,4 @@
-"""Routes with their documentation, and the OpenAPI document and the docs page made from it.
+"""Routes with their documentation, the OpenAPI document made from them, and the docs page.
 
 Handlers read their bodies and write their answers themselves; what a route names here is checked
 against both by tests.
@@ -7,9 +7,9 @@ against both by tests.
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
+import orjson
 from pydantic import TypeAdapter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -23,6 +23,7 @@ Shape = Any
 Handler = Callable[[Request], Awaitable[Response]]
 
 _REF = "#/components/schemas/{model}"
+_REFERENCE = re.compile(_REF.format(model='([^"]+)'))
 _JSON = "application/json"
 _EVENTS = "text/event-stream"
 _ANY_ROUTE = {
@@ -158,21 +159,18 @@ def openapi_document(info: Mapping[str, Any], routes: Iterable[Route]) -> dict[s
     }
 
 
-def _used(node: Any, schemas: Mapping[str, Any]) -> set[str]:
-    """The names of all schemas that are referred to below a node; pydantic defines more."""
+def _used(paths: object, schemas: Mapping[str, Any]) -> set[str]:
+    """The names of all schemas that are referred to; pydantic defines more."""
     used: set[str] = set()
-    nodes = [node]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, Mapping):
-            name = str(node.get("$ref", "")).removeprefix(_REF.format(model=""))
-            if name in schemas and name not in used:
-                used.add(name)
-                nodes.append(schemas[name])
-            nodes += node.values()
-        elif isinstance(node, list):
-            nodes += node
+    found = _referred(paths)
+    while found:
+        used |= found
+        found = set().union(*(_referred(schemas[name]) for name in found)) - used
     return used
+
+
+def _referred(node: object) -> set[str]:
+    return set(_REFERENCE.findall(orjson.dumps(node).decode()))
 
 
 def _operation(route: ApiRoute, docs: RouteDocs, types: Mapping[Shape, Any]) -> dict[str, Any]:
@@ -224,25 +222,21 @@ def _event(data: Any, last: str | None) -> dict[str, Any]:
     return {"type": "object", "properties": {"data": text}, "required": ["data"]}
 
 
-_PAGE = """<!DOCTYPE html>
+# Swagger UI, from its CDN, over the document.
+DOCS_PAGE = f"""<!DOCTYPE html>
 <html>
 <head>
 <meta name="viewport" content="width=device-width, initial-scale=1.0">
 <link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">
 <link rel="shortcut icon" href="data:,">
-<title>{title}</title>
+<title>Tandem</title>
 </head>
 <body>
-<div id="swagger-ui">
-<h1>{title} {version}</h1>
-<p>Swagger UI is loaded from cdn.jsdelivr.net. Until it is loaded, or if it cannot be, here is the
-list of routes. The whole document: <a href="{url}">{url}</a></p>
-<table>{rows}</table>
-</div>
+<div id="swagger-ui"></div>
 <script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
 <script>
 SwaggerUIBundle({{
-    url: '{url}',
+    url: '{OPENAPI_PATH}',
     dom_id: '#swagger-ui',
     deepLinking: true,
     presets: [SwaggerUIBundle.presets.apis, SwaggerUIBundle.SwaggerUIStandalonePreset],
@@ -251,16 +245,3 @@ SwaggerUIBundle({{
 </body>
 </html>
 """
-
-
-def docs_page(document: Mapping[str, Any]) -> str:
-    """Swagger UI over the document at OPENAPI_PATH, and a plain list of its routes without it."""
-    rows = "".join(
-        f"<tr><td>{method.upper()}</td><td><code>{escape(path)}</code></td>"
-        f"<td>{escape(operation['description'])}</td></tr>"
-        for path, operations in sorted(document["paths"].items())
-        for method, operation in operations.items()
-    )
-    info = document["info"]
-    title, version = escape(info["title"]), escape(info["version"])
-    return _PAGE.format(title=title, version=version, url=OPENAPI_PATH, rows=rows)

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import cast
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from processes.instruments import Counter
-from router.http.server.limits import PIECE_LEN, ConnectionLimits
-from router.http.server.protocol import HttpProtocol
+from router.http.server.protocol import Connection, ConnectionLimits, HttpProtocol, watch
 from router.http.server.settings import FrontConfig
 from router.http.server.tls import server_tls
 from router.http.server.websocket import WebSocketProtocol
@@ -36,6 +35,18 @@ class ListenFailed(Exception):
 
 
 class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
+        super().__init__(config)
+        self._limits = limits
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        connections = cast(set[Connection], self.server_state.connections)
+        watching = asyncio.create_task(watch(connections, self._limits))
+        try:
+            await super().serve(sockets)
+        finally:
+            watching.cancel()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are handled outside of the server."""
@@ -113,7 +124,6 @@ def configured_limits(config: FrontConfig, cuts: Counter) -> ConnectionLimits:
     return ConnectionLimits(
         max_head_len=config.header_limit,
         head_timeout_s=config.header_timeout,
-        body_timeout_s=config.body_timeout,
         write_timeout_s=config.write_timeout,
         max_message_len=config.socket_message_limit,
         ping_interval_s=config.socket_ping_interval,
@@ -134,7 +144,7 @@ class HttpServer:
         """`stop_timeout_s`: how long `stop` waits for answers that are being written."""
         limits = limits or ConnectionLimits()
         config = uvicorn.Config(
-            _in_pieces(app),
+            app,
             http=cast(type[asyncio.Protocol], partial(HttpProtocol, limits)),
             ws=cast(type[asyncio.Protocol], partial(WebSocketProtocol, limits)),
             ws_max_size=limits.max_message_len,
@@ -151,7 +161,7 @@ class HttpServer:
         )
         config.load()
         config.ssl = bound.tls
-        self._server = _Server(config)
+        self._server = _Server(config, limits)
         self._bound = bound
         self._serving: asyncio.Task[None] | None = None
 
@@ -179,22 +189,3 @@ class HttpServer:
         """Makes `stop` wait for no answer."""
         self._server.force_exit = True
         self._server.should_exit = True
-
-
-def _in_pieces(app: ASGIApp) -> ASGIApp:
-    """Sends large bodies in pieces, each of which waits until the last one is read."""
-
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_pieces(message: Message) -> None:
-            body = message.get("body", b"")
-            if len(body) <= PIECE_LEN:
-                await send(message)
-                return
-            for start in range(0, len(body), PIECE_LEN):
-                stop = start + PIECE_LEN
-                more_body = message.get("more_body", False) or stop < len(body)
-                await send({**message, "body": body[start:stop], "more_body": more_body})
-
-        await app(scope, receive, send_pieces)
-
-    return serve

@@ -1,73 +1,133 @@
-"""One HTTP/1.1 connection: uvicorn's protocol, with the limits of `limits.py`.
+"""One HTTP/1.1 connection: uvicorn's protocol, with limits on what its client may do.
 
-A request that breaks a limit while it is read never reaches the application; it is answered here
-in the same form. uvicorn has no public seam for this: its version is bounded in pyproject.toml.
+uvicorn has no public seam for them: its version is bounded in pyproject.toml. A request that breaks
+a limit while it is read never reaches the application; it is answered here in the same form.
+
+A client sends too slowly when the head of a request, its line and headers, is not whole
+`head_timeout_s` after the connection was made, or after the first byte of a further request. Bodies
+have their limits in `body.py`.
+
+The application waits before it sends more while `HIGH_LEN` bytes of a connection are unread, until
+`LOW_LEN` are. A client reads too slowly when the application waits for it, or the answer is
+complete, and the client takes less than `MIN_READ_LEN` bytes in `write_timeout_s`, and not the
+rest. The kernel's buffer is bounded by `listen.py`.
 """
 
 import asyncio
 import logging
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from processes.instruments import Counter
 from router.http.server.access import AccessRecord
 from router.http.server.errors import Dialect, HttpError, Problem
-from router.http.server.limits import (
-    MIN_BODY_LEN,
-    ConnectionLimits,
-    Expected,
-    ReadTimer,
-    RequestSize,
-    WriteTimer,
-    check_handshake,
-)
 
 _logger = logging.getLogger(__name__)
 
-_LINGER_S = 1.0
+HIGH_LEN = 16_384
+LOW_LEN = 4_096
+MIN_READ_LEN = HIGH_LEN - LOW_LEN
+MAX_URL_LEN = 8_192
 # Requests of one connection that wait for their turn. One read brings ten thousand of them.
 MAX_WAITING = 64
-_UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
+# How long a client is listened to after its last answer, so that it reads it.
+LINGER_S = 1.0
+# The label values of `ConnectionLimits.cuts`.
+CUT_CAUSES = ("slow_head", "slow_body", "slow_reader", "no_pong")
+_CHECKS_PER_TIMEOUT = 10
 
 
-def raw_answer(status: int, body: bytes, headers: str) -> bytes:
-    """The last answer of a connection, as bytes. `headers` are further lines."""
-    head = (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\n{headers}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a client may do. `cuts` counts the connections that were cut, by cause.
+
+    `max_head_len` and `max_message_len`, of one WebSocket message, are in bytes. A WebSocket is
+    pinged every `ping_interval_s`, and has as long to answer.
+    """
+
+    max_head_len: int = 32_768
+    head_timeout_s: float = 30.0
+    write_timeout_s: float = 30.0
+    max_message_len: int = 1 << 23
+    ping_interval_s: float = 20.0
+    cuts: Counter = field(default_factory=lambda: Counter("tandem_connections_cut", "", "cause"))
 
 
-def record_slow_reader(
-    record: AccessRecord | None,
-    limits: ConnectionLimits,
-    client: tuple[str, int] | None,
-    num_unread: int,
-) -> None:
-    """Counts and logs a client that is cut since it reads too slowly."""
-    limits.cuts.inc("slow_reader")
-    _logger.info(
-        "request_id=%s error_type=slow_reader client=%s: cut with %d bytes untaken",
-        "unknown" if record is None else record.request_id,
-        ":".join(map(str, client or ())),
-        num_unread,
-    )
+class Connection(Protocol):
+    """What is checked for slow clients."""
+
+    def check_time(self, now_s: float, /) -> None:
+        """Cuts the connection if its client is too slow. `now_s` is of the loop's clock."""
+
+
+async def watch(connections: Collection[Connection], limits: ConnectionLimits) -> None:
+    """Checks all connections, again and again, until it is cancelled.
+
+    One pass over all costs less than timers that each request starts and cancels.
+    """
+    clock = asyncio.get_running_loop().time
+    timeout_s = min(limits.head_timeout_s, limits.write_timeout_s)
+    while True:
+        await asyncio.sleep(timeout_s / _CHECKS_PER_TIMEOUT)
+        now_s = clock()
+        for connection in tuple(connections):
+            connection.check_time(now_s)
+
+
+class SlowReaderCheck:
+    """Whether the client of one connection takes what was written for it."""
+
+    def __init__(self, transport: asyncio.WriteTransport, limits: ConnectionLimits) -> None:
+        transport.set_write_buffer_limits(high=HIGH_LEN, low=LOW_LEN)
+        self._transport = transport
+        self._limits = limits
+        self._since_s: float | None = None
+        self._unread_len = 0
+
+    def restart(self) -> None:
+        """The client read most of it."""
+        self._since_s = None
+
+    def is_too_slow(self, now_s: float, *, is_waited_for: bool) -> bool:
+        """`is_waited_for`: the server waits for the client to read."""
+        unread_len = self._transport.get_write_buffer_size() if is_waited_for else 0
+        if not unread_len:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s, self._unread_len = now_s, unread_len
+        elif now_s - self._since_s >= self._limits.write_timeout_s:
+            if self._unread_len - unread_len < MIN_READ_LEN:
+                return True
+            self._since_s, self._unread_len = now_s, unread_len
+        return False
+
+    def record_cut(self, scope: Scope | None, client: tuple[str, int] | None) -> None:
+        """Counts and logs the cut, and notes it for the line of the request."""
+        record = None if scope is None else AccessRecord.within(scope)
+        if record is not None:
+            record.cut("slow_reader")
+        self._limits.cuts.inc("slow_reader")
+        _logger.info(
+            "request_id=%s error_type=slow_reader client=%s: cut with %d bytes untaken",
+            "unknown" if record is None else record.request_id,
+            ":".join(map(str, client or ())),
+            self._transport.get_write_buffer_size(),
+        )
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection."""
 
-    _read_timer: ReadTimer
-    _write_timer: WriteTimer
+    _reader_check: SlowReaderCheck
 
     def __init__(
         self,
@@ -79,32 +139,23 @@ class HttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
-        self._size = RequestSize(limits.max_head_len)
         # The cycle that is answered; `cycle` is the one that was read last.
         self._answering: RequestResponseCycle | None = None
-        self._lingering: asyncio.TimerHandle | None = None
-        self._is_unused = True
         self._hangs_up = False
-        self._is_other_upgrade = False
-        self._is_upgraded = False
-        self._num_messages = 0
+        self._is_used = False
+        self._head_len = 0
+        # Bytes since the parser's last callback, which it may still hold.
+        self._held_len = 0
+        # When the head that is expected began; None during a body and between requests.
+        self._head_since_s: float | None = self.loop.time()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """The client is connected, and TLS is settled."""
         super().connection_made(transport)
-        self._write_timer = WriteTimer(
-            self.loop, transport, self._limits.write_timeout_s, self._cut_slow_reader
-        )
-        self._read_timer = ReadTimer(self.loop, self._limits, self._is_due, self._cut_slow_sender)
-        self._read_timer.expect(Expected.HEAD)
-        self._read_timer.settle()
+        self._reader_check = SlowReaderCheck(transport, self._limits)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone; the application that waits for it is woken."""
-        self._read_timer.cancel()
-        self._write_timer.cancel()
-        if self._lingering is not None:
-            self._lingering.cancel()
         self._disconnect_answer()
         super().connection_lost(exc)
 
@@ -112,93 +163,80 @@ class HttpProtocol(HttpToolsProtocol):
         """Bytes of requests, which may begin and end anywhere in them."""
         if self._hangs_up or self.transport.is_closing():
             return
-        self._is_unused = False
-        if self._read_timer.expected is None and not self._is_answering:
-            self._read_timer.expect(Expected.HEAD)
-        num_messages = self._num_messages
-        self._unset_keepalive_if_required()
+        self._held_len += len(data)
         self._feed(data)
-        if self._hangs_up or self._is_upgraded or self.transport.is_closing():
-            return
-        if num_messages == self._num_messages:
-            in_body = self._read_timer.expected is Expected.BODY
-            try:
-                self._size.count_wire(len(data), in_body=in_body)
-            except HttpError as refusal:
-                self._refuse(refusal)
-                return
-        self._read_timer.settle()
-        if self._read_timer.expected is None and not self._is_answering:
-            # The rest of a body came behind its answer; nothing else would end the silence.
-            self.timeout_keep_alive_task = self.loop.call_later(
-                self.timeout_keep_alive, self.timeout_keep_alive_handler
-            )
+        if self._held_len > self._limits.max_head_len and not self._hangs_up:
+            self._refuse(self._head_too_large())
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
         super().on_message_begin()
-        self._size.reset()
-        self._read_timer.expect(Expected.HEAD)
+        self._is_used = True
+        self._head_len = 0
+        self._head_since_s = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
         """A part of the URL."""
         super().on_url(url)
-        self._size.count_url(len(url))
+        if len(self.url) > MAX_URL_LEN:
+            raise HttpError(414, "uri_too_long", f"the URL has more than {MAX_URL_LEN} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer behind the body."""
         # A trailer is none of the headers (RFC 9110, 6.5.1), which are checked already.
-        if self._read_timer.expected is not Expected.BODY:
+        if self._head_since_s is not None:
             super().on_header(name, value)
-        self._size.count_header(name, value)
+        self._held_len = 0
+        self._head_len += len(name) + len(value) + 4
+        if self._head_len > self._limits.max_head_len:
+            raise self._head_too_large()
 
     def on_headers_complete(self) -> None:
         """The head is whole; the body may follow."""
+        self._held_len = 0
+        self._unset_keepalive_if_required()
         if self.parser.get_method() == b"CONNECT":
             raise HttpError(400, "bad_request", "no tunnel is opened here")
-        self._is_other_upgrade = self.parser.should_upgrade() and not self._should_upgrade()
-        if self._is_other_upgrade:
+        if self.parser.should_upgrade() and not self._should_upgrade():
             return  # `_feed` parses it once more
         if len(self.pipeline) >= MAX_WAITING:
             message = f"more than {MAX_WAITING} requests wait for their answers"
             raise HttpError(400, "bad_request", message)
         super().on_headers_complete()
         if self.parser.should_upgrade():
-            check_handshake(self.url, self.headers)
             return  # `_feed` hands it over
-        # A client whose next request waits may leave too, which is seen by reading alone.
-        if sum(len(cycle.body) for cycle, _ in self.pipeline) <= HIGH_WATER_LIMIT:
-            self.flow.resume_reading()
-        self._read_timer.expect(Expected.BODY)
+        # Of a body that was not asked for nobody knows whether it will still be sent.
+        if self.expect_100_continue:
+            self.cycle.keep_alive = False
+        self._head_since_s = None
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
-        self._size.count_body(len(body))
-        self._read_timer.count_body(len(body))
+        self._held_len = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is whole."""
-        if self._is_other_upgrade:
-            return
-        self._num_messages += 1
-        self._read_timer.expect(None)
-        super().on_message_complete()
-
-    def on_response_complete(self) -> None:
-        """The answer is written, though its client may not have read it yet."""
-        self._write_timer.complete_answer()
-        super().on_response_complete()
-
-    def pause_writing(self) -> None:
-        """Too much waits for the client."""
-        super().pause_writing()
-        self._write_timer.pause()
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def resume_writing(self) -> None:
         """The client read most of it."""
         super().resume_writing()
-        self._write_timer.resume()
+        self._reader_check.restart()
+
+    def check_time(self, now_s: float) -> None:
+        """Cuts the connection if its client is too slow."""
+        is_waited_for = self.flow.write_paused or not self._is_answering
+        if self._reader_check.is_too_slow(now_s, is_waited_for=is_waited_for):
+            self._reader_check.record_cut(self.scope, self.client)  # type: ignore[arg-type]
+            # `close` would wait until the client has read what waits for it.
+            self.transport.abort()
+        elif self._head_since_s is not None:
+            if self._is_answering:
+                self._head_since_s = now_s
+            elif now_s - self._head_since_s >= self._limits.head_timeout_s:
+                self._cut_slow_sender()
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -224,137 +262,66 @@ class HttpProtocol(HttpToolsProtocol):
     def _head_without_upgrade(self) -> bytes:
         version = self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
-        lines += [b"%b: %b" % header for header in _without_upgrade(self.headers)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
     def _should_upgrade(self) -> bool:
-        # What is no handshake is ignored, as any other offer; so is one behind requests that are
-        # not answered.
-        has_key = any(name == b"sec-websocket-key" for name, _ in self.headers)
-        return has_key and not self._is_answering and super()._should_upgrade()
-
-    def handle_websocket_upgrade(self) -> None:
-        """From now on the connection belongs to `websocket.py`."""
-        self._is_upgraded = True
-        self._read_timer.cancel()
-        self._write_timer.cancel()
-        super().handle_websocket_upgrade()
+        # The answers before it would go into the WebSocket.
+        return not self._is_answering and super()._should_upgrade()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        self._write_timer.start_answer()
-        if cycle.waiting_for_100_continue:
-            app = _closing_unasked(cycle, app)
         super()._start_asgi_task(cycle, app)
 
     @property
     def _is_answering(self) -> bool:
         return self._answering is not None and not self._answering.response_complete
 
-    @property
-    def _record(self) -> AccessRecord | None:
-        """That of the answer under way, or of the last one."""
-        if self._answering is None:
-            return None
-        scope: Scope = self._answering.scope  # type: ignore[assignment]
-        return AccessRecord.within(scope)
-
-    def _is_due(self, expected: Expected) -> bool:
-        if expected is Expected.HEAD:
-            return not self._is_answering
-        return not self.flow.read_paused and self._answering is self.cycle
-
-    def _cut_slow_sender(self, expected: Expected) -> None:
-        if expected is Expected.HEAD and self._is_unused:
+    def _cut_slow_sender(self) -> None:
+        if not self._is_used:
             self.transport.close()  # a connection made in advance, and never used
             return
-        self._limits.cuts.inc(expected.value)
-        if expected is Expected.HEAD:
-            message = f"the headers did not come within {self._limits.head_timeout_s:g} s"
-        else:
-            timeout_s = self._limits.body_timeout_s
-            message = f"less than {MIN_BODY_LEN} bytes of the body came within {timeout_s:g} s"
+        self._limits.cuts.inc("slow_head")
+        message = f"the headers did not come within {self._limits.head_timeout_s:g} s"
         self._refuse(HttpError(408, "slow_sender", message))
 
-    def _cut_slow_reader(self) -> None:
-        record = self._record
-        record_slow_reader(record, self._limits, self.client, self._write_timer.num_unread)
-        if record is not None and self._is_answering:
-            record.cut("slow_reader")
-        # `close` would wait until the client has read what waits for it.
-        self.transport.abort()
+    def _head_too_large(self) -> HttpError:
+        message = f"the headers have more than {self._limits.max_head_len} bytes"
+        return HttpError(431, "headers_too_large", message)
 
     def _refuse(self, error: HttpError) -> None:
-        """Answers where no other answer was begun or is due before, and hangs up after the last."""
-        self._hangs_up = True
-        self._read_timer.cancel()
-        is_known = self._read_timer.expected is Expected.BODY
-        if not is_known and self._is_answering:
-            self.cycle.keep_alive = False
-        elif is_known and self._answering is not self.cycle:
-            self.pipeline.popleft()
-            last = self.pipeline[0][0] if self.pipeline else self._answering
-            assert last is not None, "a request that waits for its turn waits for another"
-            last.keep_alive = False
-        elif is_known and self.cycle.response_started:
-            self._disconnect_answer()
-            self.transport.close()
-            self._write_timer.complete_answer()
-        else:
-            self._answer(error, self._record if is_known else None)
-            self._disconnect_answer()
-            self._linger()
-
-    def _linger(self) -> None:
-        """Hangs up a moment later, so that a client that still writes gets its answer."""
+        """Hangs up, after the answer that is under way or else one of its own."""
+        is_in_body = self._head_since_s is None and self.cycle is not None and self.cycle.more_body
+        self._hangs_up, self._head_since_s = True, None
+        answering = self._answering
+        if answering and self._is_answering and not (is_in_body and answering is self.cycle):
+            answering.keep_alive = False
+            self.pipeline.clear()
+            return
+        if not (is_in_body and self.cycle.response_started):
+            self._answer(error)
+        self._disconnect_answer()
+        # A moment later, so that a client that still writes gets its answer.
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._lingering = self.loop.call_later(_LINGER_S, self.transport.close)
-        self._write_timer.complete_answer()
+        self.loop.call_later(LINGER_S, self.transport.close)
 
-    def _answer(self, error: HttpError, record: AccessRecord | None) -> None:
-        if record is not None:  # the access log has a line for it
-            request_id = record.request_id
-            record.cut(error.error_type, error.status)
-        else:
-            request_id = uuid.uuid4().hex
-            _logger.info(
-                "request_id=%s status=%d error_type=%s: %s",
-                *(request_id, error.status, error.error_type, error),
-            )
+    def _answer(self, error: HttpError) -> None:
+        request_id = uuid.uuid4().hex
+        _logger.info(
+            "request_id=%s status=%d error_type=%s: %s",
+            *(request_id, error.status, error.error_type, error),
+        )
         path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")
         body = Problem.of(error, Dialect.of_path(path), request_id).body
-        self.transport.write(raw_answer(error.status, body, f"x-request-id: {request_id}"))
+        head = (
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: {request_id}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
 
     def _disconnect_answer(self) -> None:
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
-
-
-def _without_upgrade(headers: Iterable[tuple[bytes, bytes]]) -> Iterable[tuple[bytes, bytes]]:
-    for name, value in headers:
-        if name == b"connection":
-            options = [option.strip() for option in value.split(b",")]
-            kept = [option for option in options if option.lower() not in _UPGRADE_HEADERS]
-            if kept:
-                yield name, b", ".join(kept)
-        elif name not in _UPGRADE_HEADERS:
-            yield name, value
-
-
-def _closing_unasked(cycle: RequestResponseCycle, app: ASGIApp) -> ASGIApp:
-    """Hangs up behind an answer that came before the body was asked for (100-continue).
-
-    Nobody knows whether that body will still be sent, and so what the next bytes are.
-    """
-
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_last(message: Message) -> None:
-            if cycle.waiting_for_100_continue and cycle.more_body and not cycle.body:
-                cycle.keep_alive = False
-            await send(message)
-
-        await app(scope, receive, send_last)
-
-    return answer

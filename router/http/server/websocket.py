@@ -1,4 +1,4 @@
-"""One WebSocket connection: uvicorn's protocol, with the limits of `limits.py`.
+"""One WebSocket connection: uvicorn's protocol, with the limits of `protocol.py`.
 
 A client that breaks the protocol, or sends too much, gets a close frame with a code and a reason,
 even while it is still writing.
@@ -11,26 +11,20 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
-from websockets.exceptions import InvalidMessage
-from websockets.http11 import Request
 from websockets.protocol import State
 
-from router.http.server.access import AccessRecord
-from router.http.server.errors import Dialect, HttpError, Problem
-from router.http.server.limits import ConnectionLimits, WriteTimer
-from router.http.server.protocol import raw_answer, record_slow_reader
+from router.http.server.protocol import LINGER_S, ConnectionLimits, SlowReaderCheck
 
 _INVALID_DATA = 1007
 _POLICY_VIOLATION = 1008
+_INTERNAL_ERROR = 1011
 _SERVICE_RESTART = 1012
-# How long a client that was sent a close frame is listened to, so that it reads it.
-_LINGER_S = 1.0
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One connection, from its handshake on."""
 
-    _write_timer: WriteTimer
+    _reader_check: SlowReaderCheck
 
     def __init__(
         self,
@@ -47,38 +41,32 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The handshake begins."""
         super().connection_made(transport)
-        self._write_timer = WriteTimer(
-            self.loop, self.transport, self._limits.write_timeout_s, self._cut_slow_reader
-        )
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
-        self._write_timer.cancel()
-        super().connection_lost(exc)
+        self._reader_check = SlowReaderCheck(self.transport, self._limits)
 
     def data_received(self, data: bytes) -> None:
         """Bytes of frames; behind a close frame of ours they are dropped."""
         if self._hangs_up:
             return
         super().data_received(data)
-        if not self.handshake_initiated and self.conn.handshake_exc is not None:
-            self._refuse(self.conn.handshake_exc)
-
-    def handle_connect(self, event: Request) -> None:
-        """The head of a handshake is read; uvicorn would answer with the library's own refusal."""
-        self.conn.accept(event)
-        if self.conn.handshake_exc is None:
-            super().handle_connect(event)
-
-    def pause_writing(self) -> None:
-        """Too much waits for the client."""
-        super().pause_writing()
-        self._write_timer.pause()
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # uvicorn answers nothing to what the library cannot parse, as a handshake with a body.
+            refusal = self.conn.reject(400, f"{self.conn.handshake_exc.__cause__}\n")
+            answer = b"".join(self.conn.data_to_send()) or refusal.serialize()
+            self.transport.write(answer)
+            self.transport.close()
 
     def resume_writing(self) -> None:
         """The client read most of it."""
         super().resume_writing()
-        self._write_timer.resume()
+        self._reader_check.restart()
+
+    def check_time(self, now_s: float) -> None:
+        """Closes the connection if its client reads too slowly."""
+        is_waited_for = self.transport.is_closing() or not self.writable.is_set()
+        if self._reader_check.is_too_slow(now_s, is_waited_for=is_waited_for):
+            self._reader_check.record_cut(getattr(self, "scope", None), self.client)
+            timeout_s = self._limits.write_timeout_s
+            self._fail(_POLICY_VIOLATION, f"what was sent was not read within {timeout_s:g} s")
 
     def send_receive_event_to_app(self) -> None:
         """A message is whole."""
@@ -97,9 +85,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def keepalive_timeout(self) -> None:
         """The client does not answer pings."""
-        super().keepalive_timeout()
-        self._limits.cuts.inc("no_pong")
-        self._leave(1011, "keepalive ping timeout")
+        if not self.close_sent:
+            self._limits.cuts.inc("no_pong")
+            self._fail(_INTERNAL_ERROR, "keepalive ping timeout")
 
     def shutdown(self) -> None:
         """The server stops at once."""
@@ -113,23 +101,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             # A refusal is an end of the handshake too; uvicorn would call it a mistake.
             self.handshake_complete = True
-
-    def _refuse(self, reason: Exception) -> None:
-        """Answers what the library takes for no handshake (one with a body, without a version)."""
-        self._hangs_up = True
-        what = reason.__cause__ if isinstance(reason, InvalidMessage) else reason
-        error = HttpError(400, "bad_request", f"no handshake of a WebSocket: {what}")
-        body = Problem.of(error, Dialect.TGI).body
-        self.transport.write(raw_answer(error.status, body, "sec-websocket-version: 13"))
-        self.transport.close()
-
-    def _cut_slow_reader(self) -> None:
-        record = AccessRecord.within(self.scope)  # type: ignore[arg-type]
-        if record is not None:
-            record.cut("slow_reader")
-        record_slow_reader(record, self._limits, self.client, self._write_timer.num_unread)
-        timeout_s = self._limits.write_timeout_s
-        self._fail(_POLICY_VIOLATION, f"what was sent was not read within {timeout_s:g} s")
 
     def _fail(self, code: int, reason: str) -> None:
         if self.conn.state is State.OPEN:
@@ -151,10 +122,9 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         # Whoever waits to write is woken.
         self.disconnected = True
         self.writable.set()
-        self._write_timer.cancel()
         if self.read_paused:
             # Unread bytes would make the kernel reset the connection and drop the close frame.
             self.read_paused = False
             self.transport.resume_reading()
         # uvicorn's own handle too: it hangs up at once where there is none.
-        self.close_timer = self.loop.call_later(_LINGER_S, self.transport.abort)
+        self.close_timer = self.loop.call_later(LINGER_S, self.transport.abort)

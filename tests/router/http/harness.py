@@ -14,8 +14,8 @@ from starlette.types import ASGIApp
 from router.engine.batcher import BatcherLimits
 from router.http.app import Services, create_app
 from router.http.operations.constraints_check import Judges
-from router.http.server.limits import ConnectionLimits
 from router.http.server.listen import HttpServer, bind
+from router.http.server.protocol import ConnectionLimits
 from router.http.server_info import ServerInfo
 from router.request.validation import Limits, Validation
 from router.shards.shards import ShardTimeouts

@@ -8,7 +8,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from router.http.server.limits import ConnectionLimits
+from router.http.server.protocol import ConnectionLimits
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from router.http.lmtp.frames import MalformedFrame, read_frame
-from router.http.server.limits import ConnectionLimits
+from router.http.server.protocol import ConnectionLimits
 from tests.byte_tokenizer import VOCAB_SIZE, byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import Talk, served, talking

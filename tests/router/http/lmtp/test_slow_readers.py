@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from router.http.server.limits import ConnectionLimits
+from router.http.server.protocol import ConnectionLimits
 from tests.byte_tokenizer import byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.harness import House

@@ -8,8 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.http.server.limits import ConnectionLimits
-from router.http.server.protocol import HttpProtocol
+from router.http.server.protocol import ConnectionLimits, HttpProtocol
 from tests.router.http.harness import listening
 
 QUICK = 0.3
@@ -19,7 +18,7 @@ GET = b"GET /info HTTP/1.1\r\nhost: a\r\n"
 
 def rules(**changes: float) -> ConnectionLimits:
     """Short patience, so that tests are."""
-    values = {"head_timeout_s": QUICK, "body_timeout_s": QUICK, "write_timeout_s": QUICK}
+    values = {"head_timeout_s": QUICK, "write_timeout_s": QUICK}
     return ConnectionLimits(**(values | changes))  # type: ignore[arg-type]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from processes.instruments import Counter
+from router.http.server.access import AccessRecord
 from router.http.server.auth import ApiKeyAuth
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, record
@@ -260,9 +261,9 @@ async def test_a_websocket_is_opened_with_a_key_in_one_of_three_places(
     guard = ApiKeyAuth(
         *(app, (*KEYS, "schlüssel"), Counter("rejected", "", "reason")),
         protects_metrics=False,
-        max_body_len=9,
     )
     scope = {"type": "websocket", "path": "/", "headers": headers, "query_string": query}
+    AccessRecord("mine", 0.0).enter(scope)
     await guard(scope, app, send)  # type: ignore[arg-type]
 
     assert reached == [reaches]

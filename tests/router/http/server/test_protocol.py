@@ -4,20 +4,16 @@ import asyncio
 from time import monotonic
 
 import pytest
-from starlette.types import Receive, Scope, Send
 
-from router.http.server.limits import MAX_NUM_HEADERS, MAX_URL_LEN, ConnectionLimits
-from router.http.server.protocol import MAX_WAITING
+from router.http.server.protocol import MAX_URL_LEN, MAX_WAITING, ConnectionLimits
 from tests.fakes import FakeShard, letters
-from tests.router.http.harness import housing, listening, open_request
+from tests.router.http.harness import housing, listening
 from tests.router.http.server.connection import (
     GET,
     PATIENCE_S,
     QUICK,
-    endless,
     error_of,
     hello,
-    noted,
     rules,
     say,
 )
@@ -35,21 +31,6 @@ async def test_a_url_has_a_longest_length() -> None:
     assert isinstance(error, dict)
     assert error["code"] == "uri_too_long"
     assert f"{MAX_URL_LEN} bytes" in error["message"]
-    assert fits.startswith(b"HTTP/1.1 200 ")
-
-
-async def test_headers_have_a_largest_number() -> None:
-    async with hello() as port:
-        answer = await say(port, GET + b"a: b\r\n" * MAX_NUM_HEADERS + b"\r\n")
-        fits = await say(
-            port, GET + b"a: b\r\n" * (MAX_NUM_HEADERS - 2) + b"connection: close\r\n\r\n"
-        )
-
-    error = error_of(answer, 431)
-    assert error == {
-        "error": f"there are more than {MAX_NUM_HEADERS} headers",
-        "error_type": "headers_too_large",
-    }
     assert fits.startswith(b"HTTP/1.1 200 ")
 
 
@@ -74,7 +55,7 @@ async def test_headers_have_a_largest_length(parts: list[bytes]) -> None:
     "framing",
     [
         pytest.param(b"0\r\na: " + b"x" * 300_000, id="a-trailer-without-end"),
-        pytest.param(b"0\r\n" + b"a: b\r\n" * 200, id="trailers"),
+        pytest.param(b"0\r\n" + b"a: b\r\n" * 6000, id="trailers"),
         pytest.param(b"5;" + b"x" * 300_000, id="a-chunk-extension"),
     ],
 )
@@ -123,53 +104,14 @@ async def test_trailers_are_no_headers() -> None:
 
 
 async def test_so_many_requests_may_wait_for_their_turn() -> None:
+    last = GET + b"connection: close\r\n\r\n"
     async with hello() as port:
-        answer = await say(port, (GET + b"\r\n") * 1000)
-        offer = GET + b"connection: upgrade\r\nupgrade: a\r\n\r\n"
-        offered = await say(port, offer * 1000)
+        fits = await say(port, (GET + b"\r\n") * MAX_WAITING + last)
+        more = await say(port, (GET + b"\r\n") * 1000)
 
-    for answered in (answer, offered):
-        assert answered.count(b"HTTP/1.1 ") == MAX_WAITING + 1
-        assert answered.endswith(b"\r\n\r\n0")
-
-
-async def test_who_has_asked_for_more_may_still_leave() -> None:
-    shard = FakeShard(script=letters)
-    shard.faults.delay_s = 0.02
-    async with housing(shard) as house, listening(house.app) as port:
-        body = b'{"inputs": "hello", "parameters": {"max_new_tokens": 100}}'
-        _, writer = await open_request(port, "POST", "/generate", body, connection="keep-alive")
-        while not house.rig.batcher.num_streams:
-            await asyncio.sleep(0.01)
-        writer.write((GET + b"\r\n") * 3)
-        await asyncio.sleep(0.1)
-        writer.transport.abort()
-        await settled(house.rig)
-
-    assert sum(method == "Decode" for method, _ in shard.calls) < 50
-
-
-async def test_bodies_that_wait_for_their_turn_are_bounded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    protocols, may_answer = noted(monkeypatch), asyncio.Event()
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await may_answer.wait()
-        await endless(1, declares=True)(scope, receive, send)
-
-    async with listening(app) as port:
-        one = GET + b"content-length: 50000\r\n\r\n" + b"x" * 50_000
-        last = GET + b"connection: close\r\n\r\n"
-        answering = asyncio.ensure_future(say(port, one * 60 + last))
-        await asyncio.sleep(0.5)
-        (protocol,) = protocols
-        waiting_len = sum(len(cycle.body) for cycle, _ in protocol.pipeline)
-        may_answer.set()
-        answer = await answering
-
-    assert waiting_len < 500_000
-    assert answer.count(b"HTTP/1.1 200 ") == 61
+    assert fits.count(b"HTTP/1.1 200 ") == MAX_WAITING + 1
+    assert more.count(b"HTTP/1.1 ") == more.count(b"HTTP/1.1 200 ") == 1
+    assert more.endswith(b"\r\n\r\n0")
 
 
 async def test_a_body_behind_its_answer_does_not_keep_the_connection(
@@ -199,12 +141,13 @@ async def test_an_answer_before_a_body_was_asked_for_is_the_last(sent: bytes) ->
 async def test_a_body_that_was_not_waited_with_is_read() -> None:
     async with hello() as port:
         head = GET + b"content-length: 5\r\nexpect: 100-continue\r\n\r\n"
-        waited = await say(port, head, b"hello" + GET + b"connection: close\r\n\r\n", pause_s=0.1)
-        at_once = await say(port, head + b"hello" + GET + b"connection: close\r\n\r\n")
+        waited = await say(port, head, b"hello", pause_s=0.1)
+        at_once = await say(port, head + b"hello")
 
     for answer in (waited, at_once):
-        assert answer.count(b"HTTP/1.1 200 ") == 2
-        assert answer.count(b"HTTP/1.1 100 ") == 1
+        assert answer.startswith(b"HTTP/1.1 100 ")
+        assert b"\r\nconnection: close\r\n" in answer
+        assert answer.endswith(b"\r\n\r\n5")
 
 
 async def test_a_refusal_reaches_a_client_that_still_writes() -> None:
@@ -243,13 +186,12 @@ async def test_garbage_behind_a_request_does_not_get_into_its_answer() -> None:
         pytest.param(GET + b"a: %b\r\n\r\n" % (b"x" * 40_000), id="a-header-too-long"),
     ],
 )
-@pytest.mark.parametrize("num_good", [1, 3])
-async def test_what_comes_before_garbage_is_answered(garbage: bytes, num_good: int) -> None:
+async def test_an_answer_before_garbage_is_the_last(garbage: bytes) -> None:
     async with hello() as port:
         good = GET + b"content-length: 4\r\n\r\nabcd"
-        answer = await say(port, good * num_good + garbage)
+        answer = await say(port, good + garbage)
 
-    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == num_good
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == 1
     assert answer.endswith(b"\r\n\r\n4")
 
 
@@ -260,7 +202,6 @@ async def test_what_comes_before_garbage_is_answered(garbage: bytes, num_good: i
             b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAA\r\n",
             id="h2c",
         ),
-        pytest.param(b"upgrade: websocket\r\nconnection: upgrade\r\n", id="websocket"),
         pytest.param(b"connection: keep-alive, upgrade\r\nupgrade: a, b\r\n", id="others"),
     ],
 )

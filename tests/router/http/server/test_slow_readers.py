@@ -8,7 +8,7 @@ from time import monotonic
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from router.http.server.limits import HIGH_LEN, PIECE_LEN, ConnectionLimits
+from router.http.server.protocol import HIGH_LEN, ConnectionLimits
 from tests.fakes import FakeShard, letters
 from tests.router.http.harness import housing, listening, open_request, record
 from tests.router.http.server.connection import GET, PATIENCE_S, QUICK, endless, noted, rules
@@ -161,7 +161,7 @@ async def test_what_waits_for_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatc
     protocols = noted(monkeypatch)
     limits = rules(write_timeout_s=1.0)
     largest = 0
-    async with listening(endless(10_000_000, declares=True), limits) as port:
+    async with listening(endless(10_000_000), limits) as port:
         readers = [SlowReader(port) for _ in range(20)]
         for reader in readers:
             reader.say(GET + b"\r\n")
@@ -176,7 +176,7 @@ async def test_what_waits_for_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatc
             reader.close()
 
     assert len(protocols) == 20
-    assert HIGH_LEN < largest <= HIGH_LEN + PIECE_LEN + 1000
+    assert HIGH_LEN < largest <= HIGH_LEN + 1000
 
 
 async def test_a_client_that_reads_later_loses_nothing() -> None:

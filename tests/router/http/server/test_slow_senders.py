@@ -6,7 +6,7 @@ from time import monotonic
 
 import pytest
 
-from router.http.server.limits import CUT_CAUSES
+from router.http.server.protocol import CUT_CAUSES
 from router.telemetry.metrics import CUTS
 from tests.fakes import FakeShard, letters
 from tests.router.http.harness import housing, listening
@@ -50,7 +50,8 @@ async def test_headers_that_come_a_byte_now_and_then_are_cut_short() -> None:
     assert limits.cuts.value("slow_head") == 1
 
 
-async def test_empty_lines_do_not_keep_a_connection() -> None:
+async def test_empty_lines_do_not_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.http.server.listen._KEEP_ALIVE_S", QUICK)
     async with hello() as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(GET + b"\r\n")
@@ -61,7 +62,7 @@ async def test_empty_lines_do_not_keep_a_connection() -> None:
             await asyncio.sleep(0.02)
         writer.close()
 
-    assert (await answer).startswith(b"HTTP/1.1 408 ")
+    assert await answer == b""
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/messages"])
@@ -69,8 +70,7 @@ async def test_a_body_that_comes_too_slowly_is_a_408_in_the_paths_dialect(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="router.http.server.access")
-    limits = rules()
-    async with housing(FakeShard()) as house, listening(house.app, limits) as port:
+    async with housing(FakeShard(), body_timeout_s=QUICK) as house, listening(house.app) as port:
         head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         head += "x-request-id: mine\r\ncontent-length: 1000\r\n\r\n"
         answer = await say(port, head.encode(), *[b" "] * 200, pause_s=0.02)
@@ -79,19 +79,22 @@ async def test_a_body_that_comes_too_slowly_is_a_408_in_the_paths_dialect(
     assert b"x-request-id: mine\r\n" in answer
     message = error["error"]["message"] if isinstance(error["error"], dict) else error["error"]
     assert message == "less than 16384 bytes of the body came within 0.3 s"
-    assert limits.cuts.value("slow_body") == 1
+    assert b"\r\nconnection: close\r\n" in answer
+    assert house.rig.metrics.connections_cut.value("slow_body") == 1
     (record,) = caplog.records
     line = vars(record)
     assert (line["status"], line["error_type"], line["request_id"]) == (408, "slow_sender", "mine")
 
 
 async def test_a_body_that_keeps_coming_may_take_its_time() -> None:
-    parts = [b"x" * 20_000] * 12
-    async with hello() as port:
-        head = GET + b"connection: close\r\ncontent-length: 240000\r\n\r\n"
+    house = housing(FakeShard(), body_timeout_s=QUICK, max_body_len=300_000)
+    async with house as built, listening(built.app) as port:
+        head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head += b"connection: close\r\ncontent-length: 240016\r\n\r\n"
+        parts = (b'{"inputs": "ab"', *[b" " * 20_000] * 12, b"}")
         answer = await say(port, head, *parts, pause_s=0.1)
 
-    assert answer.endswith(b"\r\n\r\n240000")
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 async def test_the_next_request_may_wait_for_a_long_answer() -> None:
