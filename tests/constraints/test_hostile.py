@@ -52,11 +52,12 @@ def test_there_are_two_hundred_and_no_two_are_the_same() -> None:
     assert {each.spec.kind for each in found} >= set(Kind) - {Kind.CHOICE}
 
 
-async def answer_all() -> None:
+async def answer_some() -> None:
     workers = pool()
     try:
         await workers.wait_ready()
-        for each in hostile():
+        # Some of each family; the next test sends all.
+        for each in hostile()[::3]:
             _, took_s = await answer(workers, each)
             assert took_s < MAX_S, each.name
         assert isinstance(await workers.do(_HARMLESS), CheckResult)
@@ -67,7 +68,7 @@ async def answer_all() -> None:
 def largest_child_kib() -> int:
     """The most memory that a process had which was started for them. To be run in a process whose
     only children they are."""
-    asyncio.run(answer_all())
+    asyncio.run(answer_some())
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 
 

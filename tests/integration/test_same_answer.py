@@ -19,7 +19,7 @@ from tests.integration.engine import Engine, Told, running_engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]
 
-_NUM_REQUESTS = 10
+_NUM_REQUESTS = 7
 _STORY = "Once there was a fox who lived near Eldhaven with a goat. "
 _PROMPTS = (
     "Once there was",

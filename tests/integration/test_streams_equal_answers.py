@@ -17,7 +17,7 @@ from tests.integration.server import RunningServer, launched
 
 pytestmark = pytest.mark.slow
 
-_NUM_REQUESTS = 30
+_NUM_REQUESTS = 15
 # Of one to four bytes each, composed and decomposed, joined and flagged.
 _CHARACTERS = ("a", " ", "é", "e\u0301", "ß", "你", "好", "한", "ก็", "🦊", "👩\u200d🚀", "🇫🇷")
 
