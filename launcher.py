@@ -118,7 +118,6 @@ class LaunchConfig:
     )
     parent_pid: int | None = setting(None, "", Whole(1), **_OF_FRONT)
     turn_file: Path | None = setting(None, "", Path, **_OF_FRONT)
-    needs_file: Path | None = setting(None, "", Path, **_OF_FRONT)
     cuda_graphs: str | None = setting(None, "no step is recorded", str, group=Group.INERT)
     kv_cache_dtype: None = refused("the cache has the model's own precision")
     rope_scaling: None = refused("positions are scaled as the checkpoint's config.json says")
@@ -307,8 +306,7 @@ async def _run(config: LaunchConfig, deployment: Deployment, environ: Mapping[st
     console = Console(deployment.json_output)
     if not config.dry_run:
         return await Supervisor(deployment, environ, console).run()
-    files = {"--turn-file": config.turn_file, "--needs-file": config.needs_file}
-    check_flags = [f"{flag}={path}" for flag, path in files.items() if path is not None]
+    check_flags = [f"--turn-file={config.turn_file}"] if config.turn_file else []
     return await dry_run(deployment, environ, console, check_flags)
 
 

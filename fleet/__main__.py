@@ -19,23 +19,20 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import orjson
 import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from fleet.config import FleetCommand, FleetConfig, read_config
+from fleet.config import FleetCommand, read_config
 from fleet.http.front import Front
 from fleet.http.front_routes import FrontRoutes
 from fleet.http.sockets import FleetSockets, SocketServices
-from fleet.launched_server import ServerRules
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import AnyModel, ListedModels, ModelNames
-from fleet.servers import LaunchedServers
+from fleet.servers import LaunchedServers, ServerRules
 from processes.hub import HuggingFaceHub
 from processes.logs import Console, start_logging
 from processes.settings import BadConfig
@@ -78,14 +75,21 @@ async def _run(command: FleetCommand, folder: Path) -> int:
     config = command.config
     signals = Signals(config.parent_pid)
     metrics = FleetMetrics(CollectorRegistry())
-    manager = ModelManager(
-        ModelTable(_loading_rules(config)),
-        LaunchedServers(
-            _server_rules(command, folder), command.environ, Console(config.json_output)
-        ),
-        metrics,
-        config.model_load_timeout,
+    loading = LoadingRules(
+        max_loaded=config.max_loaded_models,
+        turn_s=config.model_turn,
+        retry_after_s=config.model_retry_after,
+        idle_timeout_s=config.model_idle_timeout,
     )
+    rules = ServerRules(
+        flags=command.child_flags,
+        folder=folder,
+        max_loaded=config.max_loaded_models,
+        memory_fraction=config.cuda_memory_fraction,
+        graceful_timeout_s=config.graceful_termination_timeout,
+    )
+    servers = LaunchedServers(rules, command.environ, Console(config.json_output))
+    manager = ModelManager(ModelTable(loading), servers, metrics, config.model_load_timeout)
     bound = bind_configured(config)
     names = _names(command)
     hello = {
@@ -100,7 +104,6 @@ async def _run(command: FleetCommand, folder: Path) -> int:
     _logger.info("ready at %s for %s", http.address, ", ".join(command.models))
     await signals.first.wait()
     _logger.info("draining, at most %g s", config.graceful_termination_timeout)
-    names.close()
     draining = asyncio.create_task(manager.drain())
     # Beside it: a client that does not read would delay all others, and the second signal.
     notifying = asyncio.create_task(sockets.send_draining())
@@ -128,7 +131,6 @@ def _app(
         manager,
         names,
         metrics,
-        _openapi_document,
         version=version("tandem"),
         max_loaded=config.max_loaded_models,
         created_s=int(time.time()),
@@ -146,42 +148,13 @@ def _app(
     return Access(Cors(app, config.cors_allow_origin))
 
 
-async def _openapi_document() -> dict[str, Any]:
-    """The document of a model's server, which has the routes that the front passes on."""
-    argv = (sys.executable, "-m", "router", "print-schema")
-    process = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
-    printed, _ = await process.communicate()
-    document: dict[str, Any] = orjson.loads(printed)
-    return document
-
-
 def _names(command: FleetCommand) -> ModelNames:
     if not command.config.takes_any:
         return ListedModels(command.models)
     config = command.config
     hub = HuggingFaceHub() if config.hub_models else None
     root = config.models_folder or Path.cwd()
-    return AnyModel(root, hub, config.model_retry_after, time.monotonic)
-
-
-def _loading_rules(config: FleetConfig) -> LoadingRules:
-    return LoadingRules(
-        max_loaded=config.max_loaded_models,
-        turn_s=config.model_turn,
-        retry_after_s=config.model_retry_after,
-        idle_timeout_s=config.model_idle_timeout,
-    )
-
-
-def _server_rules(command: FleetCommand, folder: Path) -> ServerRules:
-    config = command.config
-    return ServerRules(
-        flags=command.child_flags,
-        folder=folder,
-        max_loaded=config.max_loaded_models,
-        memory_fraction=config.cuda_memory_fraction,
-        graceful_timeout_s=config.graceful_termination_timeout,
-    )
+    return AnyModel(root, hub)
 
 
 if __name__ == "__main__":

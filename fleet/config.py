@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from processes.rules import Whole, seconds, share
 from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, setting
@@ -20,6 +21,9 @@ _ABOUT = (
     "Tandem's front for several models: --model ID ..., or --model auto, and behind -- the\n"
     "flags of `launcher serve` for each."
 )
+
+
+_OF_FRONT: Any = {"group": Group.FLEET, "front_only": True}
 
 
 def _folder(text: str) -> Path:
@@ -47,57 +51,40 @@ class FleetConfig(FrontConfig):
         None,
         "with auto: requests may name the models below this folder; absent: the working one",
         _folder,
-        group=Group.FLEET,
-        front_only=True,
+        **_OF_FRONT,
     )
     hub_models: bool = setting(
-        True,
-        "with auto: requests may name models of the hub",
-        group=Group.FLEET,
-        kind=Kind.SWITCH,
-        front_only=True,
+        True, "with auto: requests may name models of the hub", kind=Kind.SWITCH, **_OF_FRONT
     )
     max_loaded_models: int = setting(
         1,
         "models in memory at once; the least recently used idle one leaves for another",
         Whole(1),
-        group=Group.FLEET,
-        front_only=True,
+        **_OF_FRONT,
     )
     model_load_timeout: float = setting(
         300.0,
         "seconds that a request waits for its model before 503; the load goes on",
         seconds,
-        group=Group.FLEET,
-        front_only=True,
+        **_OF_FRONT,
     )
     model_idle_timeout: float | None = setting(
         None,
         "seconds without a request after which a model leaves the memory; absent: never",
         seconds,
-        group=Group.FLEET,
-        front_only=True,
+        **_OF_FRONT,
     )
     model_turn: float = setting(
         10.0,
         "seconds that a busy model goes on taking requests while another waits for its room",
         seconds,
-        group=Group.FLEET,
-        front_only=True,
+        **_OF_FRONT,
     )
     model_retry_after: float = setting(
-        30.0,
-        "seconds before a model that could not be loaded is tried again",
-        seconds,
-        group=Group.FLEET,
-        front_only=True,
+        30.0, "seconds before a model that could not be loaded is tried again", seconds, **_OF_FRONT
     )
     cuda_memory_fraction: float = setting(
-        0.9,
-        "share of a GPU's memory that all models together may fill",
-        share,
-        group=Group.FLEET,
-        front_only=True,
+        0.9, "share of a GPU's memory that all models together may fill", share, **_OF_FRONT
     )
 
     def __post_init__(self) -> None:

@@ -1,5 +1,9 @@
 """The table of models: which are in memory, who uses or awaits them, what is to be done next.
 
+    absent, failed --> checking --> absent, failed
+    absent, failed --> loading --> ready --> draining --> absent
+                          `--> failed
+
 Pure: no processes, and no clock (times are arguments, in monotonic seconds). `next_step` decides on
 one step and records it; the caller carries it out and reports by `mark_checked`, `mark_loaded`,
 `mark_failed` or `mark_unloaded`.
@@ -16,14 +20,42 @@ one step and records it; the caller carries it out and reports by `mark_checked`
 * A model that could not be loaded is not tried again before `retry_after_s`.
 """
 
+import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 from fleet.errors import LoadFailed
-from fleet.model_entry import TRANSITIONS, ModelEntry, ModelState, Transition, WaitReason
 
 # Of local models, and as many of others: downloads do not hold up short checks.
 _MAX_CHECKS = 4
+
+
+class ModelState(StrEnum):
+    """The state of a model, as `/v1/models` shows it."""
+
+    ABSENT = "absent"
+    CHECKING = "checking"
+    LOADING = "loading"
+    READY = "ready"
+    DRAINING = "draining"
+    FAILED = "failed"
+
+
 _IN_MEMORY = frozenset({ModelState.LOADING, ModelState.READY, ModelState.DRAINING})
+LEGAL_MOVES = frozenset(
+    {
+        (ModelState.ABSENT, ModelState.CHECKING),
+        (ModelState.FAILED, ModelState.CHECKING),
+        (ModelState.CHECKING, ModelState.ABSENT),
+        (ModelState.CHECKING, ModelState.FAILED),
+        (ModelState.ABSENT, ModelState.LOADING),
+        (ModelState.FAILED, ModelState.LOADING),
+        (ModelState.LOADING, ModelState.READY),
+        (ModelState.LOADING, ModelState.FAILED),
+        (ModelState.READY, ModelState.DRAINING),
+        (ModelState.DRAINING, ModelState.ABSENT),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +68,32 @@ class LoadingRules:
     idle_timeout_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """Check this model without loading it."""
+@dataclass(slots=True)
+class ModelEntry:
+    """One model's entry. Only the model table writes to it.
+
+    `server_id` numbers the servers that were started, and `since_s` is the time of the last state
+    change. `is_checked`: a check passed, so other models may be unloaded for it. `is_local`:
+    nothing of it has to be downloaded.
+    """
 
     name: str
+    state: ModelState = ModelState.ABSENT
+    since_s: float = 0.0
+    used_s: float = 0.0
+    server_id: int = 0
+    num_users: int = 0
+    num_waiting: int = 0
+    waiting_since_s: float = 0.0
+    is_checked: bool = False
+    is_local: bool = True
+    failure: str = ""
 
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Load this model beside `num_others`. Those named in `instead_of` were unloaded for it."""
-
-    name: str
-    num_others: int
-    instead_of: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Unload:
-    """Unload this model."""
-
-    name: str
+    @property
+    def request_state(self) -> str:
+        """The state of the requests that wait for it, as clients are notified."""
+        is_loading = self.state in (ModelState.CHECKING, ModelState.LOADING)
+        return "loading" if is_loading else "queued"
 
 
 class ModelTable:
@@ -66,8 +103,6 @@ class ModelTable:
         self._rules = rules
         self._entries: dict[str, ModelEntry] = {}
         self._num_servers = 0
-        # Models that were unloaded for others since the last load.
-        self._evicted: list[str] = []
 
     def entry(self, name: str) -> ModelEntry:
         """The entry of one model; for reading."""
@@ -87,6 +122,11 @@ class ModelTable:
         """Requests that wait, for any model."""
         return sum(entry.num_waiting for entry in self._entries.values())
 
+    def is_open(self, name: str, now_s: float) -> bool:
+        """Whether a request for the model may start now."""
+        is_ready = self.entry(name).state is ModelState.READY
+        return is_ready and self._turn_ends().get(name, math.inf) > now_s
+
     def last_used(self) -> str | None:
         """The ready model that was used most recently."""
         ready = [entry for entry in self._entries.values() if entry.state is ModelState.READY]
@@ -104,7 +144,7 @@ class ModelTable:
     def add_user(self, name: str, now_s: float) -> int:
         """Record another user of an open model. Returns the server's id, for `remove_user`."""
         entry = self._entries[name]
-        assert entry.is_open, f"{name} is not open"
+        assert entry.state is ModelState.READY, f"{name} is not ready"
         entry.num_users += 1
         entry.used_s = now_s
         return entry.server_id
@@ -131,60 +171,27 @@ class ModelTable:
         assert entry.num_waiting >= count, f"no request waits for {name}"
         entry.num_waiting -= count
 
-    def wait_reason(self, name: str) -> WaitReason:
-        """What the requests for the model wait for."""
-        entry = self.entry(name)
-        if entry.state is ModelState.LOADING:
-            return WaitReason.LOAD
-        if entry.state is ModelState.CHECKING:
-            return WaitReason.CHECK
-        is_queued = not entry.is_checked and self._are_checks_full(entry)
-        return WaitReason.CHECK_QUEUE if is_queued else WaitReason.ROOM
+    def next_step(self, now_s: float) -> ModelEntry | None:
+        """A model that is to be checked, loaded or unloaded, as its new state says.
 
-    def next_step(self, now_s: float) -> Check | Load | Unload | None:
-        """The next step, recorded as started. Call it until it returns None."""
+        Call it until it returns None.
+        """
         missing = self._missing()
         self._remove_stale(now_s)
-        if not missing:
-            self._evicted.clear()
         num_free = self._rules.max_loaded - self.num_loaded
         loadable = [entry for entry in missing if entry.state is not ModelState.DRAINING]
         local = [entry for entry in loadable if entry.is_local or entry.is_checked]
         if local and num_free > 0 and not self._count(ModelState.LOADING):
-            return self._load(local[0], now_s)
-        num_coming = num_free + self._count(ModelState.DRAINING)
-        is_short = len(missing) > num_coming
+            # The check may be outdated when the model is loaded again.
+            local[0].is_checked = False
+            return self._move(local[0], ModelState.LOADING, now_s)
+        is_short = len(missing) > self._num_coming()
         for entry in loadable:
             needs_check = not entry.is_checked and (is_short or not entry.is_local)
             if needs_check and not self._are_checks_full(entry):
-                self._apply(entry, Transition.CHECK, now_s)
-                return Check(entry.name)
-        return self._make_room(num_coming, now_s)
-
-    def _load(self, entry: ModelEntry, now_s: float) -> Load:
-        load = Load(entry.name, self.num_loaded, tuple(self._evicted))
-        self._evicted.clear()
-        # The check may be outdated when the model is loaded again.
-        entry.is_checked = False
-        self._apply(entry, Transition.LOAD, now_s)
-        return load
-
-    def _make_room(self, num_coming: int, now_s: float) -> Unload | None:
-        demand = self._demand()
-        victim = None
-        if len(demand) > num_coming:
-            victim = self._idle_victim()
-            if victim is None:
-                self._close(demand, now_s)
-            else:
-                self._evicted.append(victim.name)
-        else:
-            self._reopen()
-        victim = victim or self._overdue(now_s)
-        if victim is None:
-            return None
-        self._apply(victim, Transition.UNLOAD, now_s)
-        return Unload(victim.name)
+                return self._move(entry, ModelState.CHECKING, now_s)
+        victim = self._victim(now_s)
+        return self._move(victim, ModelState.DRAINING, now_s) if victim else None
 
     def next_alarm_s(self, now_s: float) -> float | None:
         """When time alone may make a step due; None: never."""
@@ -193,20 +200,19 @@ class ModelTable:
         if self._rules.idle_timeout_s is not None:
             idle = (entry for entry in ready if not entry.num_users and not entry.num_waiting)
             times += [entry.used_s + self._rules.idle_timeout_s for entry in idle]
-        if pair := self._next_to_close(self._demand()):
-            times.append(self._turn_end(*pair))
+        times += [end_s for end_s in self._turn_ends().values() if end_s > now_s]
         return min(times, default=None)
 
     def mark_checked(self, name: str, now_s: float) -> None:
         """The check passed."""
         entry = self._entries[name]
-        self._apply(entry, Transition.PASSED, now_s)
+        self._move(entry, ModelState.ABSENT, now_s)
         entry.is_checked = True
 
     def mark_loaded(self, name: str, now_s: float) -> None:
         """The load succeeded: the model is ready."""
         entry = self._entries[name]
-        self._apply(entry, Transition.LOADED, now_s)
+        self._move(entry, ModelState.READY, now_s)
         self._num_servers += 1
         entry.server_id = self._num_servers
         entry.used_s = now_s
@@ -214,23 +220,24 @@ class ModelTable:
     def mark_failed(self, name: str, reason: str, now_s: float) -> None:
         """The check or the load failed."""
         entry = self._entries[name]
-        self._apply(entry, Transition.REFUSED, now_s)
+        self._move(entry, ModelState.FAILED, now_s)
         entry.failure = reason
 
     def start_unload(self, name: str, now_s: float) -> None:
         """Unload a ready model whoever uses it: its server died, or all servers stop."""
-        self._apply(self._entries[name], Transition.UNLOAD, now_s)
+        self._move(self._entries[name], ModelState.DRAINING, now_s)
 
     def mark_unloaded(self, name: str, now_s: float) -> None:
         """The model's server has ended."""
         entry = self._entries[name]
-        self._apply(entry, Transition.GONE, now_s)
+        self._move(entry, ModelState.ABSENT, now_s)
         entry.num_users = 0
-        entry.is_closing = False
 
-    def _apply(self, entry: ModelEntry, event: Transition, now_s: float) -> None:
-        entry.state = TRANSITIONS[entry.state, event]
+    def _move(self, entry: ModelEntry, state: ModelState, now_s: float) -> ModelEntry:
+        assert (entry.state, state) in LEGAL_MOVES, f"{entry.name}: {entry.state} -> {state}"
+        entry.state = state
         entry.since_s = now_s
+        return entry
 
     def _count(self, state: ModelState) -> int:
         return sum(entry.state is state for entry in self._entries.values())
@@ -250,47 +257,39 @@ class ModelTable:
         """Missing models for which others may be unloaded."""
         return [b for b in self._missing() if b.is_checked or b.state is ModelState.DRAINING]
 
-    def _idle_victim(self) -> ModelEntry | None:
+    def _num_coming(self) -> int:
+        """Places in memory that are free, or will be without a further unload."""
+        num_free = self._rules.max_loaded - self.num_loaded
+        return num_free + self._count(ModelState.DRAINING)
+
+    def _victim(self, now_s: float) -> ModelEntry | None:
+        """The model to unload: the least recently used idle one, if it is due or in the way."""
         idle = [
             entry
             for entry in self._entries.values()
             if entry.state is ModelState.READY
             and not entry.num_users
-            and (entry.is_closing or not entry.num_waiting)
+            and not (entry.num_waiting and self.is_open(entry.name, now_s))
         ]
-        return min(idle, key=lambda entry: entry.used_s, default=None)
-
-    def _close(self, missing: list[ModelEntry], now_s: float) -> None:
-        """Close the models that are ready longest, if for `turn_s`, to further users."""
-        while pair := self._next_to_close(missing):
-            if self._turn_end(*pair) > now_s:
-                return
-            pair[0].is_closing = True
-
-    def _next_to_close(self, missing: list[ModelEntry]) -> tuple[ModelEntry, ModelEntry] | None:
-        """The open model that is ready longest, and the model that waits for its place."""
-        ready = [entry for entry in self._entries.values() if entry.state is ModelState.READY]
-        open_ones = [entry for entry in ready if not entry.is_closing]
-        num_closing = len(ready) - len(open_ones)
-        num_coming = self._rules.max_loaded - self.num_loaded + self._count(ModelState.DRAINING)
-        starved = missing[num_closing + num_coming :]
-        if not starved or not open_ones:
-            return None
-        return min(open_ones, key=lambda entry: entry.since_s), starved[0]
-
-    def _turn_end(self, entry: ModelEntry, waiting: ModelEntry) -> float:
-        return max(entry.since_s, waiting.waiting_since_s) + self._rules.turn_s
-
-    def _reopen(self) -> None:
-        for entry in self._entries.values():
-            entry.is_closing = False
-
-    def _overdue(self, now_s: float) -> ModelEntry | None:
+        victim = min(idle, key=lambda entry: entry.used_s, default=None)
+        if victim is None or len(self._demand()) > self._num_coming():
+            return victim
         timeout_s = self._rules.idle_timeout_s
-        victim = self._idle_victim()
-        if timeout_s is None or victim is None or now_s - victim.used_s < timeout_s:
-            return None
-        return victim
+        is_due = timeout_s is not None and now_s - victim.used_s >= timeout_s
+        return victim if is_due else None
+
+    def _turn_ends(self) -> dict[str, float]:
+        """When ready models stop to accept users since others wait for their places.
+
+        The model that is ready longest makes room for the one that waits longest.
+        """
+        ready = [entry for entry in self._entries.values() if entry.state is ModelState.READY]
+        ready.sort(key=lambda entry: entry.since_s)
+        pairs = zip(ready, self._demand()[self._num_coming() :], strict=False)
+        return {
+            entry.name: max(entry.since_s, waiting.waiting_since_s) + self._rules.turn_s
+            for entry, waiting in pairs
+        }
 
     def _remove_stale(self, now_s: float) -> None:
         """Drop entries of models that are absent and not awaited; failures stay for a while."""

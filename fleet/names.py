@@ -7,16 +7,15 @@ is read.
 import asyncio
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from fleet.background import run_in_daemon_thread
-from fleet.errors import LoadFailed, NoModelNamed, NotNow, ShuttingDown, UnknownModel
-from processes.hub import HubError, NotOnHub
+from fleet.errors import LoadFailed, NoModelNamed, UnknownModel
+from processes.hub import HubError, NotOnHub, run_in_daemon_thread
 
 # Names that TGI's and the hub's clients send for the only model of a server.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy"})
@@ -29,7 +28,6 @@ _RULE = (
 _PART = re.compile(r"[^\x00-\x20\x7f/\\.-][^\x00-\x1f\x7f/\\]*")
 # On each of two levels below the root.
 _MAX_LISTED = 1000
-_MAX_REMEMBERED = 1000
 _MAX_LOOKUPS = 4
 # The hub's own client retries for some minutes.
 _HUB_TIMEOUT_S = 60.0
@@ -69,10 +67,6 @@ class ModelNames(Protocol):
         """The known names. May read folders."""
         ...
 
-    def close(self) -> None:
-        """Cancel all lookups; the requests that wait for one get ShuttingDown."""
-        ...
-
 
 class ListedModels:
     """The models of the command line; the first one is the default."""
@@ -99,34 +93,19 @@ class ListedModels:
         """All of them."""
         return [each.name for each in self._models]
 
-    def close(self) -> None:
-        """There are no lookups."""
-
 
 class AnyModel:
     """Every model below `root`, by its path there, and every model of `hub` if there is one.
 
-    What the hub's cache has is found without waiting for the hub. Concurrent requests share a
-    lookup, each waits for at most `hub_timeout_s`, and a negative answer is kept for `memory_s`.
+    What the hub's cache has is found without waiting for the hub, for which a request waits for at
+    most `hub_timeout_s`.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        hub: Hub | None,
-        memory_s: float,
-        clock: Callable[[], float],
-        hub_timeout_s: float = _HUB_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, root: Path, hub: Hub | None, hub_timeout_s: float = _HUB_TIMEOUT_S) -> None:
         self._root = root.resolve()
         self._hub = hub
-        self._memory_s = memory_s
-        self._clock = clock
         self._hub_timeout_s = hub_timeout_s
-        self._refusals: dict[str, tuple[float, UnknownModel | NotNow]] = {}
-        self._lookups: dict[str, asyncio.Task[None]] = {}
-        self._slots = asyncio.Semaphore(_MAX_LOOKUPS)
-        self._is_closed = False
+        self._lookups = asyncio.Semaphore(_MAX_LOOKUPS)
 
     async def find(self, name: str) -> Model:
         """The folder of this name, or else the hub's model of this name."""
@@ -141,7 +120,8 @@ class AnyModel:
             raise UnknownModel(name, f"{self._root} has no such folder")
         if os.path.isdir(name):  # a server would prefer it to the hub's model
             raise UnknownModel(name, f"{Path(name).resolve()} is outside {self._root}")
-        await self._ask_hub(name)
+        if not self._hub.has_here(name):
+            await self._ask(self._hub, name)
         return Model(name, name)
 
     def default(self) -> None:
@@ -157,12 +137,6 @@ class AnyModel:
                 if _is_valid(name) and path.parent.resolve().is_relative_to(self._root):
                     found.append(name)
         return sorted(found)
-
-    def close(self) -> None:
-        """Cancel all lookups; the requests that wait for one get ShuttingDown."""
-        self._is_closed = True
-        for lookup in self._lookups.values():
-            lookup.cancel()
 
     def _find_folder(self, name: str) -> Model | None:
         relative = self._relative(name)
@@ -185,55 +159,19 @@ class AnyModel:
             raise UnknownModel(name, reason)
         return relative
 
-    async def _ask_hub(self, name: str) -> None:
-        assert self._hub is not None
-        if self._is_closed:
-            raise ShuttingDown()
-        until_s, refusal = self._refusals.get(name, (0.0, None))
-        if refusal is not None and self._clock() < until_s:
-            raise refusal.with_traceback(None)
-        lookup = self._lookups.get(name)
-        if lookup is None:
-            if self._hub.has_here(name):
-                return
-            lookup = self._lookups[name] = asyncio.create_task(self._look_up(name))
-            lookup.add_done_callback(lambda task: self._end_lookup(name, task))
+    async def _ask(self, hub: Hub, name: str) -> None:
+        """Check that the hub has the model. Raises UnknownModel and LoadFailed."""
+        lookup = partial(hub.require, name)
         try:
-            async with asyncio.timeout(self._hub_timeout_s):
-                # A request that is cancelled does not cancel the lookup for the others.
-                await asyncio.shield(lookup)
-        except asyncio.CancelledError:
-            if lookup.cancelled():
-                raise ShuttingDown() from None
-            raise
+            async with asyncio.timeout(self._hub_timeout_s), self._lookups:
+                await asyncio.wrap_future(run_in_daemon_thread(lookup))
+        except NotOnHub as error:
+            raise UnknownModel(name, str(error)) from error
+        except HubError as error:
+            raise LoadFailed(str(error), _HUB_RETRY_AFTER_S) from error
         except TimeoutError:
-            raise LoadFailed(
-                f"the hub did not answer for {name!r} within {self._hub_timeout_s:g} s",
-                self._memory_s,
-            ) from None
-
-    def _end_lookup(self, name: str, task: asyncio.Task[None]) -> None:
-        del self._lookups[name]
-        if not task.cancelled():
-            # Retrieved, since all requests for it may have been cancelled.
-            task.exception()
-
-    async def _look_up(self, name: str) -> None:
-        assert self._hub is not None
-        async with self._slots:
-            try:
-                await run_in_daemon_thread(partial(self._hub.require, name))
-            except HubError as error:
-                refusal = (
-                    UnknownModel(name, str(error))
-                    if isinstance(error, NotOnHub)
-                    else LoadFailed(str(error), _HUB_RETRY_AFTER_S)
-                )
-                if len(self._refusals) >= _MAX_REMEMBERED:
-                    self._refusals.clear()
-                self._refusals[name] = (self._clock() + self._memory_s, refusal)
-                raise refusal from error
-        self._refusals.pop(name, None)
+            message = f"the hub did not answer for {name!r} within {self._hub_timeout_s:g} s"
+            raise LoadFailed(message, _HUB_RETRY_AFTER_S) from None
 
 
 def no_model_named(names: ModelNames) -> NoModelNamed:

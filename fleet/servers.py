@@ -1,29 +1,33 @@
 """Starts a server per model, each a whole `launcher serve` at a unix socket, and checks models."""
 
 import asyncio
+import contextlib
+import json
 import os
+import re
+import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Protocol
 
-from fleet.background import run_in_daemon_thread
 from fleet.errors import DidNotStart
-from fleet.launched_server import LaunchedServer, ServerRules, exit_reason
 from fleet.names import Model
 from processes.addresses import answers_health
 from processes.child import Child
-from processes.host import HostMemory, anonymous_bytes
 from processes.hub import has_weights_cached
 from processes.logs import Console
 
-_HOST = HostMemory()
 _POLL_S = 0.05
 # Beyond the graceful timeout, for a server to end its own children.
 _STOP_SLACK_S = 30.0
 _FAILED_STOP_S = 5.0
-_MAX_REMEMBERED = 1000
+_MAX_REASON_LEN = 500
+# In front of the lines of other processes that an error quotes.
+_INDENT = "    "
+_PROCESS_NAME = re.compile(r"\S+( \d+)? \| ")
 # Environment variables of the front alone; servers get flags for them.
 _FRONT_VARIABLES = frozenset(
     {
@@ -65,7 +69,7 @@ class Server(Protocol):
 class Servers(Protocol):
     """Starts servers and checks models."""
 
-    async def is_local(self, model: Model) -> bool:
+    def is_local(self, model: Model) -> bool:
         """Whether nothing of a model has to be downloaded."""
         ...
 
@@ -79,28 +83,66 @@ class Servers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _CheckedModel:
-    """A model that passed a check, or loaded, with these `files`.
+class ServerRules:
+    """What all servers share. `flags` are those of `launcher serve`; `folder` holds the sockets.
 
-    `enough_bytes` of host memory suffice: what the check found that the weights take, or what was
-    available before a load that succeeded.
+    `memory_fraction` of a GPU is shared by `max_loaded` servers.
     """
 
-    files: object
-    enough_bytes: int
+    flags: Sequence[str]
+    folder: Path
+    max_loaded: int
+    memory_fraction: float
+    graceful_timeout_s: float
 
-    def is_valid(self, files: object, room_bytes: int | None) -> bool:
-        """Whether no further check is needed, with these files and this much memory."""
-        return files == self.files and (room_bytes is None or room_bytes >= self.enough_bytes)
+    def argv(self, model: Model, socket: Path, num_others: int) -> list[str]:
+        """The command of a server beside `num_others`."""
+        # The share includes the memory that the others hold.
+        share = self.memory_fraction * (num_others + 1) / self.max_loaded
+        return [*self._serve(model, share), "--http-uds", str(socket)]
+
+    def check_argv(self, model: Model) -> list[str]:
+        """The command of a check."""
+        # Other models may be unloaded for it.
+        argv = [*self._serve(model, self.memory_fraction), "--dry-run"]
+        # One check at a time computes, for some seconds on one core; downloads go on beside it.
+        return [*argv, "--turn-file", str(self.folder / "turn")]
+
+    def _serve(self, model: Model, share: float) -> list[str]:
+        argv = [sys.executable, "-m", "launcher", "serve", model.source]
+        argv += ["--parent-pid", str(os.getpid()), "--served-model-name", model.name]
+        return [*argv, *self.flags, "--cuda-memory-fraction", f"{share:.4f}"]
+
+
+class LaunchedServer:
+    """Owner of the child process of one server. The child ends when this process does."""
+
+    def __init__(self, child: Child, socket: Path, stop_timeout_s: float) -> None:
+        self._child = child
+        self.socket = socket
+        self._stop_timeout_s = stop_timeout_s
+
+    async def ended(self) -> str:
+        """Wait for its end; returns the reason in one line."""
+        await self._child.wait()
+        return exit_reason(self._child)
+
+    async def stop(self) -> None:
+        """Stop it after its running requests, within the graceful timeout."""
+        await self._child.stop(self._stop_timeout_s)
+        # No other server gets this path.
+        with contextlib.suppress(OSError):
+            self.socket.unlink()
+
+    def stop_now(self) -> None:
+        """Stop it at once: a second signal makes it end its own children too."""
+        self._child.signal(signal.SIGTERM)
 
 
 class LaunchedServers:
     """Starts servers as child processes, each at a numbered socket.
 
-    A model that passed a check is not checked again while its files are the same and as much
-    memory is available as it is known to fit into. Whether it fits is decided after the check, with
-    the memory of that moment: the download may have taken hours. `available` returns the host's
-    available bytes, None where the system does not report them.
+    A model that passed a check, or was loaded, is not checked again while its files are the same.
     """
 
     def __init__(
@@ -108,76 +150,40 @@ class LaunchedServers:
         rules: ServerRules,
         environ: Mapping[str, str],
         console: Console,
-        available: Callable[[], int | None] = _HOST.available_bytes,
         is_cached: Callable[[str], bool] = has_weights_cached,
     ) -> None:
         self._rules = rules
-        self._available = available
         self._is_cached = is_cached
         self._environ = {
             name: value for name, value in environ.items() if name not in _FRONT_VARIABLES
         }
         self._console = console
         self._num_started = 0
-        self._num_checks = 0
-        self._children: set[Child] = set()
-        self._checked: dict[str, _CheckedModel] = {}
-        self._cache_lookups: dict[str, asyncio.Future[bool]] = {}
+        self._checked: dict[str, object] = {}
 
-    async def is_local(self, model: Model) -> bool:
-        """Whether the model is a folder, or its weights are in the hub's cache.
-
-        Concurrent calls for one model share a lookup.
-        """
-        source = model.source
-        if os.path.isdir(source):
-            return True
-        lookup = self._cache_lookups.get(source)
-        if lookup is None:
-            call = partial(self._is_cached, source)
-            lookup = asyncio.ensure_future(run_in_daemon_thread(call))
-            lookup.add_done_callback(lambda _: self._cache_lookups.pop(source))
-            self._cache_lookups[source] = lookup
-        # A caller that is cancelled does not cancel the lookup for the others.
-        return await asyncio.shield(lookup)
+    def is_local(self, model: Model) -> bool:
+        """Whether the model is a folder, or its weights are in the hub's cache."""
+        return os.path.isdir(model.source) or self._is_cached(model.source)
 
     async def check(self, model: Model) -> None:
         """Check a model in a child process, which downloads it if necessary. Raises DidNotStart."""
-        files = await run_in_daemon_thread(partial(_files_of, model))
-        known = self._checked.get(model.source)
-        room = await run_in_daemon_thread(self._room_bytes)
-        if known is not None and known.is_valid(files, room):
+        files = _files_of(model)
+        if model.source in self._checked and self._checked[model.source] == files:
             return
-        needed = await self._check_in_child(model)
-        room = await run_in_daemon_thread(self._room_bytes)
-        if room is not None and needed > room:
-            raise DidNotStart(
-                f"weights of {needed / 2**30:.2f} GiB do not fit into the {room / 2**30:.2f} GiB"
-                " that the host could have available"
-            )
-        self._remember(model, _CheckedModel(files, needed))
-
-    async def _check_in_child(self, model: Model) -> int:
-        """The bytes of host memory that the model needs."""
-        self._num_checks += 1
-        needs_file = self._rules.folder / f"needs-{self._num_checks}"
-        child = await self._start_child(model.name, self._rules.check_argv(model, needs_file))
+        child = await self._start_child(model.name, self._rules.check_argv(model))
         try:
             if await child.wait():
                 raise DidNotStart(exit_reason(child))
-            return int(needs_file.read_text())
         finally:
             await child.stop(_FAILED_STOP_S)
-            needs_file.unlink(missing_ok=True)
+        self._checked[model.source] = files
 
     async def start(self, model: Model, num_others: int) -> LaunchedServer:
         """A server that answers GET /health/ready. Raises DidNotStart."""
         self._num_started += 1
         socket = self._rules.folder / f"{self._num_started}.sock"
-        files = await run_in_daemon_thread(partial(_files_of, model))
-        available = await run_in_daemon_thread(self._available)
+        files = _files_of(model)
         child = await self._start_child(model.name, self._rules.argv(model, socket, num_others))
-        self._children = {*self._running(), child}
         try:
             while not await answers_health("", 0, uds=socket):
                 if child.returncode is not None:
@@ -187,7 +193,7 @@ class LaunchedServers:
         except BaseException:
             await child.stop(_FAILED_STOP_S)
             raise
-        self._remember(model, _CheckedModel(files, available or 0))
+        self._checked[model.source] = files
         return LaunchedServer(child, socket, self._rules.graceful_timeout_s + _STOP_SLACK_S)
 
     async def _start_child(self, name: str, argv: Sequence[str]) -> Child:
@@ -196,26 +202,28 @@ class LaunchedServers:
         except OSError as error:
             raise DidNotStart(f"no process could be started: {error.strerror or error}") from error
 
-    def _running(self) -> set[Child]:
-        return {child for child in self._children if child.returncode is None}
 
-    def _room_bytes(self) -> int | None:
-        """Host memory that one more model could get, with those that would be unloaded for it."""
-        available = self._available()
-        if available is None:
-            return None
-        held = sorted(anonymous_bytes(child.pid) for child in self._running())
-        # With all places taken one model is unloaded, at best the largest; the others stay.
-        return available + sum(held[self._rules.max_loaded - 1 :])
+def exit_reason(child: Child) -> str:
+    """Why a child ended, in one line: the first error that it logged, or how it ended.
 
-    def _remember(self, model: Model, checked: _CheckedModel) -> None:
-        if len(self._checked) >= _MAX_REMEMBERED:
-            self._checked.clear()
-        known = self._checked.get(model.source)
-        if known is not None and known.files == checked.files:
-            enough_bytes = min(known.enough_bytes, checked.enough_bytes)
-            checked = _CheckedModel(checked.files, enough_bytes)
-        self._checked[model.source] = checked
+    The last line of a process that the error quotes is appended.
+    """
+    lines = [part for line in child.last_lines for part in _message(line).splitlines()]
+    for index, line in enumerate(lines):
+        if line.lower().startswith("error: "):
+            reason, quotes, _ = line[len("error: ") :].partition("; its last lines:")
+            quoted = [*takewhile(lambda line: line.startswith(_INDENT), lines[index + 1 :])]
+            if quotes and quoted:
+                reason = f"{reason}: {_message(quoted[-1].strip())}"
+            return reason[:_MAX_REASON_LEN]
+    return child.death_notice().splitlines()[0].split(";")[0][:_MAX_REASON_LEN]
+
+
+def _message(line: str) -> str:
+    """The message of a log line, which is text after a process's name, or JSON."""
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return str(json.loads(line)["message"])
+    return _PROCESS_NAME.sub("", line)
 
 
 def _files_of(model: Model) -> tuple[tuple[str, int, int], ...] | None:

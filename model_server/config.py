@@ -236,15 +236,8 @@ class CheckConfig(ServeConfig):
     )
     turn_file: Path | None = setting(
         None,
-        "locked during the check, so that of several checks one at a time takes a core",
-        Path,
-        group=Group.MODEL,
-        env=False,
-    )
-    needs_file: Path | None = setting(
-        None,
-        "where the bytes of the host are written that the model needs, for a caller that decides "
-        "whether it fits; absent: the memory that is available decides",
+        "locked during the check, so that of several checks one at a time takes a core; the host's "
+        "memory is then judged when the model is loaded, for which others may be unloaded",
         Path,
         group=Group.MODEL,
         env=False,

@@ -74,23 +74,6 @@ class HostMemory:
                     yield root / each.relative_to("/"), version
 
 
-def anonymous_bytes(session_id: int, proc: Path = Path("/proc")) -> int:
-    """Memory that the processes of a session hold and no file backs; 0 where it is not reported.
-
-    Shared pages are counted for each process.
-    """
-    folders = (folder for folder in proc.glob("[0-9]*") if _session_of(folder) == session_id)
-    return sum(_numbers(folder / "status").get("RssAnon:", 0) * 1024 for folder in folders)
-
-
-def _session_of(process: Path) -> int | None:
-    """The session of a process; None if it has ended."""
-    # Behind the command's name in brackets, which may hold anything: state, ppid, pgrp, session.
-    _, _, numbers = "".join(_lines(process / "stat")).rpartition(")")
-    words = numbers.split()
-    return int(words[3]) if len(words) > 3 else None
-
-
 def _left(group: Path, version: _Version) -> int | None:
     """What a group leaves; None for one without a bound, and where there is none."""
     limit, used = _number(group / version.limit), _number(group / version.used)

@@ -14,11 +14,11 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from huggingface_hub import hf_hub_download, snapshot_download, try_to_load_from_cache
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 from huggingface_hub.errors import (
-    EntryNotFoundError,
     GatedRepoError,
     HfHubHTTPError,
     HFValidationError,
@@ -37,6 +37,8 @@ _NUM_POLLS = 20
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
+
+T = TypeVar("T")
 
 
 class HubError(Exception):
@@ -67,6 +69,11 @@ def find_folder(
         return folder.resolve()
     if folder.is_absolute() or name.startswith((".", "~")):
         raise NotOnHub(f"the {noun}'s folder {name!r} does not exist")
+    return _fetched(name, revision, patterns, noun)
+
+
+def _fetched(name: str, revision: str | None, patterns: Sequence[str], noun: str) -> Path:
+    """The snapshot of a hub's model. Raises HubError."""
     try:
         return download(name, revision, patterns)
     except HFValidationError as error:
@@ -80,7 +87,8 @@ def find_folder(
             "model set HF_TOKEN)"
         ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        raise HubUnreached(
+        kind = NotOnHub if HF_HUB_OFFLINE else HubUnreached
+        raise kind(
             f"the {noun} {name!r} is no local folder and could not be fetched from the hub: "
             f"{_first_line(error)}"
         ) from error
@@ -129,15 +137,7 @@ def result_unless_stalled(
     work: Callable[[], str], progress: Callable[[], tuple[int, int]], stall_timeout_s: float
 ) -> str | None:
     """What `work` returns or raises; None once `progress` has been the same for so long."""
-    future: Future[str] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - `future.result` raises it again
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
+    future = run_in_daemon_thread(work)
     last, last_s = progress(), time.monotonic()
     while not future.done():
         wait([future], stall_timeout_s / _NUM_POLLS)
@@ -148,6 +148,28 @@ def result_unless_stalled(
     return future.result()
 
 
+def run_in_daemon_thread(work: Callable[[], T]) -> Future[T]:
+    """The result of a blocking call in a thread that nothing joins.
+
+    The threads of an event loop are joined when it ends, and the interpreter's when that does: one
+    that waits for a network would delay both.
+    """
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (raised where it is awaited)
+            # A library's panic or exit ends its call, not the process.
+            is_ordinary = isinstance(error, Exception)
+            failure = error if is_ordinary else RuntimeError(f"{type(error).__name__}: {error}")
+            future.set_exception(failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future
+
+
 class HuggingFaceHub:
     """Whether the hub, or its cache here, has a model; asked before a server is started for it."""
 
@@ -156,33 +178,11 @@ class HuggingFaceHub:
         return _is_hub_id(name) and _cached_file(name, _CONFIG) is not None
 
     def require(self, name: str) -> None:
-        """Check that the model can be downloaded. Takes seconds.
-
-        Raises NotOnHub, and HubUnreached.
-        """
+        """Check that the model can be downloaded. Takes seconds. Raises HubError."""
         if not _is_hub_id(name):
             raise NotOnHub("a model of the hub is NAME or OWNER/NAME")
-        try:
-            hf_hub_download(name, _CONFIG)
-        except HFValidationError as error:
-            raise NotOnHub("a model of the hub is NAME or OWNER/NAME") from error
-        except GatedRepoError as error:
-            raise NotOnHub("it is gated, and our token has no access (set HF_TOKEN)") from error
-        except (LocalEntryNotFoundError, OfflineModeIsEnabled) as error:
-            if HF_HUB_OFFLINE:
-                reason = "it is not in the hub's cache, and this server is offline"
-                raise NotOnHub(reason) from error
-            raise HubUnreached(
-                f"the model {name!r} is not in the hub's cache, and the hub was not reached"
-            ) from error
-        except RepositoryNotFoundError as error:
-            raise NotOnHub("the hub has no such model, or not for us") from error
-        except EntryNotFoundError as error:
-            raise NotOnHub(f"on the hub it has no {_CONFIG}") from error
-        except (HfHubHTTPError, OSError) as error:
-            raise HubUnreached(
-                f"the hub was asked for {name!r} and failed: {_first_line(error)}"
-            ) from error
+        if not (_fetched(name, None, [_CONFIG], "model") / _CONFIG).is_file():
+            raise NotOnHub(f"on the hub it has no {_CONFIG}")
 
 
 def has_weights_cached(name: str) -> bool:

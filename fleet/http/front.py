@@ -5,14 +5,14 @@ front_routes | find_route -> model name -> Model -> Lease -> proxy
 
 import asyncio
 import logging
+from contextlib import closing
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleet.errors import FleetError, ServerGone
-from fleet.http.event_stream import CommentTimes, EventStream
 from fleet.http.front_routes import FrontRoutes
-from fleet.http.proxy import forward, is_draining, send_back
+from fleet.http.proxy import CommentTimes, EventStream, forward, send_back
 from fleet.http.routes import ModelSource, find_route, methods_of, read_requested_model
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
@@ -81,9 +81,9 @@ class Front:
             acquiring = self._manager.acquire(model)
             if stream.is_wanted(is_stream=requested.is_stream):
                 acquiring = stream.with_comments(
-                    acquiring, lambda: self._manager.request_state(model.name)
+                    acquiring, lambda: self._manager.entry(model.name).request_state
                 )
-            with await unless_disconnected(request, acquiring) as lease:
+            with closing(await unless_disconnected(request, acquiring)) as lease:
                 try:
                     response = await forward(request, lease.socket, requested.body)
                 except ServerGone:
@@ -92,30 +92,26 @@ class Front:
                     if num_tries == _MAX_TRIES:
                         raise
                     continue
-                is_last = num_tries == _MAX_TRIES or self._manager.is_draining
-                if is_draining(response) and not is_last:
-                    # It shuts down by itself: its shard did, or it got a signal.
-                    response.close()
-                    self._manager.report_failure(lease, is_draining=True)
-                    continue
                 self._metrics.requests.inc(model.name)
                 await send_back(request, response, stream, send, self._metrics)
                 return
 
     async def _ask_loaded(self, request: Request, stream: EventStream, send: Send) -> None:
-        """The answer of the first loaded model's server that knows the stored response."""
+        """The answer of the first loaded model's server that has what is requested."""
         for name in self._manager.ready():
             lease = self._manager.acquire_ready(name)
             if lease is None:
                 continue
-            with lease:
+            with closing(lease):
                 response = await forward(request, lease.socket, b"")
                 if response.status != 404:
                     await send_back(request, response, stream, send, self._metrics)
                     return
                 response.close()
-        message = "no loaded model keeps such a response; they are forgotten with its unloading"
-        raise HttpError(404, "response_not_found", message, field="response_id")
+        if request.scope["path"].startswith("/v1/responses/"):
+            message = "no loaded model keeps such a response; they are forgotten with its unloading"
+            raise HttpError(404, "response_not_found", message, field="response_id")
+        raise HttpError(404, "not_found", "no model is loaded whose server would answer this")
 
     def _no_route(self, method: str, path: str) -> HttpError:
         allowed = methods_of(path)

@@ -6,19 +6,18 @@ None of them loads a model or waits for one.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
 from fleet.errors import FleetError, UnknownModel
 from fleet.http.upstream import send_request
 from fleet.metrics import FleetMetrics, merge
-from fleet.model_entry import ModelState
 from fleet.model_manager import ModelManager
+from fleet.model_table import ModelState
 from fleet.names import ModelNames
-from router.http.server.docs import DOCS_PAGE, OPENAPI_PATH
+from router.http.server.body import json_response
 from router.http.server.errors import HttpError, model_not_found
 
 _logger = logging.getLogger("fleet")
@@ -32,14 +31,13 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class FrontRoutes:
-    """The handlers. `keys` are the servers' too; `load_document` reads the OpenAPI document."""
+    """The handlers. `keys` are the servers' too."""
 
     def __init__(
         self,
         manager: ModelManager,
         names: ModelNames,
         metrics: FleetMetrics,
-        load_document: Callable[[], Awaitable[dict[str, Any]]],
         *,
         version: str,
         max_loaded: int,
@@ -49,8 +47,6 @@ class FrontRoutes:
         self._manager = manager
         self._names = names
         self._metrics = metrics
-        self._load_document = load_document
-        self._document: dict[str, Any] | None = None
         self._version = version
         self._max_loaded = max_loaded
         self._created_s = created_s
@@ -70,8 +66,6 @@ class FrontRoutes:
             "/info": self._info,
             "/metrics": self._merged_metrics,
             "/v1/models": self._models,
-            OPENAPI_PATH: self._openapi,
-            "/docs": self._docs,
         }
 
     def has(self, path: str) -> bool:
@@ -110,21 +104,21 @@ class FrontRoutes:
 
     async def _kserve(self, request: Request) -> Response:
         server = {"name": "text-generation-inference", "version": self._version}
-        return _json({**server, "extensions": ["health", "models", "metrics"]})
+        return json_response({**server, "extensions": ["health", "models", "metrics"]})
 
     async def _kserve_live(self, request: Request) -> Response:
-        return _json({"live": True})
+        return json_response({"live": True})
 
     async def _kserve_ready(self, request: Request) -> Response:
         await self._ready(request)
-        return _json({"live": True, "ready": True})
+        return json_response({"live": True, "ready": True})
 
     async def _model_ready(self, request: Request) -> Response:
         path = request.scope["path"]
         name = path[len(_KSERVE_MODELS) : -len(_KSERVE_READY)].partition("/versions/")[0]
-        if self._manager.states().get(name) is not ModelState.READY:
+        if self._manager.entry(name).state is not ModelState.READY:
             raise _unhealthy(f"{name[:200]!r} is not loaded")
-        return _json({"name": name, "live": True, "ready": True})
+        return json_response({"name": name, "live": True, "ready": True})
 
     async def _info(self, request: Request) -> Response:
         """The front and its models, in TGI's fields as far as they apply."""
@@ -137,10 +131,10 @@ class FrontRoutes:
             "max_loaded_models": self._max_loaded,
             "models": await self._cards(),
         }
-        return _json(info)
+        return json_response(info)
 
     async def _models(self, request: Request) -> Response:
-        return _json({"object": "list", "data": await self._cards()})
+        return json_response({"object": "list", "data": await self._cards()})
 
     async def _model(self, request: Request) -> Response:
         name = request.scope["path"].removeprefix("/v1/models/")
@@ -148,27 +142,27 @@ class FrontRoutes:
             found = await self._names.find(name)
         except UnknownModel as error:
             raise model_not_found(name) from error
-        return _json(await self._card(found.name))
+        return json_response(await self._card(found.name))
 
     async def _cards(self) -> list[dict[str, object]]:
         listed = await asyncio.to_thread(self._names.listed)
-        names = dict.fromkeys([*listed, *self._manager.states()])
+        names = dict.fromkeys([*listed, *(each.name for each in self._manager.entries())])
         return list(await asyncio.gather(*(self._card(name) for name in names)))
 
     async def _card(self, name: str) -> dict[str, object]:
         """A model's entry of `/v1/models`, with OpenAI's, vLLM's and the front's fields."""
-        state = self._manager.states().get(name, ModelState.ABSENT)
+        entry = self._manager.entry(name)
         card: dict[str, object] = {
             "id": name,
             "object": "model",
             "created": self._created_s,
             "owned_by": "tandem",
-            "state": str(state),
-            "num_requests": self._manager.num_users(name),
+            "state": str(entry.state),
+            "num_requests": entry.num_users,
         }
-        if (failure := self._manager.failure(name)) is not None:
-            card["failure"] = failure
-        if state is ModelState.READY:
+        if entry.state is ModelState.FAILED:
+            card["failure"] = entry.failure
+        if entry.state is ModelState.READY:
             status, body = await self._get(name, "/v1/models")
             served = orjson.loads(body)["data"][0] if status == 200 else {}
             if "max_model_len" in served:
@@ -180,17 +174,6 @@ class FrontRoutes:
         pages = {name: body.decode() for name, (status, body) in answers.items() if status == 200}
         text = merge(self._metrics.exposition().decode(), pages)
         return Response(text.encode(), headers={"content-type": _METRICS_TYPE})
-
-    async def _openapi(self, request: Request) -> Response:
-        return _json(await self._read_document())
-
-    async def _docs(self, request: Request) -> Response:
-        return HTMLResponse(DOCS_PAGE)
-
-    async def _read_document(self) -> dict[str, Any]:
-        if self._document is None:
-            self._document = await self._load_document()
-        return self._document
 
     async def _get_all(self, path: str) -> dict[str, tuple[int, bytes]]:
         """Status and body of GET `path` from the server of each loaded model."""
@@ -213,10 +196,6 @@ class FrontRoutes:
         except (FleetError, TimeoutError) as error:
             _logger.warning("%s did not answer GET %s: %s", name, path, error)
             return 0, str(error).encode()
-
-
-def _json(answer: object) -> Response:
-    return Response(orjson.dumps(answer), media_type="application/json")
 
 
 def _unhealthy(message: str) -> HttpError:

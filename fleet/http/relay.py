@@ -1,6 +1,6 @@
 """Relays the frames of one LMTP socket to the model that it is bound to, and the answers back.
 
-    put -> queue -> acquire (the client is notified meanwhile) -> the server's socket -> client
+    forward -> acquire (the client is notified meanwhile) -> the server's socket -> client
 
 The model is leased while a stream is open: a socket without streams keeps no model in memory. The
 connection to the server stays open beyond that, since the server keeps buffers per connection.
@@ -8,9 +8,8 @@ connection to the server stays open beyond that, since the server keeps buffers 
 
 import asyncio
 import contextlib
-import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,20 +17,14 @@ import orjson
 from websockets.asyncio.client import ClientConnection, unix_connect
 from websockets.exceptions import WebSocketException
 
-from fleet.errors import FleetError, ServerGone
-from fleet.http.open_streams import TOKEN_COMMANDS, OpenStreams
+from fleet.errors import ServerGone
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import Lease, ModelManager
 from fleet.names import Model
 from router.http.server.errors import HttpError
 
-_logger = logging.getLogger("fleet")
-
-_FIRST_NOTICE_S = 0.2
-_NEXT_NOTICE_S = 10.0
 _CONNECT_TIMEOUT_S = 10.0
-_MAX_QUEUED_LEN = 1 << 24
-_MAX_TRIES = 3
+_TOKEN_COMMANDS = frozenset({"GENERATE", "SCORE", "BEAMS"})
 # The stream of the relay's own HELLO, unlikely to be one of the client's.
 _HELLO_ID = -(1 << 62)
 _HELLO_ANSWER = f'MSG [{{"stream_id":{_HELLO_ID},"hello"'
@@ -39,9 +32,26 @@ _HELLO_ANSWER = f'MSG [{{"stream_id":{_HELLO_ID},"hello"'
 SendText = Callable[[str], Awaitable[None]]
 
 
-def frame(command: str, fields: dict[str, Any]) -> str:
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A client's frame: its type, the object's fields, and both as they were sent."""
+
+    command: str
+    fields: Mapping[str, Any]
+    text: str
+
+    @property
+    def key(self) -> tuple[str, int | None]:
+        """The type of the frames that answer it, and the stream's id; None if that is none."""
+        stream_id = self.fields.get("stream_id")
+        is_valid = type(stream_id) is int
+        kind = "TOKEN" if is_valid and self.command in _TOKEN_COMMANDS else "MSG"
+        return kind, stream_id if is_valid else None
+
+
+def frame_text(kind: str, fields: Mapping[str, object]) -> str:
     """A server's frame of one object."""
-    return f"{command} [{orjson.dumps(fields).decode()}]"
+    return f"{kind} [{orjson.dumps(fields).decode()}]"
 
 
 def error_fields(error: HttpError) -> dict[str, object]:
@@ -54,18 +64,11 @@ def error_fields(error: HttpError) -> dict[str, object]:
     return {**fields, "retryable": error.status >= 500}
 
 
-@dataclass(frozen=True, slots=True)
-class QueuedFrame:
-    """A client's frame for the server, and the version of LMTP in which it was sent."""
-
-    command: str
-    stream_id: int
-    text: str
-    version: int
-
-
 class Relay:
-    """Owner of the connection to a model's server, of its lease, and of the frames that wait."""
+    """Owner of the connection to a model's server, its lease, and the streams that are open.
+
+    `hang_up` closes the client's socket.
+    """
 
     def __init__(
         self,
@@ -74,110 +77,65 @@ class Relay:
         metrics: FleetMetrics,
         headers: Sequence[tuple[str, str]],
         send: SendText,
+        hang_up: SendText,
     ) -> None:
         self.model = model
         self._manager = manager
         self._metrics = metrics
         self._headers = headers
         self._send = send
-        self._streams = OpenStreams()
-        self._queue: deque[QueuedFrame] = deque()
-        self._queued_len = 0
-        self._has_news = asyncio.Event()
-        self._has_room = asyncio.Event()
-        self._has_room.set()
-        self._serving: asyncio.Task[None] | None = None
-        self._connection: ClientConnection | None = None
-        self._reading: asyncio.Task[None] | None = None
-        # Of the connection: the server's id, its version of LMTP, the relay's own HELLOs.
-        self._server_id = 0
+        self._hang_up = hang_up
         self._version = 1
-        self._num_hellos = 0
+        # By `Frame.key`, whether a token with a finish reason ends the stream.
+        self._streams: dict[tuple[str, int | None], bool] = {}
+        self._lease: Lease | None = None
+        self._connection: ClientConnection | None = None
+        self._server_id = 0
+        self._reading: asyncio.Task[None] | None = None
 
-    async def put(self, queued: QueuedFrame) -> None:
-        """Queue a frame for the server; waits while more than _MAX_QUEUED_LEN characters wait."""
-        if queued.command == "CANCEL" and self._serving is None:
-            return  # no stream is open, and the model is not loaded for this
-        await self._has_room.wait()
-        self._queue.append(queued)
-        self._add_queued_len(len(queued.text))
-        self._has_news.set()
-        if self._serving is None:
-            self._serving = asyncio.create_task(self._serve())
+    async def set_version(self, version: int) -> None:
+        """The version of LMTP of all further frames."""
+        self._version = version
+        if self._connection is not None:
+            await self._greet(self._connection)
 
-    async def close(self) -> None:
-        """Close the connection, which cancels what the server does for it."""
-        tasks = [task for task in (self._serving, self._reading) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._disconnect()
-
-    def _clear_queue(self) -> None:
-        self._queue.clear()
-        self._add_queued_len(-self._queued_len)
-
-    def _add_queued_len(self, length: int) -> None:
-        self._queued_len += length
-        if self._queued_len <= _MAX_QUEUED_LEN:
-            self._has_room.set()
+    async def forward(self, frame: Frame) -> None:
+        """Send a frame to the server, which is started first if necessary. Raises NotNow."""
+        if self._connection is None or self._lease is None:
+            if frame.command == "CANCEL":
+                return  # no stream is open, and the model is not loaded for this
+            connection = await self._connect(frame)
         else:
-            self._has_room.clear()
-
-    async def _serve(self) -> None:
-        """Serve the queue until it is empty and no stream is open."""
-        try:
-            while self._queue:
-                try:
-                    await self._serve_with_lease()
-                except FleetError as error:
-                    await self._fail_all(error)
-                except OSError:
-                    raise
-                except Exception:
-                    _logger.exception("the relay to %s failed by a bug", self.model.name)
-                    self._disconnect()
-                    message = "a bug; the server's log has more"
-                    await self._fail_all(HttpError(500, "internal_error", message))
-        except OSError as error:
-            _logger.debug("a socket's client left: %s", error)
-        finally:
-            self._serving = None
-            # Empty, unless the client left: then `put` must not wait for room for ever.
-            self._clear_queue()
-
-    async def _serve_with_lease(self) -> None:
-        with await self._acquire() as lease:
-            connection = await self._connect(lease)
-            while self._queue or self._streams:
-                self._has_news.clear()
-                while self._queue:
-                    queued = self._queue.popleft()
-                    self._add_queued_len(-len(queued.text))
-                    await self._forward(connection, queued)
-                if not self._is_connected:
-                    raise _gone("its socket was closed")
-                if self._streams:
-                    await self._has_news.wait()
-
-    async def _forward(self, connection: ClientConnection, queued: QueuedFrame) -> None:
+            connection = self._connection
+        # From the lease to here nothing awaits, so that `_read` does not end it.
         self._metrics.requests.inc(self.model.name)
-        try:
-            if queued.version != self._version:
-                self._version = queued.version
-                self._num_hellos += 1
-                hello = f'HELLO {{"stream_id":{_HELLO_ID},"version":{queued.version}}}'
-                await connection.send(hello)
-            self._streams.open(queued.stream_id, queued.command, queued.version)
-            await connection.send(queued.text)
-        except WebSocketException as error:
-            raise _gone(str(error)) from error
+        if frame.command != "CANCEL":
+            # In version 2 the last token of a generation is followed by DONE.
+            ends_by_token = self._version == 1 or frame.command == "SCORE"
+            # A second one of the same id is refused by the server, and the first goes on.
+            self._streams.setdefault(frame.key, ends_by_token)
+        with contextlib.suppress(WebSocketException):  # `_read` notices it too
+            await connection.send(frame.text)
 
-    async def _connect(self, lease: Lease) -> ClientConnection:
-        """The connection to the leased model's server. Raises ServerGone."""
-        is_current = self._is_connected and self._server_id == lease.server_id
-        if self._connection is not None and is_current:
-            return self._connection
+    def close(self) -> None:
+        """Close the connection, which cancels what the server does for it."""
+        self._disconnect()
+        self._end_lease()
+
+    async def _connect(self, frame: Frame) -> ClientConnection:
+        """The connection to the server of a model that is leased from now on. Raises NotNow."""
+        lease = await self._acquire(frame)
+        try:
+            connection = self._connection
+            if connection is None or self._server_id != lease.server_id:
+                connection = await self._open(lease)
+        except BaseException:
+            lease.close()
+            raise
+        self._lease = lease
+        return connection
+
+    async def _open(self, lease: Lease) -> ClientConnection:
         self._disconnect()
         try:
             connection = await unix_connect(
@@ -193,87 +151,91 @@ class Relay:
             )
         except (OSError, WebSocketException, TimeoutError) as error:
             self._manager.report_failure(lease)
-            raise _gone(str(error)) from error
-        self._connection = connection
-        self._server_id, self._version, self._num_hellos = lease.server_id, 1, 0
-        self._streams.is_server_draining = False
-        self._reading = asyncio.create_task(self._read(connection, lease))
+            raise _gone() from error
+        if self._version > 1:
+            await self._greet(connection)
+        self._connection, self._server_id = connection, lease.server_id
+        self._reading = asyncio.create_task(self._read(connection))
         return connection
 
-    @property
-    def _is_connected(self) -> bool:
-        return self._reading is not None and not self._reading.done()
+    async def _greet(self, connection: ClientConnection) -> None:
+        hello = f'HELLO {{"stream_id":{_HELLO_ID},"version":{self._version}}}'
+        with contextlib.suppress(WebSocketException):  # `_read` notices it too
+            await connection.send(hello)
 
     def _disconnect(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
         if self._connection is not None:
             self._connection.transport.abort()
+        self._connection = self._reading = None
+
+    def _end_lease(self) -> None:
+        if self._lease is not None:
+            lease, self._lease = self._lease, None
+            lease.close()
+
+    async def _read(self, connection: ClientConnection) -> None:
+        """Relay the server's frames until one of both ends is gone."""
+        with contextlib.suppress(OSError):  # the client left, which its socket notices too
+            with contextlib.suppress(WebSocketException):
+                async for text in connection:
+                    await self._relay(str(text))
+            await self._fail_streams()
+
+    async def _relay(self, text: str) -> None:
+        if text.startswith(_HELLO_ANSWER):
+            return
+        if text.startswith("SYS ") and '"draining"' in text:
+            return  # said of the model's server, not of the front
+        self._note_ends(text)
+        await self._send(text)
+        if not self._streams:
+            self._end_lease()
+
+    def _note_ends(self, text: str) -> None:
+        """Forget the streams that a frame of the server ends."""
+        kind, _, body = text.partition(" ")
+        if kind == "TOKEN" and '"error"' not in body and not any(self._streams.values()):
+            return  # as almost all frames, which are not parsed for that
+        # In version 1, JSON may have NaN and infinities.
+        for fields in json.loads(body):
+            is_end = kind in ("MSG", "DONE", "SCORES") or "error" in fields
+            key = ("MSG" if kind == "MSG" else "TOKEN", fields.get("stream_id"))
+            has_reason = kind == "TOKEN" and fields.get("finish_reason") is not None
+            if is_end or (has_reason and self._streams.get(key)):
+                self._streams.pop(key, None)
+
+    async def _fail_streams(self) -> None:
+        """The server is gone: end its streams with an error."""
         self._connection = None
+        streams, self._streams = self._streams, {}
+        if self._lease is not None:
+            self._manager.report_failure(self._lease)
+        self._end_lease()
+        if not streams:
+            return
+        error = _gone()
+        self._metrics.rejected.inc(error.error_type, len(streams))
+        for kind, stream_id in streams:
+            fields = {"stream_id": stream_id, **error_fields(error)}
+            await self._send(frame_text(kind, fields))
+        if self._version == 1:
+            # Its clients do not see an error behind the third token, and would wait for ever.
+            await self._hang_up(str(error))
 
-    async def _read(self, connection: ClientConnection, lease: Lease) -> None:
-        # A lost connection to the server is noticed by `_serve`, one to the client by its socket.
-        with contextlib.suppress(WebSocketException, OSError):
-            async for text in connection:
-                if not isinstance(text, str):
-                    continue
-                if self._num_hellos and text.startswith(_HELLO_ANSWER):
-                    self._num_hellos -= 1
-                    continue
-                relayed = self._streams.relay(text)
-                if self._streams.is_server_draining:
-                    self._manager.report_failure(lease, is_draining=True)
-                if relayed is not None:
-                    await self._send(relayed)
-                if not self._streams:
-                    self._has_news.set()
-        self._has_news.set()
-
-    async def _acquire(self) -> Lease:
-        """The leased model; clients of version 2 are notified while they wait. Raises NotNow."""
-        notified: set[int] = set()
-        notifying = asyncio.create_task(self._notify_waiting(notified))
-        # It fails only if the client is gone, which its socket notices too.
-        notifying.add_done_callback(lambda task: task.cancelled() or task.exception())
-        try:
-            lease = await self._manager.acquire(self.model)
-        finally:
-            notifying.cancel()  # not awaited: the lease must not be lost here
-        try:
-            await self._notify(notified, "running", f"{self.model.name} is ready")
-        except BaseException:
-            lease.release()
-            raise
-        return lease
-
-    async def _notify_waiting(self, notified: set[int]) -> None:
-        """Notify the waiting streams every now and then; adds their ids to `notified`."""
-        name, delay_s = self.model.name, _FIRST_NOTICE_S
-        while True:
-            await asyncio.sleep(delay_s)
-            delay_s = _NEXT_NOTICE_S
-            notified |= {each.stream_id for each in self._queue if each.version > 1}
-            state, message = self._manager.request_state(name), self._manager.wait_message(name)
-            await self._notify(notified, state, message)
-
-    async def _notify(self, stream_ids: set[int], state: str, message: str) -> None:
-        for stream_id in sorted(stream_ids):
-            fields = {"stream_id": stream_id, "state": state, "message": message}
-            await self._send(frame("SYS", fields))
-
-    async def _fail_all(self, error: HttpError) -> None:
-        """End all streams with an error, those that still wait included."""
-        fields = error_fields(error)
-        ends = self._streams.end_all(fields)
-        for queued in self._queue:
-            if queued.command == "CANCEL":
-                continue
-            kind = "TOKEN" if queued.command in TOKEN_COMMANDS else "MSG"
-            ends.append((kind, {"stream_id": queued.stream_id, **fields}))
-        self._clear_queue()
-        if isinstance(error, FleetError):
-            self._metrics.rejected.inc(error.error_type, len(ends))
-        for end in ends:
-            await self._send(frame(*end))
+    async def _acquire(self, frame: Frame) -> Lease:
+        """The leased model; a client of version 2 is notified if it has to wait. Raises NotNow."""
+        name = self.model.name
+        lease = self._manager.acquire_ready(name)
+        if lease is not None:
+            return lease
+        if self._version > 1 and not self._manager.is_draining:
+            message = f"the model {name!r} is not loaded"
+            fields = {"stream_id": frame.key[1], "state": "loading", "message": message}
+            await self._send(frame_text("SYS", fields))
+        return await self._manager.acquire(self.model)
 
 
-def _gone(reason: str) -> ServerGone:
-    return ServerGone(f"the model's server stopped ({reason}); it is loaded anew when asked for")
+def _gone() -> ServerGone:
+    return ServerGone("the model's server stopped; it is loaded anew when asked for")

@@ -7,6 +7,7 @@ from enum import Enum
 from starlette.requests import Request
 
 from router.http.server.body import BodyReader, parse_json
+from router.http.server.docs import OPENAPI_PATH
 from router.http.server.errors import Dialect, HttpError
 
 # Of the router's API; the front answers its GET routes itself.
@@ -33,6 +34,7 @@ _KSERVE = re.compile(
     r"/v2/models/(?P<model>.+?)(?P<version>/versions/[^/]+)?(?P<rest>/ready|/infer|)"
 )
 _STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/input_items)?")
+_DOCUMENTS = frozenset({OPENAPI_PATH, "/docs"})
 _BODILESS = frozenset({"GET", "HEAD", "DELETE"})
 _MAX_QUOTED_LEN = 60
 
@@ -41,7 +43,7 @@ class ModelSource(Enum):
     """Where a request's model is found.
 
     BODY: the body or the query string. PATH: the path. LOADED: the loaded model that has what the
-    path names, a stored response.
+    path names, a stored response, or any loaded one.
     """
 
     BODY = "body"
@@ -72,6 +74,8 @@ def methods_of(path: str) -> set[str]:
         return {"POST"} if kserve["rest"] == "/infer" else {"GET", "HEAD"}
     if stored := _STORED.fullmatch(path):
         return {"GET", "HEAD"} if stored[1] else {"GET", "HEAD", "DELETE"}
+    if path in _DOCUMENTS:
+        return {"GET", "HEAD"}
     return {"POST"} if path in _POST_PATHS else set()
 
 
@@ -81,7 +85,8 @@ def find_route(method: str, path: str) -> Route | None:
         return None
     if kserve := _KSERVE.fullmatch(path):
         return Route(ModelSource.PATH, kserve["model"])
-    return Route(ModelSource.LOADED if _STORED.fullmatch(path) else ModelSource.BODY)
+    is_of_loaded = path in _DOCUMENTS or _STORED.fullmatch(path)
+    return Route(ModelSource.LOADED if is_of_loaded else ModelSource.BODY)
 
 
 async def read_requested_model(request: Request, bodies: BodyReader) -> RequestedModel:

@@ -8,15 +8,15 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from fleet.errors import FleetError
+from fleet.errors import FleetError, NotNow
 from fleet.http.front import model_of
-from fleet.http.open_streams import TOKEN_COMMANDS
-from fleet.http.relay import QueuedFrame, Relay, error_fields, frame
+from fleet.http.relay import Frame, Relay, error_fields, frame_text
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, ModelNames
@@ -34,7 +34,11 @@ FEATURES = (
 )  # fmt: skip
 MAX_TOP_LOGPROBS = 256
 _PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
-_COMMANDS = TOKEN_COMMANDS | {"HELLO", "CANCEL", "MODEL_INFO", "BUFFER", "DROP"}
+_COMMANDS = frozenset(
+    {"GENERATE", "SCORE", "BEAMS", "HELLO", "CANCEL", "MODEL_INFO", "BUFFER", "DROP"}
+)
+# Frames that wait while the model is loaded; more are not read.
+_MAX_QUEUED = 16
 _MAX_COMMAND_LEN = 40
 _MAX_REASON_LEN = 123
 # Close codes of WebSockets.
@@ -42,6 +46,7 @@ _GOING_AWAY = 1001
 _UNSUPPORTED_DATA = 1003
 _INVALID_DATA = 1007
 _INTERNAL_ERROR = 1011
+_SERVICE_RESTART = 1012
 
 
 class MalformedFrame(Exception):
@@ -125,13 +130,17 @@ class FleetSocket:
         self._send = send
         self._version = 1
         self._relay: Relay | None = None
+        self._frames: asyncio.Queue[Frame] = asyncio.Queue(_MAX_QUEUED)
 
     async def run(self, receive: Receive) -> None:
         """Serve frames until the client leaves or the socket is closed."""
         await self._send({"type": "websocket.accept"})
+        tasks = [asyncio.create_task(self._read(receive)), asyncio.create_task(self._serve())]
         try:
-            while (message := await receive())["type"] != "websocket.disconnect":
-                await self._answer(message.get("text"))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
         except MalformedFrame as error:
             await self.close(error.code, str(error))
         except OSError as error:
@@ -140,8 +149,26 @@ class FleetSocket:
             _logger.exception("a socket failed by a bug")
             await self.close(_INTERNAL_ERROR, "a bug; the server's log has more")
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             if self._relay is not None:
-                await self._relay.close()
+                self._relay.close()
+
+    async def _read(self, receive: Receive) -> None:
+        while (message := await receive())["type"] != "websocket.disconnect":
+            await self._frames.put(read_frame(message.get("text")))
+
+    async def _serve(self) -> None:
+        while True:
+            frame = await self._frames.get()
+            try:
+                await self._answer(frame)
+            except HttpError as error:
+                await self._refuse(frame, error)
+                # What stands behind it waited as long.
+                while isinstance(error, NotNow) and not self._frames.empty():
+                    await self._refuse(self._frames.get_nowait(), error)
 
     async def send_text(self, text: str) -> None:
         """Send a frame to the client."""
@@ -154,7 +181,7 @@ class FleetSocket:
         message = "the server is shutting down; nothing new is taken"
         fields = {"stream_id": None, "state": "draining", "message": message}
         try:
-            await self.send_text(frame("SYS", fields))
+            await self.send_text(frame_text("SYS", fields))
         except OSError as error:
             _logger.debug("a socket's client left: %s", error)
 
@@ -166,48 +193,45 @@ class FleetSocket:
         except (OSError, RuntimeError) as error:
             _logger.debug("a socket was closed already: %s", error)
 
-    async def _answer(self, text: str | None) -> None:
-        command, fields = read_frame(text)
-        stream_id = fields.get("stream_id")
-        try:
-            if type(stream_id) is not int:
-                stream_id = None
-                raise _wrong("stream_id", "must be a whole number of at most 64 bits")
-            await self._handle(command, stream_id, fields, text or "")
-        except HttpError as error:
-            if isinstance(error, FleetError):
-                self._services.metrics.rejected.inc(error.error_type)
-            is_stream = command in TOKEN_COMMANDS and stream_id is not None
-            kind = "TOKEN" if is_stream else "MSG"
-            await self.send_text(frame(kind, {"stream_id": stream_id, **error_fields(error)}))
+    async def _refuse(self, frame: Frame, error: HttpError) -> None:
+        if frame.command == "CANCEL" and isinstance(error, NotNow):
+            return  # the stream is refused as well
+        if isinstance(error, FleetError):
+            self._services.metrics.rejected.inc(error.error_type)
+        kind, stream_id = frame.key
+        await self.send_text(frame_text(kind, {"stream_id": stream_id, **error_fields(error)}))
 
-    async def _handle(
-        self, command: str, stream_id: int, fields: Mapping[str, Any], text: str
-    ) -> None:
-        if command == "CANCEL" and self._relay is None:
+    async def _answer(self, frame: Frame) -> None:
+        _, stream_id = frame.key
+        if stream_id is None:
+            raise _wrong("stream_id", "must be a whole number of at most 64 bits")
+        if frame.command == "CANCEL" and self._relay is None:
             return  # there are no streams
-        if command not in _COMMANDS:
-            raise HttpError(404, "unknown_command", f"Unknown command: {command}")
-        name = fields.get("model")
+        if frame.command not in _COMMANDS:
+            raise HttpError(404, "unknown_command", f"Unknown command: {frame.command}")
+        name = frame.fields.get("model")
         if name is not None and not isinstance(name, str):
             raise _wrong("model", "must be a valid string")
-        if command == "HELLO":
-            self._version = _version_of(fields)
+        if frame.command == "HELLO":
+            self._version = _version_of(frame.fields)
+            if self._relay is not None:
+                await self._relay.set_version(self._version)
             if name is None:
-                hello = await self._hello()
-                await self.send_text(frame("MSG", {"stream_id": stream_id, "hello": hello}))
+                hello = {"stream_id": stream_id, "hello": await self._hello()}
+                await self.send_text(frame_text("MSG", hello))
                 if self._services.manager.is_draining:
                     await self.send_draining()
                 return
         relay = await self._bind(None if name in PLACEHOLDERS else name)
-        await relay.put(QueuedFrame(command, stream_id, text, self._version))
+        await relay.forward(frame)
 
     async def _hello(self) -> dict[str, object]:
         listed = await asyncio.to_thread(self._services.names.listed)
+        loaded = [each.name for each in self._services.manager.entries()]
         return {
             "version": self._version,
             **self._services.hello,
-            "models": list(dict.fromkeys([*listed, *self._services.manager.states()])),
+            "models": list(dict.fromkeys([*listed, *loaded])),
             "max_top_logprobs": MAX_TOP_LOGPROBS,
             "features": [*FEATURES, "models_on_demand"],
         }
@@ -219,7 +243,9 @@ class FleetSocket:
             manager, metrics = self._services.manager, self._services.metrics
             model = await model_of(bound_name, self._services.names, manager)
             self._model_name = bound_name
-            self._relay = Relay(model, manager, metrics, self._headers, self.send_text)
+            hang_up = partial(self.close, _SERVICE_RESTART)
+            self._relay = Relay(model, manager, metrics, self._headers, self.send_text, hang_up)
+            await self._relay.set_version(self._version)
         model = self._relay.model
         if name not in (None, self._model_name, model.name, model.source):
             message = (
@@ -229,8 +255,8 @@ class FleetSocket:
         return self._relay
 
 
-def read_frame(text: str | None) -> tuple[str, dict[str, Any]]:
-    """Type and object of a client's frame; None: a binary message. Raises MalformedFrame."""
+def read_frame(text: str | None) -> Frame:
+    """A client's frame; None: a binary message. Raises MalformedFrame."""
     if text is None:
         raise MalformedFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
     command, space, body = text.partition(" ")
@@ -242,7 +268,7 @@ def read_frame(text: str | None) -> tuple[str, dict[str, Any]]:
         raise MalformedFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
     if not isinstance(fields, dict):
         raise MalformedFrame(_INVALID_DATA, "the JSON of a frame must be an object")
-    return command, fields
+    return Frame(command, fields, text)
 
 
 def _version_of(fields: Mapping[str, Any]) -> int:

@@ -106,16 +106,13 @@ def check_model(settings: CheckConfig) -> Path:
 
 
 def _require_room_unloaded(settings: CheckConfig, device: torch.device, rank_bytes: int) -> None:
-    """Raises OutOfMemory. A file named for the host's bytes gets them, and they are not checked."""
+    """Raises OutOfMemory for what other processes cannot make room for."""
     needed = weights_of_all(device, rank_bytes, settings.world_size)
-    is_on_host = device.type != "cuda"
-    if not is_on_host:
+    if device.type == "cuda":
         # What other processes hold of it they may free.
         require_share(device, needed, settings.cuda_memory_fraction)
-    elif settings.needs_file is None:
+    elif settings.turn_file is None:
         require_weights_fit(device, needed, available_bytes(device))
-    if settings.needs_file is not None:
-        settings.needs_file.write_text(str(needed if is_on_host else 0))
 
 
 @contextmanager

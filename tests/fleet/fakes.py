@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from fleet.errors import DidNotStart
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
-from fleet.model_table import LoadingRules, ModelTable
+from fleet.model_table import LoadingRules, ModelState, ModelTable
 from fleet.names import Model
 
 
@@ -70,7 +70,7 @@ class FakeServers:
     def __post_init__(self) -> None:
         self.may_check.set()
 
-    async def is_local(self, model: Model) -> bool:
+    def is_local(self, model: Model) -> bool:
         return model.name not in self.far
 
     async def check(self, model: Model) -> None:
@@ -101,3 +101,8 @@ def manager_over(
 
 def model(name: str) -> Model:
     return Model(name, f"/models/{name}")
+
+
+def states(manager: ModelManager) -> dict[str, ModelState]:
+    """The state of every model that is not simply absent."""
+    return {entry.name: entry.state for entry in manager.entries()}

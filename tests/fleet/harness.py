@@ -13,9 +13,9 @@ import httpx
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fleet.http.event_stream import CommentTimes
 from fleet.http.front import Front
 from fleet.http.front_routes import FrontRoutes
+from fleet.http.proxy import CommentTimes
 from fleet.http.sockets import FleetSockets, SocketServices
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
@@ -52,8 +52,7 @@ class Upstreams:
 
     A body with `refuse` is answered by 422. /generate answers who it is; /generate_stream counts up
     to `num_events`, waiting for `go_on` behind the first; /v1/completions sends endless bytes.
-    `talk` serves sockets; `gone` are the models of those that were left. The model that
-    `is_leaving` takes nothing more.
+    `talk` serves sockets; `gone` are the models of those that were left.
     """
 
     seen: list[Seen] = field(default_factory=list)
@@ -65,7 +64,6 @@ class Upstreams:
     num_sent: int = 0
     talk: Talk | None = None
     heard: list[tuple[str, str, dict[str, Any]]] = field(default_factory=list)
-    is_leaving: str | None = None
     stored: dict[str, str] = field(default_factory=dict)
 
     def app(self, model: str) -> ASGIApp:
@@ -91,10 +89,7 @@ class Upstreams:
         return serve
 
     async def _answer(self, seen: Seen, receive: Receive, send: Send) -> None:
-        if self.is_leaving == seen.model:
-            answer = {"error": "the server is shutting down", "error_type": "draining"}
-            await _send_json(send, 503, answer, [(b"x-tandem-state", b"draining")])
-        elif b'"refuse"' in seen.body:
+        if b'"refuse"' in seen.body:
             await _send_json(send, 422, {"error": "`x` is wrong", "error_type": "validation"})
         elif seen.path == "/generate_stream":
             await self._stream(receive, send)
@@ -162,10 +157,6 @@ class RunningFleet:
         self.servers.by_name[model].die("it was ended by SIGKILL")
 
 
-async def load_document() -> dict[str, Any]:
-    return {"info": {"title": "Tandem", "version": "0.0.1"}, "paths": {}}
-
-
 @asynccontextmanager
 async def running_fleet(
     folder: Path,
@@ -195,7 +186,7 @@ async def running_fleet(
             stack.callback(http.stop_at_once)
             https[model] = http
         front_routes = FrontRoutes(
-            *(manager, names, metrics, load_document),
+            *(manager, names, metrics),
             version="0.0.1",
             max_loaded=1,
             created_s=1,

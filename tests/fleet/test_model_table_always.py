@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fleet.errors import LoadFailed
-from fleet.model_entry import ModelState
-from fleet.model_table import Check, Load, LoadingRules, ModelTable
+from fleet.model_table import LoadingRules, ModelState, ModelTable
 
 NAMES = st.sampled_from("abcd")
 
@@ -32,17 +31,17 @@ class World(RuleBasedStateMachine):
         for _ in range(20):
             step = self.table.next_step(self.now_s)
             for entry in self.table.entries():
-                while entry.is_open and entry.num_waiting:
+                while self.table.is_open(entry.name, self.now_s) and entry.num_waiting:
                     self.table.remove_waiting(entry.name)
                     self.users.append((entry.name, self.table.add_user(entry.name, self.now_s)))
             if step is None:
                 break
-            if isinstance(step, Load):
+            if step.state is ModelState.LOADING:
                 assert len(self.to_load) == 0
                 assert self.table.entry(step.name).is_local or step.name in self.proven
                 self.proven.discard(step.name)
                 self.to_load.add(step.name)
-            elif isinstance(step, Check):
+            elif step.state is ModelState.CHECKING:
                 self.to_check.add(step.name)
             else:
                 assert self.takers() or self.is_overdue(step.name)
@@ -82,7 +81,7 @@ class World(RuleBasedStateMachine):
             self.table.check_failure(name, self.now_s)
         except LoadFailed:
             return
-        if self.table.entry(name).is_open:
+        if self.table.is_open(name, self.now_s):
             self.users.append((name, self.table.add_user(name, self.now_s)))
         else:
             self.table.add_waiting(name, self.now_s, is_local=is_local)

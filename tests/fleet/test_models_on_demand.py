@@ -74,8 +74,6 @@ def stream_lines(server: RunningServer, model: str, num_tokens: int, lines: list
 
 
 def test_nothing_is_loaded_until_a_request_names_it(single: RunningServer) -> None:
-    document = httpx.get(f"{single.url}/api-doc/openapi.json", timeout=60).json()
-    assert "/generate" in document["paths"]
     assert states(single) == {"broken": "absent", "one": "absent", "two": "absent"}
     refused = generate(single)
     assert refused.status_code == 400
@@ -88,6 +86,8 @@ def test_alternating_requests_take_turns_in_the_one_place(single: RunningServer)
     chat = {"model": "two", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
     answer = httpx.post(f"{single.url}/v1/chat/completions", json=chat, timeout=120)
     assert answer.json()["model"] == "two"
+    document = httpx.get(f"{single.url}/api-doc/openapi.json", timeout=60).json()
+    assert "/generate" in document["paths"]
     assert states(single) == {"broken": "absent", "one": "absent", "two": "ready"}
 
 
@@ -120,7 +120,6 @@ def test_a_model_stays_where_one_that_is_broken_was_asked_for(
     answer = generate(single, model="cut")
     assert answer.status_code == 503
     assert "is no whole safetensors file" in answer.json()["error"]
-    assert "left the memory" not in answer.json()["error"]
     loaded = states(single)
     assert (loaded["one"], loaded["cut"]) == ("ready", "failed")
     assert "unloading one" not in single.said.partition("checking cut")[2]
@@ -163,8 +162,7 @@ def test_an_lmtp_socket_outlives_the_model_that_it_is_bound_to(single: RunningSe
 
     (first, _), (second, states), (third, _) = asyncio.run(ask())
     assert first == second == third
-    assert states[0] in ("loading", "queued")
-    assert "running" in states
+    assert states[0] == "loading"
 
 
 def test_the_keys_of_a_server_are_those_of_its_front(folder: Path) -> None:

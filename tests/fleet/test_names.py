@@ -1,7 +1,6 @@
 """Which names mean which models, and which are refused before a file is looked at."""
 
 import asyncio
-import contextlib
 import threading
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.errors import LoadFailed, ShuttingDown, UnknownModel
+from fleet.errors import LoadFailed, UnknownModel
 from fleet.names import AnyModel, ListedModels, Model
 from processes.hub import HubUnreached, NotOnHub
 
@@ -48,13 +47,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def any_model(root: Path, hub: FakeHub | None = None, now: list[float] | None = None) -> AnyModel:
-    now = now or [0.0]
-    return AnyModel(root, hub, 30.0, lambda: now[0])
-
-
 async def test_a_folder_goes_by_its_path_below_the_root(root: Path) -> None:
-    names = any_model(root)
+    names = AnyModel(root, None)
     assert await names.find("small") == Model("small", str(root / "small"))
     assert await names.find("org/large") == Model("org/large", str(root / "org/large"))
     assert await names.find(str(root / "small")) == Model("small", str(root / "small"))
@@ -80,7 +74,7 @@ async def test_a_folder_goes_by_its_path_below_the_root(root: Path) -> None:
 )
 async def test_what_is_no_name_is_refused_with_its_rule(root: Path, name: str, reason: str) -> None:
     with pytest.raises(UnknownModel, match=reason):
-        await any_model(root).find(name)
+        await AnyModel(root, None).find(name)
 
 
 @settings(deadline=None)
@@ -91,7 +85,7 @@ def test_no_name_leads_out_of_the_root(name: str, tmp_path_factory: pytest.TempP
         folder.mkdir(exist_ok=True)
         (folder / "config.json").write_text("{}")
     try:
-        found = asyncio.run(any_model(top / "root").find(name))
+        found = asyncio.run(AnyModel(top / "root", None).find(name))
     except UnknownModel:
         return
     assert Path(found.source).is_relative_to(top / "root" / "a")
@@ -104,41 +98,28 @@ async def test_a_folder_where_the_server_was_started_is_not_taken_for_a_model_of
     monkeypatch.chdir(root.parent)
     hub = FakeHub("secret")
     with pytest.raises(UnknownModel, match=r"secret is outside .*models"):
-        await any_model(root, hub).find("secret")
+        await AnyModel(root, hub).find("secret")
     assert hub.asked == []
 
 
 async def test_what_is_no_folder_is_asked_of_the_hub(root: Path) -> None:
     hub = FakeHub("org/other")
-    names = any_model(root, hub)
+    names = AnyModel(root, hub)
     assert await names.find("org/other") == Model("org/other", "org/other")
     assert await names.find("small") == Model("small", str(root / "small"))
     assert hub.asked == ["org/other"]
 
 
-async def test_what_the_hub_has_not_is_remembered_for_a_while(root: Path) -> None:
-    hub, now = FakeHub(), [100.0]
-    names = any_model(root, hub, now)
-    for _ in range(3):
-        with pytest.raises(UnknownModel, match="no such model"):
-            await names.find("org/none")
-    assert hub.asked == ["org/none"]
-    now[0] += 31
-    with pytest.raises(UnknownModel):
-        await names.find("org/none")
-    assert hub.asked == ["org/none", "org/none"]
-
-
-async def test_many_who_ask_at_once_ask_the_hub_once(root: Path) -> None:
-    hub = FakeHub(is_reachable=False)
-    names = any_model(root, hub)
-    answers = await asyncio.gather(*(names.find("org/x") for _ in range(5)), return_exceptions=True)
-    assert [type(each) for each in answers] == [LoadFailed] * 5
-    assert hub.asked == ["org/x"]
+async def test_what_the_hub_has_not_is_unknown_unless_it_was_not_reached(root: Path) -> None:
+    with pytest.raises(UnknownModel, match="no such model"):
+        await AnyModel(root, FakeHub()).find("org/none")
+    with pytest.raises(LoadFailed, match="was not reached") as refused:
+        await AnyModel(root, FakeHub(is_reachable=False)).find("org/none")
+    assert refused.value.retry_after_s == 30
 
 
 def test_the_models_below_the_root_are_listed(root: Path) -> None:
-    assert any_model(root).listed() == ["org/large", "small"]
+    assert AnyModel(root, None).listed() == ["org/large", "small"]
 
 
 async def test_listed_models_are_these_alone(root: Path) -> None:
@@ -157,7 +138,7 @@ async def test_a_listed_model_may_have_any_name() -> None:
 
 async def test_a_name_that_is_too_long_for_a_file_is_unknown(root: Path) -> None:
     with pytest.raises(UnknownModel, match="too long"):
-        await AnyModel(root, None, 1.0, lambda: 0.0).find("x" * 300)
+        await AnyModel(root, None).find("x" * 300)
 
 
 async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path) -> None:
@@ -169,41 +150,11 @@ async def test_a_hub_that_does_not_answer_is_waited_for_within_bounds(root: Path
             answers.wait(30)
 
     hub = SlowHub("some/where")
-    names = AnyModel(root, hub, 1.0, lambda: 0.0, hub_timeout_s=0.05)
+    names = AnyModel(root, hub, hub_timeout_s=0.05)
     with pytest.raises(LoadFailed, match=r"the hub did not answer for 'some/where' within 0\.05 s"):
         await names.find("some/where")
     answers.set()
-    # The first question is still the one that is answered.
-    async with asyncio.timeout(30):
-        while True:
-            with contextlib.suppress(LoadFailed):
-                found = await names.find("some/where")
-                break
-    assert found == Model("some/where", "some/where")
-
-
-async def test_requests_that_wait_for_the_hub_end_at_once_at_shutdown(root: Path) -> None:
-    answers = threading.Event()
-
-    class SlowHub(FakeHub):
-        def require(self, name: str) -> None:
-            answers.wait(30)
-
-    names = AnyModel(root, SlowHub(), 1.0, lambda: 0.0)
-    asking = [asyncio.create_task(names.find(f"org/{number}")) for number in range(9)]
-    leaving = asyncio.create_task(names.find("org/0"))
-    await asyncio.sleep(0)
-    leaving.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await leaving
-    names.close()
-    async with asyncio.timeout(10):
-        ends = await asyncio.gather(*asking, return_exceptions=True)
-    assert {type(each) for each in ends} == {ShuttingDown}
-    with pytest.raises(ShuttingDown):
-        await names.find("org/other")
-    assert await names.find("small") == Model("small", str(root / "small"))
-    answers.set()
+    assert await AnyModel(root, hub).find("some/where") == Model("some/where", "some/where")
 
 
 async def test_what_the_cache_has_waits_for_nobody(root: Path) -> None:
@@ -213,7 +164,7 @@ async def test_what_the_cache_has_waits_for_nobody(root: Path) -> None:
         def require(self, name: str) -> None:
             answers.wait(30)
 
-    names = AnyModel(root, SlowHub(cached="org/known"), 1.0, lambda: 0.0, hub_timeout_s=30.0)
+    names = AnyModel(root, SlowHub(cached="org/known"))
     asking = [asyncio.create_task(names.find(f"org/{number}")) for number in range(9)]
     await asyncio.sleep(0)
     async with asyncio.timeout(10):

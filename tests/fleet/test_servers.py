@@ -3,17 +3,15 @@
 import asyncio
 import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fleet.errors import DidNotStart
-from fleet.launched_server import LaunchedServer, ServerRules, exit_reason
 from fleet.names import Model
-from fleet.servers import LaunchedServers
+from fleet.servers import LaunchedServer, LaunchedServers, ServerRules, exit_reason
 from processes.child import Child
 from processes.logs import Console
 from tests.fleet.fakes import model
@@ -150,40 +148,29 @@ def test_rules_of_one_place_give_it_all_the_memory() -> None:
 
 
 def test_a_check_is_a_dry_run_with_the_servers_flags() -> None:
-    argv = RULES.check_argv(model("a"), Path("/tmp/f/needs"))
+    argv = RULES.check_argv(model("a"))
     assert argv[1:5] == ["-m", "launcher", "serve", "/models/a"]
     assert argv[argv.index("--dtype") + 1] == "float32"
     # What others fill of a GPU they may give back.
     assert argv[argv.index("--cuda-memory-fraction") + 1] == "0.8000"
     # One at a time takes a core.
-    flags = ["--dry-run", "--turn-file", "/tmp/f/turn", "--needs-file", "/tmp/f/needs"]
-    assert argv[-5:] == flags
+    assert argv[-3:] == ["--dry-run", "--turn-file", "/tmp/f/turn"]
 
 
-def counted(folder: Path, *, is_sound: bool = True, needed: int = 0) -> "Scripted":
-    """Rules by which a check writes a letter into a file, and that a model needs so much."""
+def counted(folder: Path, *, is_sound: bool = True) -> LaunchedServers:
+    """Servers whose checks write a letter into a file, and which are ready at once."""
     end = "" if is_sound else "print('error: no weights'); raise SystemExit(1)"
     runs = str(folder / "runs")
 
     class Counted(Scripted):
-        def check_argv(self, model: object, needs_file: Path) -> list[str]:
-            write_needs = f"open({str(needs_file)!r}, 'w').write('{needed}')"
-            return [sys.executable, "-c", f"open({runs!r}, 'a').write('x'); {write_needs}; {end}"]
+        def check_argv(self, model: object) -> list[str]:
+            return [sys.executable, "-c", f"open({runs!r}, 'a').write('x'); {end}"]
 
-    return Counted((_ANSWERS,), folder, 1, 0.9, 1.0)
-
-
-def servers_of(
-    rules: ServerRules, available: Callable[[], int | None] = lambda: None
-) -> LaunchedServers:
-    """Servers on a host that has so many bytes available."""
-    return LaunchedServers(rules, os.environ, Console(), available)
+    return LaunchedServers(Counted((_ANSWERS,), folder, 1, 0.9, 1.0), os.environ, Console())
 
 
-# A server that is ready at once, and holds 80 MiB.
 _ANSWERS = """
 import asyncio, sys
-held = bytearray(80 << 20)
 async def answer(reader, writer):
     await reader.readuntil(b"\\r\\n\\r\\n")
     writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n")
@@ -200,7 +187,7 @@ async def test_a_sound_model_is_checked_again_when_its_files_have_changed(
 ) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
-    servers, sound = servers_of(counted(tmp_path)), Model("m", str(folder))
+    servers, sound = counted(tmp_path), Model("m", str(folder))
     await servers.check(sound)
     await servers.check(sound)
     assert (tmp_path / "runs").read_text() == "x"
@@ -209,125 +196,37 @@ async def test_a_sound_model_is_checked_again_when_its_files_have_changed(
     assert (tmp_path / "runs").read_text() == "xx"
 
 
-async def test_a_model_that_is_known_to_fit_is_not_checked_again(tmp_path: Path) -> None:
-    # Each check measures before, and once more where it checked the model.
-    available = iter([9, 8, 8, 7, 6, 6])
-    servers = servers_of(counted(tmp_path, needed=7 << 30), lambda: next(available) << 30)
-    sound = Model("m", str(tmp_path / "none"))
-    for _ in range(3):
-        await servers.check(sound)
-    with pytest.raises(DidNotStart, match=r"^weights of 7\.00 GiB do not fit into the 6\.00 GiB"):
-        await servers.check(sound)
-    assert (tmp_path / "runs").read_text() == "xx"
+async def test_a_model_that_was_loaded_is_not_checked_any_more(tmp_path: Path) -> None:
+    servers = counted(tmp_path)
+    await (await servers.start(model("a"), 0)).stop()
+    await servers.check(model("a"))
+    assert not (tmp_path / "runs").exists()
 
 
-async def test_whether_a_model_fits_is_decided_when_it_has_been_checked(tmp_path: Path) -> None:
-    # As when another one left, or came, while it was fetched.
-    model_of_7 = counted(tmp_path, needed=7)
-    more = iter([2, 9])
-    await servers_of(model_of_7, lambda: next(more)).check(Model("m", str(tmp_path / "none")))
-    less = iter([9, 2])
-    with pytest.raises(DidNotStart, match="do not fit"):
-        await servers_of(model_of_7, lambda: next(less)).check(Model("m", str(tmp_path / "none")))
-    assert list(tmp_path.glob("needs-*")) == []
-
-
-async def test_what_our_own_servers_hold_counts_as_room(tmp_path: Path) -> None:
-    servers = servers_of(counted(tmp_path, needed=60 << 20), lambda: 0)
-    with pytest.raises(DidNotStart, match="do not fit"):
-        await servers.check(Model("b", str(tmp_path / "none")))
-    server = await servers.start(model("a"), 0)
-    try:
-        await servers.check(Model("b", str(tmp_path / "none")))
-    finally:
-        await server.stop()
-
-
-async def test_of_several_servers_one_leaves_for_another_model(tmp_path: Path) -> None:
-    rules, available = replace(counted(tmp_path, needed=130 << 20), max_loaded=2), [0]
-    servers = servers_of(rules, lambda: available[0])
-    started = [await servers.start(model("a"), 0)]
-    try:
-        with pytest.raises(DidNotStart, match=r"into the 0\.00 GiB"):
-            # It has a place beside the first one, which stays.
-            await servers.check(Model("c", str(tmp_path / "none")))
-        started.append(await servers.start(model("b"), 1))
-        with pytest.raises(DidNotStart, match=r"into the 0\.0[89]"):
-            await servers.check(Model("c", str(tmp_path / "none")))
-        available[0] = 60 << 20
-        await servers.check(Model("c", str(tmp_path / "none")))
-    finally:
-        for server in started:
-            await server.stop()
-
-
-async def test_what_a_server_holds_that_is_not_ready_yet_counts_as_room(tmp_path: Path) -> None:
-    up = tmp_path / "up"
-    script = f"import pathlib, time; held = bytearray(80 << 20); pathlib.Path({str(up)!r}).touch()"
-    rules = replace(counted(tmp_path, needed=60 << 20), flags=(f"{script}; time.sleep(60)",))
-    servers = servers_of(rules, lambda: 0)
-    starting = asyncio.create_task(servers.start(model("a"), 0))
-    while not up.exists():
-        await asyncio.sleep(0.01)
-    try:
-        await servers.check(Model("b", str(tmp_path / "none")))
-    finally:
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-
-
-async def test_a_folder_is_local_and_what_cannot_be_one_is_asked_of_the_cache(
+def test_a_folder_is_local_and_what_cannot_be_one_is_asked_of_the_cache(
     tmp_path: Path,
 ) -> None:
     cached = {"org/here"}.__contains__
-    servers = LaunchedServers(RULES, {}, Console(), lambda: None, cached)
+    servers = LaunchedServers(RULES, {}, Console(), cached)
     sources = [str(tmp_path), "org/here", "org/far", "a" * 300]
-    found = [await servers.is_local(Model("m", source)) for source in sources]
+    found = [servers.is_local(Model("m", source)) for source in sources]
     assert found == [True, True, False, False]
 
 
-async def test_the_cache_is_looked_into_once_for_all_who_ask_meanwhile() -> None:
-    lookups: list[str] = []
-    may_answer = threading.Event()
-
-    def lookup(source: str) -> bool:
-        lookups.append(source)
-        assert may_answer.wait(10)
-        return True
-
-    servers = LaunchedServers(RULES, {}, Console(), lambda: None, lookup)
-    asking = [asyncio.create_task(servers.is_local(model("a"))) for _ in range(100)]
-    while not lookups:
-        await asyncio.sleep(0.001)
-    asking.pop(0).cancel()
-    may_answer.set()
-    assert await asyncio.gather(*asking) == [True] * 99
-    assert await servers.is_local(model("a"))
-    assert len(lookups) == 2
-
-
-async def test_a_server_is_stopped_though_its_socket_cannot_be_removed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_server_is_stopped_though_its_socket_cannot_be_removed(tmp_path: Path) -> None:
     socket = tmp_path / "folder"
     socket.mkdir()
     argv = [sys.executable, "-c", "import time; time.sleep(60)"]
     child = await Child.start("a", argv, os.environ, Console())
     await LaunchedServer(child, socket, 5.0).stop()
     assert child.returncode is not None
-    assert "stays behind" in caplog.text
 
 
 async def test_a_folder_is_checked_while_another_model_is_fetched(tmp_path: Path) -> None:
     class Fetching(ServerRules):
-        def check_argv(self, model: Model, needs_file: Path) -> list[str]:
+        def check_argv(self, model: Model) -> list[str]:
             seconds = 0 if Path(model.source).is_dir() else 60
-            return [
-                sys.executable,
-                "-c",
-                f"import time; time.sleep({seconds}); open({str(needs_file)!r}, 'w').write('0')",
-            ]
+            return [sys.executable, "-c", f"import time; time.sleep({seconds})"]
 
     servers = LaunchedServers(Fetching((), tmp_path, 1, 0.9, 1.0), os.environ, Console())
     fetching = asyncio.create_task(servers.check(Model("far", "some/where")))
@@ -341,7 +240,7 @@ async def test_a_folder_is_checked_while_another_model_is_fetched(tmp_path: Path
 
 
 async def test_a_model_that_is_not_in_order_is_checked_each_time(tmp_path: Path) -> None:
-    servers = servers_of(counted(tmp_path, is_sound=False))
+    servers = counted(tmp_path, is_sound=False)
     for _ in range(2):
         with pytest.raises(DidNotStart, match=r"^no weights$"):
             await servers.check(Model("m", str(tmp_path / "none")))

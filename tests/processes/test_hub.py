@@ -1,14 +1,22 @@
 """The hub's answers without a network: by rule, from its cache, offline."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from processes.hub import HuggingFaceHub, NotOnHub, has_weights_cached, result_unless_stalled
+from processes.hub import (
+    HuggingFaceHub,
+    NotOnHub,
+    has_weights_cached,
+    result_unless_stalled,
+    run_in_daemon_thread,
+)
 
 ASK = """
 import sys
@@ -18,6 +26,18 @@ try:
     print("there")
 except HubError as error:
     print(type(error).__name__, error)
+"""
+
+_ENDS = """
+import asyncio, threading
+from contextlib import suppress
+from processes.hub import run_in_daemon_thread
+async def main():
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await asyncio.wrap_future(run_in_daemon_thread(threading.Event().wait))
+asyncio.run(main())
+print("ended")
 """
 
 
@@ -88,7 +108,7 @@ def test_what_is_no_hub_id_is_not_cached() -> None:
 def test_offline_what_is_not_in_the_cache_does_not_exist(tmp_path: Path) -> None:
     answer = asked("org/none", tmp_path, HF_HUB_OFFLINE="1")
     assert answer.startswith("NotOnHub ")
-    assert "offline" in answer
+    assert "outgoing traffic has been disabled" in answer
 
 
 @pytest.mark.slow
@@ -97,7 +117,7 @@ def test_a_hub_that_is_not_reached_is_no_reason_to_say_that_a_model_does_not_exi
 ) -> None:
     answer = asked("org/none", tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
     assert answer.startswith("HubUnreached ")
-    assert "not reached" in answer
+    assert "could not be fetched from the hub" in answer
 
 
 def test_what_comes_slowly_is_waited_for() -> None:
@@ -120,3 +140,41 @@ def test_what_fails_meanwhile_is_raised_as_it_is() -> None:
 
     with pytest.raises(OSError, match="no route"):
         result_unless_stalled(work, lambda: (0, 0), stall_timeout_s=5.0)
+
+
+async def test_a_call_returns_or_raises_what_it_does_in_its_thread() -> None:
+    assert (
+        await asyncio.wrap_future(run_in_daemon_thread(threading.get_ident))
+        != threading.get_ident()
+    )
+    with pytest.raises(ZeroDivisionError):
+        run_in_daemon_thread(lambda: 1 // 0).result(30)
+
+
+def test_what_would_end_only_its_thread_is_raised_too() -> None:
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        run_in_daemon_thread(lambda: sys.exit(3)).result(30)
+
+
+async def test_a_cancelled_call_goes_on_without_its_caller() -> None:
+    goes_on, has_ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        goes_on.wait(30)
+        has_ended.set()
+
+    waiting = asyncio.wrap_future(run_in_daemon_thread(work))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    goes_on.set()
+    await asyncio.to_thread(has_ended.wait, 30)
+    await asyncio.sleep(0)
+
+
+def test_a_process_ends_whatever_its_threads_wait_for() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (ended.stdout, ended.stderr) == ("ended\n", "")

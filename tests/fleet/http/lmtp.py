@@ -95,9 +95,6 @@ class _Speaker:
             self._version = payload["version"]
             hello = {"version": self._version, "from": self._model}
             await self._say("MSG", stream_id, hello=hello)
-        elif command == "GENERATE" and self._upstreams.is_leaving == self._model:
-            fields = {"error": "the server is shutting down", "error_type": "draining"}
-            await self._say("TOKEN", stream_id, **fields)
         elif command == "GENERATE":
             generating = self._generate(stream_id, payload, self._version)
             self._streams[stream_id] = asyncio.create_task(generating)

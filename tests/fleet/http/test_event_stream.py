@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fleet.http.event_stream import CommentTimes
+from fleet.http.proxy import CommentTimes
 from tests.fleet.harness import RunningFleet, running_fleet
 
 SOON = CommentTimes(first_s=0.05, next_s=0.05)
@@ -41,7 +41,7 @@ async def heard(fleet: RunningFleet, path: str, body: dict[str, object]) -> str:
 async def test_comments_come_while_the_model_loads_and_then_the_events(tmp_path: Path) -> None:
     async with loading_house(tmp_path) as fleet:
         events = await heard(fleet, "/generate_stream", {"inputs": "x", "model": "b"})
-        assert fleet.manager.num_users("b") == 0
+        assert fleet.manager.entry("b").num_users == 0
 
     assert events == "".join(f'data: {{"number":{number}}}\n\n' for number in range(3))
 

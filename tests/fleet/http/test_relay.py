@@ -1,17 +1,12 @@
 """Streams that are relayed: notices, versions, cancelling, servers that end."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from fleet.http.relay import QueuedFrame, Relay
-from fleet.model_entry import ModelState
-from fleet.model_manager import Lease
-from fleet.model_table import LoadingRules
-from fleet.names import Model
+from fleet.model_table import LoadingRules, ModelState
 from tests.fleet.harness import RunningFleet, running_fleet
 from tests.fleet.http.lmtp import socket, speak
 
@@ -33,24 +28,7 @@ async def test_a_stream_is_cancelled_behind_the_load_of_its_model(tmp_path: Path
         await client.say("CANCEL", stream_id=2)
         fleet.servers.may_start.set()
         assert (await client.until("DONE"))[1]["finish_reason"] == "cancelled"
-        assert fleet.manager.num_users("a") == 0
-
-
-@pytest.mark.parametrize("version", [1, 2])
-async def test_a_server_that_shuts_down_by_itself_is_replaced(
-    fleet: RunningFleet, version: int
-) -> None:
-    async with socket(fleet) as client:
-        await client.say("HELLO", stream_id=0, version=version)
-        await client.until("MSG")
-        fleet.upstreams.is_leaving = "a"
-        await client.say("GENERATE", stream_id=1, model="a")
-        _, error = await client.until("TOKEN")
-        assert (error["stream_id"], error["error_type"]) == (1, "draining")
-        fleet.upstreams.is_leaving = None
-        await client.say("GENERATE", stream_id=2, model="a", max_tokens=1)
-        assert (await client.until("TOKEN"))[1]["token"] == 0
-    assert fleet.servers.started == ["a", "a"]
+        assert fleet.manager.entry("a").num_users == 0
 
 
 async def test_a_client_that_leaves_while_its_model_is_loaded_holds_no_place(
@@ -59,7 +37,7 @@ async def test_a_client_that_leaves_while_its_model_is_loaded_holds_no_place(
     async with running_fleet(tmp_path, starts=False) as fleet:
         async with socket(fleet) as client:
             await client.say("GENERATE", stream_id=1, model="a")
-            while fleet.manager.states().get("a") is not ModelState.LOADING:
+            while fleet.manager.entry("a").state is not ModelState.LOADING:
                 await asyncio.sleep(0.01)
         async with asyncio.timeout(30):
             while fleet.metrics.waiting.value():
@@ -69,32 +47,14 @@ async def test_a_client_that_leaves_while_its_model_is_loaded_holds_no_place(
 async def test_a_hello_holds_for_the_streams_behind_it(fleet: RunningFleet) -> None:
     async with socket(fleet) as client:
         await client.say("GENERATE", stream_id=1, model="a", max_tokens=6, wait_behind=4)
-        tokens = [(await client.hear())[1] for _ in range(4)]
+        tokens = [(await client.hear())[1] for _ in range(5)]
         await client.greet()
         await client.say("GENERATE", stream_id=2, max_tokens=1)
         assert (await client.until("DONE"))[1]["stream_id"] == 2
         fleet.upstreams.go_on.set()
-        # The last two come in one frame.
-        text = await client.connection.recv()
-        tokens.append(json.loads(str(text).partition(" ")[2])[0])
-        text = await client.connection.recv()
-        tokens += json.loads(str(text).partition(" ")[2])
+        tokens += [(await client.hear())[1] for _ in range(2)]
     assert [each["token"] for each in tokens] == [0, 1, 2, 3, 4, 5, 99]
-    assert [command for _, command, _ in fleet.upstreams.heard] == ["GENERATE", "HELLO", "GENERATE"]
-
-
-async def test_streams_that_wait_for_a_model_keep_their_versions(tmp_path: Path) -> None:
-    async with running_fleet(tmp_path, starts=False) as fleet, socket(fleet) as client:
-        fleet.upstreams.talk = speak
-        await client.say("GENERATE", stream_id=1, model="a", max_tokens=1)
-        while fleet.manager.states().get("a") is not ModelState.LOADING:
-            await asyncio.sleep(0.01)
-        await client.greet()
-        await client.say("GENERATE", stream_id=2, model="a", max_tokens=1)
-        _, notice = await client.until("SYS")
-        assert (notice["stream_id"], notice["state"]) == (2, "loading")
-        fleet.servers.may_start.set()
-        assert (await client.until("DONE"))[1]["stream_id"] == 2
+    assert fleet.manager.entry("a").num_users == 0
     assert [command for _, command, _ in fleet.upstreams.heard] == ["GENERATE", "HELLO", "GENERATE"]
 
 
@@ -105,9 +65,8 @@ async def test_waiting_clients_are_notified_that_the_model_is_being_loaded(tmp_p
         await client.say("GENERATE", stream_id=5, model="a")
         command, fields = await client.hear()
         assert (command, fields["stream_id"], fields["state"]) == ("SYS", 5, "loading")
-        assert "a is being loaded" in fields["message"]
+        assert "'a' is not loaded" in fields["message"]
         fleet.servers.may_start.set()
-        assert (await client.hear())[1]["state"] == "running"
         await client.until("DONE")
 
 
@@ -143,14 +102,31 @@ async def test_a_server_that_dies_ends_its_streams_and_leaves_the_others(
     assert fleet.servers.started == ["a", "a"]
 
 
-async def test_a_server_that_dies_ends_a_stream_of_version_1_by_length(fleet: RunningFleet) -> None:
+async def test_a_server_that_dies_closes_the_sockets_of_version_1(fleet: RunningFleet) -> None:
     async with socket(fleet) as client:
         await client.say("GENERATE", stream_id=1, model="a", max_tokens=6, wait_behind=5)
-        for _ in range(5):
+        for _ in range(6):
             await client.hear()
         await fleet.kill("a")
-        command, fields = await client.hear()
-    assert (command, fields["token"], fields["finish_reason"]) == ("TOKEN", 5, "length")
+        _, fields = await client.hear()
+        assert (fields["stream_id"], fields["error_type"]) == (1, "model_server_gone")
+        await client.connection.wait_closed()
+        assert client.connection.close_code == 1012
+        assert "the model's server stopped" in str(client.connection.close_reason)
+
+
+async def test_a_stream_that_waited_as_long_as_another_fails_with_it(tmp_path: Path) -> None:
+    async with (
+        running_fleet(tmp_path, load_timeout_s=1.0, starts=False) as fleet,
+        socket(fleet) as client,
+    ):
+        for stream_id in range(3):
+            await client.say("GENERATE", stream_id=stream_id, model="a")
+        await client.say("CANCEL", stream_id=2)
+        async with asyncio.timeout(1.9):
+            errors = [(await client.hear())[1] for _ in range(3)]
+    assert [each["stream_id"] for each in errors] == [0, 1, 2]
+    assert {each["error_type"] for each in errors} == {"model_loading"}
 
 
 async def test_a_socket_without_streams_holds_no_model(tmp_path: Path) -> None:
@@ -171,7 +147,7 @@ async def test_a_client_that_leaves_ends_its_upstream_sockets(fleet: RunningFlee
         await client.until("TOKEN")
     await asyncio.wait_for(fleet.upstreams.left.wait(), 30)
     async with asyncio.timeout(30):
-        while fleet.manager.num_users("a"):
+        while fleet.manager.entry("a").num_users:
             await asyncio.sleep(0.01)
 
 
@@ -187,37 +163,3 @@ async def test_a_failed_load_is_an_error_with_its_reason_and_a_time_to_retry(
     assert "has no weights" in fields["error"]
     assert fields["retryable"] is True
     assert 0 < fields["retry_after_s"] <= 30
-
-
-async def test_a_bug_ends_the_streams_that_it_meets(
-    fleet: RunningFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def acquire(model: Model) -> Lease:
-        raise ValueError("a bug")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(fleet.manager, "acquire", acquire)
-        async with socket(fleet) as client:
-            await client.say("GENERATE", stream_id=2, model="a")
-            command, error = await client.hear()
-            assert (command, error["stream_id"]) == ("TOKEN", 2)
-            assert (error["error_type"], error["retryable"]) == ("internal_error", True)
-
-
-async def test_a_client_that_left_does_not_wait_for_room_in_the_queue(tmp_path: Path) -> None:
-    async def send(_: str) -> None:
-        raise OSError("the client is gone")
-
-    async with running_fleet(tmp_path, starts=False) as fleet:
-        fleet.upstreams.talk = speak
-        relay = Relay(Model("a", "/models/a"), fleet.manager, fleet.metrics, (), send)
-        text = f'GENERATE {{"stream_id":1,"prompt":"{"x" * (1 << 24)}"}}'
-        await relay.put(QueuedFrame("GENERATE", 1, text, 2))
-        waiting = asyncio.create_task(relay.put(QueuedFrame("DROP", 2, 'DROP {"stream_id":2}', 2)))
-        while fleet.manager.states().get("a") is not ModelState.LOADING:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.3)
-        assert not waiting.done()
-        fleet.servers.may_start.set()
-        await asyncio.wait_for(waiting, 30)
-        await relay.close()

@@ -44,6 +44,7 @@ async def test_hello_is_answered_by_the_front_and_loads_nothing(fleet: RunningFl
 async def test_hello_that_names_a_model_is_answered_by_its_server(fleet: RunningFleet) -> None:
     async with socket(fleet) as client:
         await client.say("HELLO", stream_id=7, version=2, model="b")
+        assert (await client.hear())[1]["state"] == "loading"
         command, fields = await client.hear()
     assert (command, fields) == ("MSG", {"stream_id": 7, "hello": {"version": 2, "from": "b"}})
 
