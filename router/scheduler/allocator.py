@@ -88,7 +88,6 @@ class Allocator:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._prefix_caching = prefix_caching
-        self._num_gains = 0
         self._num_prefixes = 0
         # A stack: what was freed last is handed out first, while it may still be in a CPU's cache.
         self._free_ids = list(range(num_blocks - 1, -1, -1))
@@ -111,14 +110,6 @@ class Allocator:
     def num_cached(self) -> int:
         """Blocks that only the prefix cache keeps."""
         return len(self._evictable)
-
-    @property
-    def num_gains(self) -> int:
-        """Rises by at least one whenever the shortage of any refused allocation shrinks by one.
-
-        So an allocation refused with a shortage of n cannot succeed before this rose by n.
-        """
-        return self._num_gains
 
     @property
     def shares_prefixes(self) -> bool:
@@ -197,7 +188,6 @@ class Allocator:
         """
         path = allocation.path
         self._free_ids += allocation.private_ids()
-        self._num_gains += len(path) + len(allocation.block_ids)
         for cached in reversed(path):
             cached.num_users -= 1
             if cached.num_users == 0:
@@ -211,7 +201,6 @@ class Allocator:
         self._free_ids = list(range(self.num_blocks - 1, -1, -1))
         self._cached.clear()
         self._evictable.clear()
-        self._num_gains += self.num_blocks
 
     def check_invariants(self, allocations: Iterable[BlockAllocation]) -> None:
         """Pool, cache and all live allocations agree. Raises AssertionError."""
@@ -270,7 +259,6 @@ class Allocator:
             cached.block_id = block_id
         cached.num_users += 1
         path.append(cached)
-        self._num_gains += 1
 
     def _take(self, num_blocks: int) -> list[int]:
         """So many blocks, of those that are available."""

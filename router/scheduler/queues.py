@@ -7,20 +7,18 @@
 
 It knows no budget: the planner decides which of the waiting fit.
 
-Entries are offered oldest first. One that does not fit yet may be passed by younger ones, but by
-`max_passes` of them at most in its life: after that nobody behind it is offered. A preempted
-sequence returns to its place by arrival, which is before everything that came after it. One that is
-held, since its constraint is still being compiled, is not offered: none passes it, and it blocks
-none.
+Who waits is offered oldest first. Where one does not fit, nobody behind it is admitted; one that
+waits for another one to compute their common beginning is passed over, for that has an end. A
+preempted sequence returns to its place by arrival, which is before everything that came after it.
+One that is held, since its constraint is still being compiled, is not offered: none passes it, and
+it blocks none.
 
-Why none starves. Let E wait and not be held. Those older than E are finitely many. Of the younger,
-at most `max_passes` pass E; once they have, only E and those before it are offered, so running
-sequences are no longer replaced by younger ones. Steps then compute at least one token for good
-each: a decode's token outlives a preemption, and the oldest running sequence is never preempted for
-another one. (Run ahead, a step may pass while blocks wait to be freed.) So at the latest after as
-many such steps as the running sequences have tokens left to compute, nothing runs, every block is
-available, and the oldest waiting sequence, which was measured against the whole pool when it came,
-is admitted. That repeats for each one older than E, and then for E.
+Why none starves. Steps compute at least one token for good each: a decode's token outlives a
+preemption, and the oldest running sequence is never preempted for another one. (Run ahead, a step
+may pass while blocks wait to be freed.) While the oldest waiting one does not fit, nothing enters;
+so at the latest after as many such steps as the running sequences have tokens left to compute,
+nothing runs, every block is available, and the oldest waiting one, which was measured against the
+whole pool when it came, is admitted.
 
 A running sequence leaves because it ended, was preempted, or is fully scheduled: each of its tokens
 is known or being sampled, so no later step concerns it. (While its sample may be late, only the
@@ -49,13 +47,10 @@ def _order(sequence: Sequence) -> int:
 class WaitingQueue:
     """Entries in state WAITING. Only the `Scheduler` changes it."""
 
-    def __init__(self, max_passes: int) -> None:
-        self._max_passes = max_passes
+    def __init__(self) -> None:
         self._sequences: list[Sequence] = []
         # Their constraints are still being compiled.
         self._held: dict[int, Sequence] = {}
-        self._refused: list[Sequence] = []
-        self._is_barred = False
 
     def __len__(self) -> int:
         return len(self._sequences) + len(self._held)
@@ -63,11 +58,6 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         yield from self._sequences
         yield from self._held.values()
-
-    @property
-    def has_offers(self) -> bool:
-        """True while one waits that may be admitted."""
-        return bool(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
         """Inserts in order of arrival."""
@@ -91,36 +81,15 @@ class WaitingQueue:
         """1 for the one that is offered first; of a held one, what its place would be."""
         return bisect_left(self._sequences, sequence.order, key=_order) + 1
 
-    def offers(self) -> Iterator[Sequence]:
-        """Entries that may be admitted in this step, one by one.
-
-        For each, before asking for the next, the caller calls `admit` or `refuse`, or stops.
-        """
-        self._refused = []
-        self._is_barred = False
-        for sequence in self._sequences[:_MAX_OFFERS]:
-            if self._is_barred:
-                return
-            yield sequence
-
-    def admit(self, sequence: Sequence) -> None:
-        """The offered sequence leaves the queue, past those refused before it."""
-        for older in self._refused:
-            older.num_passed += 1
-            self._is_barred |= older.num_passed >= self._max_passes
-        self.remove(sequence)
-
-    def refuse(self, sequence: Sequence) -> None:
-        """The offered sequence does not fit yet."""
-        self._refused.append(sequence)
-        self._is_barred |= sequence.num_passed >= self._max_passes
+    def offers(self) -> list[Sequence]:
+        """Those that may be admitted in this step, if they fit."""
+        return self._sequences[:_MAX_OFFERS]
 
     def check_invariants(self) -> None:
-        """Raises AssertionError when the order or a count of passes is wrong."""
+        """Raises AssertionError when the order is wrong."""
         orders = [sequence.order for sequence in self._sequences]
         assert not set(orders) & {sequence.order for sequence in self._held.values()}
         assert orders == sorted(set(orders)), "the queue is out of order"
-        assert all(sequence.num_passed <= self._max_passes for sequence in self._sequences)
 
 
 class RunningBatch:

@@ -14,7 +14,7 @@ waits for its answer. What follows from it:
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from proto.contract import Batch, Generation, StepResult
 from router.request.errors import InvalidRequest
@@ -30,24 +30,17 @@ class SchedulerLimits:
     """What a step may carry.
 
     `max_step_tokens` of prompts and decodes together, for at most `max_batch_size` requests;
-    `max_steps_in_flight` steps may be unanswered; `max_passes` younger requests may be admitted
-    before one that does not fit yet. Each is at least 1, `max_passes` at least 0; else ValueError.
+    `max_steps_in_flight` steps may be unanswered. Each is at least 1; else ValueError.
     """
 
     max_step_tokens: int
     max_batch_size: int
     max_steps_in_flight: int = 1
-    max_passes: int = 16
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("max_step_tokens", 1),
-            ("max_batch_size", 1),
-            ("max_steps_in_flight", 1),
-            ("max_passes", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        for name, value in asdict(self).items():
+            if value < 1:
+                raise ValueError(f"{name} is {value}; it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +75,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, allocator: Allocator) -> None:
         self._limits = limits
         self._allocator = allocator
-        self._waiting = WaitingQueue(limits.max_passes)
+        self._waiting = WaitingQueue()
         self._running = RunningBatch(allocator)
         self._planner = Planner(
             limits.max_step_tokens,

@@ -82,10 +82,9 @@ class Sequence:
     computes it and samples its successor. Under a constraint a sample may bring several tokens,
     none of which has KV; how many is known with the answer, so nothing is scheduled before.
 
-    `order` is the order of arrival. `num_passed` younger ones were admitted before it while it did
-    not fit; before the allocator's `num_gains` reach `retry_at_gains` it cannot fit. `is_suspect`:
-    its row failed in a shard, and its KV may be why. `is_paused`: its reader is behind, so that it
-    samples no tokens.
+    `order` is the order of arrival. It did not fit when it was tried, and is tried again once
+    `min_available` blocks are available. `is_suspect`: its row failed in a shard, and its KV may be
+    why. `is_paused`: its reader is behind, so that it samples no tokens.
     """
 
     request_id: int
@@ -99,8 +98,7 @@ class Sequence:
     cached_len: int = 0
     first_scheduled_s: float | None = None
     num_prompt_logprobs: int = 0
-    num_passed: int = 0
-    retry_at_gains: int = 0
+    min_available: int = 0
     is_suspect: bool = False
     is_paused: bool = False
     # Those made before the request came are known from the start.
@@ -196,7 +194,7 @@ class Sequence:
     def preempt(self) -> None:
         """Leaves the running batch to be computed anew; tokens in flight still count."""
         self.move(SequenceState.WAITING)
-        self.scheduled_len = 0
+        self.scheduled_len = self.min_available = 0
 
     def schedule_tokens(self, num_tokens: int) -> ScheduledChunk:
         """Takes part in a step with its next tokens; the last one samples a successor."""

@@ -13,10 +13,9 @@ def make_scheduler(
     max_step_tokens: int = 16,
     max_batch_size: int = 8,
     max_steps_in_flight: int = 1,
-    max_passes: int = 16,
     prefix_caching: bool = True,
 ) -> Scheduler:
-    limits = SchedulerLimits(max_step_tokens, max_batch_size, max_steps_in_flight, max_passes)
+    limits = SchedulerLimits(max_step_tokens, max_batch_size, max_steps_in_flight)
     return Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching))
 
 

@@ -14,7 +14,7 @@ class TestPreemption:
         assert [update.request_id for update in batch.updates] == [0]
         assert scheduler.stats().num_preemptions == 1
 
-    def test_nobody_younger_is_admitted_in_a_step_that_preempts(self) -> None:
+    def test_nobody_younger_is_admitted_before_the_preempted_one(self) -> None:
         scheduler = make_scheduler(num_blocks=7, block_size=1)
         scheduler.add(0, make_request((1,)), 0.0)
         scheduler.add(1, make_request((5, 6, 7, 8), max_new_tokens=3), 0.0)
@@ -24,7 +24,8 @@ class TestPreemption:
         batch = run(scheduler, token(0, 12))
         assert (batch.dropped_ids, batch.new) == ((1,), ())
         assert scheduler.stats().num_blocks_used == 3
-        assert [new.request_id for new in step(scheduler).new] == [2]
+        assert run(scheduler, token(0, 13, FinishReason.LENGTH)).new == ()
+        assert [new.request_id for new in step(scheduler).new] == [1, 2]
 
     def test_it_resumes_with_its_output(self) -> None:
         scheduler, full = fill_pool(2)

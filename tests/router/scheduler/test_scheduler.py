@@ -117,19 +117,17 @@ class TestBlocks:
 
 
 class TestAdmission:
-    def test_one_that_does_not_fit_is_passed_so_often_and_no_more(self) -> None:
-        scheduler = make_scheduler(num_blocks=6, block_size=1, max_passes=2)
+    def test_nobody_is_admitted_behind_one_that_does_not_fit(self) -> None:
+        scheduler = make_scheduler(num_blocks=6, block_size=1)
         scheduler.add(0, make_request((1, 2), max_new_tokens=1), 0.0)
         scheduler.add(1, make_request((3, 4, 5, 6, 7, 8), max_new_tokens=1), 0.0)
-        for request_id in range(2, 6):
-            scheduler.add(request_id, make_request((9,), max_new_tokens=1), 0.0)
+        scheduler.add(2, make_request((9,), max_new_tokens=1), 0.0)
         last = FinishReason.LENGTH
-        first = run(scheduler, token(0, 9, last), token(2, 9, last), token(3, 9, last))
-        assert [new.request_id for new in first.new] == [0, 2, 3]
-        second = run(scheduler, token(1, 9, last))
-        assert [new.request_id for new in second.new] == [1]
-        third = run(scheduler, token(4, 9, last), token(5, 9, last))
-        assert [new.request_id for new in third.new] == [4, 5]
+        admitted = [
+            [new.request_id for new in run(scheduler, token(request_id, 9, last)).new]
+            for request_id in range(3)
+        ]
+        assert admitted == [[0], [1], [2]]
 
     def test_a_running_entry_keeps_a_block_to_grow_into(self) -> None:
         scheduler = make_scheduler(num_blocks=5, block_size=1)
