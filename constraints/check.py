@@ -1,7 +1,7 @@
-"""Texts under a constraint: accepted or not, how far they can stand, what was expected there.
+"""Judges texts under a constraint: whether they are accepted, where they fail, what was expected.
 
-Texts are followed byte by byte, since every split of a text into tokens is legal or none is; only
-a constraint that counts tokens is followed in the tokens that the model would make of the text.
+Texts are followed byte by byte, since either all splits of a text into tokens are legal or none;
+only for a constraint that counts tokens is the text tokenized as for the model.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from constraints.spec import ConstraintSpec
 from constraints.vocabulary import Vocabulary
 from constraints.where.engine import WhereLanguage
 
-# Searches for a shorter text than the one that was found.
+# The most searches for a shorter text than the one found.
 _NUM_TRIES = 3
 
 
@@ -29,7 +29,7 @@ def judge(
     texts: Sequence[str],
     max_len: int,
 ) -> JudgeResult:
-    """Each text under the language of `spec`; a shortest legal one has at most `max_len` tokens."""
+    """Judge each text; also finds a shortest legal text of at most `max_len` tokens."""
     shortest = _shortest(language.matcher(), max_len)
     by_tokens = isinstance(language, WhereLanguage) and language.tokens is not None
     judging = TextJudge(language, vocabulary, by_tokens=by_tokens)
@@ -44,7 +44,7 @@ def judge(
 
 
 def _verified(judgement: Judgement, text: str, schema_text: str) -> Judgement:
-    """What masks accept of a lenient schema, judged by the whole of it."""
+    """The judgement of an accepted text by the full schema, where masks were lenient."""
     found = violations(schema_text, text) if judgement.accepted else ()
     if not found:
         return judgement
@@ -52,7 +52,7 @@ def _verified(judgement: Judgement, text: str, schema_text: str) -> Judgement:
 
 
 def _shortest(matcher: Matcher, max_len: int) -> tuple[int, ...] | None:
-    """The shortest of a few that are looked for; the first found may be longer than it need be."""
+    """The shortest of a few texts found; the first one may be longer than necessary."""
     shortest = matcher.shortest(max_len)
     for _ in range(_NUM_TRIES):
         if not shortest:
@@ -65,7 +65,7 @@ def _shortest(matcher: Matcher, max_len: int) -> tuple[int, ...] | None:
 
 
 class TextJudge:
-    """Judges texts under one language. `by_tokens`: in the tokens that the model would make."""
+    """Judges texts under one language. `by_tokens`: in the tokens of the model."""
 
     def __init__(self, language: Language, vocabulary: Vocabulary, *, by_tokens: bool) -> None:
         self._language = language
@@ -75,7 +75,7 @@ class TextJudge:
         self._expectation = Expectation(vocabulary)
 
     def judge(self, text: str) -> Judgement:
-        """The judgement of one text, which has no lone surrogates."""
+        """The judgement of one text without lone surrogates."""
         matcher = self._language.matcher()
         position = 0
         try:
@@ -88,7 +88,7 @@ class TextJudge:
             return Judgement(False, position, (), 0, failure=str(error))
 
     def _follow(self, matcher: Matcher, text: str) -> int:
-        """Advance as far as whole characters of the text can stand; how many these are."""
+        """Advance over the legal characters of the text; returns their number."""
         token_ids = self._spelled(text)
         tokens, encoded = self._vocabulary.tokens, text.encode()
         num_legal = matcher.num_legal(token_ids)
@@ -100,7 +100,7 @@ class TextJudge:
                 break
             matcher.advance(token_id)
             num_taken += len(tokens[token_id])
-        # The next token ends within a character that has no place here.
+        # The next token ends within an illegal character.
         singles = self._in_bytes(encoded[num_taken:num_whole])
         if matcher.num_legal(singles) < num_whole - num_taken:
             return _whole_characters(encoded[:num_taken])
@@ -109,7 +109,7 @@ class TextJudge:
         return position
 
     def _spelled(self, text: str) -> Sequence[int]:
-        """The text as tokens, up to the first byte that none can spell."""
+        """The text in tokens, up to the first byte that cannot be spelled."""
         encoded = text.encode()
         if not self._by_tokens:
             token_ids = self._in_bytes(encoded)
@@ -121,11 +121,11 @@ class TextJudge:
         return self._vocabulary.beginning(encoded, self._vocabulary.spell(encoded))
 
     def _in_bytes(self, text: bytes) -> Sequence[int]:
-        """The text as tokens of one byte each, up to the first byte that has none."""
+        """The text in tokens of one byte, up to the first byte without one."""
         known = itertools.takewhile(self._byte_ids.__contains__, text)
         return [self._byte_ids[byte] for byte in known]
 
 
 def _whole_characters(text: bytes) -> int:
-    """How many there are; the last bytes may be the beginning of another one."""
+    """The number of complete characters; the last bytes may begin another one."""
     return len(text.decode(errors="ignore"))

@@ -1,6 +1,6 @@
-"""`launcher check`: texts under a constraint, without a server.
+"""`launcher check`: judges texts under a constraint, without a server.
 
-The constraint is compiled as a server would: in a process with limits of time and memory.
+The constraint is compiled as in a server: in a process with limits of time and memory.
 Exit codes: 0 all texts accepted, 1 some refused, 2 the constraint cannot be read, or not be kept,
 or the command line is at fault.
 """
@@ -34,13 +34,13 @@ from processes.settings import Kind as Spelling
 ALL_ACCEPTED, SOME_REFUSED, BAD_CONSTRAINT = 0, 1, 2
 
 STDIN = "-"
-# What it takes of a model to know its tokens.
+# The files of a model that define its tokens.
 _FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json")
-# Texts that are judged by one job; each job has the limits of time and memory for itself.
+# The most texts of one job; each job has its own limits of time and memory.
 _BATCH_LEN, _BATCH_CHARS = 64, 100_000
-# Texts that are hardly meant as constraints.
+# Texts that are probably not meant as constraints.
 _FILE_NAME = re.compile(r"[\w./~-]{1,200}\.(?:json|txt|re|regex|lark|gbnf|ebnf|where)")
-# Of a long line so much is shown to both sides of the place.
+# The most characters of a long line that are shown on each side of the place.
 _SHOWN_LEN = 40
 _LONGEST_OUTPUT = 1 << 20
 
@@ -59,9 +59,9 @@ _KINDS: Mapping[str, Kind] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class CheckConfig:
-    """The settings of `launcher check`. `text` is judged for people, `lines` for programs.
+    """The settings of `launcher check`. `text`: output for people, `lines`: for programs.
 
-    Raises BadConfig when settings contradict each other, and for texts without bytes.
+    Raises BadConfig when settings contradict each other, and for texts with lone surrogates.
     """
 
     type: str = setting(
@@ -138,7 +138,7 @@ def read_constraint(config: CheckConfig) -> ConstraintSpec:
 
 
 def _without_last_line_end(text: str) -> str:
-    """Editors end a file with one, which is no part of a pattern."""
+    """Drop the line end that editors append; it is no part of a pattern."""
     return text.removesuffix("\n")
 
 
@@ -180,7 +180,7 @@ async def _check(
 
 
 def _about_files(text: str) -> str:
-    """A line for who meant a file, which is not there."""
+    """A hint for a user who meant a file that does not exist."""
     if _FILE_NAME.fullmatch(text):
         return f"there is no file {text}, so this was read as the constraint itself\n"
     return ""
@@ -200,7 +200,7 @@ async def _judge_texts(
 async def _judge_lines(pool: WorkerPool, spec: ConstraintSpec, name: str, out: TextIO) -> int:
     code = ALL_ACCEPTED
     with _opened(name) as lines:
-        # Errors of the constraint come first, and whether there are lines or not.
+        # Report errors of the constraint first, even if there are no lines.
         await pool.do(Judge(spec, (), _LONGEST_OUTPUT))
         for batch in _batches(_texts(lines)):
             for text, judgement in zip(batch, await _judgements(pool, spec, batch), strict=True):
@@ -214,7 +214,7 @@ async def _judge_lines(pool: WorkerPool, spec: ConstraintSpec, name: str, out: T
 async def _judgements(
     pool: WorkerPool, spec: ConstraintSpec, texts: Sequence[str]
 ) -> Sequence[Judgement]:
-    """Of texts that may take too long together, or each for itself."""
+    """The judgements; if the texts take too long together, each in a job of its own."""
     try:
         judged = await pool.do(Judge(spec, tuple(texts), _LONGEST_OUTPUT))
     except TooComplex as error:
@@ -238,7 +238,7 @@ def as_object(text: str, judgement: Judgement) -> dict[str, Any]:
 
 
 def shown(text: str, judgement: Judgement) -> Text:
-    """The judgement of a text for people: its line with a caret, and what was expected there."""
+    """The judgement of a text for people: the line with a caret, and what was expected."""
     if judgement.position is None:
         return Text.assemble(("accepted  ", "bold green"), _visible(text)[:200])
     line_start = text.rfind("\n", 0, judgement.position) + 1
@@ -288,7 +288,7 @@ def find_vocabulary(name: str) -> VocabularyFile:
 
 
 def _end_ids(folder: Path, tokenizer: Path) -> tuple[int, ...]:
-    """As the model's configuration has them, or else as the tokenizer names its end token."""
+    """The end tokens of the model's configuration, or else of the tokenizer's."""
     for name in ("generation_config.json", "config.json"):
         ids = _read_object(folder / name).get("eos_token_id")
         if isinstance(ids, int):
@@ -340,7 +340,7 @@ def _decoded(lines: TextIO) -> Iterator[str]:
 
 
 def require_text(text: object, place: str) -> str:
-    """A text that has bytes. Raises BadConfig."""
+    """A text without lone surrogates. Raises BadConfig."""
     if not isinstance(text, str):
         raise BadConfig(f"{place}: the text must be a string")
     try:

@@ -1,4 +1,4 @@
-"""From a spec to a language: the one door to all engines, with a bounded cache behind it."""
+"""Compiles specs into languages, choosing the engine; keeps a bounded cache."""
 
 import threading
 import time
@@ -31,13 +31,13 @@ from constraints.where.limits import OutOfReach, TooManyStates
 from constraints.where.parser import parse
 from constraints.where.terms import Matches
 
-# Texts of cached specs, languages weigh a few times as much.
+# The most characters of cached specs; their languages take a few times as much memory.
 _MAX_CACHED_CHARS = 32_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class CompilerStats:
-    """What a compiler did since it was made. Refusals are cached as languages are."""
+    """Counters since the compiler was made. Refusals are cached, too."""
 
     hits: int
     misses: int
@@ -46,13 +46,13 @@ class CompilerStats:
 
 
 class Compiler:
-    """Compiles for one vocabulary. Owns the cache of languages; safe to share between threads."""
+    """Compiles for one vocabulary. Owns the cache of languages; thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary, *, max_cached: int = 256) -> None:
         self.vocabulary = vocabulary
         self._max_cached = max_cached
         self._lock = threading.Lock()
-        # ExampleInstances recently used first. A future is there from the start of its compilation.
+        # Least recently used first. A future is inserted when its compilation starts.
         self._cache: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
         self._cached_chars = 0
         self._trie_lock = threading.Lock()
@@ -61,9 +61,9 @@ class Compiler:
         self._compile_s = 0.0
 
     def compile(self, spec: ConstraintSpec, translation: Translation | None = None) -> Language:
-        """The language of `spec`, from the cache if it is there.
+        """The language of `spec`, from the cache if possible.
 
-        translation: of `spec`, where another compiler has made it already
+        translation: of `spec`, if another process has made it already
         Raises Malformed, NotEnforced, Contradiction, TooComplex.
         """
         LIMITS[spec.kind].check_text(spec.kind, spec.text)
@@ -82,12 +82,12 @@ class Compiler:
             self._fulfil(spec, translation, future)
         error = future.exception()
         if error is not None:
-            # One exception for all who ask: without the frames of whoever asked before.
+            # The exception is shared by all callers: drop the frames of earlier ones.
             raise error.with_traceback(None)
         return future.result()
 
     def is_cached(self, spec: ConstraintSpec) -> bool:
-        """Whether `compile` would answer at once."""
+        """Whether `compile` would return at once."""
         with self._lock:
             future = self._cache.get(spec)
         return future is not None and future.done()
@@ -115,11 +115,11 @@ class Compiler:
                 if not future.done():
                     self._forget(spec)
             if not future.done():
-                # A bug of ours, or this thread is being ended: nobody may wait for ever.
+                # A bug, or this thread is being ended: waiting threads must be released.
                 future.set_exception(RuntimeError("the constraint's compilation was broken off"))
 
     def _token_trie(self) -> TokenTrie:
-        """The vocabulary's, made when it is first needed: it takes half a second."""
+        """The vocabulary's trie, built on first use: it takes half a second."""
         with self._trie_lock:
             return trie_of(self.vocabulary)
 
@@ -166,7 +166,7 @@ class Compiler:
         )
 
     def _pattern_language(self, spec: ConstraintSpec) -> Language:
-        """By llguidance, or where a pattern looks around by our own automata."""
+        """A pattern with llguidance or, if it has look-around, with our own automata."""
         try:
             return self._matching(spec)
         except Contradiction:
@@ -214,4 +214,4 @@ def _simpler(schema: SchemaGrammar, error: Contradiction) -> SchemaGrammar | Non
     try:
         return schema.without_empty_definition()
     except Contradiction:
-        raise error from None  # which tells more
+        raise error from None  # the more specific error

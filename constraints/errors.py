@@ -1,25 +1,25 @@
-"""What can be wrong with a constraint, in the words of its author.
+"""The errors of constraints, as a tree.
 
 ConstraintError
-|-- Malformed       the text is no expression, schema, pattern or grammar; says where
-|-- NotEnforced     in order, but a part of it would not be enforced; says which
-|-- Contradiction   nothing can satisfy it; says which parts exclude each other
+|-- Malformed       the text is no expression, schema, pattern or grammar; with the place
+|-- NotEnforced     well-formed, but a part would not be enforced; with that part
+|-- Contradiction   nothing can satisfy it; with the parts that exclude each other
 |-- DoesNotFit      the shortest text that satisfies it needs more tokens than there are
 |-- TooComplex      compiling or following it takes more time or memory than is allowed
 |-- IllegalToken    a matcher was given a token that its mask does not allow; nothing changed
-`-- EngineFailed    the engine broke while it followed an output; that output cannot go on
+`-- EngineFailed    the engine broke while it followed an output, which cannot continue
 """
 
 
 class ConstraintError(Exception):
-    """Base of everything that this library raises on purpose."""
+    """Base of all errors that this library raises intentionally."""
 
 
 class Malformed(ConstraintError):
-    """The text cannot be read.
+    """The text cannot be parsed.
 
     `position` is an offset in characters, `pointer` a JSON Pointer into a schema; None where none
-    is known. The message has them, a line with a caret and what was expected, ready to be shown.
+    is known. The message contains them, a line with a caret, and what was expected.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Malformed(ConstraintError):
 
 
 class NotEnforced(ConstraintError):
-    """A part would be ignored.
+    """A part of the constraint would be ignored.
 
     `pointer` is its JSON Pointer in a schema, `position` its offset in another text; None
     elsewhere.
@@ -46,9 +46,9 @@ class NotEnforced(ConstraintError):
 
 
 class Contradiction(ConstraintError):
-    """No text satisfies the constraint. `parts` are the parts that exclude each other, as written.
+    """No text satisfies the constraint. `parts`: those that exclude each other, as written.
 
-    `parts` may be empty where only the whole is known to be empty.
+    `parts` may be empty if no smaller conflict is known.
     """
 
     def __init__(self, message: str, parts: tuple[str, ...] = ()) -> None:
@@ -73,8 +73,8 @@ class TooComplex(ConstraintError):
 
 
 class IllegalToken(ConstraintError):
-    """The token cannot follow; the matcher is as it was."""
+    """The token cannot follow; the matcher has not changed."""
 
 
 class EngineFailed(ConstraintError):
-    """The matcher is broken for good and must be thrown away."""
+    """The matcher is broken and must be discarded."""

@@ -1,4 +1,4 @@
-"""What may come next, in words for people: read off a mask."""
+"""Describes for people what may follow, read from a mask."""
 
 import string
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from constraints.vocabulary import Vocabulary
 
 THE_END = "the end"
 _OTHERS = "characters beyond ASCII"
-# The most beginnings shown with what must follow them, and the most runs of characters.
+# The most literals that are shown, and the most ranges of characters.
 _FEW, _MAX_RUNS = 12, 12
 _MAX_LITERAL_LEN = 40
-# Beyond this the tokens are not looked through for their characters.
+# The most tokens that are searched for their first characters.
 _MAX_READ_TOKENS = 4096
 _TEXT = frozenset(map(ord, string.printable)) - frozenset(b"\x0b\x0c\r")
 _NAMES = {string.digits: "a digit", string.ascii_lowercase: "a to z"}
 
 
 class Expectation:
-    """Reads masks of one vocabulary."""
+    """Describes masks of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -39,10 +39,10 @@ class Expectation:
         return legal[legal < len(self._vocabulary.tokens)]
 
     def words(self, matcher: Matcher, legal: npt.NDArray[np.int64]) -> tuple[str, ...]:
-        """What may follow, each as it would be written, or as a class of characters."""
+        """What may follow: literals, or classes of characters."""
         ends = (THE_END,) if matcher.is_complete else ()
         forced = b"" if ends else matcher.deterministic_suffix()
-        # Several characters may have their first bytes in common.
+        # Several characters may share their first bytes.
         if forced.decode(errors="ignore"):
             return (_quoted(forced),)
         ids = legal[~np.isin(legal, self._vocabulary.end_ids)]
@@ -55,7 +55,7 @@ class Expectation:
         return (*_classes(ascii_firsts, others), *ends)
 
     def _literals(self, matcher: Matcher, firsts: Sequence[int]) -> list[str]:
-        """Characters with what must follow them; those that nothing must follow as runs."""
+        """Characters with the text that must follow them; others as ranges."""
         literals = {byte: self._literal(matcher, byte) for byte in firsts}
         single = [byte for byte, literal in literals.items() if len(literal) == 1]
         longer = [_quoted(literal) for literal in literals.values() if len(literal) > 1]
@@ -63,7 +63,7 @@ class Expectation:
 
     def _literal(self, matcher: Matcher, byte: int) -> bytes:
         token_id = self._byte_ids.get(byte)
-        # Where tokens are counted a longer one may be legal, and its first byte alone not.
+        # If tokens are counted, a longer one may be legal while its first byte is not.
         if token_id is None or matcher.num_legal((token_id,)) == 0:
             return bytes([byte])
         ahead = matcher.fork()
@@ -74,21 +74,21 @@ class Expectation:
     def _others(
         self, matcher: Matcher, ids: npt.NDArray[np.int64], leads: Sequence[int]
     ) -> tuple[str, ...]:
-        """The legal characters beyond ASCII, each if they are few."""
+        """The legal characters beyond ASCII, listed if they are few."""
         characters = self._characters(matcher, b"", leads) or self._read(ids)
         if 0 < len(characters) <= _FEW:
             return tuple(map(repr, sorted(characters)))
         return (_OTHERS,)
 
     def _characters(self, matcher: Matcher, begun: bytes, nexts: Sequence[int]) -> set[str]:
-        """The characters that go on with these bytes, if they are few; none where it is unknown."""
+        """The characters that begin with these bytes, if they are few; empty if unknown."""
         found: set[str] = set()
         if len(nexts) > _FEW:
             return found
         for byte in nexts:
             token_id = self._byte_ids.get(byte)
             character = begun + bytes([byte])
-            # Where tokens are counted a longer one may be legal, and its first byte alone not.
+            # If tokens are counted, a longer one may be legal while its first byte is not.
             if token_id is None or matcher.num_legal((token_id,)) == 0 or len(character) > 4:
                 return set()
             more = {character.decode(errors="ignore")} - {""}
@@ -103,7 +103,7 @@ class Expectation:
         return found
 
     def _read(self, ids: npt.NDArray[np.int64]) -> set[str]:
-        """The first characters of the tokens beyond ASCII, if these are not too many to look at."""
+        """The first characters beyond ASCII of the tokens, if the tokens are not too many."""
         ids = ids[self._first_bytes[ids] >= 0x80]
         if len(ids) >= _MAX_READ_TOKENS:
             return set()
@@ -112,7 +112,7 @@ class Expectation:
 
 
 def byte_ids(vocabulary: Vocabulary) -> dict[int, int]:
-    """The token of each byte that has one of its own."""
+    """The single-byte tokens, by byte."""
     return {
         token[0]: token_id
         for token_id, token in reversed(list(enumerate(vocabulary.tokens)))
@@ -137,7 +137,7 @@ def _any_but(missing: Sequence[int]) -> str:
 
 
 def _runs(firsts: Sequence[int]) -> list[str]:
-    """Neighbours of four and more as one."""
+    """Four and more neighbouring characters as one range."""
     runs: list[list[int]] = []
     for byte in firsts:
         if runs and runs[-1][-1] == byte - 1:

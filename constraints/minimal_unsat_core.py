@@ -1,7 +1,6 @@
-"""Which of many parts exclude each other, found in few questions; it does not know what parts are.
+"""Finds a minimal set of parts that exclude each other, with few satisfiability checks.
 
-By halves, as in Junker's QuickXplain: where k of n parts exclude each other, some 2 k log(n / k)
-questions find them.
+By bisection, as in Junker's QuickXplain: k of n parts are found with some 2 k log(n / k) checks.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,11 +12,11 @@ Part = TypeVar("Part")
 def minimal_unsat_core(
     parts: Sequence[Part], is_empty: Callable[[Sequence[Part]], bool | None]
 ) -> tuple[Part, ...]:
-    """Parts that nothing satisfies together, in order, none of which can be left out.
+    """A minimal set of parts that nothing satisfies together, in order.
 
-    parts:    which nothing satisfies together; of equal conflicts the first one is returned
-    is_empty: whether nothing satisfies some of them; None: no more is answered, and all stay that
-              were not yet found to be needless
+    parts:    unsatisfiable together; of equal conflicts the first one is returned
+    is_empty: whether nothing satisfies some of them; None: no further answers, so the parts that
+              are not yet known to be unnecessary stay in the result
     """
     return tuple(_Halving(is_empty).needed([], list(parts), is_new=False))
 
@@ -28,7 +27,7 @@ class _Halving(Generic[Part]):
         self._is_over = False
 
     def needed(self, given: list[Part], parts: list[Part], *, is_new: bool) -> list[Part]:
-        """Of `parts` those that `given` lacks to be empty; `is_new`: nobody asked of it alone."""
+        """Those of `parts` that conflict with `given`; `is_new`: `given` was not checked yet."""
         if is_new and not self._is_over:
             answer = self._is_empty(given)
             if answer:

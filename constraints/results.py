@@ -1,4 +1,4 @@
-"""What was found of a constraint, and of texts under it."""
+"""Results of checking a constraint, and of judging texts under it."""
 
 from dataclasses import dataclass, field
 
@@ -7,13 +7,13 @@ from constraints.translation import Translation
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What is known of a constraint that can be kept.
+    """The properties of a satisfiable constraint.
 
-    min_len:         tokens of a text that satisfies it: the first that was found short enough
+    min_len:         tokens of a text that satisfies it: the first one found that is short enough
     dropped_phrases: see `Language`
-    not_enforced:    JSON Pointers of what a lenient schema leaves out
-    compile_s:       seconds of computing that it took to compile, and to find that text
-    has_dead_ends:   masks may leave tokens after which no text is known that can be completed
+    not_enforced:    JSON Pointers of what a lenient schema does not enforce
+    compile_s:       CPU seconds for compiling it and finding that text
+    has_dead_ends:   masks may allow tokens behind which no completion is known
     translation:     see `Language`
     """
 
@@ -27,13 +27,13 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """One text under a constraint.
+    """The judgement of one text under a constraint.
 
-    position:  characters of the text that can stand; None where it is accepted
-    expected:  what may follow them, in words; "the end" where the text may end there
-    num_legal: tokens that may follow them, end tokens among them
-    failure:   what it breaks of a lenient schema that masks do not hold, or why it could not be
-               judged to its end; None nearly always
+    position:  the number of legal characters; None: the text is accepted
+    expected:  descriptions of what may follow them; "the end" if the text may end there
+    num_legal: the number of tokens that may follow them, with end tokens
+    failure:   a violation of a lenient schema that masks do not enforce, or why judging failed;
+               usually None
     """
 
     accepted: bool
@@ -45,16 +45,16 @@ class Judgement:
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """What a finished text breaks of a lenient schema, each with its place; none: nothing."""
+    """The violations of a schema by a finished text, with their places; may be empty."""
 
     violations: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class JudgeResult:
-    """Texts under a constraint, in their order.
+    """The judgements of texts under a constraint, in their order.
 
-    shortest:        the shortest text found that satisfies it, of `min_len` tokens; None: none was
+    shortest:        the shortest text found, of `min_len` tokens; None: none was found
     dropped_phrases: see `Language`
     not_enforced:    see `CheckResult`
     """

@@ -1,4 +1,4 @@
-"""A constraint as it is asked for: what kind of text it is, and how it is to be read."""
+"""A constraint as requested: its kind, its text and its options."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +16,7 @@ class Kind(Enum):
 
 
 class Whitespace(Enum):
-    """Which whitespace a JSON text may have between its tokens."""
+    """The whitespace allowed between the tokens of a JSON text."""
 
     FLEXIBLE = "flexible"  # up to a bounded run anywhere
     COMPACT = "compact"  # none
@@ -27,7 +27,7 @@ class Whitespace(Enum):
 class ConstraintSpec:
     """A constraint to be compiled; the key of every cache, together with the vocabulary.
 
-    lenient: enforce what can be of a JSON schema, instead of refusing the rest
+    lenient: enforce what is possible of a JSON schema, instead of refusing the rest
     """
 
     kind: Kind
@@ -38,11 +38,11 @@ class ConstraintSpec:
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """Strings that end an output, and whether they stay in its text; tokens that end it.
+    """The strings and tokens that end an output.
 
-    kept:      the text with the string in it must satisfy the constraint
-    dropped:   the text before the string must
-    token_ids: none of them can be used as text
+    kept:      whether the string stays in the text: then the text with the string must satisfy the
+               constraint, otherwise the text before it
+    token_ids: they cannot be part of the text
     """
 
     strings: tuple[str, ...] = ()
@@ -52,11 +52,11 @@ class StopRule:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How many tokens an output may have. Its end needs none: it may stop where it is complete.
+    """How many tokens an output may have; an end token does not count.
 
-    max_len: at most so many tokens
-    min_len: an end token is masked before so many, unless nothing else is legal
-    cuts:    the client prefers a cut text to a steered one: masks do not look at the budget
+    max_len: the most tokens
+    min_len: end tokens are masked before so many tokens, unless nothing else is legal
+    cuts:    the text may be truncated at `max_len`: masks do not steer it to a complete end
     """
 
     max_len: int

@@ -1,9 +1,8 @@
-"""Added tokens that are text, for an engine that takes every `<...>` for a special one.
+"""Added tokens that are text, for an engine that treats every `<...>` as special.
 
-A tokenizer.json has its added tokens beside its vocabulary, and says of each whether it is special;
-the files beside it may say so of more. Those that are not read as what they are called:
-`<tool_call>` of many models is one of them. The engine goes by their look. So it is given the same
-tokenizer twice:
+A tokenizer.json has added tokens beside its vocabulary, each with a flag for special ones; other
+files may mark more. The others are text, for example `<tool_call>` of many models. The engine
+decides by their spelling instead. So it gets the tokenizer twice:
 
     to mask:   with these tokens as parts of the vocabulary, where it reads them as text
     to spell:  with them as they are, for texts in the tokens that a model knows, and without the
@@ -17,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# Tokens that begin calls of tools are text to whoever reads an answer, whatever a file says.
+# Tokens that begin tool calls count as text, whatever the files say.
 CALL_MARKERS = frozenset({"[TOOL_CALLS]"})
 # Where files name special tokens, and where they list them.
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -27,10 +26,10 @@ _LISTS = ("additional_special_tokens", "extra_special_tokens")
 def split(
     text: str, end_ids: Iterable[int], named_special: Collection[str] = ()
 ) -> tuple[str, str] | None:
-    """The tokenizer.json to mask with and the one to spell with; None: both are as it is.
+    """The tokenizer.json to mask with and the one to spell with; None: both are unchanged.
 
-    None also for what this file does not know how to rewrite. Tokens that end an output are special
-    in any case, and so are those in `named_special`.
+    None also for a format that is not supported here. End tokens and those in `named_special` are
+    always special.
     """
     tokenizer = json.loads(text)
     vocab = tokenizer.get("model", {}).get("vocab")
@@ -65,7 +64,7 @@ def split(
         kept[piece] = token["id"]
     to_mask = _rewritten(tokenizer, kept, special)
     spelled = [{**token, "special": False} for token in texts]
-    # What has no bytes keeps its place under a name that no text is cut into: it has spaces.
+    # Tokens without bytes keep their ids under names that no text is split into: with spaces.
     fillers = {hole["content"]: hole["id"] for hole in _holes(vocab, spelled)}
     to_spell = _rewritten(tokenizer, {**vocab, **fillers}, spelled)
     return json.dumps(to_mask), json.dumps(to_spell)
@@ -79,7 +78,7 @@ def _rewritten(
 
 
 def _holes(vocab: Mapping[str, int], added: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Ids between others that no token has, as special tokens: the engine gives them a text."""
+    """Special tokens for unused ids: the engine would give them a text."""
     known = {*vocab.values(), *(token["id"] for token in added)}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [
@@ -90,7 +89,7 @@ def _holes(vocab: Mapping[str, int], added: list[dict[str, Any]]) -> list[dict[s
 
 
 def special_beside(tokenizer_path: Path) -> frozenset[str]:
-    """Tokens that the files beside a tokenizer.json make special, though it may not.
+    """Tokens that the files beside a tokenizer.json mark as special.
 
     Raises ValueError for a file that is no JSON, OSError.
     """
@@ -117,15 +116,15 @@ def _contents(named: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_text(content: str, is_special: bool) -> bool:
-    """Whether an added token is part of the text of an answer.
+    """Whether an added token is text.
 
-    `<|...|>` is special whatever a file says: configurations beside it often make it so.
+    `<|...|>` is always special: other configuration files often mark it so.
     """
     return content in CALL_MARKERS or not (is_special or content.startswith("<|"))
 
 
 def _encoding(decoder: dict[str, Any]) -> dict[int, str] | str | None:
-    """How the vocabulary writes bytes, by a table or with a mark for the space."""
+    """How the vocabulary encodes bytes: by a table, or with a mark for the space."""
     steps = [decoder, *decoder.get("decoders", [])]
     kinds = {step.get("type") for step in steps}
     if "ByteLevel" in kinds:
@@ -134,7 +133,7 @@ def _encoding(decoder: dict[str, Any]) -> dict[int, str] | str | None:
 
 
 def _puts_space_in_front(normalizer: dict[str, Any]) -> bool:
-    """Whether normalized tokens begin with a space, which decoding them brings back."""
+    """Whether the normalizer puts a space before a text, which decoding restores."""
     steps = [normalizer, *normalizer.get("normalizers", [])]
     return any(step.get("type") == "Prepend" for step in steps)
 
@@ -143,13 +142,13 @@ def _piece(content: str, encoding: dict[int, str] | str) -> str:
     if isinstance(encoding, str):
         return content.replace(" ", encoding)
     if frozenset(content) <= frozenset(encoding.values()):
-        # Decoders take such a token for one of the vocabulary, whose letters stand for bytes.
+        # Decoders treat such a token as one of the vocabulary, whose letters encode bytes.
         return content
     return "".join(encoding[byte] for byte in content.encode())
 
 
 def _byte_letters() -> dict[int, str]:
-    """A letter for each byte: itself where it can be seen, else the next one that nobody has."""
+    """A letter for each byte: itself if printable, else the next unused one."""
     shown = {*range(33, 127), *range(161, 173), *range(174, 256)}
     hidden = [byte for byte in range(256) if byte not in shown]
     letters = {byte: chr(byte) for byte in shown}

@@ -1,9 +1,9 @@
-"""What a vocabulary's tokens do from several places at once: tokens that do the same are one.
+"""Groups tokens by their effect at several places: tokens with equal effects are one action.
 
-    token -> action -> where each place leads       of 100 000 tokens nearly all do what others do
+    token -> action -> next place for each place    most of 100 000 tokens share their action
 
-A walk takes as many steps as the trie has nodes, from each place. Here nodes of one depth that lead
-every place to the same are one, so that a step is made once for all of them.
+A walk takes as many steps as the trie has nodes, for each place. Here nodes of one depth with equal
+effects at all places are merged, so that a step is made once for all of them.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from constraints.token_trie import PLACE_MASK, Packed, TokenTrie
 
-# Places times actions of one depth, and of all: beyond it walks are as quick.
+# The most places times actions of one depth, and of all: beyond it walks are as fast.
 _MAX_AT_ONCE = 1 << 21
 _MAX_STEPS = 1 << 23
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Actions:
-    """All that tokens do from some places.
+    """The actions of all tokens at some places.
 
     ends:      [num_actions, num_places] packed states; those of the last action are all dead
     of_tokens: [vocab_size, up to whole words] the action of each token
@@ -36,9 +36,9 @@ class Actions:
 def actions_of(
     trie: TokenTrie, table: Packed, columns: Sequence[npt.NDArray[np.int64]], starts: Packed
 ) -> Actions | None:
-    """What tokens do from some packed places; None where they do too many different things.
+    """The actions at some packed places; None: there are too many different ones.
 
-    table, columns: as walks have them
+    table, columns: as for `TokenTrie.walk`
     """
     width = 1 + max((int(column.max()) for column in columns), default=0)
     of_nodes = np.zeros(1, dtype=np.int64)  # at each depth: of live nodes their row, -1 of others
@@ -69,7 +69,7 @@ def actions_of(
 
 
 def _stepped(table: Packed, above: Packed, classes: npt.NDArray[np.int64]) -> Packed:
-    """Rows after a byte of each one's class; what is dead is 0."""
+    """Rows behind a byte of each row's class; 0 is dead."""
     place = above & PLACE_MASK
     after: Packed = table[place + classes[:, None]]
     is_live = (after & PLACE_MASK) != 0
@@ -80,7 +80,7 @@ def _stepped(table: Packed, above: Packed, classes: npt.NDArray[np.int64]) -> Pa
 
 
 def _distinct(rows: Packed) -> tuple[Packed, npt.NDArray[np.int64]]:
-    """The rows that are different and somewhere alive, and of each row its number, dead ones -1."""
+    """The distinct live rows, and the index of each row in them, -1 for dead ones."""
     whole = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.shape[1] * 8))).reshape(-1)
     _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)
     is_live = rows[first].any(axis=1)
@@ -91,7 +91,7 @@ def _distinct(rows: Packed) -> tuple[Packed, npt.NDArray[np.int64]]:
 def _joined(
     trie: TokenTrie, found: list[Packed], of_tokens: npt.NDArray[np.int64], num_places: int
 ) -> Actions | None:
-    """The actions of all depths, each once, and a dead one."""
+    """The distinct actions of all depths, and a dead one."""
     is_done = np.zeros(sum(map(len, found)) + 1, dtype=np.bool_)
     is_done[of_tokens] = True
     is_done[-1] = False
@@ -103,7 +103,7 @@ def _joined(
     of_rows[np.flatnonzero(is_done)] = numbers
     actions = of_rows[of_tokens].astype(np.uint16)
     plainest = np.full(len(rows) + 1, trie.vocab_size, dtype=np.int64)
-    # Of what is written twice the last stays: the plainest comes last.
+    # The last write wins: the plainest token comes last.
     plainest[actions[trie.plain_first[::-1]]] = np.arange(trie.vocab_size - 1, -1, -1)
     dead = np.zeros((1, num_places), dtype=np.int64)
     return Actions(np.concatenate([rows, dead]), actions, plainest)

@@ -2,11 +2,11 @@
 
     tokens as a trie, level by level:   parent of each node | byte that leads to it
     states:                             one vector step a level, from the parents' states
-    few ways alive:                     only the children of live nodes are stepped to
+    few live nodes:                     only their children are visited
 
-A state is a place in the automaton's table and counts gathered on the way, packed in one number:
+A state packs a place in the automaton's table and the counts gained so far into one number:
 
-    gains ... | place times the table's width      the low PLACE_BITS bits are 0 where it is dead
+    gains ... | place * the table's width          the low PLACE_BITS bits are 0 if it is dead
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ Packed = npt.NDArray[np.int64]
 PLACE_BITS = 27
 PLACE_MASK = (1 << PLACE_BITS) - 1
 
-# Below this share of live nodes, ways are followed one by one.
+# Below this share of live nodes only their children are visited.
 _SPARSE_SHARE = 0.3
 
 
@@ -49,7 +49,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ends:
-    """Where tokens lead: one entry for each start and live token, in no order.
+    """The states behind tokens: one entry for each start and live token, unordered.
 
     starts: which of the starts
     """
@@ -59,7 +59,7 @@ class Ends:
     states: Packed
 
     def split(self, num_starts: int) -> "list[Ends]":
-        """Those of each start."""
+        """One part for each start."""
         order = np.argsort(self.starts, kind="stable")
         bounds = np.searchsorted(self.starts[order], np.arange(num_starts + 1)).tolist()
         return [
@@ -80,11 +80,11 @@ class TokenTrie:
         ids = np.array([token_id for _, token_id in spelled], dtype=np.int64)
         self.max_token_len = max(map(len, tokens), default=0)
         self.levels = _levels_of(tokens, ids)
-        # All tokens in the order of the levels.
+        # All tokens in the order of levels.
         self._token_ids = np.concatenate(
             [np.zeros(0, dtype=np.int64), *(level.token_ids for level in self.levels)]
         )
-        # All tokens, those first that people would write, and each token's place among them.
+        # All tokens, plain ones first, and the rank of each token in this order.
         plain_first = sorted(range(self.vocab_size), key=lambda i: _oddity(vocabulary.tokens[i]))
         self.plain_first = np.array(plain_first, dtype=np.int64)
         self.plainness = np.empty(self.vocab_size, dtype=np.int64)
@@ -93,7 +93,7 @@ class TokenTrie:
         self._under = self._nodes_under_bytes()
 
     def num_nodes_after(self, first: int, last: int) -> int:
-        """Nodes of the trie below first bytes from `first` to `last`."""
+        """The number of nodes below first bytes from `first` to `last`."""
         if not self.levels:
             return 0
         letters = self.levels[0].bytes
@@ -102,17 +102,17 @@ class TokenTrie:
     def num_nodes_from(
         self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int
     ) -> int:
-        """Nodes of the trie below first bytes that can be read at a place."""
+        """The number of nodes below first bytes that are legal at a place."""
         if not self.levels:
             return 0
         return int(self._under[(table[start + columns[0]] & PLACE_MASK) != 0].sum())
 
     def bytes_of_levels(self, classes: npt.NDArray[np.uint8]) -> list[npt.NDArray[np.int64]]:
-        """The class of each node's byte, level by level: `columns` of the other methods."""
+        """The class of each node's byte, by level: the `columns` of the other methods."""
         return [classes[level.bytes].astype(np.int64) for level in self.levels]
 
     def walk(self, table: Packed, columns: list[npt.NDArray[np.int64]], start: int) -> Ends:
-        """Every token from one place.
+        """Follow every token from one place.
 
         table:   [num_places * width] the packed state that each class of bytes leads to; place 0
                  is dead and leads to 0
@@ -141,7 +141,7 @@ class TokenTrie:
     def walk_several(
         self, table: Packed, columns: list[npt.NDArray[np.int64]], starts: Packed
     ) -> Ends:
-        """Every token from each of some places, along live ways alone."""
+        """Follow every token from several places, visiting children of live nodes only."""
         num_roots = len(columns[0]) if columns else 0
         found_starts, found_tokens, found_states = [], [], []
         nodes = np.tile(np.arange(num_roots), len(starts))
@@ -169,7 +169,7 @@ class TokenTrie:
         )
 
     def _nodes_under_bytes(self) -> npt.NDArray[np.int64]:
-        """How many nodes each first byte's subtree has, [nodes of the first level]."""
+        """The number of nodes of each first byte's subtree, [nodes of the first level]."""
         under = np.zeros(0, dtype=np.int64)
         for level in reversed(self.levels):
             sums = np.concatenate([[0], np.cumsum(under)])
@@ -178,7 +178,7 @@ class TokenTrie:
 
 
 def _oddity(token: bytes) -> tuple[int, int]:
-    """Letters and digits before other printable ASCII, that before the rest; short before long."""
+    """Sort key: letters and digits, other printable ASCII, the rest; short before long."""
     if token.isalnum():
         return 0, len(token)
     return 1 + any(not 0x20 <= byte < 0x7F for byte in token), len(token)
@@ -187,7 +187,7 @@ def _oddity(token: bytes) -> tuple[int, int]:
 def _spread(
     firsts: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """All members of the nodes' ranges: whose they are (an index into `nodes`), and themselves."""
+    """The members of the nodes' ranges: for each its index into `nodes`, and itself."""
     begins = firsts[nodes]
     counts = firsts[nodes + 1] - begins
     whose = np.repeat(np.arange(len(nodes)), counts)
@@ -239,5 +239,5 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
 
 @kept_with_vocabulary(1)
 def trie_of(vocabulary: Vocabulary) -> TokenTrie:
-    """The vocabulary's walk: half a second of work the first time."""
+    """The vocabulary's trie; takes half a second the first time."""
     return TokenTrie(vocabulary)

@@ -1,30 +1,30 @@
-"""A constraint in the words of the engine that follows it: what need not be found out again.
+"""A constraint translated for llguidance, to be reused by other processes.
 
-To read a pattern or a schema, and to find a first text of it, is Python's work, which holds up all
-other Python of its process: that of a shard's steps. So a worker does it, and a shard receives:
+Parsing a pattern or a schema and finding a first text runs in Python and blocks the other Python
+threads of its process, such as a shard's steps. So a worker does it, and a shard receives the
+result:
 
-    spec -> worker: reads it, compiles, finds a text -> Translation -> shard: compiles alone
+    spec -> worker: parses, compiles, finds a text -> Translation -> shard: only compiles
 """
 
 from dataclasses import dataclass
 
-# A shard reads what is longer in less time than everybody needs to carry it around.
+# The most bytes: a shard translates longer ones faster than they are transferred.
 MAX_SENT_CHARS = 1_000_000
 _MAX_TOKEN_ID = 1 << 31
 
 
 @dataclass(frozen=True, slots=True)
 class Translation:
-    """Of a constraint that `constraints.grammars.engine` follows.
+    """The translation of a constraint for `constraints.grammars.engine`.
 
-    grammar:      what the engine is given
-    not_enforced: JSON Pointers of the parts of a lenient schema that masks do not hold
-    hints:        pieces of text that stand in the grammar as wholes, for searches
-    may_run_on:   bytes may be forced without end somewhere
-    completion:   tokens of the first text that was found; None: none was looked for
+    grammar:      the grammar text
+    not_enforced: JSON Pointers of the parts of a lenient schema that masks do not enforce
+    hints:        texts of the language or of its parts, for searches
+    may_run_on:   forced bytes may repeat without end
+    completion:   tokens of the first text found; None: not searched
 
-    Raises TypeError and ValueError for what nobody could be sent: who tells it has read hostile
-    texts.
+    Raises TypeError and ValueError for invalid values: the sender has parsed hostile texts.
     """
 
     grammar: str
@@ -35,7 +35,7 @@ class Translation:
 
     def __post_init__(self) -> None:
         for text in (self.grammar, *self.not_enforced):
-            text.encode()  # no half of a surrogate pair
+            text.encode()  # refuses lone surrogates
         if type(self.may_run_on) is not bool:
             raise TypeError(f"may_run_on must be a bool. Given: {self.may_run_on!r}")
         for token_id in self.completion or ():

@@ -1,10 +1,9 @@
-"""Schemas of which a look tells that some text satisfies them, and how long it is at most.
+"""Recognises schemas that are obviously satisfiable, and bounds the length of a text.
 
-Nearly every schema that a client sends is a record of plain fields. Such a one needs no compiling
-to be found satisfiable and small, so nobody waits for a worker to find it.
+Nearly every schema that a client sends is a record of plain fields. It is satisfiable and small
+without compiling, so its requests need not wait for a worker.
 
-It answers for what it knows and nothing else: a keyword, a type or a number that is not in here
-means a closer look.
+Only known keywords, types and numbers are accepted; anything else needs a full check.
 """
 
 import json
@@ -22,7 +21,7 @@ _MAX_REPEATS = 1_000
 _MAX_VALUES = 200
 _LONGEST_LITERAL = len("false")
 
-# Keywords that say nothing about texts.
+# Keywords without effect on texts.
 _NOTES = frozenset({"title", "description", "default", "examples", "deprecated", "$comment"})
 _KEYWORDS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -38,10 +37,10 @@ _KEYWORDS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def obvious_len(spec: ConstraintSpec) -> int | None:
-    """Bytes, all of printable ASCII, that are enough for some text that satisfies the constraint.
+    """A number of printable ASCII bytes that suffices for some text of the constraint.
 
-    None: that is not to be seen from here. A constraint with an answer compiles without an error,
-    in the time that its length takes.
+    None: unknown. A constraint with an answer compiles without an error, in time linear in its
+    length.
     """
     if spec.kind is not Kind.JSON_SCHEMA or spec.lenient or len(spec.text) > _MAX_CHARS:
         return None
@@ -124,7 +123,7 @@ def _len_of_object(schema: Schema, depth: int) -> int | None:
 
 
 def _fewest(schema: Schema, min_key: str, max_key: str) -> int | None:
-    """How many there must be; None where the bounds are no plain numbers, or contradict."""
+    """The minimum count; None if the bounds are no plain numbers, or contradict each other."""
     fewest, largest = schema.get(min_key, 0), schema.get(max_key, _MAX_REPEATS)
     # A bool is an int to Python and none to JSON.
     if type(fewest) is not int or type(largest) is not int:

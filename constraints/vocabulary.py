@@ -1,6 +1,6 @@
-"""The tokens of a model as bytes: all that a mask has to know of a tokenizer.
+"""The tokens of a model as bytes, which is all that masks need of a tokenizer.
 
-The one file that reads tokenizer.json; it asks llguidance, whose masks must agree with ours.
+The only file that reads tokenizer.json; it uses llguidance, whose masks must agree with ours.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from constraints.text_tokens import special_beside, split
 class Vocabulary:
     """Tokens by id.
 
-    tokens:      each token's bytes; b"" for special tokens and ids that stand for nothing, which
-                 no constraint ever allows (end tokens apart)
+    tokens:      each token's bytes; b"" for special tokens and unused ids, which no constraint
+                 allows (except end tokens)
     end_ids:     tokens that end an output
     fingerprint: of all this, for caches
-    backend:     llguidance's view of the same
-    speller:     what tells a text in the tokens that the model knows, where that is another
-    kept:        what was made of it once (see `kept.py`); belongs to who made it
+    backend:     llguidance's tokenizer of these tokens
+    speller:     the tokenizer for texts in the model's own tokens, if it differs
+    kept:        values computed from it, see `vocabulary_cache.py`
     """
 
     tokens: tuple[bytes, ...]
@@ -39,7 +39,7 @@ class Vocabulary:
     def load(
         cls, tokenizer_path: Path, vocab_size: int | None, end_ids: Iterable[int]
     ) -> "Vocabulary":
-        """Read tokenizer.json, and beside it which tokens are special.
+        """Read tokenizer.json, and the special tokens from the files beside it.
 
         vocab_size: width of the model's logits, which may have more columns than there are tokens
         Raises NotEnforced for a tokenizer whose tokens are not known as bytes.
@@ -67,16 +67,16 @@ class Vocabulary:
         return cls(tokens, ends, digest, backend, speller)
 
     def spell(self, text: bytes) -> list[int]:
-        """The bytes in the tokens that the model would have read them in, if it knows them all."""
+        """The bytes in the model's own tokenization, if all of them have tokens."""
         return self._as_text(self._reader.tokenize_bytes(text))
 
     def spell_beginning(self, text: bytes) -> tuple[list[int], bytes]:
-        """As `spell`, and the end that is left: it might be other tokens if more text followed."""
+        """As `spell`, without the end that could be tokenized otherwise if more text followed."""
         token_ids, rest = self._reader.tokenize_partial(text)
         return self._as_text(token_ids), rest
 
     def beginning(self, text: bytes, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The first of these tokens, as far as they spell the text: tokenizers have their ways."""
+        """The first of these tokens that spell the text exactly: tokenizers may add a space."""
         num_bytes = 0
         for index, token_id in enumerate(token_ids):
             token = self.tokens[token_id]
@@ -95,10 +95,10 @@ class Vocabulary:
         return self.speller or self.backend
 
     def _as_text(self, token_ids: list[int]) -> list[int]:
-        """The tokens, with what special ones among them are called in place of these.
+        """The tokens, with special ones replaced by the spelling of their names.
 
-        The engine reads them where a text happens to hold what they are called. Another tokenizer
-        without them would take 130 MB and a second to load, for 128 000 tokens.
+        The engine produces them where a text contains their names. A second tokenizer without them
+        would take 130 MB and a second to load, for 128 000 tokens.
         """
         names = {each: self._name(each) for each in set(token_ids) if not self.tokens[each]}
         if not names:
@@ -106,7 +106,7 @@ class Vocabulary:
         return [piece for each in token_ids for piece in names.get(each, (each,))]
 
     def _name(self, token_id: int) -> list[int]:
-        """What a special token is called, cut in two that no token is called."""
+        """The tokens of a special token's name, split in two so that neither part is a name."""
         name = self.backend.decode_str([token_id])
         if len(name) < 2:
             return [token_id]

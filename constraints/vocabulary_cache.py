@@ -1,4 +1,4 @@
-"""What is made of a vocabulary once, and kept with it: it goes when the vocabulary does.
+"""Caches values that are computed from a vocabulary, as long as the vocabulary lives.
 
 @kept_with_vocabulary(4)
 def trie_of(vocabulary): ...        of each vocabulary the last 4 different calls
@@ -16,9 +16,9 @@ _Made = Callable[Concatenate[Vocabulary, P], T]
 
 
 def kept_with_vocabulary(maxsize: int) -> Callable[[_Made[P, T]], _Made[P, T]]:
-    """Of each vocabulary the last `maxsize` different calls are remembered. For pure functions.
+    """Cache the last `maxsize` different calls for each vocabulary. For pure functions.
 
-    A thread that asks while another one makes it may make it, too.
+    Two threads may compute the same value at the same time.
     """
 
     def decorator(make: _Made[P, T]) -> _Made[P, T]:
@@ -26,7 +26,7 @@ def kept_with_vocabulary(maxsize: int) -> Callable[[_Made[P, T]], _Made[P, T]]:
         def kept(vocabulary: Vocabulary, /, *args: P.args, **kwargs: P.kwargs) -> T:
             made = vocabulary.kept.get(make)
             if made is None:
-                # A vocabulary that is made of what it keeps is a circle, which the collector ends.
+                # A cached value that refers to the vocabulary is a cycle; the collector frees it.
                 fresh = lru_cache(maxsize)(partial(make, vocabulary))
                 made = vocabulary.kept.setdefault(make, fresh)
             found: T = made(*args, **kwargs)

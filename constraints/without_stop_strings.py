@@ -1,7 +1,7 @@
-"""The texts of a language that no stop string cuts.
+"""Restricts a language to the texts that no stop string truncates.
 
-A search that knows of the stop strings by masks alone walks into them again and again; where the
-engine can leave them out of the language, its own shortest text is one that meets none of them.
+A search that sees stop strings only through masks meets them again and again. If the engine can
+exclude them from the language, its shortest text contains none of them.
 """
 
 import json
@@ -16,14 +16,14 @@ from constraints.where.compile import compile_without_stops
 from constraints.where.engine import WhereLanguage
 from constraints.where.limits import OutOfReach
 
-# Of a pattern: more strings, or longer ones, take the engine seconds to leave out.
+# The most strings, and their length, for a pattern: more take the engine seconds to exclude.
 _MAX_STRINGS, _MAX_STRINGS_LEN = 8, 128
 
 
 def without_stop_strings(language: Language, stops: StopRule) -> Language | None:
-    """The texts of which the stop strings cut nothing. None: no language of them is known.
+    """The language of the texts without stop strings before their end. None: not available.
 
-    Raises Contradiction where it is certain that they cut every text.
+    Raises Contradiction if it is certain that there is no such text.
     """
     try:
         if isinstance(language, WhereLanguage):
@@ -38,7 +38,7 @@ def without_stop_strings(language: Language, stops: StopRule) -> Language | None
 
 
 def stop_contradiction(stops: StopRule) -> Contradiction:
-    """The error for a language of which stop strings, or stop tokens alone, cut every text."""
+    """The error for a language whose every text is truncated by stop strings or stop tokens."""
     return Contradiction(
         "every text that satisfies the constraint meets one of "
         f"{listed_stops(stops)} before its end",
@@ -47,7 +47,7 @@ def stop_contradiction(stops: StopRule) -> Contradiction:
 
 
 def listed_stops(stops: StopRule) -> str:
-    """The stop strings in the words of an error; the stop tokens where there are none."""
+    """The stop strings for an error message; the stop tokens if there are none."""
     quoted = ", ".join(json.dumps(string, ensure_ascii=False) for string in stops.strings)
     return f"the stop strings {quoted}" if quoted else "the stop tokens"
 

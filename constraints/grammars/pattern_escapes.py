@@ -1,6 +1,6 @@
-r"""What a backslash begins in a pattern, and which characters its classes have.
+r"""Parses escapes in patterns, and defines the characters of their classes.
 
-Python's classes are of the Unicode that this Python knows, ECMA 262's \d and \w are of ASCII.
+Python's classes follow the Unicode version of this Python; ECMA 262's \d and \w are ASCII only.
 """
 
 import unicodedata
@@ -14,7 +14,7 @@ from constraints.where.error_position import complaint
 
 
 class Dialect(Enum):
-    """Whose syntax and classes."""
+    """Which syntax and classes a pattern has."""
 
     PYTHON = "python"
     ECMA = "ecma"
@@ -30,14 +30,14 @@ _ECMA_SPACE: Ranges = (
     *((first, last) for first, last in WHITESPACE if first >= 0xA0),
     (0xFEFF, 0xFEFF),
 )
-# Code points that this Python knows, so that newer letters of the engine's tables are none.
+# Code points that this Python knows; excludes newer letters of the engine's tables.
 _AGE = rf"\p{{age:{unicodedata.unidata_version.rsplit('.', 1)[0]}}}"
 _CONTROLS = {"n": 10, "t": 9, "r": 13, "f": 12, "v": 11}
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What is switched on at a place of the pattern."""
+    """The flags at a place of the pattern."""
 
     folded: bool = False
     dot_all: bool = False
@@ -52,7 +52,7 @@ class Flags:
 
 
 class EscapeReader:
-    """A place in a pattern, and what is read there character by character."""
+    """Reads a pattern character by character."""
 
     def __init__(self, text: str, dialect: Dialect) -> None:
         self._text = text
@@ -78,7 +78,7 @@ class EscapeReader:
         return False
 
     def _class_or_code(self, start: int) -> Chars | int:
-        """What `\\` and what follows it stand for, inside a set and outside."""
+        """The class or the character of an escape, inside and outside of sets."""
         char = self._peek()
         self._at += 1
         if not char:
@@ -94,7 +94,7 @@ class EscapeReader:
         return ord(char)
 
     def _numbered(self, start: int, char: str) -> Chars | int:
-        """A character given by its number or its name, or a property of characters."""
+        """A character given by number or name, or a property of characters."""
         if char in "01234567":
             return self._octal(start, char)
         if char in "xuU":
@@ -152,7 +152,7 @@ class EscapeReader:
         return code
 
     def _joined(self, code: int) -> int:
-        """ECMA's \\ud83d\\ude00 is one character."""
+        """Join surrogate pairs: ECMA's \\ud83d\\ude00 is one character."""
         if 0xD800 <= code <= 0xDBFF and not self._is_python and self._peek(2) == "\\u":
             low = self._text[self._at + 2 : self._at + 6]
             if len(low) == 4 and low[:1] in "dD" and low[1:2] in "cdefCDEF":

@@ -1,6 +1,6 @@
-"""The keywords of JSON Schema that read patterns, for the `jsonschema` package.
+"""The keywords of JSON Schema with patterns, for the `jsonschema` package.
 
-It reads them by Python's `re`; here they are read as `pattern_search` says.
+The package uses Python's `re`; these keywords use `pattern_search`.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ _Keyword = Callable[[Any, Json, Json, Json], _Errors]
 
 @lru_cache(maxsize=32)
 def with_patterns(kind: type[jsonschema.Validator]) -> type[jsonschema.Validator]:
-    """The same draft of JSON Schema with our reading of patterns."""
+    """The validator of the same draft with these keywords."""
     ours: dict[str, _Keyword] = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
@@ -76,7 +76,7 @@ def _unexpected(names: list[str]) -> str:
 
 
 def _declared(instance: Json, schema: Json) -> set[str]:
-    """The properties that a schema names, itself or by patterns."""
+    """The properties that a schema declares, by name or by pattern."""
     patterns = schema.get("patternProperties", {})
     return set(instance.keys() & schema.get("properties", {}).keys()) | {
         name for name in instance if any(is_found(pattern, name) for pattern in patterns)
@@ -84,7 +84,7 @@ def _declared(instance: Json, schema: Json) -> set[str]:
 
 
 def _evaluated(validator: Any, instance: Json, schema: Json) -> set[str]:
-    """The properties that a schema says something of, also by what it refers to."""
+    """The properties that a schema evaluates, also through references."""
     if not isinstance(schema, dict):
         return set()
     found = _declared(instance, schema)
@@ -109,7 +109,7 @@ def _resolved(validator: Any, schema: Json) -> Iterator[Any]:
 
 
 def _holding(validator: Any, instance: Json, schema: Json) -> Iterator[Json]:
-    """The schemas of the same instance within a schema that it satisfies."""
+    """The subschemas that apply to the same instance and that it satisfies."""
     for name, inner in schema.get("dependentSchemas", {}).items():
         if name in instance:
             yield inner

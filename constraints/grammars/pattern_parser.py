@@ -1,8 +1,8 @@
-r"""Reads regular expressions: Python's, as clients write them, and ECMA 262's, as schemas do.
+r"""Parses regular expressions: Python's, as clients write them, and ECMA 262's, as in schemas.
 
-The two differ in what \d, \w, \s and `.` stand for, in a few escapes and in braces. What no regular
-expression proper can say (look-around, references back, atomic groups, \b) is refused here, where
-its place is known. Lazy repeats match the same whole texts as greedy ones.
+The two differ in the meaning of \d, \w, \s and `.`, in a few escapes and in braces. What is not
+regular or not supported by the engine (look-around, backreferences, atomic groups, \b) is refused
+here, where its place is known. Lazy repeats match the same whole texts as greedy ones.
 """
 
 from constraints.errors import ConstraintError
@@ -21,7 +21,7 @@ from constraints.grammars.patterns import (
 )
 from constraints.where.code_points import Ranges
 
-# A repeat beyond it is as good as none, and engines count in 32 bits.
+# The most repeats: engines count in 32 bits.
 MAX_REPEAT = 1_000_000
 _MAX_DEPTH = 100
 
@@ -36,18 +36,18 @@ _UNSUPPORTED_GROUPS = {
 
 
 def parse(text: str, dialect: Dialect) -> Pattern:
-    """Read a pattern. Raises Malformed, and NotEnforced for what masks cannot hold."""
+    """Parse a pattern. Raises Malformed, and NotEnforced for what masks cannot enforce."""
     return PatternParser(text, dialect).parse()
 
 
 class PatternParser(EscapeReader):
-    """Reads one pattern from left to right."""
+    """Parses one pattern from left to right."""
 
     def __init__(self, text: str, dialect: Dialect) -> None:
         super().__init__(text, dialect)
         self._depth = 0
         self._names: set[str] = set()
-        # Of what other automata might hold, the first.
+        # The first construct that only other automata may support.
         self._refusal: ConstraintError | None = None
 
     def parse(self) -> Pattern:
@@ -59,7 +59,7 @@ class PatternParser(EscapeReader):
         return pattern
 
     def _refuse_later(self, start: int, what: str) -> None:
-        """Nothing else may be wrong with the pattern."""
+        """Record a refusal; it is raised only if the rest of the pattern is well-formed."""
         self._refusal = self._refusal or self._unsupported(start, what)
 
     def _choice(self) -> Pattern:
@@ -84,7 +84,7 @@ class PatternParser(EscapeReader):
         return parts[0] if len(parts) == 1 else Concat(tuple(parts)) if parts else EMPTY
 
     def _atom(self) -> Pattern | None:
-        """One thing that can be repeated; None for what stands for nothing, such as flags."""
+        """One repeatable item; None for items without text, such as flags."""
         start = self._at
         char = self._peek()
         self._at += 1
@@ -153,7 +153,7 @@ class PatternParser(EscapeReader):
         return None
 
     def _bounds(self, start: int) -> tuple[int, int | None] | None:
-        """What stands after `{`, if it is a repeat; otherwise the brace is itself a character."""
+        """The counts behind `{`; None: the brace is an ordinary character."""
         close = self._text.find("}", start)
         inner = self._text[start + 1 : close] if close >= 0 else ""
         low, comma, high = inner.partition(",")
@@ -190,7 +190,7 @@ class PatternParser(EscapeReader):
         self._at = close + 1
 
     def _group_kind(self, start: int) -> None:
-        """What stands after `(?` up to the group's own text."""
+        """Read what follows `(?` up to the group's content."""
         if self._take(":"):
             return
         for sign, name in _LOOKS.items():
@@ -216,7 +216,7 @@ class PatternParser(EscapeReader):
         self._flags = self._flags.switched(on, True).switched(off, False)
 
     def _is_flags_alone(self, start: int) -> bool:
-        """Whether this is `(?i)`, which holds from here on; then it is taken."""
+        """Whether this is `(?i)`, which applies from here on; if so it is consumed."""
         at = self._at
         on, off = self._flag_letters(start)
         if not on or off or not self._take(")"):
@@ -283,11 +283,11 @@ class PatternParser(EscapeReader):
         return self._folded(Chars(tuple(ranges), tuple(named), negated))
 
     def _add_class(self, chars: Chars, ranges: list[tuple[int, int]], named: list[str]) -> None:
-        """A class within a set, whose members are collected in `ranges` and `named`."""
+        """Add a class within a set to `ranges` and `named`."""
         named.append(written_set(chars))
 
     def _folded(self, chars: Chars) -> Chars:
-        """The set, in either case where the pattern says so."""
+        """The set, with other letter cases if the pattern ignores case."""
         if not self._flags.folded:
             return chars
         return folded(chars, is_python=self._is_python, is_ascii=self._flags.ascii)

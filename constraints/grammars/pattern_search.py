@@ -1,8 +1,8 @@
-r"""Whether a schema's pattern (ECMA 262) is found in a text, read as masks read it.
+r"""Searches a text for a schema's pattern (ECMA 262), with the same meaning as in masks.
 
-By the engine of masks; what it does not know (look-around, references back, word boundaries) is
-rewritten for Python, whose `\d`, `\w`, `\b` and `$` are others, and followed by the automata of
-`where`, or where these do not reach by `re`, which takes time beyond all bounds on some texts.
+Uses the engine of masks. What it does not support (look-around, backreferences, word boundaries) is
+rewritten for Python, where `\d`, `\w`, `\b` and `$` differ, and matched by the automata of `where`,
+or if they do not support it by `re`, which may take unlimited time on some texts.
 """
 
 import re
@@ -36,7 +36,7 @@ def is_found(pattern: str, text: str) -> bool:
 
     Raises Malformed, NotEnforced, EngineFailed for what cannot be decided.
     """
-    # A lone surrogate is a character like others, but none that UTF-8 has.
+    # A lone surrogate is a character that UTF-8 does not have.
     return _finder(pattern)(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"))
 
 
@@ -86,16 +86,16 @@ def _by_automaton(automaton: Automaton) -> _Finder:
 
 
 class _Rewriter(PatternParser):
-    """Writes a pattern of ECMA 262 in Python's syntax, piece by piece."""
+    """Rewrites a pattern of ECMA 262 in Python's syntax, item by item."""
 
     def rewritten(self) -> str:
         """The same pattern for `re.search`. Raises Malformed, NotEnforced."""
         pieces = []
         while self._at < len(self._text):
-            pieces.append(self._piece())
+            pieces.append(self._item())
         return "".join(pieces)
 
-    def _piece(self) -> str:
+    def _item(self) -> str:
         start = self._at
         if self._repeat_bounds(start) is not None:
             return self._text[start : self._at]
@@ -106,7 +106,7 @@ class _Rewriter(PatternParser):
         if found:
             self._at = found.end()
             name = found["name"] or found["number"]
-            # What has not matched yet is as good as empty.
+            # A group that has not matched yet counts as empty.
             return f"(?({name})(?P={name}))" if found["name"] else rf"(?({name})\{name})"
         self._at += 1
         match char:

@@ -1,9 +1,9 @@
-r"""Patterns in the engine's syntax: the whole text matches, and no character means two things.
+r"""Translates patterns into the engine's syntax, where the whole text must match.
 
-    Python's   re.fullmatch(pattern, text)         `^` and `$` say nothing at the edges
-    a schema's re.search(pattern, text)            `^` and `$` hold on to the edges
+    Python's   re.fullmatch(pattern, text)         `^` and `$` have no effect at the edges
+    a schema's re.search(pattern, text)            `^` and `$` anchor the match to the edges
 
-The engine knows no anchors inside of a pattern, so they are moved to its edges, or refused.
+The engine has no anchors inside of a pattern, so they are moved to its edges, or refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ from constraints.where.error_position import complaint, short
 from constraints.where.unmatchable_parts import unmatchable_parts
 
 _ANYTHING = Repeat(ANY, 0, None)
-# A pattern with the anchor at its edge, and the same without it; None where there is no such text.
+# The anchored and the unanchored alternatives of a pattern at one edge; None: there are none.
 _Split = tuple[Pattern | None, Pattern | None]
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_ ")
 
@@ -41,7 +41,7 @@ def to_grammar(pattern: str) -> str:
 
 
 def contradiction(pattern: str) -> Contradiction:
-    """The error for a pattern that nothing matches, which shows what keeps it from matching."""
+    """The error for a pattern that matches nothing; shows the parts that cannot match."""
     spans = unmatchable_parts(pattern)
     parts = tuple(pattern[start:end] for start, end in spans)
     what = f"nothing matches `{short(parts[0])}` here"
@@ -51,7 +51,7 @@ def contradiction(pattern: str) -> Contradiction:
 
 
 def translate(pattern: str) -> str:
-    """Python's pattern in the engine's syntax, to stand between slashes.
+    """Python's pattern in the engine's syntax, for use between slashes.
 
     A text matches the result if and only if re.fullmatch(pattern, text). Raises Malformed,
     NotEnforced.
@@ -60,7 +60,7 @@ def translate(pattern: str) -> str:
 
 
 def matching(pattern: str) -> Pattern | None:
-    """The texts that match Python's pattern as a whole. None: there are none.
+    """A pattern of the texts that Python's pattern matches as a whole. None: there are none.
 
     Raises Malformed, NotEnforced.
     """
@@ -73,7 +73,7 @@ def matching(pattern: str) -> Pattern | None:
 
 
 def translate_terminal(pattern: str) -> str:
-    """A terminal's pattern, in Python's syntax and \\p{...}; it knows nothing of the text's edges.
+    """A terminal's pattern (Python's syntax and \\p{...}); anchors are refused.
 
     Raises Malformed, NotEnforced.
     """
@@ -81,22 +81,22 @@ def translate_terminal(pattern: str) -> str:
 
 
 def translate_search(pattern: str) -> str:
-    """A schema's pattern (ECMA 262) in the engine's syntax, for the whole text that has it.
+    """A schema's pattern (ECMA 262) in the engine's syntax, matching whole texts that contain it.
 
-    To stand in a schema. Raises Malformed, NotEnforced.
+    For use in a schema. Raises Malformed, NotEnforced.
     """
     whole = [without_misread_sets(each) for each in _searched(pattern)]
     return _written_without_anchors(_choice(whole), pattern)
 
 
 def search_grammar(pattern: str) -> str:
-    """The grammar of the texts that have a schema's pattern. Raises Malformed, NotEnforced."""
+    """The grammar of the texts that contain a schema's pattern. Raises Malformed, NotEnforced."""
     translated = _written_without_anchors(searching(pattern), pattern)
     return f"{HEADER}start: /{translated}/\n"
 
 
 def searching(pattern: str) -> Pattern | None:
-    """The whole texts that have a schema's pattern somewhere. None: there are none.
+    """A pattern of the whole texts that contain a schema's pattern. None: there are none.
 
     Raises Malformed, NotEnforced.
     """
@@ -114,12 +114,12 @@ def _searched(pattern: str) -> list[Pattern]:
 
 
 def _held(split: _Split) -> list[tuple[bool, Pattern]]:
-    """The texts of a split, each with whether it is held on to the edge."""
+    """The alternatives of a split, each with whether it is anchored to the edge."""
     return [(not index, part) for index, part in enumerate(split) if part is not None]
 
 
 def _split(pattern: Pattern, *, is_start: bool) -> _Split:
-    """The texts that the anchor at this edge holds on to it, and those that it does not."""
+    """The alternatives that are anchored to this edge, and those that are not."""
     match pattern:
         case Anchor() if pattern.is_start == is_start:
             return EMPTY, None
@@ -163,7 +163,7 @@ def _split_concat(parts: tuple[Pattern, ...], *, is_start: bool) -> _Split:
     if anchored is None:
         return None, None if free is None else join(free, others)
     if isinstance(anchored, Empty) and free is None:
-        # `^^a`, `^(?:^a)`: the next part is at the edge as well, and held there already.
+        # `^^a`, `^(?:^a)`: the next part is at the edge, too, and anchored already.
         started, loose = _split(others, is_start=is_start)
         return _choice([each for each in (started, loose) if each is not None]), None
     return join(anchored, others), None if free is None else join(free, others)

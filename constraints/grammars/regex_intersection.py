@@ -1,7 +1,7 @@
-"""The shortest text that matches several patterns at once, such as a format's and a client's.
+"""Finds the shortest text that matches several patterns, such as a format's and a client's.
 
-Each pattern becomes states with edges; what is followed is the set of states that a text may be in,
-for all patterns together, and always where the least is left to be written.
+Each pattern becomes an NFA. A best-first search (A*) runs over the sets of states of all patterns
+together; the estimate is the number of characters that are left.
 """
 
 import heapq
@@ -27,19 +27,19 @@ from constraints.grammars.patterns import (
 _MAX_EFFORT = 50_000
 _MAX_STATES = 3_000
 _END = 0
-# Looking at a character of a set is so much quicker than at a state.
+# Testing a character of a set is so much faster than visiting a state.
 _QUICK = 4
 _Places = tuple[frozenset[int], ...]
 _Link: TypeAlias = "tuple[_Link, str] | None"
 
 
 class PatternTooLarge(Exception):
-    """The patterns have more states, or more to look at, than there is effort for."""
+    """The patterns need more effort than is left."""
 
 
 @dataclass
 class Effort:
-    """What may still be done for a schema: states and edges that are made or looked at."""
+    """The work left for one schema: states and edges that are created or visited."""
 
     left: int = _MAX_EFFORT
 
@@ -51,7 +51,7 @@ class Effort:
 
 
 class PatternAutomaton:
-    """One pattern's states; an edge without characters is followed at once."""
+    """The NFA of one pattern, with epsilon edges."""
 
     def __init__(self, pattern: Pattern, effort: Effort) -> None:
         """Raises TooLarge."""
@@ -73,7 +73,7 @@ class PatternAutomaton:
         return len(self._chars) - 1
 
     def _before(self, pattern: Pattern, following: int) -> int:
-        """The state from which `pattern` leads to `following`."""
+        """A state from which `pattern` leads to `following`."""
         match pattern:
             case Empty() | Anchor():
                 return following
@@ -105,7 +105,7 @@ class PatternAutomaton:
         return state
 
     def _measured(self) -> list[int | None]:
-        """By state, how many characters there are at least until the end."""
+        """By state, the smallest number of characters to the end."""
         leading: list[list[int]] = [[] for _ in self._chars]
         for state, following in enumerate(self._next):
             for each in following:
@@ -136,7 +136,7 @@ class PatternAutomaton:
         return frozenset(state for state in seen if state == _END or self._chars[state] is not None)
 
     def after(self, states: frozenset[int], char: str) -> frozenset[int]:
-        """Where the character leads; nowhere, where it is none of those that may follow."""
+        """The states behind a character; empty if it cannot follow."""
         if (states, char) not in self._moves:
             self._effort.spend(len(states))
             following = [
@@ -149,7 +149,7 @@ class PatternAutomaton:
         return self._moves[states, char]
 
     def left(self, states: frozenset[int]) -> int:
-        """Characters that have to follow at least."""
+        """The smallest number of characters that have to follow."""
         if states not in self._left:
             measured = (self.distances[state] for state in states)
             self._left[states] = min(each for each in measured if each is not None)
@@ -167,9 +167,9 @@ class PatternAutomaton:
 def common_text(
     patterns: Sequence[Pattern], effort: Effort, min_len: int = 0, max_len: int | None = None
 ) -> str | None:
-    """The shortest text that each of the patterns matches as a whole. None: there is none.
+    """The shortest text that every pattern matches as a whole. None: there is none.
 
-    Raises TooLarge: it is not known."""
+    Raises PatternTooLarge: unknown."""
     automata = [PatternAutomaton(pattern, effort) for pattern in patterns]
     starts = tuple(each.start for each in automata)
     if not all(starts):
@@ -191,7 +191,7 @@ def _sought(
         return max(*measured, min_len - length)
 
     serial = count()
-    # Of each text its last character and where the rest is: whole texts would be too much memory.
+    # Texts are linked lists: the last character and a link to the rest. Saves memory.
     heap: list[tuple[int, int, int, _Link, _Places]] = [(left(starts, 0), 0, 0, None, starts)]
     seen: set[tuple[_Places, int]] = set()
     while heap:
@@ -210,7 +210,7 @@ def _sought(
                 each.after(states, char) for each, states in zip(automata, places, strict=True)
             )
             if all(after):
-                # Of those that are as long, the one that is nearer to its end.
+                # Among equal lengths, the one that is nearer to its end.
                 total = length + left(after, length)
                 heapq.heappush(heap, (total, -length, next(serial), (text, char), after))
     return None
@@ -225,9 +225,9 @@ def _read_back(text: _Link) -> str:
 
 
 def _alphabet(patterns: Sequence[Pattern], effort: Effort) -> list[str]:
-    """Of the characters that no pattern tells apart, the one that is liked most."""
+    """One character for each class that the patterns distinguish: the preferred one."""
     sets = list(dict.fromkeys(chars for pattern in patterns for chars in _sets(pattern)))
-    # A set is asked for each of these characters.
+    # Every set is tested for each of these characters.
     effort.spend(len(sets) * len(LIKED) // _QUICK)
     known: dict[tuple[bool, ...], str] = {}
     liked = [_liked(chars) for chars in sets]

@@ -1,8 +1,7 @@
-"""Small instances of a schema and of each of its parts, wherever an output may come to them.
+"""Small instances of a schema and of all its parts, as hints for searches.
 
-The least instance of the whole does not meet what may be left out: items, properties that are not
-required, the longer branches of a choice. An output that begins one of these has to be completed as
-well, so that each of them gets a guess of its own.
+A small instance of the whole omits optional parts: items, properties that are not required, longer
+branches of a choice. An output may begin any of these, so each of them gets an example of its own.
 """
 
 from collections import deque
@@ -13,10 +12,9 @@ from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.rewriting import Rewritten
 from constraints.guiding.time_limit import TimeLimit
 
-# Looking at a few hundred places takes a millisecond or two; this is for schemas that are made to
-# take long.
+# A few hundred places take a millisecond or two; the limit is for schemas made to take long.
 MAX_TIME_S = 0.1
-# Places of a schema that are looked at.
+# The most places of a schema that are visited.
 _MAX_PLACES = 400
 _WITH_SCHEMA = ("items", "additionalProperties", "unevaluatedProperties", "then", "else")
 _WITH_LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
@@ -24,7 +22,7 @@ _WITH_NAMES = ("properties", "patternProperties", "$defs", "definitions", "depen
 
 
 class Instances:
-    """Guesses for one document: `whole` is a small instance of it all, if there is one."""
+    """Example instances of one document. `whole`: a small instance of all of it, if found."""
 
     def __init__(self, document: Json | Rewritten, separators: tuple[str, str]) -> None:
         self._least = ExampleInstances(document, separators)
@@ -43,7 +41,7 @@ class Instances:
 
 
 def _parts(document: Json) -> Iterator[Json]:
-    """The places below the whole, and what a place may be asked for beyond its least instance."""
+    """The subschemas, and variants of them with optional parts."""
     todo = deque([document])
     num_places = 0
     while todo and num_places < _MAX_PLACES:
@@ -62,7 +60,7 @@ def _parts(document: Json) -> Iterator[Json]:
 
 
 def _with_optional(schema: dict[str, Json]) -> Iterator[Json]:
-    """The schema with each of its properties required that may be left out."""
+    """Variants of the schema, each with one optional property required."""
     properties, required = schema.get("properties"), schema.get("required", [])
     if isinstance(properties, dict) and isinstance(required, list):
         for name in properties:

@@ -1,7 +1,7 @@
-"""Texts that stand in a constraint's language as wholes or as pieces, read off its source.
+"""Extracts hints from a constraint's source: texts of its language, or of parts of it.
 
-They spare a search what masks do not tell: the least instance of a schema, the one word in a
-pattern that ends a loop. A wrong hint costs a question to the matcher and nothing else.
+They give a search what masks do not show: a small instance of a schema, or the one word of a
+pattern that ends a loop. A wrong hint costs one check by the matcher and nothing else.
 """
 
 import json
@@ -22,13 +22,13 @@ from constraints.guiding.time_limit import TimeLimit
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 
 MAX_HINTS = 12
-# Of JSON, beside those: there is one for each part of a schema.
+# The most hints that are JSON, in addition: one for each part of a schema.
 MAX_INSTANCES, MAX_INSTANCES_LEN = 200, 32_000
-# Sources that are longer are not read.
+# Longer sources are not parsed.
 MAX_SOURCE_LEN = 1 << 20
 _MAX_TERMINALS, _MAX_TERMINAL_LEN = 200, 1_000
 
-# Schemas that may have patterns, which are rewritten as the engine takes them.
+# Schemas with these keywords may have patterns, which are rewritten for the engine.
 _WITH_PATTERNS = re.compile(r"attern|propertyNames|\\u")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
@@ -48,8 +48,8 @@ def hints_of(
 ) -> CompletionHints:
     """The hints of a constraint that compiles.
 
-    grammar:   what the engine reads in place of a grammar of llama.cpp, which has no terminals
-    rewritten: the schema, if it is at hand; nobody changes it any more
+    grammar:   the translation of a GBNF grammar for the engine
+    rewritten: the rewritten schema, if available; not changed any more
     """
     if len(spec.text) > MAX_SOURCE_LEN:
         return CompletionHints()
@@ -84,7 +84,7 @@ def _of_schema(spec: ConstraintSpec, rewritten: Rewritten | None) -> CompletionH
 
 
 def _encoded(texts: Iterable[str]) -> tuple[bytes, ...]:
-    """Each once. Half of a surrogate pair has no bytes."""
+    """The distinct texts in UTF-8; drops lone surrogates."""
     return tuple(dict.fromkeys(text.encode(errors="ignore") for text in texts))
 
 
@@ -93,9 +93,9 @@ def _separators(spec: ConstraintSpec) -> tuple[str, str]:
 
 
 def _quoted(parts: list[str]) -> Iterator[str]:
-    """The first of the parts, as many as there is room for.
+    """The first parts, up to the limit.
 
-    Only what has a quotation mark cannot be taken for a piece of a longer string.
+    Only those with a quotation mark: others could be parts of longer strings.
     """
     left = MAX_INSTANCES_LEN
     for part in [part for part in parts if '"' in part][:MAX_INSTANCES]:
@@ -112,14 +112,14 @@ def _without_schemas(grammar: str) -> tuple[str, list[Json]]:
     try:
         schemas = [word for word in words(grammar) if word.text == "%json"]
     except ConstraintError:
-        return grammar, []  # the compiler says so
+        return grammar, []  # the compiler reports it
     for word in reversed(schemas):
         grammar = grammar[: word.start] + grammar[word.end :]
     return grammar, [word.value for word in schemas]
 
 
 def _of_schemas(schemas: list[Json], separators: tuple[str, str]) -> list[str]:
-    """Instances of them all, the shortest first."""
+    """Instances of all schemas, the shortest first."""
     found: set[str] = set()
     limit = TimeLimit(MAX_TIME_S)
     for schema in schemas:
@@ -128,23 +128,23 @@ def _of_schemas(schemas: list[Json], separators: tuple[str, str]) -> list[str]:
         try:
             check(schema)
         except ConstraintError:
-            continue  # the compiler says so
+            continue  # the compiler reports it
         instances = Instances(schema, separators)
         found |= {*instances.parts(limit), instances.whole or ""}
     return sorted(found, key=lambda text: (len(text), text))
 
 
 def _example_match(pattern: str) -> str:
-    """A text that matches the whole pattern, as far as one is seen."""
+    """A text that matches the whole pattern; "" if none is found."""
     try:
         whole = matching(pattern) if len(pattern) <= MAX_PATTERN_LEN else None
     except ConstraintError:
-        return ""  # the compiler says so, or finds another way
+        return ""  # the compiler reports it, or uses another engine
     return "" if whole is None else example_text(whole) or ""
 
 
 def _example_terminals(patterns: Iterable[str]) -> list[str]:
-    """Texts of terminals, as far as they are short and not many."""
+    """Example texts of terminals, if they are short and few."""
     distinct = [each for each in dict.fromkeys(patterns) if len(each) <= MAX_PATTERN_LEN]
     texts = map(_example_terminal, distinct[:_MAX_TERMINALS])
     return [text for text in texts if len(text) <= _MAX_TERMINAL_LEN]
@@ -158,9 +158,9 @@ def _example_terminal(pattern: str) -> str:
 
 
 def _runs(pattern: str) -> list[str]:
-    """Runs of plain characters, without those that a repetition takes for itself.
+    """Runs of literal characters, without those that a repetition applies to.
 
-    Of two or three characters that may stand somewhere, as in `[fF][oO][xX]`, the first one does.
+    Of a class of two or three characters, as in `[fF][oO][xX]`, the first one is used.
     """
     runs, run = [], ""
     for match in _PIECES.finditer(pattern):

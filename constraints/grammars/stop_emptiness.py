@@ -1,7 +1,7 @@
-"""Whether stop strings leave a pattern any text at all.
+"""Proves that stop strings leave a pattern no text.
 
-A search over masks cannot tell places apart that look alike, so it never sees all of `[ab]*`. Of
-one pattern the engine itself can: by its intersection with the texts that no stop string cuts.
+A search over masks cannot distinguish places with equal masks, so it never exhausts `[ab]*`. For a
+single pattern the engine itself can: it intersects it with the texts that no stop string truncates.
 """
 
 import re
@@ -15,16 +15,16 @@ from constraints.guiding.bytewise import byte_vocabulary
 from constraints.matcher import Language
 from constraints.spec import StopRule
 
-# A fifth of a pattern's own: this comes on top of a search that found nothing.
+# A fifth of a pattern's own limit, since this follows a search that found nothing.
 UNCUT_LIMITS = Limits(compile_fuel=1_000_000)
-# What `regex.to_grammar` makes: its patterns have no slash.
+# The output of `regex.to_grammar`; its patterns contain no slash.
 _ONE_PATTERN = re.compile(rf"{re.escape(HEADER)}start: /(?P<pattern>[^/\n]*)/\n")
 
 
 def leaves_nothing(language: Language, stops: StopRule) -> bool:
-    """Whether it is certain that no text of the language ends before a stop string does.
+    """Whether it is certain that every text of the language contains a stop string before its end.
 
-    False of languages that are not of one pattern, and where the limits are met.
+    False for languages that are not a single pattern, and where a limit is reached.
     """
     grammar = grammar_without_stops(language, stops)
     if grammar is None:
@@ -39,14 +39,14 @@ def leaves_nothing(language: Language, stops: StopRule) -> bool:
 
 
 def grammar_without_stops(language: Language, stops: StopRule) -> str | None:
-    """The grammar of the texts of a pattern that no stop string cuts. None: it is not of one."""
+    """The grammar of a pattern's texts that no stop string truncates. None: not a pattern."""
     one = isinstance(language, GrammarLanguage) and _ONE_PATTERN.fullmatch(language.grammar)
     if not one or not stops.strings:
         return None
     strings = "|".join(map(_literal, stops.strings))
     after = "+" if stops.kept else "*"
     without_stop_strings = f"/{one['pattern']}/ & ~/(?s:.)*(?:{strings})(?s:.){after}/"
-    return f"{HEADER}start: UNCUT\nUNCUT: {without_stop_strings}\n"
+    return f"{HEADER}start: WITHOUT_STOPS\nWITHOUT_STOPS: {without_stop_strings}\n"
 
 
 def _literal(text: str) -> str:

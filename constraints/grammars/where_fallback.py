@@ -1,9 +1,9 @@
-r"""`where` expressions that our own automata leave alone, as terminals of llguidance.
+r"""Compiles `where` expressions that our own automata do not support into terminals of llguidance.
 
     expression -> one of several conjunctions -> P1 & P2 & ~(B1 | B2)
 
-All complements of a conjunction are one: written one by one they blow up. Counts of tokens and
-phrases that are dropped have no place in a text, and are refused.
+The complements of a conjunction are joined to one, since separate ones blow up. Counts of tokens
+and dropped phrases are not properties of a text, so they are refused.
 """
 
 from collections.abc import Iterator
@@ -36,12 +36,12 @@ from constraints.where.terms import (
 _ANYTHING = "(?s:.*)"
 _BLANK = written_set(Chars(WHITESPACE))
 _INK = written_set(Chars(WHITESPACE, negated=True))
-# The last of some sentences, with its full stop or without.
+# The last sentence, with its full stop or without.
 _SENTENCE = r"(?:[^.]+\.?|\.)"
 
 
 def to_grammar(expression: Expression, written: str) -> str:
-    """The grammar of the texts that satisfy the expression, which was `written` so.
+    """The grammar of the texts that satisfy the expression; `written`: its source.
 
     Raises Contradiction, NotEnforced, TooComplex.
     """
@@ -55,7 +55,7 @@ def to_grammar(expression: Expression, written: str) -> str:
 
 
 class _PatternRefused(Exception):
-    """A pattern of the expression cannot be held; the refusal speaks of places in the pattern."""
+    """A pattern of the expression is not supported; the refusal has places within the pattern."""
 
     def __init__(self, pattern: str, refusal: NotEnforced) -> None:
         super().__init__(str(refusal))
@@ -63,7 +63,7 @@ class _PatternRefused(Exception):
         self._refusal = refusal
 
     def placed_in(self, written: str) -> NotEnforced:
-        """The same, of the place in the expression where the pattern is written."""
+        """The same refusal with its place in the expression."""
         strings = [
             token
             for before, token in pairwise(tokens(written))
@@ -100,14 +100,14 @@ def _terminal(conjunction: Conjunction) -> str:
         (held if isinstance(atom, StopsAt) else excluded).extend(_of_atom(atom))
     conjuncts = [f"/{each}/" for each in held] or [f"/{_ANYTHING}/"]
     if excluded:
-        # A complement has broken UTF-8 in it as well, which nothing else may let in.
+        # A complement contains invalid UTF-8, too; the positive part excludes it.
         conjuncts.append(f"/{_ANYTHING}/")
         conjuncts.append(f"~({' | '.join(f'/{each}/' for each in excluded)})")
     return f"({' & '.join(dict.fromkeys(conjuncts))})"
 
 
 def _of_atom(atom: Expression) -> Iterator[str]:
-    """The pattern of an atom; of StopsAt, of the texts that go on after a phrase."""
+    """The pattern of an atom; for StopsAt, of the texts that continue behind a phrase."""
     match atom:
         case OneOf(values):
             yield _one_of(values)

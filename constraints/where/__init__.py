@@ -1,1 +1,1 @@
-"""The `where` language: LMQL's operators as one expression over the output."""
+"""The `where` language: LMQL's operators in an expression about the output."""

@@ -1,6 +1,6 @@
 """Small deterministic automata over characters, one for each atom of an expression.
 
-All are total: from every state every character leads somewhere. They start in state 0.
+All are complete: every state has a step for every character. State 0 is the start.
 """
 
 from collections import deque
@@ -27,16 +27,16 @@ class Automaton:
 
     @property
     def num_states(self) -> int:
-        """How many states there are, sinks counted."""
+        """The number of states, with sinks."""
         return len(self.accepts)
 
     def decided(self) -> tuple[Flags, Flags]:
-        """For each state, whether an accepting and whether a refusing state may follow."""
+        """For each state, whether an accepting and whether a rejecting state is reachable."""
         return can_reach(self.steps, self.accepts), can_reach(self.steps, ~self.accepts)
 
 
 def can_reach(steps: Steps, wanted: Flags) -> Flags:
-    """The states from which a wanted state can be reached, the wanted ones included."""
+    """The states from which a wanted state is reachable, including the wanted ones."""
     sources = Sources(steps, len(steps))
     reached = wanted.copy()
     fresh = np.flatnonzero(wanted)
@@ -48,13 +48,13 @@ def can_reach(steps: Steps, wanted: Flags) -> Flags:
 
 
 def words() -> Automaton:
-    """Accepts within a word: a character that is no whitespace begins one, whitespace ends it."""
+    """Accepts within a word: other characters begin one, whitespace ends it."""
     steps = np.array([[1, 0], [1, 0]], dtype=np.int32)
     return Automaton(Partition.of_sets([WHITESPACE]), steps, np.array([False, True]))
 
 
 def sentences() -> Automaton:
-    """Accepts within a sentence that has no full stop yet."""
+    """Accepts within a sentence without a full stop so far."""
     steps = np.array([[1, 0], [1, 0]], dtype=np.int32)
     return Automaton(Partition.of_chars("."), steps, np.array([False, True]))
 
@@ -68,10 +68,10 @@ class PhraseTrie:
         self.partition = Partition.of_chars(self.chars)
         self._label = {char: index + 1 for index, char in enumerate(self.chars)}
         self.children: list[dict[int, int]] = [{}]
-        # Of each node a phrase that goes through it, and how much of it has come there.
+        # For each node, a phrase through it and the length of its prefix there.
         self._through: list[tuple[str, int]] = [("", 0)]
         self._paths: dict[str, list[int]] = {"": [0]}
-        self.ends: list[int] = [0]  # the length of the phrase that ends in this very node
+        self.ends: list[int] = [0]  # the length of the phrase that ends in this node
         for phrase in self.phrases:
             self._insert(phrase)
         if len(self.children) * (len(self.chars) + 1) > MAX_STEPS:
@@ -94,15 +94,15 @@ class PhraseTrie:
         self.ends[node] = len(phrase)
 
     def beginning(self, node: int, length: int) -> int:
-        """The node of the first characters of what leads to a node."""
+        """The node of the first `length` characters of a node's prefix."""
         return self._paths[self._through[node][0]][length]
 
     def prefix_len(self, node: int) -> int:
-        """Its characters."""
+        """The length of a node's prefix."""
         return self._through[node][1]
 
     def by_depth(self) -> Iterator[tuple[int, Mapping[int, int]]]:
-        """Each node with its children by label, after what leads to it and after shorter ones."""
+        """Each node with its children by label, in breadth-first order."""
         queue = deque([0])
         while queue:
             node = queue.popleft()
@@ -110,9 +110,9 @@ class PhraseTrie:
             yield node, self.children[node]
 
     def following(self) -> tuple[Steps, list[int]]:
-        """The longest suffix that is a node, for each node and label; how long a phrase ends there.
+        """The Aho-Corasick automaton: the longest suffix that is a node, for each node and label.
 
-        Answers steps [num_nodes, num_labels] and the longest phrase that ends at each node.
+        Returns steps [num_nodes, num_labels] and the length of the longest phrase at each node.
         """
         steps = np.zeros((len(self.children), len(self.chars) + 1), dtype=np.int32)
         longest = list(self.ends)
@@ -127,7 +127,7 @@ class PhraseTrie:
         return steps, longest
 
     def prefix_tree(self) -> Steps:
-        """The trie itself: what leaves it leads to one more state, the last, that is never left."""
+        """The trie itself: other characters lead to one more state, the last, which is a sink."""
         sink = len(self.children)
         steps = np.full((sink + 1, len(self.chars) + 1), sink, dtype=np.int32)
         for node, children in enumerate(self.children):
@@ -137,7 +137,7 @@ class PhraseTrie:
 
 
 def contains(phrases: Sequence[str]) -> Automaton:
-    """Accepts once one of the phrases has stood in the text."""
+    """Accepts once one of the phrases has occurred in the text."""
     trie = PhraseTrie(phrases)
     steps, longest = trie.following()
     accepts = np.array([length > 0 or "" in trie.phrases for length in longest])

@@ -1,7 +1,7 @@
-"""Sets of code points, and the classes of characters that an automaton tells apart.
+"""Sets of code points, and the classes of characters that an automaton distinguishes.
 
 set:        sorted ranges (first, last), both included
-partition:  every code point has one label; what no set names has label 0
+partition:  every code point has one label; those in no set have label 0
 """
 
 from collections.abc import Iterable, Sequence
@@ -69,7 +69,7 @@ class Partition:
 
     @property
     def num_labels(self) -> int:
-        """Labels are 0 .. num_labels - 1; the label 0 may be of no code point."""
+        """Labels are 0 .. num_labels - 1; no code point may have label 0."""
         return int(self.labels.max()) + 1
 
     def label_of(self, code_point: int) -> int:
@@ -80,9 +80,9 @@ class Partition:
 def join(
     partitions: Sequence[Partition],
 ) -> tuple[Partition, npt.NDArray[np.int32]]:
-    """The coarsest partition finer than all, and the label in each of them.
+    """The coarsest common refinement, and the label in each partition.
 
-    Answers the partition and [num_partitions, num_labels].
+    Returns the partition and [num_partitions, num_labels].
     """
     if not partitions:
         return Partition.of_sets([]), np.zeros((0, 1), dtype=np.int32)

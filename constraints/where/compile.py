@@ -19,7 +19,7 @@ from constraints.where.limits import OutOfReach
 from constraints.where.machine import Machine, build
 from constraints.where.measures import counter_of
 from constraints.where.reduction import reduced
-from constraints.where.stop_phrases import stopping
+from constraints.where.stop_phrases import with_stop_phrases
 from constraints.where.terms import (
     Contains,
     Expression,
@@ -161,7 +161,7 @@ def _coaccessible_slacks(
 def _machine(expression: Expression) -> Machine:
     phrases = _dropped(expression)
     machine = reduced(build(_without_stops(expression)))
-    return reduced(stopping(machine, phrases)) if phrases else machine
+    return reduced(with_stop_phrases(machine, phrases)) if phrases else machine
 
 
 def _accepted(machine: Machine, counter_grid: CounterGrid) -> tuple[Slacks, ...]:

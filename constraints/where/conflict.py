@@ -1,4 +1,4 @@
-"""Which parts of an expression exclude each other: what a refusal tells its author."""
+"""Finds the parts of an expression that exclude each other, for error messages."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +13,7 @@ _MAX_NAMED = 20
 
 
 def is_plainly_empty(expression: Expression) -> bool:
-    """Arithmetic shows that nothing satisfies the expression; False where it does not."""
+    """Whether arithmetic shows that nothing satisfies the expression; False if it does not."""
     try:
         return not disjuncts(expression)
     except TooComplex:
@@ -23,11 +23,11 @@ def is_plainly_empty(expression: Expression) -> bool:
 def conflicting(
     expression: Expression, is_empty: Callable[[Expression], bool | None]
 ) -> tuple[Expression, ...]:
-    """Parts that nothing satisfies together, none of which can be left out.
+    """A minimal set of parts that nothing satisfies together.
 
-    expression: one that nothing satisfies
-    is_empty:   asked of some parts of the conjunction at the top; where it raises TooComplex, they
-                are taken for satisfiable, where it answers None, no more is asked
+    expression: an unsatisfiable one
+    is_empty:   called with some parts of the top-level conjunction; if it raises TooComplex, they
+                count as satisfiable, if it returns None, it is not called again
     """
     return minimal_unsat_core(
         top_parts(expression), lambda parts: _is_surely(all_of(parts), is_empty)
@@ -55,7 +55,7 @@ def contradiction_of(conflict: Sequence[Expression]) -> Contradiction:
 
 
 def top_parts(expression: Expression) -> tuple[Expression, ...]:
-    """What `and` joins at the top, the parts of chained comparisons one by one."""
+    """The parts of the top-level `and`, with chained comparisons split."""
     if not isinstance(expression, And):
         return (expression,)
     return tuple(part for joined in expression.parts for part in top_parts(joined))

@@ -1,6 +1,6 @@
-"""Where a parser stands in a text: its tokens, the limits, and errors about what stands there.
+"""The position of a parser in its text: tokens, limits, and errors at that position.
 
-It knows what writers of other languages mean, and no grammar.
+It recognises the syntax of other languages for its hints; it has no grammar.
 """
 
 from constraints.errors import Malformed, TooComplex
@@ -12,7 +12,7 @@ MAX_TEXT_LEN = 100_000  # characters
 MAX_DEPTH = 64  # parentheses, calls and `not` within each other
 MAX_TERMS = 1_000  # comparisons and calls
 
-# Of other languages, and what is said here instead.
+# Operators of other languages, and what to write here instead.
 _ELSEWHERE = {
     "startswith": "write starts_with(X, ...)",
     "endswith": "write ends_with(X, ...)",
@@ -31,10 +31,10 @@ _ELSEWHERE = {
 
 
 class Cursor:
-    """Reads one text, once, token by token. Every method may raise Malformed.
+    """Reads one text token by token. Every method may raise Malformed.
 
-    token: the one that comes next
-    end:   where the one before it ended
+    token: the next one
+    end:   the end of the one before it
     """
 
     def __init__(self, text: str) -> None:
@@ -51,30 +51,30 @@ class Cursor:
         self.token = next(self._tokens)
 
     def is_at_end(self) -> bool:
-        """Nothing comes next."""
+        """Whether no token is left."""
         return self.token.kind is TokenKind.END
 
     def at(self, written: str) -> bool:
-        """This keyword, name or sign comes next."""
+        """Whether this keyword, name or sign is next."""
         token = self.token
         if token.kind is TokenKind.KEYWORD:
             return KEYWORDS[token.text] == written
         return token.text == written and token.kind is not TokenKind.STRING
 
     def accept(self, written: str) -> bool:
-        """Go past this keyword, name or sign if it comes next."""
+        """Consume this keyword, name or sign if it is next."""
         if not self.at(written):
             return False
         self.advance()
         return True
 
     def advance(self) -> None:
-        """Go past the next token, whatever it is."""
+        """Consume the next token."""
         self.end = self.token.end
         self.token = next(self._tokens)
 
     def enter(self) -> None:
-        """One deeper; `leave` goes back. Raises TooComplex."""
+        """Enter a nesting level; `leave` leaves it. Raises TooComplex."""
         self._depth += 1
         if self._depth > MAX_DEPTH:
             raise TooComplex(
@@ -83,11 +83,11 @@ class Cursor:
             )
 
     def leave(self) -> None:
-        """One less deep."""
+        """Leave a nesting level."""
         self._depth -= 1
 
     def count(self) -> None:
-        """One more comparison or call. Raises TooComplex."""
+        """Count a comparison or call. Raises TooComplex."""
         self._num_terms += 1
         if self._num_terms > MAX_TERMS:
             raise TooComplex(
@@ -117,7 +117,7 @@ class Cursor:
         return self.complaint(token, f"`{short(token.text)}` is not expected here", reason or hint)
 
     def _reason(self, token: Token) -> str | None:
-        """What a writer probably had in mind, where that is known."""
+        """A hint about what was probably meant, if known."""
         if token.kind is TokenKind.NAME:
             if token.text.lower() in ("and", "or", "not", "in"):
                 return f"did you mean `{token.text.lower()}`?"

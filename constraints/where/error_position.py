@@ -1,4 +1,4 @@
-"""Errors that show where: position, line, caret, and what would have been right."""
+"""Errors with position, line, caret, and a hint."""
 
 import unicodedata
 from collections.abc import Iterable
@@ -6,14 +6,14 @@ from difflib import get_close_matches
 
 from constraints.errors import Malformed
 
-# Of a long line, so much is shown around the place.
+# The most characters of a long line that are shown around the place.
 _SHOWN_LEN = 72
-# Of a long name or literal, so much is quoted.
+# The most characters of a name or literal that are quoted.
 _QUOTED_LEN = 40
 
 
 def complaint(text: str, start: int, end: int, what: str, hint: str | None = None) -> Malformed:
-    """The error about text[start:end]; `what` is wrong with it, `hint` says what would be right."""
+    """The error about text[start:end]. `what`: the mistake, `hint`: what to write instead."""
     line_start = text.rfind("\n", 0, start) + 1
     line_end = text.find("\n", start)
     line_end = len(text) if line_end < 0 else line_end
@@ -26,23 +26,23 @@ def complaint(text: str, start: int, end: int, what: str, hint: str | None = Non
 
 
 def without_place(message: str) -> str:
-    """What is wrong by a complaint's message, without the place."""
+    """The mistake in a complaint's message, without the place."""
     return message.partition("\n")[0].partition(": ")[2]
 
 
 def short(written: str) -> str:
-    """What was written, or as much of it as a message can hold."""
+    """The source text, shortened for a message."""
     return written if len(written) <= _QUOTED_LEN else written[:_QUOTED_LEN] + "…"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that was probably meant."""
+    """The known name that is most similar."""
     matches = get_close_matches(name[:64].lower(), list(known), n=1, cutoff=0.6)
     return matches[0] if matches else None
 
 
 def _width(shown: str) -> int:
-    """The columns that a terminal gives it."""
+    """Its number of columns in a terminal."""
     return sum(
         0 if unicodedata.combining(char) else 1 + (unicodedata.east_asian_width(char) in "WF")
         for char in shown
@@ -50,7 +50,7 @@ def _width(shown: str) -> int:
 
 
 def _window(line: str, column: int) -> tuple[str, int]:
-    """What to show of `line`, with control characters as dots, and the column in it."""
+    """The part of `line` to show, with dots for control characters, and the column in it."""
     begin = max(0, column - _SHOWN_LEN // 2) if len(line) > _SHOWN_LEN else 0
     end = begin + _SHOWN_LEN
     visible = "".join(char if char.isprintable() else "·" for char in line[begin:end])

@@ -1,9 +1,9 @@
-"""What an expression means, by Python's own means: the definition, and the judge of outputs.
+"""Evaluates expressions on texts with Python's own functions: the definition of their meaning.
 
 characters  code points: len(text)
 words       pieces of text.split(): runs of what is not whitespace, Unicode's whitespace included
 sentences   pieces that end with "." and the rest, if any: "a. b" has two, "..." three, "" none
-tokens      passed by the caller: text does not determine them; the end token is not counted
+tokens      given by the caller, since text does not determine them; without the end token
 integers    -?[0-9]+ with ASCII digits: "-0" is 0 and "007" is 7, " 7", "+7" and "1_000" are none
 patterns    re.fullmatch without flags: "." is no newline, classes like \\d are Unicode's
 """
@@ -42,14 +42,15 @@ _RELATIONS: dict[Relation, Callable[[int, int], bool]] = {
 }
 _INT = re.compile(r"-?[0-9]+")
 _FLOAT = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-# Bounds are shorter, so longer numbers need not be distinguished, only their signs.
+# Bounds are shorter, so of longer numbers only the sign matters.
 _DECISIVE_DIGITS = 40
 
 
 def holds(expression: Expression, text: str, num_tokens: int = 0) -> bool:
     """Whether the output `text`, made of `num_tokens` tokens, satisfies the expression.
 
-    With stops_before, `text` is the output without the dropped phrase; its tokens still count.
+    With stops_before, `text` is the output without the dropped phrase; its tokens count all the
+    same.
     """
     match expression:
         case And(parts):
@@ -104,7 +105,7 @@ def related(value: int, relation: Relation, bound: int) -> bool:
 
 
 def measured(measure: Measure, text: str, num_tokens: int = 0) -> int:
-    """How many characters, words, sentences or tokens the text has."""
+    """The number of characters, words, sentences or tokens of the text."""
     match measure:
         case Measure.CHARS:
             return len(text)
@@ -130,11 +131,11 @@ def integer(text: str) -> int | None:
 
 
 def accepts(expression: Expression, output: str, num_tokens: int = 0) -> bool:
-    """Whether `output`, a phrase that stops_before drops included, is in the language."""
+    """Whether `output`, with a phrase that stops_before drops, is in the language."""
     phrases = dropped_phrases(expression)
     if _ended(phrases, output) != output:
         return False
-    return holds(expression, cut_before(phrases, output), num_tokens)
+    return holds(expression, truncate_before(phrases, output), num_tokens)
 
 
 def dropped_phrases(expression: Expression) -> tuple[str, ...]:
@@ -148,8 +149,8 @@ def dropped_phrases(expression: Expression) -> tuple[str, ...]:
             return ()
 
 
-def cut_before(phrases: tuple[str, ...], output: str) -> str:
-    """The output without what stops_before drops: from the phrase that is complete first on.
+def truncate_before(phrases: tuple[str, ...], output: str) -> str:
+    """The output up to the phrase that is complete first, as stops_before truncates it.
 
     Of several that are complete at the same character, the longest; phrases are not empty.
     """
@@ -159,6 +160,6 @@ def cut_before(phrases: tuple[str, ...], output: str) -> str:
 
 
 def _ended(phrases: tuple[str, ...], output: str) -> str:
-    """The output as far as the phrase that is complete first, which is its end."""
+    """The output up to and including the phrase that is complete first."""
     ends = [output.find(phrase) + len(phrase) for phrase in phrases if phrase in output]
     return output[: min(ends, default=len(output))]

@@ -1,6 +1,6 @@
-"""The functions of the language by name: from operands to an operand.
+"""The functions of the language: from operands to an operand.
 
-It knows meanings, no spelling: what is wrong with an argument becomes a Mismatch that names it.
+Independent of syntax: a wrong argument raises a Mismatch with its index.
 """
 
 import re
@@ -39,14 +39,14 @@ Arguments = tuple[Operand, ...]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """How a function is written, and what it makes of its arguments. `apply` raises Mismatch."""
+    """A function: its usage, and its effect on operands. `apply` raises Mismatch."""
 
     usage: str
     apply: Callable[[Arguments], Operand]
 
 
 def find(name: str) -> Function | None:
-    """The function of that name; LMQL's spelling in capitals is another of the same."""
+    """The function of that name, or of LMQL's name in capitals."""
     return FUNCTIONS.get(name.lower()) if name in (name.lower(), name.upper()) else None
 
 
@@ -68,7 +68,7 @@ def _len(arguments: Arguments) -> Operand:
 def _text_parts(
     name: str, measure: Measure, split: Callable[[str], list[str]] | None
 ) -> Callable[[Arguments], Operand]:
-    """Pieces of the output, or those of a string that is known, cut by `cut`."""
+    """Parts of the output, or of a known string, split by `split`."""
 
     def apply(arguments: Arguments) -> Operand:
         _require(arguments, 1)
@@ -174,7 +174,7 @@ def _text(arguments: Arguments) -> Subject | Phrase:
 
 
 def _phrases(arguments: Arguments) -> tuple[str, ...]:
-    """What follows the first argument: strings, or one list of them."""
+    """The arguments behind the first: strings, or one list of strings."""
     if len(arguments) < 2:
         raise Mismatch("the phrase is missing")
     if len(arguments) == 2 and isinstance(arguments[1], Phrases):

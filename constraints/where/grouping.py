@@ -1,4 +1,4 @@
-"""Phrases that are looked for together: one automaton instead of one for each.
+"""Groups phrases, so that one automaton searches for all of them.
 
 "a" in X or "b" in X            ContainsAny(a, b)
 "a" not in X and "b" not in X   not ContainsAny(a, b)
@@ -27,13 +27,13 @@ from constraints.where.terms import (
 
 @dataclass(frozen=True, slots=True)
 class ContainsAny:
-    """At least one of the phrases stands in the output. Never written, so no term."""
+    """At least one of the phrases occurs in the output. Internal: it has no syntax."""
 
     phrases: tuple[str, ...]
 
 
 def grouped(expression: Expression) -> Expression:
-    """The same in normal form, with phrases grouped; some atoms are ContainsAny."""
+    """The normal form with grouped phrases; some atoms are ContainsAny."""
     return _grouped(to_nnf(expression))
 
 
@@ -71,5 +71,5 @@ def _conjunction(parts: Sequence[Expression]) -> list[Expression]:
 def _any_of_phrases(phrases: list[str]) -> list[Expression]:
     if len(phrases) < 2:
         return [Contains(phrase) for phrase in phrases]
-    # The automata know it as an atom among others; nothing else gets to see it.
+    # Only the automata see it, as an atom like others.
     return [cast(Expression, ContainsAny(tuple(dict.fromkeys(phrases))))]

@@ -1,4 +1,4 @@
-"""What comparisons of one measure leave of the whole numbers."""
+"""The whole numbers that satisfy comparisons of one measure."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Interval:
 
     @classmethod
     def of(cls, compare: Compare) -> "Interval":
-        """What one comparison leaves."""
+        """The numbers that satisfy one comparison."""
         least = None if compare.measure is Measure.INT else 0
         bound = compare.bound
         match compare.relation:
@@ -58,7 +58,7 @@ class Interval:
         return _lies(self.low, number, self.high) and number not in self.holes
 
     def comparisons(self, measure: Measure) -> tuple[Compare, ...]:
-        """The comparisons that leave just this."""
+        """Comparisons that are equivalent to this interval."""
         if self.low is not None and self.low == self.high:
             return (Compare(measure, Relation.EQ, self.low),)
         least = None if measure is Measure.INT else 0

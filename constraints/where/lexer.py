@@ -1,4 +1,4 @@
-"""Cuts the text of an expression into tokens. It knows literals and spelling, no grammar.
+"""Splits the text of an expression into tokens; has no grammar.
 
 Literals are Python's: strings in ', ", ''' or \""" with escapes or raw, whole decimal numbers.
 """
@@ -14,7 +14,7 @@ from constraints.where.error_position import complaint, short
 # Numbers are compared as 64-bit integers.
 MAX_DIGITS = 18
 
-# Keywords by how they are written; those of two spellings mean the first.
+# Keywords by spelling; both spellings of one have the same value.
 KEYWORDS = {
     **{word: word for word in ("and", "or", "not", "in", "True", "False")},
     **{word.upper(): word for word in ("and", "or", "not", "in")},
@@ -22,7 +22,7 @@ KEYWORDS = {
 
 
 class TokenKind(Enum):
-    """What a token is."""
+    """The kind of a token."""
 
     NAME = "a name"
     KEYWORD = "a keyword"
@@ -34,7 +34,7 @@ class TokenKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token and where it stands: `text` is text[start:end], `value` what a literal means."""
+    """A token and its place: `text` is text[start:end], `value` the value of a literal."""
 
     kind: TokenKind
     text: str
@@ -50,7 +50,7 @@ _SIGN = re.compile(r"<=|>=|==|!=|[<>()\[\]{},.\-]")
 _STRING = re.compile(
     r"""(?P<prefix>[A-Za-z]{0,2})(?P<quote>'''|\"""|'|")""",
 )
-# What a string holds up to its closing quote, by that quote.
+# The content of a string up to its closing quote, by quote.
 _BODIES = {
     "'": re.compile(r"(?:[^'\\\n]|\\.)*", re.DOTALL),
     '"': re.compile(r'(?:[^"\\\n]|\\.)*', re.DOTALL),
@@ -67,7 +67,7 @@ _CHARS = {
     "r": "\r", "t": "\t", "v": "\v",
 }  # fmt: skip
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# What people write who think in another language.
+# Signs of other languages, and their equivalents here.
 _FOREIGN = {
     "&": "write `and`",
     "|": "write `or`",
@@ -158,7 +158,7 @@ def _string(text: str, opening: re.Match[str]) -> Token:
 
 
 def _unescape(text: str, body: str, offset: int) -> str:
-    """What `body` means; it begins at text[offset]."""
+    """The value of `body`, which begins at text[offset]."""
 
     def meant(escape: re.Match[str]) -> str:
         if escape["char"] is not None:
@@ -192,7 +192,7 @@ def _hex(escape: re.Match[str]) -> str:
 
 
 def place_in(written: str, offset: int | None) -> tuple[int, int]:
-    """Where a string literal writes this character of its value; all of it where that is hidden."""
+    """The place of a character of a literal's value in its source; the whole literal if unclear."""
     opening = _STRING.match(written)
     is_raw = "\\" not in written or (opening is not None and opening["prefix"] in ("r", "R"))
     if offset is None or opening is None or not is_raw or not written.endswith(opening["quote"]):

@@ -1,6 +1,6 @@
-"""The machine of an expression: all its automata in step, with what every character counts.
+"""The machine of an expression: the product of its automata, with the counts of every character.
 
-atoms -> automata -> one partition of the characters -> reachable joint states -> the fewest
+atoms -> automata -> common partition of characters -> reachable joint states -> minimal states
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,21 +34,21 @@ from constraints.where.terms import (
 
 Counts = npt.NDArray[np.int64]
 
-# Measures that follow from the text; tokens do not.
+# Measures that the text determines, unlike tokens.
 TEXT_MEASURES = MEASURES[:3]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Machine:
-    """States 0 .. num_states - 1; state 0 is where nothing can hold any more.
+    """States 0 .. num_states - 1; state 0 is dead.
 
     start:   the state of the empty text
     steps:   [num_states, num_labels]
     gains:   [num_states, num_labels, num_counters] what a character adds to each count
     pending: [num_states, num_counters] what is added to the counts before `accepts` is looked up
     accepts: [num_states, segments of each measure]
-    counters:    of the measures that are counted, tokens apart
-    tokens:  the counter of tokens, None where they do not matter
+    counters: of the counted measures, except tokens
+    tokens:  the counter of tokens, None if they are not compared
     """
 
     partition: Partition
@@ -62,12 +62,12 @@ class Machine:
 
     @property
     def num_states(self) -> int:
-        """The dead state 0 included."""
+        """Including the dead state 0."""
         return len(self.steps)
 
 
 def automaton_of(atom: Expression) -> Automaton:
-    """The automaton of an atom that counts nothing. Raises OutOfReach."""
+    """The automaton of an atom without a count. Raises OutOfReach."""
     if isinstance(atom, ContainsAny):
         return automata.contains(atom.phrases)
     return _phrase_automaton(atom) or _shape_automaton(atom)
@@ -130,7 +130,7 @@ def build(expression: Expression) -> Machine:
 
 
 class _Joint:
-    """Automata side by side; a joint state is a row of their states, row 0 the dead one."""
+    """The product of automata; a joint state is a row of their states, row 0 is dead."""
 
     def __init__(
         self,
@@ -163,14 +163,14 @@ class _Joint:
         self._weights = _mixed_radix([member.num_states for member in members])
 
     def explore(self) -> tuple[npt.NDArray[np.int32], Steps]:
-        """Rows of the states that can be reached, and the steps between them.
+        """The rows of the reachable states, and the steps between them.
 
-        Row 0 stands for all rows in which the expression can hold no more; it is never left.
+        Row 0 represents all rows in which the expression can no longer hold; it is a sink.
         Row 1 is the start.
         """
         num_labels = self._columns.shape[1]
         rows = np.zeros((1, len(self._members)), dtype=np.int32)
-        # Keys of all rows but the dead one, ascending, and the row of each.
+        # The keys of all rows except the dead one, ascending, and the row of each.
         known, numbers = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int32)
         found, steps = [rows], [np.zeros((1, num_labels), dtype=np.int32)]
         num_rows = 2
@@ -199,7 +199,7 @@ class _Joint:
         return np.concatenate([dead, *found]), np.concatenate(steps)
 
     def _after(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The rows after each label, [num_rows * num_labels, num_members]."""
+        """The rows behind each label, [num_rows * num_labels, num_members]."""
         num_labels = self._columns.shape[1]
         after = np.empty((len(rows), num_labels, len(self._members)), dtype=np.int32)
         for index, steps in enumerate(self._steps):
@@ -217,7 +217,7 @@ class _Joint:
         return may_hold(self._expression, possible)
 
     def grid(self, rows: npt.NDArray[np.int32]) -> Grid:
-        """Where the expression holds; nowhere in row 0."""
+        """Whether the expression holds; never in row 0."""
         truths = {
             atom: self._members[index].accepts[rows[:, index]]
             for atom, index in self._atoms.items()
@@ -232,7 +232,7 @@ class _Joint:
         return whole
 
     def gains(self, rows: npt.NDArray[np.int32]) -> Counts:
-        """What each label adds to the counts in each row."""
+        """The counts that each label adds in each row."""
         num_labels = self._columns.shape[1]
         gains = np.zeros((len(rows), num_labels, len(self.counters)), dtype=np.int64)
         for place, counter in enumerate(self.counters):

@@ -1,9 +1,9 @@
-"""Expressions in normal form, and the contradictions that plain arithmetic sees in them.
+"""Normal forms of expressions, and contradictions that arithmetic alone finds.
 
     expression --to_nnf--> `not` only before atoms --disjuncts--> one of several conjunctions
 
-It knows texts only where they are listed (X in [...]); what patterns and phrases exclude between
-them is for automata to find.
+It considers texts only if they are listed (X in [...]); automata find the conflicts of patterns and
+phrases.
 """
 
 from collections.abc import Iterable, Iterator
@@ -41,16 +41,16 @@ _OPPOSITES = {
 }
 # Starts and ends that no text has.
 _NOWHERE = frozenset({StartsWith(()), EndsWith(())})
-# Listed texts times conditions, beyond which the texts are not tried one by one.
+# The most listed texts times conditions that are tried one by one.
 _MAX_TRIALS = 10_000
 
 
 def to_nnf(expression: Expression) -> Expression:
-    """The same with `not` before atoms alone, never before a comparison or a constant.
+    """Negation normal form: `not` only before atoms that are no comparison and no constant.
 
-    Conjunctions in conjunctions are one, repeated parts stand once, truth values are gone unless
-    they are all that is left. Under `or` lists of texts, of beginnings and of endings are one list
-    of each: there may be hundreds.
+    Nested conjunctions are flattened, duplicates and truth values removed (unless nothing else is
+    left). Under `or`, lists of texts, of beginnings and of endings are joined: there may be
+    hundreds.
     """
     match expression:
         case And(parts):
@@ -64,7 +64,7 @@ def to_nnf(expression: Expression) -> Expression:
 
 
 def _opposite(expression: Expression) -> Expression:
-    """The normal form of what holds where `expression` does not."""
+    """The normal form of the negation."""
     match expression:
         case And(parts):
             return _disjunction(map(_opposite, parts))
@@ -75,7 +75,7 @@ def _opposite(expression: Expression) -> Expression:
         case Constant(value):
             return Constant(not value)
         case Compare(Measure.INT, relation, bound):
-            # What is no integer compares with nothing.
+            # A text that is no integer satisfies no comparison.
             return Or((Not(IsInt()), Compare(Measure.INT, _OPPOSITES[relation], bound)))
         case Compare(measure, relation, bound):
             return Compare(measure, _OPPOSITES[relation], bound)
@@ -98,7 +98,7 @@ def _disjunction(parts: Iterable[Expression]) -> Expression:
 
 
 def with_lists_joined(parts: Iterable[Expression]) -> list[Expression]:
-    """Parts of which one is to hold, with one list of each kind, which come first."""
+    """The parts of an `or` with one list of each kind; these lists come first."""
     listed: dict[type[OneOf | StartsWith | EndsWith], dict[str, None]] = {}
     others: list[Expression] = []
     for part in parts:
@@ -111,7 +111,7 @@ def with_lists_joined(parts: Iterable[Expression]) -> list[Expression]:
 
 
 def _flat(parts: Iterable[Expression], joined: type[And] | type[Or]) -> dict[Expression, None]:
-    """The parts and the parts of parts that are joined alike, each once, in their order."""
+    """The flattened parts, each once, in their order."""
     found: dict[Expression, None] = {}
     for part in parts:
         found.update(dict.fromkeys(part.parts if isinstance(part, joined) else (part,)))
@@ -120,14 +120,14 @@ def _flat(parts: Iterable[Expression], joined: type[And] | type[Or]) -> dict[Exp
 
 @dataclass(frozen=True, slots=True)
 class Conjunction:
-    """Intervals of measures, atoms that hold and atoms that do not; no measure stands twice."""
+    """Intervals of measures (each at most once), atoms that hold, and atoms that do not."""
 
     intervals: tuple[tuple[Measure, Interval], ...] = ()
     held: tuple[Expression, ...] = ()
     excluded: tuple[Expression, ...] = ()
 
     def interval(self, measure: Measure) -> Interval:
-        """What is left of a measure."""
+        """The interval of a measure."""
         found = dict(self.intervals).get(measure)
         if found is not None:
             return found
@@ -135,7 +135,7 @@ class Conjunction:
 
     @classmethod
     def of(cls, parts: Iterable["Conjunction"]) -> "Conjunction":
-        """What holds in all of them."""
+        """The conjunction of several."""
         intervals: dict[Measure, Interval] = {}
         held: dict[Expression, None] = {}
         excluded: dict[Expression, None] = {}
@@ -156,12 +156,12 @@ class Conjunction:
 
     @property
     def is_plainly_empty(self) -> bool:
-        """Arithmetic shows that no text satisfies it; where it does not, there may be none."""
+        """Whether arithmetic shows that no text satisfies it; incomplete."""
         return self.excludes_itself or self._lists_nothing()
 
     @property
     def excludes_itself(self) -> bool:
-        """The same, without trying texts."""
+        """The same without trying texts."""
         return (
             any(interval.is_empty for _, interval in self.intervals)
             or not set(self.held).isdisjoint(self.excluded)
@@ -177,7 +177,7 @@ class Conjunction:
         return most is not None and most < max(self._min_chars(), default=0)
 
     def _min_chars(self) -> Iterator[int]:
-        """What the other parts need in characters, each of them alone."""
+        """The smallest numbers of characters that the other parts need, each on its own."""
         num_words = self.interval(Measure.WORDS).low or 0
         yield 2 * num_words - 1
         yield self.interval(Measure.SENTENCES).low or 0
@@ -189,7 +189,7 @@ class Conjunction:
                     yield min(map(len, phrases))
 
     def _lists_nothing(self) -> bool:
-        """The output is one of some texts, and none of them satisfies the rest."""
+        """Whether the texts are listed, and none of them satisfies the rest."""
         if not _NOWHERE.isdisjoint(self.held):
             return True
         lists = [set(atom.values) for atom in self.held if isinstance(atom, OneOf)]
@@ -206,10 +206,10 @@ class Conjunction:
 
 
 def disjuncts(expression: Expression, max_disjuncts: int = 64) -> tuple[Conjunction, ...]:
-    """Conjunctions of which at least one holds where the expression does.
+    """The disjunctive normal form: conjunctions of which one holds if the expression does.
 
-    Those that are plainly empty are gone; no conjunction means that nothing satisfies it. Raises
-    TooComplex for more than `max_disjuncts`, those included that go later.
+    Without those that are plainly empty; none left means that nothing satisfies it. Raises
+    TooComplex for more than `max_disjuncts`, counted before removal.
     """
     found = _alternatives(to_nnf(expression), max_disjuncts)
     return tuple(each for each in found if not each.is_plainly_empty)
@@ -221,7 +221,7 @@ def _alternatives(normal: Expression, max_disjuncts: int) -> dict[Conjunction, N
             found = (each for part in parts for each in _alternatives(part, max_disjuncts))
             return _bounded(found, max_disjuncts)
         case And(parts):
-            # First what stands in every alternative, at once: there may be hundreds of it.
+            # First the parts common to all alternatives at once: there may be hundreds.
             literals = [part for part in parts if not isinstance(part, Or)]
             common = Conjunction.of(each for literal in literals for each in _single(literal))
             product = _bounded(iter((common,)), max_disjuncts)
@@ -262,7 +262,7 @@ def _parts(expression: Expression) -> tuple[Expression, ...]:
 
 
 def _can_be_tried(literal: Expression) -> bool:
-    """Texts show whether it holds: tokens are not known, patterns may take for ever."""
+    """Whether texts decide it: tokens are unknown, patterns may take unlimited time."""
     match literal:
         case Compare(Measure.TOKENS) | Matches() | Not(Matches()) | OneOf() | Not(OneOf()):
             return False

@@ -1,4 +1,4 @@
-"""Automata of texts that are numbers: integers, their comparison with a constant, decimals."""
+"""Automata of numbers: integers, their comparison with a constant, decimals."""
 
 from collections.abc import Callable
 
@@ -18,8 +18,8 @@ _PARTITION_SETS = [((_MINUS, _MINUS),), ((_POINT, _POINT),)] + [
 _FIRST_DIGIT = 3
 _NUM_LABELS = _FIRST_DIGIT + 10
 
-# Where a numeral stands: its sign, how many digits it has without leading zeros, and how these
-# compare with as many of the bound's. A numeral longer than the bound is as long as bound + 1.
+# The state of a numeral: its sign, its number of digits without leading zeros, and how they compare
+# with as many digits of the bound. A longer numeral counts as one digit longer than the bound.
 _Place = tuple[str, int, int]
 
 _HOLDS: dict[Relation, Callable[[int], bool]] = {
@@ -55,7 +55,7 @@ def _numeral(*, decimals: bool) -> Automaton:
 
 
 def compared(relation: Relation, bound: int) -> Automaton:
-    """Accepts integers whose value is so related to the bound; leading zeros do not count."""
+    """Accepts integers whose value has this relation to the bound; leading zeros are ignored."""
     digits = str(abs(bound)) if bound else ""
     holds = _HOLDS[relation]
     places: dict[_Place | None, int] = {("", -1, 0): 0, None: 1}
@@ -96,7 +96,7 @@ def _after(place: _Place, label: int, digits: str) -> _Place | None:
 
 
 def _order(place: _Place, bound: int, digits: str) -> int:
-    """How the numeral's value compares with the bound: negative, 0 or positive."""
+    """The comparison of the numeral's value with the bound: negative, 0 or positive."""
     sign, length, order = place
     if length != len(digits):
         order = -1 if length < len(digits) else 1

@@ -1,9 +1,8 @@
-"""What stands on the sides of a comparison, and what comparing two of them means.
+"""The operands of comparisons, and the meaning of comparing two of them.
 
-    Operand = Subject | Pieces | Count | Number | Integer | Phrase | Phrases | Truth
+    Operand = Subject | TextParts | Count | Number | Integer | Phrase | Phrases | Truth
 
-It knows meanings, no spelling: the parser makes operands and turns Mismatch into an error that
-shows the place.
+Independent of syntax: the parser makes operands, and turns Mismatch into an error with its place.
 """
 
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from constraints.where.terms import (
 
 
 class Mismatch(Exception):
-    """Operands that cannot be put together so; `hint` says what can.
+    """Operands that cannot be combined in this way; `hint` says what is possible.
 
-    argument: the index of the argument that is to blame, None: all there is
+    argument: the index of the wrong argument, None: the whole expression
     offset:   the place in it, in characters of its value
     """
 
@@ -50,7 +49,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class TextParts:
-    """What `words(X)` is before `len(...)` counts it."""
+    """The parts of the output, such as `words(X)`, which only `len(...)` can count."""
 
     measure: Measure
     name: str
@@ -72,7 +71,7 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Integer:
-    """int(...) of a string that is known: a condition, and a number. None: it is no integer."""
+    """int(...) of a known string: a condition, and a number. None: it is no integer."""
 
     value: int | None
 
@@ -86,14 +85,14 @@ class Phrase:
 
 @dataclass(frozen=True, slots=True)
 class Phrases:
-    """A list of strings, which may stand in it more than once."""
+    """A list of strings, possibly with duplicates."""
 
     values: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """A condition. `ending` is where a stops_before in it stands, None without one."""
+    """A condition. `ending`: the place of a stops_before in it, None: there is none."""
 
     expression: Expression
     ending: int | None = None
@@ -112,7 +111,7 @@ _SYMMETRIC = {
 
 
 def described(operand: Operand) -> str:
-    """The operand in the words of an error."""
+    """The operand for an error message."""
     match operand:
         case Subject():
             return "the output"
@@ -161,7 +160,7 @@ def compared(left: Operand, relation: Relation, right: Operand) -> Expression:
     left, right = _as_number(left), _as_number(right)
     match left, right:
         case (Integer(), Count() | Number() | Integer()) | (Count() | Number(), Integer()):
-            return Constant(False)  # what is no integer compares with nothing
+            return Constant(False)  # a text that is no integer satisfies no comparison
         case Count(measure), Number(bound):
             return Compare(measure, relation, bound)
         case Number(bound), Count(measure):
@@ -174,14 +173,14 @@ def compared(left: Operand, relation: Relation, right: Operand) -> Expression:
 
 
 def _as_number(operand: Operand) -> Operand:
-    """An integer that is one is a number like any other."""
+    """A valid Integer as a Number; other operands unchanged."""
     if isinstance(operand, Integer) and operand.value is not None:
         return Number(operand.value)
     return operand
 
 
 def _equal(left: Operand, relation: Relation, right: Operand) -> Expression:
-    """`==` and `!=` of strings; what else there is cannot be compared."""
+    """`==` and `!=` of strings; other operands cannot be compared."""
     if relation not in (Relation.EQ, Relation.NE):
         raise _unordered(left, relation, right)
     match left, right:
@@ -197,7 +196,7 @@ def _equal(left: Operand, relation: Relation, right: Operand) -> Expression:
 
 
 def distinct(values: tuple[str, ...]) -> tuple[str, ...]:
-    """The strings, each once."""
+    """The distinct strings."""
     return tuple(dict.fromkeys(values))
 
 

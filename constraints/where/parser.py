@@ -1,8 +1,8 @@
-"""Reads expressions: recursive descent over the grammar in docs/constraints.md.
+"""Parses expressions: recursive descent over the grammar in docs/constraints.md.
 
     or -> and -> not -> comparison -> operand -> call | list | literal | name | "(" or ")"
 
-Meanings are in operands.py and functions.py, the limits in cursor.py; here are grammar and names.
+The semantics are in operands.py and functions.py, the limits in cursor.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ from constraints.where.terms import (
     StopsBefore,
 )
 
-# What a name in an expression can stand for: a value that is known before generation.
+# The value of a name that is known before generation.
 Value = str | int | Sequence[str]
 
 _RELATIONS = {relation.value: relation for relation in Relation}
@@ -55,17 +55,17 @@ class _Placed:
 
 
 def parse(text: str, *, values: Mapping[str, Value] | None = None) -> Expression:
-    """The expression that `text` writes.
+    """Parse an expression.
 
-    values: what names stand for that are known before generation, such as earlier outputs; any
-            other name is the output
+    values: names that are known before generation, such as earlier outputs; any other name is the
+            output
     Raises Malformed, which says where and what was expected, and TooComplex.
     """
     return _Parser(text, values or {}).read()
 
 
 class _Parser:
-    """Reads one text, once."""
+    """Parses one text."""
 
     def __init__(self, text: str, values: Mapping[str, Value]) -> None:
         self._cursor = Cursor(text)
@@ -130,7 +130,7 @@ class _Parser:
         return self._placed(whole, first.start)
 
     def _relation(self) -> str | None:
-        """Reads `in`, `not in` or a sign of comparison; None where none stands."""
+        """Read `in`, `not in` or a comparison sign; None: there is none."""
         token = self._cursor.token
         if token.text in _RELATIONS and token.kind is TokenKind.SIGN:
             self._cursor.advance()
@@ -213,7 +213,7 @@ class _Parser:
         return self._placed(inner.operand, start)
 
     def _list(self, closing: str, values: list[str]) -> Phrases:
-        """What follows the opening or the first comma of a list, up to its end."""
+        """The rest of a list, behind its opening bracket or first comma."""
         while not self._cursor.accept(closing):
             values.append(self._phrase(self._operand()))
             if not self._cursor.at(closing) and not self._cursor.accept(","):
@@ -328,7 +328,7 @@ def _conjunction(truths: list[Truth]) -> Truth:
 
 
 def _operand_of(name: str, value: Value) -> Operand:
-    """The operand that a name stands for. Raises TypeError for values of other types."""
+    """The operand of a name. Raises TypeError for values of other types."""
     if isinstance(value, str):
         return Phrase(value)
     if isinstance(value, int) and not isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The fewest states that do what a machine does: unreachable, hopeless and equal ones go."""
+"""Minimises machines: removes unreachable and dead states, merges equivalent ones."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from constraints.where.sources import Sources, Steps
 
 
 def reduced(machine: Machine) -> Machine:
-    """The same machine with as few states as can be; state 0 is the dead one."""
+    """The equivalent machine with the fewest states; state 0 is dead."""
     machine = _without_hopeless(machine)
     kept = np.flatnonzero(_reachable(machine.steps, machine.start))
     kept = np.concatenate([[0], kept[kept > 0]])
@@ -23,7 +23,7 @@ def reduced(machine: Machine) -> Machine:
 def _picked(
     machine: Machine, kept: npt.NDArray[np.int64], places: npt.NDArray[np.int32]
 ) -> Machine:
-    """The kept states alone; places: the new state of each old one."""
+    """The machine with the kept states only; places: the new state of each old one."""
     return replace(
         machine,
         start=int(places[machine.start]),
@@ -46,7 +46,7 @@ def _reachable(steps: Steps, start: int) -> Flags:
 
 
 def _without_hopeless(machine: Machine) -> Machine:
-    """All states from which nothing can hold become the dead one, whatever the counts are."""
+    """Merge all states that cannot reach acceptance with any counts into the dead state."""
     holds = machine.accepts.reshape(machine.num_states, -1)
     hopeful = can_reach(machine.steps, np.any(holds, axis=1))
     states = np.where(hopeful, np.arange(machine.num_states), 0).astype(np.int32)
@@ -57,7 +57,7 @@ def _without_hopeless(machine: Machine) -> Machine:
 
 
 def _merged(machine: Machine) -> Machine:
-    """States that nothing tells apart become one (Moore's refinement)."""
+    """Merge equivalent states (Moore's partition refinement)."""
     num_states = machine.num_states
     traits = [machine.accepts, machine.gains, machine.pending]
     blocks = _numbered(
@@ -71,8 +71,8 @@ def _merged(machine: Machine) -> Machine:
 def _refined(blocks: npt.NDArray[np.int64], steps: Steps) -> npt.NDArray[np.int64]:
     """The coarsest refinement in which states of a block lead to the same blocks.
 
-    A state is looked at again only where a state that it leads to has left its block; of a block
-    that falls apart, the part that nothing was seen of, or else the largest, remains the block.
+    A state is visited again only if a successor has left its block. When a block splits, the part
+    that was not visited, or else the largest, keeps the block's number.
     """
     blocks = blocks.copy()
     sources = Sources(steps, len(steps))
@@ -98,7 +98,7 @@ def _refined(blocks: npt.NDArray[np.int64], steps: Steps) -> npt.NDArray[np.int6
 
 
 def _largest_of_each(groups: npt.NDArray[np.int64], weights: npt.NDArray[np.int64]) -> Flags:
-    """Of each group the one member that weighs most."""
+    """The heaviest member of each group."""
     order = np.lexsort([weights, groups])
     is_largest = np.zeros(len(groups), dtype=np.bool_)
     is_last = np.append(groups[order][1:] != groups[order][:-1], True)
@@ -107,7 +107,7 @@ def _largest_of_each(groups: npt.NDArray[np.int64], weights: npt.NDArray[np.int6
 
 
 def _numbered(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Equal rows get equal numbers, in the order in which they first stand."""
+    """Number the distinct rows in order of first appearance."""
     packed = np.ascontiguousarray(rows)
     view = packed.view(np.dtype((np.void, packed.dtype.itemsize * packed.shape[1]))).reshape(-1)
     _, first, inverse = np.unique(view, return_index=True, return_inverse=True)

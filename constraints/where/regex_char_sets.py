@@ -1,7 +1,7 @@
-"""The characters that one item of a pattern stands for, under the flags that hold where it stands.
+"""The characters that one item of a pattern matches, under its flags.
 
-Flags are Python's: IGNORECASE, ASCII and DOTALL say which characters an item matches. What Unicode
-and Python have to say of upper and lower case is asked of `re` itself.
+The flags are Python's IGNORECASE, ASCII and DOTALL. The rules for upper and lower case are taken
+from `re` itself.
 """
 
 import re
@@ -31,7 +31,7 @@ def matched(op: Any, argument: Any, flags: int) -> Ranges:
     if op is not ops.IN:
         raise OutOfReach(f"{op} in a pattern")
     is_negated = argument[0][0] is ops.NEGATE
-    # What a category says is said of a character as it is, in no other case.
+    # A category applies to the character itself, not to its other case.
     plain = _united(_plain(*item) for item in argument[is_negated:] if item[0] is not ops.CATEGORY)
     named = [_named(item[1], flags) for item in argument if item[0] is ops.CATEGORY]
     ranges = _united([_folded(plain, flags), *named])
@@ -39,7 +39,7 @@ def matched(op: Any, argument: Any, flags: int) -> Ranges:
 
 
 def word_characters(is_ascii: bool) -> Ranges:
-    """The characters between which and others there is a word's boundary."""
+    """The word characters, which define word boundaries."""
     return _category(_CATEGORIES["WORD"], is_ascii)
 
 
@@ -62,7 +62,7 @@ def _named(category: Any, flags: int) -> Ranges:
 
 @cache
 def _category(name: str, is_ascii: bool) -> Ranges:
-    r"""The code points of \d, \s or \w, as this Python has them."""
+    r"""The code points of \d, \s or \w in this Python."""
     code_points = np.arange(NUM_CODE_POINTS, dtype="<u4")
     everything = code_points.tobytes().decode("utf-32-le", "surrogatepass")
     found = re.finditer(f"{name}+", everything, re.ASCII if is_ascii else re.UNICODE)
@@ -78,7 +78,7 @@ def _cased() -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def in_any_case(ranges: Ranges, is_ascii: bool) -> Ranges:
-    """All characters that match one of these where upper and lower case are the same."""
+    """All characters that match one of these when case is ignored."""
     members = "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
     flags = re.IGNORECASE | (re.ASCII if is_ascii else re.UNICODE)
     matches = re.compile(f"[{members}]", flags).match
@@ -92,7 +92,7 @@ def _folded(ranges: Ranges, flags: int) -> Ranges:
 
 
 def _united(several: Iterable[Ranges]) -> Ranges:
-    """All of them in order, those that touch as one."""
+    """The union, with adjacent ranges joined."""
     united: list[tuple[int, int]] = []
     for first, last in sorted(piece for ranges in several for piece in ranges):
         if united and first <= united[-1][1] + 1:

@@ -1,10 +1,10 @@
-r"""Regular expressions in Python's syntax, as automata: parts without order, then subsets.
+r"""Regular expressions in Python's syntax as DFAs: subset construction over `regex_nfa`.
 
-    place of the automaton:   what was read last | states looking behind | threads
-    thread:                   states of the pattern | looks ahead that must, that must not succeed
+    state of the DFA:   sets of the last character | lookbehind states | threads
+    thread:             NFA states | lookaheads that must, that must not succeed
 
-Sets of states are bits of integers. What comes next decides on conditions such as `\b`, so states
-are followed through them only when the next character, or the end, is known.
+Sets of states are bits of integers. Conditions such as `\b` depend on the next character, so
+epsilon edges are followed only when the next character, or the end, is known.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,11 +20,11 @@ from constraints.where.regex_nfa import Boundary, Lookaround, Nfa, read
 
 _MAX_STATES = 4000
 _MAX_THREADS = 200
-# The looks ahead of a thread: sets of states of which one must come to an end, and states of which
+# The lookaheads of a thread: sets of states of which one must reach the end, and states of which
 # none may.
 _Duties = tuple[frozenset[int], int]
 _NO_DUTIES: _Duties = (frozenset(), 0)
-# By number of a condition, whether it holds; of looks ahead nothing is known yet.
+# By number of a condition, whether it holds; lookaheads are unknown yet.
 _Situation = tuple[bool, ...]
 
 
@@ -35,11 +35,11 @@ def matches(pattern: str) -> Automaton:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A state of the automaton, before anything is passed.
+    """A state of the DFA, before epsilon edges are followed.
 
-    last:    the sets that the last character is in, None at the beginning
-    behind:  by look behind, states that were reached
-    threads: states of the pattern by their duties
+    last:    the sets that contain the last character, None at the start
+    behind:  by lookbehind, the states reached
+    threads: NFA states by their lookaheads
     """
 
     last: frozenset[int] | None
@@ -48,12 +48,12 @@ class _Place:
 
 
 class _SubsetConstruction:
-    """The automaton whose states are places."""
+    """Builds the DFA, whose states are places."""
 
     def __init__(self, parts: Nfa) -> None:
         self._parts = parts
         self._partition, columns = join([Partition.of_sets([ranges]) for ranges in parts.sets])
-        # By label, the sets that its characters are in.
+        # By label, the sets that contain its characters.
         self._holds = [frozenset(np.flatnonzero(column).tolist()) for column in columns.T]
         self._boundary = {each.known for each in parts.conditions if isinstance(each, Boundary)}
         self._behind = [
@@ -70,7 +70,7 @@ class _SubsetConstruction:
         self._closures: dict[tuple[int, _Situation], int] = {}
 
     def automaton(self) -> Automaton:
-        """Raises OutOfReach where there are too many places."""
+        """The DFA. Raises OutOfReach for too many places."""
         nothing = tuple(0 for _ in self._behind)
         queue = [_Place(None, nothing, frozenset({(_NO_DUTIES, 1)}))]
         known = {queue[0]: 0}
@@ -89,7 +89,7 @@ class _SubsetConstruction:
         return _without_equal_labels(self._partition, np.array(rows, dtype=np.int32), accepts)
 
     def _steps(self, place: _Place) -> Iterable[_Place]:
-        """The places after each label."""
+        """The places behind each label."""
         closed: dict[frozenset[int], tuple[tuple[int, ...], Mapping[_Duties, int]]] = {}
         for holds in self._holds:
             boundary = holds & self._boundary
@@ -117,7 +117,7 @@ class _SubsetConstruction:
     def _closed(
         self, place: _Place, after: frozenset[int] | None
     ) -> tuple[tuple[int, ...], Mapping[_Duties, int]]:
-        """All that can be passed to where `after` comes next, None: the end."""
+        """The epsilon closure if a character in the sets `after` is next, None: the end."""
         situation = [
             isinstance(each, Boundary) and _holds(each, place.last, after)
             for each in self._parts.conditions
@@ -136,7 +136,7 @@ class _SubsetConstruction:
     def _pass_ahead(
         self, duties: _Duties, states: int, known: _Situation, threads: dict[_Duties, int]
     ) -> None:
-        """Close a thread, and those that it splits into where it looks ahead."""
+        """Close a thread, and those into which it splits at lookaheads."""
         todo = [(duties, states)]
         done: dict[_Duties, int] = {}
         while todo:
@@ -160,7 +160,7 @@ class _SubsetConstruction:
             threads[own] = threads.get(own, 0) | reached
 
     def _fulfilled(self, duties: _Duties, known: _Situation) -> _Duties | None:
-        """The duties that are left, closed; None: one was broken."""
+        """The remaining lookaheads, closed; None: one failed."""
         must_not = self._passed(duties[1], known)
         if must_not & self._broken:
             return None
@@ -175,7 +175,7 @@ class _SubsetConstruction:
                     yield lookaround, after
 
     def _passed(self, states: int, known: _Situation) -> int:
-        """All states that can be passed to under conditions that hold."""
+        """All states that epsilon edges reach under conditions that hold."""
         key = states, known
         if key not in self._closures:
             queue = _bits(states)
@@ -188,7 +188,7 @@ class _SubsetConstruction:
         return self._closures[key]
 
     def _moved(self, states: int, holds: frozenset[int]) -> int:
-        """The states after a character of these sets."""
+        """The states behind a character of these sets."""
         after = 0
         for state in _bits(states):
             char_edges = self._parts.char_edges[state]
@@ -200,7 +200,7 @@ class _SubsetConstruction:
 def _without_equal_labels(
     partition: Partition, steps: npt.NDArray[np.int32], accepts: list[bool]
 ) -> Automaton:
-    """Characters that lead to the same places everywhere get one label."""
+    """Merge labels whose characters have equal steps everywhere."""
     columns, labels = np.unique(steps, axis=1, return_inverse=True)
     labels = labels.reshape(-1)[partition.labels]
     is_new = np.ones(len(labels), dtype=np.bool_)

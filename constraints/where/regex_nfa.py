@@ -1,9 +1,8 @@
-r"""Regular expressions in Python's syntax as automata without order, read by Python's own reader.
+r"""Regular expressions in Python's syntax as NFAs, parsed by Python's own parser.
 
-States are joined by a character of a set, or by nothing; by nothing perhaps only where something
-holds: the characters on both sides are of some kind (`\b`, `^`, `$`), another part ends here
-(looking behind) or begins here (looking ahead). References back, atomic groups and looking ahead
-from within a look are out of reach.
+Edges read a character of a set, or nothing (epsilon). An epsilon edge may have a condition: on the
+adjacent characters (`\b`, `^`, `$`), or that another part ends here (lookbehind) or begins here
+(lookahead). Backreferences, atomic groups and lookahead within a lookaround are out of reach.
 """
 
 import re
@@ -17,9 +16,9 @@ from constraints.where.code_points import NUM_CODE_POINTS, Ranges
 from constraints.where.limits import OutOfReach, TooManyStates
 from constraints.where.regex_char_sets import matched, word_characters
 
-# States of a pattern once its repeats are written out.
+# The most states of a pattern with its repeats written out.
 _MAX_PARTS = 4000
-# Flags that say which characters an item matches, or how a pattern is written.
+# Flags that concern characters or the notation of a pattern.
 _SERVED_FLAGS = (
     re.UNICODE | re.IGNORECASE | re.ASCII | re.DOTALL | re.VERBOSE | re.MULTILINE
 ).value
@@ -34,11 +33,11 @@ _ONE_SIDE = frozenset({(True, False), (False, True)})
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """A condition on the characters on both sides.
+    """A condition on the adjacent characters.
 
-    known: the set that they are in or not; beyond the text's edges there is nothing in it
-    pairs: (whether the one before is in it, whether the one after is) where it holds
-    fits_empty: whether it may hold in a text of no characters
+    known: the number of the set that they are in or not; beyond the text's edges: not in it
+    pairs: (whether the one before is in it, whether the one behind is) for which it holds
+    fits_empty: whether it may hold in the empty text
     """
 
     known: int
@@ -48,7 +47,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Lookaround:
-    """A condition on the text before or after: from `start` to `final` it can be read, or not."""
+    """A lookahead or lookbehind: whether text there can be read from `start` to `final`."""
 
     is_ahead: bool
     is_negated: bool
@@ -61,11 +60,11 @@ Condition = Boundary | Lookaround
 
 @dataclass(slots=True, eq=False)
 class Nfa:
-    """States joined by characters of a set, or by nothing; state 0 is the start.
+    """An NFA over sets of characters; state 0 is the start.
 
-    passes:     by state, (number of a condition or None, state)
-    reads:      by state, (number of a set, state)
-    conditions: those within a look stand before it
+    epsilon_edges: by state, (number of a condition or None, state)
+    char_edges:    by state, (number of a set, state)
+    conditions:    those within a lookaround come before it
     """
 
     final: int
@@ -76,7 +75,7 @@ class Nfa:
 
 
 def read(pattern: str) -> Nfa:
-    """The parts of what re.fullmatch matches. Raises OutOfReach."""
+    """The NFA of the texts that re.fullmatch matches. Raises OutOfReach."""
     try:
         parsed = reader.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -90,14 +89,14 @@ def read(pattern: str) -> Nfa:
 
 
 class _Builder:
-    """Adds one item after the other."""
+    """Builds the NFA item by item."""
 
     def __init__(self) -> None:
         self.parts = Nfa(0, [[]], [None], {}, [])
-        self._num_lookarounds = 0  # around the item that is read
+        self._num_lookarounds = 0  # nested around the current item
 
     def sequence(self, items: Iterable[Any], start: int, flags: int) -> int:
-        """What follows `start`, one item after the other; answers the last state."""
+        """Add the items in sequence behind `start`; returns the last state."""
         for op, argument in items:
             start = self._item(op, argument, start, flags)
         return start
@@ -117,7 +116,7 @@ class _Builder:
 
     def _read(self, ranges: Ranges, start: int) -> int:
         end = self._state()
-        # A state reads one set: what reads another begins in a state of its own.
+        # A state has one character edge: another one begins in a new state.
         begin = self._state()
         self._pass(start, begin)
         self.parts.char_edges[begin] = (self._set(ranges), end)
@@ -126,7 +125,7 @@ class _Builder:
     def _item(self, op: Any, argument: Any, start: int, flags: int) -> int:
         if op is ops.SUBPATTERN:
             _, on, off, items = argument
-            # `(?a:...)` takes the place of Unicode's rules, and the other way round.
+            # `(?a:...)` replaces Unicode's rules, and vice versa.
             if on & (re.ASCII | re.UNICODE):
                 off |= re.ASCII | re.UNICODE
             return self.sequence(items, start, flags & ~off | on)
@@ -166,7 +165,7 @@ class _Builder:
         end = self._state()
         for _ in range(int(most) - least):
             self._pass(start, end)
-            # Each time in a state of its own, or the loops of one would be entered by the next.
+            # A new state for each repeat, or the loops of one would be entered by the next.
             begin = self._state()
             self._pass(start, begin)
             start = self.sequence(items, begin, flags)
@@ -187,7 +186,7 @@ class _Builder:
         if where is ops.AT_BOUNDARY:
             return self._boundary(words, _ONE_SIDE, start)
         if where is ops.AT_NON_BOUNDARY:
-            # Older Pythons have none in an empty text.
+            # In older Pythons it does not match in an empty text.
             fits_empty = re.fullmatch(r"\B", "") is not None
             return self._boundary(words, _ALL_PAIRS - _ONE_SIDE, start, fits_empty)
         raise OutOfReach(f"{where} in a pattern")

@@ -1,4 +1,4 @@
-"""Steps backwards: which states lead to a state."""
+"""The inverse of steps: the states that lead to a state."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,7 +6,7 @@ import numpy.typing as npt
 Steps = npt.NDArray[np.int32]
 Indices = npt.NDArray[np.int64]
 
-# Numbers below it are sorted in one pass.
+# Smaller numbers are sorted in one pass.
 _SMALL = 1 << 16
 
 

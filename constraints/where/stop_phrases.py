@@ -1,12 +1,12 @@
-"""The machine of outputs that a phrase may end, and whose phrase is then dropped.
+"""Adds dropped stop phrases to a machine: a phrase may end an output, and is then dropped.
 
-    text so far   = committed text + longest suffix that could become a phrase
+    text so far   = committed text + longest suffix that may become a phrase
     state         = (state of the machine after the committed text, that suffix)
-    counts        = of the committed text; what the suffix adds is `pending` until it is committed
-    phrase ended  -> a state that accepts where the text before the phrase does, and leads nowhere
+    counts        = of the committed text; those of the suffix are `pending` until it is committed
+    phrase ended  -> a state without steps, accepting if the text before the phrase is accepted
 
-A phrase ends an output as soon as it is complete; of several that end at the same character the
-longest one counts.
+A phrase ends an output as soon as it is complete; if several end at the same character, the longest
+one counts.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach
 from constraints.where.machine import Counts, Machine
 
 
-def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
+def with_stop_phrases(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     """The machine of outputs that `machine` accepts, or accepts before one of the phrases."""
     trie = PhraseTrie(phrases)
     following, longest = trie.following()
@@ -33,7 +33,7 @@ def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     # [num_nodes + 1, num_states, ...]; the last block is of outputs that a phrase has ended.
     steps = np.zeros((num_nodes + 1, num_states, num_labels), dtype=np.int32)
     gains = np.zeros((*steps.shape, len(machine.counters)), dtype=np.int64)
-    # What no phrase goes on with, or begins with, is committed: by the root, the character itself.
+    # Characters that continue no phrase commit the suffix; the root commits the character itself.
     steps[0] = machine.steps[:, columns[0]]
     gains[0] = machine.gains[:, columns[0]]
     fallback = [0] * num_nodes
@@ -62,7 +62,7 @@ def stopping(machine: Machine, phrases: tuple[str, ...]) -> Machine:
 
 
 class _Spelled:
-    """Where the machine is after each prefix of a phrase, from each of its states.
+    """The state of the machine behind each prefix of a phrase, from each of its states.
 
     states: by node, [num_states]; gained: by node, [num_states, num_counters]
     """
@@ -79,5 +79,5 @@ class _Spelled:
                 self.states[child] = machine.steps[states, labels[label]].astype(np.int64)
 
     def after(self, node: int) -> tuple[npt.NDArray[np.int64], Counts]:
-        """The states, and what they gained."""
+        """The states, and their gains."""
         return self.states[node], self.gained[node]

@@ -1,10 +1,10 @@
-"""The terms of the `where` language: frozen, hashable, valid once built.
+"""The terms of the `where` language: frozen, hashable, validated when built.
 
     Expression = And | Or | Not | Compare | OneOf | Contains | StartsWith | EndsWith | Matches
                | IsInt | IsFloat | StopsAt | StopsBefore | Constant
 
-There is one subject, the output, so no term names it. Every term keeps no position: errors about
-positions are the parser's. `writing.text` of every term reads back as the same term.
+The only subject is the output, so no term names it. Terms have no positions: the parser reports
+errors with positions. Parsing `writing.text` of a term gives the same term.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Measure(Enum):
-    """What of the output is counted."""
+    """What is measured of the output."""
 
     CHARS = "len(X)"  # code points
     WORDS = "len(words(X))"  # pieces of str.split()
@@ -23,7 +23,7 @@ class Measure(Enum):
 
 
 class Relation(Enum):
-    """How a measure compares with a number."""
+    """The relation of a measure to a number."""
 
     LT = "<"
     LE = "<="
@@ -62,7 +62,7 @@ class Not:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A measure of the output against a constant."""
+    """A measure of the output compared with a constant."""
 
     measure: Measure
     relation: Relation
@@ -78,7 +78,7 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Contains:
-    """The phrase stands somewhere in the output."""
+    """The phrase occurs in the output."""
 
     phrase: str
 
@@ -116,19 +116,19 @@ class IsFloat:
 
 @dataclass(frozen=True, slots=True)
 class StopsAt:
-    """Each phrase stands at most once in the output, and only at its end."""
+    """Each phrase occurs at most once in the output, and only at its end."""
 
     phrases: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StopsBefore:
-    """No phrase stands in the output; generating one ends it, and the phrase is dropped.
+    """No phrase occurs in the output; generating one ends it, and the phrase is dropped.
 
-    Only at the top level or as a part of And: it says how an output ends, which is no truth value.
-    The language of an expression has the outputs that satisfy it, and the same followed by one of
-    the phrases, nothing after it; `Language.dropped_phrases` says what is then cut off. Lengths and
-    all else are those of the output without the phrase, but its tokens are counted.
+    Only at the top level or as a part of And: it defines how an output ends, which is no truth
+    value. The language of an expression has the outputs that satisfy it, and the same followed by
+    one of the phrases, nothing after it; `Language.dropped_phrases` says what is then cut off.
+    Lengths and all else are those of the output without the phrase, but its tokens are counted.
     """
 
     phrases: tuple[str, ...]
@@ -136,7 +136,7 @@ class StopsBefore:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A truth value, what is left of parts that were decided before generation."""
+    """A truth value: the result of parts that were decided before generation."""
 
     value: bool
 

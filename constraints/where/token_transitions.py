@@ -1,6 +1,6 @@
-"""What the tokens of a vocabulary lead to from one place, in few kinds, and masks of them.
+"""The transitions of all tokens from one place, grouped into few kinds, and masks of them.
 
-token -> kind -> (place, what each count gains)      a kind is legal or not as a whole
+token -> kind -> (place, gains of each count)      a kind is legal or not as a whole
 """
 
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from constraints.where.byte_table import GAIN_BITS, ByteTable
 from constraints.where.counter_grid import CounterGrid, Slacks
 from constraints.where.machine import Counts
 
-# Kinds are numbered by a table of all places and gains while it has so many entries.
+# Up to so many entries, kinds are numbered by a table of all places and gains.
 _MAX_TABLE = 1 << 22
-# Kinds of so many fit in 16 bits, with one to spare.
+# So many kinds fit into 16 bits, with one to spare.
 _MAX_SMALL = (1 << 16) - 1
 
 
@@ -30,7 +30,7 @@ class TokenTransitions:
         table: ByteTable,
         counter_grid: CounterGrid,
     ) -> None:
-        """packed: the state of each kind; tokens: which are of which kind."""
+        """packed: the state of each kind; tokens: the kind of each token."""
         self.targets = table.targets(packed)
         self.gains: Counts = table.gains(packed)
         self.num_kinds = len(packed)
@@ -47,20 +47,20 @@ class TokenTransitions:
                 strict=True,
             )
         )
-        # What it weighs in memory.
+        # Its size in memory.
         self.num_bytes = tokens.num_bytes + 8 * self.num_kinds * (3 + len(counter_grid.counters))
 
     @classmethod
     def of_ends(
         cls, ends: Ends, table: ByteTable, counter_grid: CounterGrid, trie: TokenTrie
     ) -> "TokenTransitions":
-        """From where each token leads."""
+        """Made from the state behind each token."""
         kinds, packed = _kinds(ends, table)
         examples = np.full(len(packed), trie.vocab_size, dtype=np.int64)
         np.minimum.at(examples, kinds, trie.plainness[ends.token_ids])
         num_bits = -(-trie.vocab_size // 32) * 32
-        # Few tokens are listed; of many, the kind of each is stored, and one more kind, which is
-        # never legal, for all others.
+        # Few tokens are listed. For many, the kind of every token is stored, with one more kind,
+        # which is never legal, for all others.
         if len(kinds) * 8 < trie.vocab_size or len(packed) > _MAX_SMALL:
             listed = _Listed(trie, examples, num_bits, ends.token_ids, kinds)
             return cls(packed, listed, table, counter_grid)
@@ -77,7 +77,7 @@ class TokenTransitions:
         counter_grid: CounterGrid,
         trie: TokenTrie,
     ) -> "TokenTransitions":
-        """From what tokens do in one of several places."""
+        """Made from the actions of tokens at one of several places."""
         packed, kinds = np.unique(actions.ends[:, index], return_inverse=True)
         num_dead = int(packed[0] == 0)  # the last action is dead everywhere, and others may be here
         packed = packed[num_dead:]
@@ -89,7 +89,7 @@ class TokenTransitions:
         return cls(packed, tokens, table, counter_grid)
 
     def legal(self, slacks: Slacks, counts: list[int]) -> npt.NDArray[np.bool_]:
-        """Whether each kind leads to a place that is alive in `slacks`."""
+        """Whether each kind leads to a place that is alive under `slacks`."""
         counter_grid = self._counter_grid
         cells = self._cells
         for place, base, size, stride in self._layout:
@@ -114,7 +114,7 @@ class TokenTransitions:
         return self._tokens.plainest(legal) if legal.any() else None
 
     def farthest_token(self, legal: npt.NDArray[np.bool_], counts: list[int]) -> int | None:
-        """The token of a legal kind that brings counts nearest to their caps; None: none does."""
+        """The token of a legal kind that raises counts most towards their caps; None: none does."""
         caps = np.array([counter.cap for counter in self._counter_grid.counters])
         gained = np.minimum(self.gains, caps - counts)
         progress = np.where(legal, (gained / caps).sum(axis=1), 0.0)
@@ -123,9 +123,9 @@ class TokenTransitions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Listed:
-    """Tokens one by one, with the kind of each.
+    """A list of tokens with the kind of each.
 
-    examples: the plainest token of each kind, as its place among all
+    examples: the plainest token of each kind, as its rank among all
     """
 
     trie: TokenTrie
@@ -139,19 +139,19 @@ class _Listed:
         return self.token_ids.nbytes + self.kinds.nbytes
 
     def bits(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Of every token whether its kind is chosen."""
+        """For every token, whether its kind is chosen."""
         bits = np.zeros(self.num_bits, dtype=np.bool_)
         bits[self.token_ids[chosen[self.kinds]]] = True
         return bits
 
     def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
-        """The plainest token of the kinds that are chosen."""
+        """The plainest token of the chosen kinds."""
         return int(self.trie.plain_first[self.examples[chosen].min()])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Grouped:
-    """All tokens in groups: the kind of each token, or its action and the kind of that.
+    """All tokens in groups: the kind of each token, or its action and the action's kind.
 
     groups: [num_bits]; kinds: [num_actions], None where groups are kinds. Beyond the last kind is
     one of tokens that cannot follow. Groups are shared by `num_sharing` transitions.
@@ -169,12 +169,12 @@ class _Grouped:
         return own + self.groups.nbytes // self.num_sharing
 
     def bits(self, chosen: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Of every token whether its kind is chosen."""
+        """For every token, whether its kind is chosen."""
         chosen = np.append(chosen, False)
         return (chosen if self.kinds is None else chosen[self.kinds]).take(self.groups)
 
     def plainest(self, chosen: npt.NDArray[np.bool_]) -> int:
-        """The plainest token of the kinds that are chosen."""
+        """The plainest token of the chosen kinds."""
         return int(self.trie.plain_first[self.examples[chosen].min()])
 
 

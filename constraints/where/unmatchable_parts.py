@@ -1,8 +1,8 @@
-"""The smallest piece of a pattern that keeps everything from matching: what a refusal shows.
+"""Finds the smallest part of a pattern that matches nothing, for error messages.
 
-    foo$bar  ->  $b        items that follow each other; each cut is tried as a pattern of its own
+    foo$bar  ->  $b        adjacent items; each candidate is tried as a pattern of its own
 
-Patterns are those that Python reads. Their automata say what matches; this only cuts.
+Patterns have Python's syntax. Their automata decide what matches; this module only splits them.
 """
 
 import re
@@ -12,7 +12,7 @@ from constraints.errors import ConstraintError
 from constraints.where.limits import OutOfReach
 from constraints.where.regex_dfa import matches
 
-# States of all that is tried: a fifth of a second or so, and the same piece on every day.
+# The most states of all candidates: about a fifth of a second; makes the result deterministic.
 _MAX_STATES = 1500
 _MAX_ITEMS = 2000
 _ANYTHING = "(?s:.*)"
@@ -25,14 +25,14 @@ _ATOM = re.compile(
 )
 _REPEAT = re.compile(r"(?:[*+?]|\{\d*,?\d*\})[?+]?")
 
-# Where something stands: text[start:end].
+# A place: text[start:end].
 Span = tuple[int, int]
 
 
 def unmatchable_parts(pattern: str) -> tuple[Span, ...]:
-    """Of a pattern that nothing matches, one piece of each alternative that nothing matches.
+    """For a pattern that matches nothing, a part of each alternative that matches nothing.
 
-    The whole pattern where too much would have to be tried, or was written with spaces.
+    The whole pattern if there are too many candidates, or if it is in verbose syntax.
     """
     flags = _FLAGS.match(pattern)
     begin = flags.end() if flags else 0
@@ -46,7 +46,7 @@ def unmatchable_parts(pattern: str) -> tuple[Span, ...]:
 
 
 class _Search:
-    """Tries pieces of one pattern, until they had too many states."""
+    """Tries parts of one pattern, within the limit of states."""
 
     def __init__(self, pattern: str, flags: str) -> None:
         self._pattern = pattern
@@ -54,7 +54,7 @@ class _Search:
         self._states_left = _MAX_STATES
 
     def piece(self, option: Span) -> Span:
-        """The smallest piece found of an alternative that nothing matches."""
+        """The smallest part found of an alternative that matches nothing."""
         items = _items(self._pattern, *option)
         if not 1 < len(items) <= _MAX_ITEMS:
             return self._inside(items[0]) if items else option
@@ -69,7 +69,7 @@ class _Search:
         return (start, end) if skipped < last else self._inside((start, end))
 
     def _inside(self, item: Span) -> Span:
-        """A piece of a group that nothing matches, whatever stands around it."""
+        """A part of a group that matches nothing in any context."""
         group = _GROUP.match(self._pattern, item[0])
         end = _end_of_atom(self._pattern, item[0])
         if group is None or end != item[1]:
@@ -80,7 +80,7 @@ class _Search:
         return self.piece(options[0])
 
     def _is_empty(self, piece: Span, whole: Span) -> bool:
-        """Whether a piece of `whole` never matches; False where too much has been tried."""
+        """Whether a part of `whole` never matches; False if the limit is reached."""
         if self._states_left <= 0:
             return False
         before = _ANYTHING if piece[0] > whole[0] else ""
@@ -92,7 +92,7 @@ class _Search:
 
 
 def _first(last: int, holds: Callable[[int], bool]) -> int:
-    """The first of 0..last for which it holds, as it does for all after it, and for the last."""
+    """The first of 0..last for which `holds`, which is monotonic and holds for the last."""
     low, high = 0, last
     while low < high:
         middle = (low + high) // 2
@@ -112,7 +112,7 @@ def _options(pattern: str, begin: int, end: int) -> list[Span]:
 
 
 def _items(pattern: str, begin: int, end: int) -> list[Span]:
-    """What follows each other in an alternative, with its repeats."""
+    """The items of an alternative, with their repeats."""
     items, at = [], begin
     while at < end:
         start, at = at, _end_of_atom(pattern, at)
@@ -123,7 +123,7 @@ def _items(pattern: str, begin: int, end: int) -> list[Span]:
 
 
 def _end_of_atom(pattern: str, at: int) -> int:
-    """Past a character, an escape, a set or a whole group."""
+    """The end of a character, an escape, a set or a group."""
     depth = 0
     while True:
         atom = _ATOM.match(pattern, at)

@@ -1,4 +1,4 @@
-"""UTF-8 by the byte, as far as a partition of the code points tells characters apart.
+"""A byte automaton of UTF-8 that distinguishes characters by a partition.
 
     place 0      between two characters
     other places inside a character; equal if the same bytes can follow with the same outcome
@@ -16,15 +16,15 @@ from constraints.where.code_points import NUM_CODE_POINTS, Partition
 _NOTHING = -1
 _FIRST_SURROGATE, _AFTER_SURROGATES = 0xD800, 0xE000
 _SURROGATES = range(_FIRST_SURROGATE >> 6, _AFTER_SURROGATES >> 6)
-Row = npt.NDArray[np.int64]  # [64], what each continuation byte leads to
+Row = npt.NDArray[np.int64]  # [64], the result of each continuation byte
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Utf8:
-    """Per place and class of bytes, -1 for nothing.
+    """By place and class of bytes; -1: no step.
 
     labels:   [num_places, num_classes] the label of the character that the byte completes
-    places:   [num_places, num_classes] the place inside a character that it leads to
+    places:   [num_places, num_classes] the next place inside a character
     classes:  [256] the class of each byte
     complete: [num_places, num_labels] whether a character of the label may be completed
     """
@@ -36,7 +36,7 @@ class Utf8:
 
     @property
     def num_places(self) -> int:
-        """Place 0 included."""
+        """Including place 0."""
         return len(self.labels)
 
 
@@ -75,7 +75,7 @@ def utf8_of(partition: Partition, is_used: npt.NDArray[np.bool_] | None = None) 
 def plain_places(utf8: Utf8, partition: Partition) -> npt.NDArray[np.bool_]:
     """The places on the way to the first character of each label, and place 0. [num_places]
 
-    What can be completed at all can be completed in these characters.
+    Every completable text can be completed in these characters.
     """
     is_plain = np.zeros(utf8.num_places, dtype=np.bool_)
     is_plain[0] = True
@@ -90,7 +90,7 @@ def plain_places(utf8: Utf8, partition: Partition) -> npt.NDArray[np.bool_]:
 
 
 def _first_characters(partition: Partition) -> list[str]:
-    """Of each label the first character; surrogates are none."""
+    """The first character of each label, without surrogates."""
     firsts: dict[int, str] = {}
     ends = [*partition.starts[1:].tolist(), NUM_CODE_POINTS]
     starts, labels = partition.starts.tolist(), partition.labels.tolist()
@@ -103,7 +103,7 @@ def _first_characters(partition: Partition) -> list[str]:
 
 
 def _reached(labels: Row, places: Row) -> tuple[Row, Row]:
-    """Without places that nothing leads to, such as those of ASCII in two bytes."""
+    """Without unreachable places, such as those of overlong ASCII."""
     reached = np.zeros(len(labels), dtype=np.bool_)
     wave = np.array([0])
     while len(wave):
@@ -125,7 +125,7 @@ def _completed(labels: Row, places: Row, num_labels: int) -> npt.NDArray[np.bool
 
 
 class _Build:
-    """Places by what follows, deepest first."""
+    """Builds the places, the innermost first."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -133,7 +133,7 @@ class _Build:
         self.places: list[Row] = []
         self._known: dict[tuple[bool, bytes], int] = {}
         block_labels = _labels_at(partition, np.arange(0, NUM_CODE_POINTS, 64))
-        # Most blocks of 64 code points have one label: only the others are looked into.
+        # Most blocks of 64 code points have one label; only the others are expanded.
         mixed = np.unique(partition.starts[partition.starts % 64 != 0] // 64)
         uniform = {
             int(label): self.place(np.full(64, label), completes=True)
@@ -155,7 +155,7 @@ class _Build:
         return int(self._last[block])
 
     def middle(self, lead: int) -> Row:
-        """What follows two bytes before the end, for 4096 code points."""
+        """The row two bytes before the end of a character, for 4096 code points."""
         return self._last[lead * 64 : lead * 64 + 64].copy()
 
     def first(self, lead: int) -> int:

@@ -1,4 +1,4 @@
-"""Writes expressions: `parse(text(expression)) == expression` for every expression."""
+"""Formats expressions: `parse(text(expression)) == expression`."""
 
 from constraints.where.terms import (
     And,
@@ -18,17 +18,17 @@ from constraints.where.terms import (
     StopsBefore,
 )
 
-# How tightly a text holds together; what stands below its place needs parentheses.
+# Operator precedence; a lower one needs parentheses.
 _OR, _AND, _NOT, _ATOM = range(4)
 
 
 def text(expression: Expression) -> str:
-    """The expression as one line, about a subject named X."""
+    """The expression on one line; the subject is named X."""
     return _written(expression)[0]
 
 
 def _written(expression: Expression) -> tuple[str, int]:
-    """The text, and how tightly it holds together."""
+    """The text and its precedence."""
     match expression:
         case And(parts):
             return " and ".join(_within(part, _NOT) for part in parts), _AND

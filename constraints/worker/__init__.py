@@ -1,1 +1,1 @@
-"""Constraints compiled in processes that can be killed."""
+"""Compiles constraints in processes that can be killed."""

@@ -21,9 +21,9 @@ from constraints.worker.zygote import Zygote
 from native.cpu_yield import CpuYield
 from native.time_slice import use_long_time_slices
 
-# A worker serves few texts twice: what was found of them is remembered by its owner.
+# A worker rarely sees a text twice: its owner caches results.
 _MAX_CACHED = 8
-# What engines build when they are first used is then there in every worker.
+# These warm up the engines before workers are forked.
 _FIRST = (
     ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string"}}}'),
     ConstraintSpec(Kind.REGEX, "[a-z]+"),
@@ -35,7 +35,7 @@ _FIRST = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until the owner is gone."""
+    """Serve until the owner has ended."""
     args = _parser().parse_args(argv)
     with socket.socket(fileno=args.control_fd) as control:
         try:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             answer = work.answer(Check(spec, StopRule(), args.max_len))
             if isinstance(answer, Bug):
                 sys.stderr.write(answer.trace)
-        use_long_time_slices()  # and so does whoever is forked
+        use_long_time_slices()  # inherited by forked workers
         Zygote(control, work.serve, args.memory_bytes).run()
     return 0
 

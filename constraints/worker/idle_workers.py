@@ -1,4 +1,4 @@
-"""Keeps a zygote and a few idle workers ready; replaces those that end, with a growing delay."""
+"""Keeps a zygote and a few idle workers; replaces those that end, with a growing delay."""
 
 import asyncio
 import contextlib
@@ -11,13 +11,13 @@ from native.cpu_yield import CpuYield
 _logger = logging.getLogger("constraints")
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
-# A zygote client that lived so long was in order.
+# A zygote that lived so long resets the delay.
 _PROVEN_S = 60.0
 _NUM_SPARES = 2
 
 
 class IdleWorkers:
-    """Owner of the zygote. `max_low`: workers of low priority that are kept for another job."""
+    """Owner of the zygote. `max_low`: the most idle workers with low priority."""
 
     def __init__(self, arguments: Sequence[str], max_low: int) -> None:
         self._arguments = arguments
@@ -28,11 +28,11 @@ class IdleWorkers:
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
 
     async def zygote_client(self) -> ZygoteClient:
-        """The one that lives, as soon as it does. Raises ZygoteFailed when there will be none."""
+        """The running one; waits until it runs. Raises ZygoteFailed if it cannot start."""
         return await asyncio.shield(self._up)
 
     async def take(self, *, low: bool) -> WorkerProcess:
-        """A worker for one job; with `low` rather one that gives way already.
+        """A worker for one job; `low`: prefer one with low priority.
 
         Raises ZygoteFailed.
         """
@@ -47,7 +47,7 @@ class IdleWorkers:
         return worker
 
     def put_back(self, worker: WorkerProcess) -> None:
-        """A worker whose job is done."""
+        """Return a worker after its job."""
         if not worker.gives_way:
             self._ready.append(worker)
         elif len(self._low) < self._max_low:
@@ -89,14 +89,13 @@ class IdleWorkers:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _begin(self) -> ZygoteClient:
-        """A zygote client that serves. Raises ZygoteDown, OSError."""
-        # Compiled here if need be: the zygote client has no environment, and so no compiler.
+        """Start a zygote and wait until it serves. Raises ZygoteDown, OSError."""
+        # Compiled here if necessary: the zygote has no environment and so no compiler.
         cpu_yield = await asyncio.to_thread(CpuYield.load)
         path = () if cpu_yield.path is None else ("--cpu-yield", str(cpu_yield.path))
         zygote_client = await ZygoteClient.start((*self._arguments, *path))
         try:
-            # Shielded, as the zygote client still tells of itself while a cancelled beginning ends
-            # it.
+            # Shielded: a cancelled start still reads from the zygote while ending it.
             await asyncio.shield(zygote_client.ready)
         except BaseException:
             await zygote_client.close()

@@ -1,9 +1,9 @@
-"""What a worker is asked and what it answers, and both as bytes.
+"""The jobs and answers of workers, and their encoding.
 
     frame:  length of the rest, 4 bytes, big-endian | JSON, UTF-8
 
-JSON and not pickle: a worker has read hostile texts, and whoever reads its answer must not obey it.
-It imports no engine, so that who asks need not load one.
+JSON and not pickle: a worker has parsed hostile texts, so its answers must not execute code.
+Imports no engine, so clients need not load one.
 """
 
 import json
@@ -27,13 +27,13 @@ from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from constraints.translation import MAX_SENT_CHARS, Translation
 
 HEADER = struct.Struct(">I")
-# A constraint's text is bounded by who takes it; this only keeps a broken frame from being awaited.
+# Texts of constraints are limited elsewhere; this only detects broken frames.
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Compile, and find a text of at most `max_len` tokens; of any length where `cuts`."""
+    """Compile, and find a text of at most `max_len` tokens; of any length if `cuts`."""
 
     spec: ConstraintSpec
     stops: StopRule
@@ -43,7 +43,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """Compile, and tell of each text whether it satisfies the constraint."""
+    """Compile, and judge whether each text satisfies the constraint."""
 
     spec: ConstraintSpec
     texts: tuple[str, ...]
@@ -52,7 +52,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Tell what a finished text breaks of a JSON schema, whatever masks enforced of it."""
+    """Validate a finished text against a JSON schema."""
 
     spec: ConstraintSpec
     text: str
@@ -60,7 +60,7 @@ class Verify:
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """The worker broke, not the constraint; `trace` is for a log."""
+    """A bug of the worker, not of the constraint; `trace`: for a log."""
 
     trace: str
 
@@ -70,13 +70,13 @@ Answer = CheckResult | JudgeResult | VerifyResult | ConstraintError | Bug
 
 
 def frame(value: Mapping[str, Any]) -> bytes:
-    """A message with its length before it."""
+    """A message with its length in front."""
     body = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     return HEADER.pack(len(body)) + body
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """A job in JSON's words."""
+    """A job as JSON."""
     spec = {
         "kind": job.spec.kind.value,
         "text": job.spec.text,
@@ -109,7 +109,7 @@ def job_from_json(fields: Mapping[str, Any]) -> Job:
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
-    """An answer in JSON's words."""
+    """An answer as JSON."""
     match answer:
         case CheckResult():
             return {
@@ -139,7 +139,7 @@ def answer_to_json(answer: Answer) -> dict[str, Any]:
 def answer_from_json(fields: Mapping[str, Any]) -> Answer:
     """The answer that `answer_to_json` wrote.
 
-    Raises AttributeError, LookupError, TypeError and ValueError for what is none.
+    Raises AttributeError, LookupError, TypeError and ValueError for anything else.
     """
     if "error" in fields:
         return error_from_json(fields["error"])
@@ -164,7 +164,7 @@ def answer_from_json(fields: Mapping[str, Any]) -> Answer:
 def _translation_to_json(translation: Translation | None) -> dict[str, Any] | None:
     if translation is None:
         return None
-    # Each byte as a character: JSON has no bytes.
+    # Bytes as characters: JSON has no bytes.
     return asdict(translation) | {"hints": [hint.decode("latin-1") for hint in translation.hints]}
 
 
@@ -187,7 +187,7 @@ _PLAIN = (TooComplex, EngineFailed, IllegalToken)
 
 
 def error_to_json(error: ConstraintError) -> dict[str, Any]:
-    """A constraint's error in JSON's words."""
+    """A constraint's error as JSON."""
     fields: dict[str, Any] = {"name": type(error).__name__, "message": _readable(str(error))}
     match error:
         case Malformed() | NotEnforced():
@@ -201,12 +201,12 @@ def error_to_json(error: ConstraintError) -> dict[str, Any]:
 
 
 def _readable(text: str) -> str:
-    """With half a surrogate pair, which JSON's escapes can name and UTF-8 cannot, written out."""
+    """With lone surrogates, which JSON's escapes allow and UTF-8 does not, as escapes."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def error_from_json(fields: Mapping[str, Any]) -> ConstraintError:
-    """The error that `error_to_json` wrote; always a new one, which can be raised."""
+    """A new error from the output of `error_to_json`."""
     message: str = fields["message"]
     match fields["name"]:
         case "Malformed":

@@ -1,7 +1,6 @@
-"""What a process that compiles hostile texts may take of the machine, enforced by the kernel.
+"""Kernel-enforced limits of processes that compile hostile texts.
 
-Nothing here relies on the process's own code getting a turn: an engine that is in a loop, or that
-recurses without end, is ended all the same.
+No limit depends on the process's own code: an engine in an endless loop or recursion is ended, too.
 """
 
 import contextlib
@@ -13,18 +12,18 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-# Half of what a thread commonly has: what a worker can recurse into, a shard's thread can too.
+# Half of the usual stack of a thread: recursion that works in a worker works in a shard, too.
 _STACK_BYTES = 4 << 20
-# The weight of 19 against 0 is 15 to 1024: next to nothing while somebody else wants the core.
+# The weight of niceness 19 against 0 is 15 to 1024: nearly nothing while others need the core.
 LOWEST_NICENESS = 19
-# A third of what its equals have: 335 to 1024.
+# A third of the normal weight: 335 to 1024.
 _STEP_BACK = 5
 
 
 def limit_memory(memory_bytes: int) -> None:
-    """Lets the address space grow by so much from here, the stack by less; writes no core files.
+    """Limit the growth of the address space, and of the stack to less; disable core files.
 
-    What cannot be allocated then is a MemoryError in Python and an abort elsewhere.
+    A failed allocation is a MemoryError in Python and an abort elsewhere.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (_STACK_BYTES, _STACK_BYTES))
@@ -35,7 +34,7 @@ def limit_memory(memory_bytes: int) -> None:
 
 
 def address_space_bytes() -> int | None:
-    """Of this process. None where the system does not tell."""
+    """Of this process. None if the system does not report it."""
     try:
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -44,17 +43,17 @@ def address_space_bytes() -> int | None:
 
 
 def limit_cpu(cpu_s: float) -> None:
-    """End this process by SIGPROF once it has computed for so many seconds; 0 disarms.
+    """End this process by SIGPROF after so many CPU seconds; 0 removes the limit.
 
-    Seconds of computing and not of waiting, so that a busy machine makes no grammar complex.
+    CPU time and not wall time, so that the load of the machine does not matter.
     """
     signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends. To be called right after a fork."""
+    """Have the kernel end this process when its parent ends. Call it right after a fork."""
     if sys.platform != "linux":
-        return  # its channels close instead, which is seen between two jobs
+        return  # its channel closes instead, which it notices between two jobs
     parent_pid = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent_pid == 1:
@@ -62,25 +61,25 @@ def die_with_parent() -> None:
 
 
 def give_way(pid: int) -> None:
-    """Let everything else go before this process, or thread; without privileges it stays so.
+    """Give this process or thread idle priority; without privileges this is permanent.
 
-    Niceness alone is a share: whoever wakes up on its core may have to wait for its turn to end,
-    which threads in lockstep, as a shard's are, feel at every step. Idle work is cut short at once,
-    and its core counts as free.
+    With niceness alone, a thread that wakes up on its core may have to wait for its time slice to
+    end, which delays every step of a shard's threads. Idle work is preempted at once, and its core
+    counts as free.
     """
     with contextlib.suppress(ProcessLookupError):
         os.setpriority(os.PRIO_PROCESS, pid, LOWEST_NICENESS)
     if sys.platform == "linux":
-        # Where a sandbox forbids it, the niceness stands.
+        # If a sandbox forbids it, only the niceness applies.
         with contextlib.suppress(OSError):
             os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
 def lower_thread_priority(thread_id: int) -> None:
-    """Let others have more than this thread, which goes on all the same, however busy they are.
+    """Lower the priority of a thread, which still makes progress under any load.
 
-    For what may hold a lock that others wait for: idle work that holds one gets no turn to let go
-    of it while any program wants the core.
+    For threads that may hold a lock: with idle priority they could not release it while any other
+    program needs the core.
     """
     with contextlib.suppress(ProcessLookupError):
         niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + _STEP_BACK

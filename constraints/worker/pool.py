@@ -1,14 +1,14 @@
-"""Owner of the workers, for asyncio: who gets one, for how long, and what becomes of the slow.
+"""Owner of the workers, for asyncio: schedules jobs, limits their time, handles slow ones.
 
     job -> quick slot -> answered within a slice                            nearly every job
-                      -> still at it: goes on in a slow slot, stopped for as long as none is free
-    ended by the kernel, for what it computed or took of memory: TooComplex
-    ended here, because it waited too long: PoolBusy
+                      -> unfinished: continues in a slow slot, paused while none is free
+    ended by the kernel for its CPU time or memory: TooComplex
+    ended here because it waited too long: PoolBusy
 
-So a hostile text holds up those behind it for a slice. What is computed at everybody's priority
-comes out of allowances, one for beginnings and one for the rest of slices; once it is used up, and
-always after its slice, a job gives way to everything else on the machine, and is slow where that is
-busy. It knows no vocabulary and no engine.
+So a hostile text delays the jobs behind it by at most a slice. CPU time at normal priority comes
+from token buckets, one for the first part of slices and one for the rest. When they are empty, and
+always after its slice, a job runs at idle priority. This module depends on no vocabulary and no
+engine.
 """
 
 import asyncio
@@ -30,23 +30,23 @@ from constraints.worker.zygote_client import Exit, WorkerEnded, WorkerProcess
 
 _logger = logging.getLogger("constraints")
 
-# A step that meets a job at its own priority takes longer by as much as the job and more: its
-# threads wait for each other. So jobs may compete with everybody when they begin, which suffices
-# for nearly all of them, and in the rest of a slice, for no more than a hundredth of the time, so
-# that the 99th percentile of what others wait does not show it; and for a moment at once, so that
-# several in a row do not make one long wait: (rate, most that can be saved).
+# A shard's step beside a job at normal priority is delayed by more than the job takes, since its
+# threads wait for each other. So jobs may run at normal priority when they begin, which suffices
+# for nearly all of them, and in the rest of a slice for at most a hundredth of the time, which does
+# not affect the 99th percentile; and only briefly at once, so that several jobs in a row cause no
+# long delay: (rate, most that can be saved).
 _BEGINNING_S = 0.005
 _BEGINNINGS, _SLICES = (0.008, 0.04), (0.002, 0.015)
-# Of the time for a job, for its worker to end in and to tell how much it has computed.
+# Seconds of a job's time that are reserved for ending its worker and reading its CPU time.
 _LAST_PART, _LEAST_LAST_S = 0.1, 0.25
 _NO_TIME = "there was no time to compile the constraint"
 
 
 class PoolBusy(Exception):
-    """The job was not done, for want of time or room; at another time it may be.
+    """The job was not done, for lack of time or room; a later try may succeed.
 
-    `was_tried`: a worker was at it when its time was over, and had computed for long enough that
-    the constraint is to blame as well.
+    `was_tried`: a worker was running it when its time was over, and had used so much CPU time that
+    the constraint contributed to it.
     """
 
     def __init__(self, message: str, *, was_tried: bool = False) -> None:
@@ -55,7 +55,7 @@ class PoolBusy(Exception):
 
 
 class WorkerBug(Exception):
-    """A worker broke on this job; the text is its trace."""
+    """A bug of a worker; the text is its trace."""
 
 
 def _let_give_way(worker: WorkerProcess) -> None:
@@ -69,18 +69,18 @@ def _num_cpus() -> int:
 
 @dataclass(frozen=True, slots=True)
 class PoolRules:
-    """How much a pool may take.
+    """The limits of a pool.
 
-    cpu_s:        seconds that one job may compute
-    memory_bytes: what one worker may grow by
-    wait_s:       seconds from asking to the answer, waiting included
+    cpu_s:        CPU seconds of one job
+    memory_bytes: the growth of one worker
+    wait_s:       seconds from the request to the answer, including waiting
     max_waiting:  jobs that may wait for their slice
-    slice_s:      seconds of a job's beginning, for which the next one waits
-    tried_s:      seconds of computing from which on a job without an answer was tried; beyond half
-                  of `cpu_s` it took too long in any case
-    num_quick:    jobs that are in their slice at once
-    num_slow:     jobs that go on after it at once
-    max_paused:   jobs that are stopped after it until they may
+    slice_s:      seconds of a job's slice, for which the next one waits
+    tried_s:      CPU seconds after which a job without an answer counts as tried; beyond half of
+                  `cpu_s` it is too complex in any case
+    num_quick:    jobs in their slice at the same time
+    num_slow:     jobs that continue after it at the same time
+    max_paused:   jobs that are paused after it until they may continue
     """
 
     cpu_s: float = 2.0
@@ -96,7 +96,7 @@ class PoolRules:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyFile:
-    """Which tokens there are; see `constraints.vocabulary`, which reads them.
+    """Where to load a vocabulary from; see `constraints.vocabulary`.
 
     vocab_size: width of the logits; None: as many as there are tokens
     max_len:    the most tokens that any output can have
@@ -108,7 +108,7 @@ class VocabularyFile:
     max_len: int
 
     def arguments(self) -> tuple[str, ...]:
-        """The same for `constraints.worker.__main__`."""
+        """As arguments of `constraints.worker.__main__`."""
         size = () if self.vocab_size is None else ("--vocab-size", str(self.vocab_size))
         return (
             *("--tokenizer", str(self.tokenizer_path)),
@@ -119,13 +119,13 @@ class VocabularyFile:
 
 
 class WorkerPool:
-    """Does jobs in processes that can be ended. Made inside the event loop that uses it."""
+    """Runs jobs in processes that can be killed. Create it inside the event loop that uses it."""
 
     def __init__(self, vocabulary: VocabularyFile, rules: PoolRules) -> None:
         self._rules = rules
         limits = ("--cpu-s", str(rules.cpu_s), "--memory-bytes", str(rules.memory_bytes))
         arguments = (*vocabulary.arguments(), *limits)
-        # Each beginning and each going on at once has one, which is forked once and not per job.
+        # One worker for each quick and each slow slot, forked once and not per job.
         self._idle_workers = IdleWorkers(arguments, max_low=rules.num_quick + rules.num_slow)
         self._for_beginnings = TokenBucket(*_BEGINNINGS)
         self._for_slices = TokenBucket(*_SLICES)
@@ -136,18 +136,18 @@ class WorkerPool:
         self.num_ended = 0
 
     async def wait_ready(self) -> None:
-        """Returns when jobs can be done. Raises ZygoteFailed when they never will be."""
+        """Wait until jobs can be run. Raises ZygoteFailed if they never can."""
         await self._idle_workers.zygote_client()
 
     async def close(self) -> None:
-        """Ends all processes; jobs under way fail."""
+        """End all processes; running jobs fail."""
         await self._idle_workers.close()
 
     async def do(
         self, job: Job, wait_s: float | None = None
     ) -> CheckResult | JudgeResult | VerifyResult:
-        """The answer within `wait_s`, or as long as the rules say. Raises what the constraint is
-        refused for, or why there is no answer.
+        """The answer, within `wait_s` or the rules' limit. Raises the refusal of the constraint, or
+        the reason for no answer.
 
         ConstraintError | PoolBusy, ZygoteFailed, WorkerBug
         """
@@ -206,7 +206,7 @@ class WorkerPool:
         return worker
 
     async def _begin(self, worker: WorkerProcess, message: bytes) -> Any:
-        """The answer, if it comes within a slice; otherwise None, and the worker is at it."""
+        """The answer, if it comes within a slice; otherwise None, and the worker continues."""
         slice_s = self._rules.slice_s
         beginning_s = min(_BEGINNING_S, slice_s)
         with self._spending(self._for_beginnings, worker):
@@ -231,7 +231,7 @@ class WorkerPool:
 
     @contextmanager
     def _spending(self, token_bucket: TokenBucket, worker: WorkerProcess) -> Iterator[None]:
-        """Time of an token bucket, unless the worker gives way."""
+        """Charge the time to a token bucket, unless the worker has idle priority."""
         begun_s = self._now_s()
         try:
             yield
@@ -262,7 +262,7 @@ class WorkerPool:
             self._idle_workers.put_back(worker)
 
     async def _overdue(self, worker: WorkerProcess | None, last_s: float) -> Exception:
-        """What to say of a job whose time is over: whether it had its share of computing."""
+        """The error of a job that ran out of time; depends on its CPU time."""
         was_tried = False
         if worker is not None:
             worker.kill()
@@ -271,8 +271,8 @@ class WorkerPool:
                 computed_s = worker.ended.result().cpu_s - worker.used_s
                 if 2 * computed_s > self._rules.cpu_s:
                     return self._too_long()
-                # Who got little may be quick: it was the machine that had other things to do. So
-                # may one that has not even ended yet.
+                # With little CPU time the job may be simple, and only the machine was busy. The
+                # same holds if the worker has not ended yet.
                 was_tried = computed_s >= self._rules.tried_s
         return PoolBusy(_NO_TIME, was_tried=was_tried)
 

@@ -1,10 +1,10 @@
-"""How long work may compete with everybody else: a bucket of seconds that fills up slowly."""
+"""A token bucket of seconds that work may run at normal priority."""
 
 
 class TokenBucket:
     """`rate`: seconds earned per second; `most`: seconds that can be saved up.
 
-    It knows no clock but the one passed in.
+    Times are passed in.
     """
 
     def __init__(self, rate: float, most: float) -> None:
@@ -14,11 +14,11 @@ class TokenBucket:
         self._seen_s: float | None = None
 
     def left_s(self, now_s: float) -> float:
-        """What is saved; below 0 where it is a debt."""
+        """The seconds saved; negative: a debt."""
         return self._fill(now_s)
 
     def spend(self, now_s: float, spent_s: float) -> None:
-        """Take what was used; it may become a debt."""
+        """Subtract the time used; may become a debt."""
         self._saved_s = self._fill(now_s) - spent_s
 
     def _fill(self, now_s: float) -> float:

@@ -1,4 +1,4 @@
-"""What a worker does: one job after the other, each with a limit on its computing."""
+"""The main loop of a worker: runs one job after the other, each with a CPU limit."""
 
 import json
 import socket
@@ -31,25 +31,26 @@ from constraints.worker.jobs import (
 )
 from native.cpu_yield import CpuYield
 
-# What memory a worker keeps of past jobs takes from the next one's, so it leaves in time.
+# Memory that stays allocated reduces the next job's limit, so a worker leaves in time.
 _OLD_PART = 4
-# What takes longer to compile is followed for so many tokens, which then takes little of the whole.
+# If compiling takes longer, the masks of so many tokens are made, too; they take little in
+# comparison.
 _FOLLOWED_FROM_S, _MAX_FOLLOWED = 0.01, 64
 
 
 class Compiles(Protocol):
-    """What a worker wants of `constraints.compiler.Compiler`."""
+    """The interface of `constraints.compiler.Compiler` that a worker uses."""
 
     def compile(self, spec: ConstraintSpec) -> Language:
         """The language of `spec`. Raises ConstraintError."""
 
 
 class Work:
-    """Answers jobs for one vocabulary.
+    """Runs jobs for one vocabulary.
 
-    cpu_s:        seconds of computing that a job may take
-    memory_bytes: what the process may grow by; the kernel holds it to that, see `limits`
-    breath:       how a worker keeps from holding up others by what it does when nobody else runs
+    cpu_s:        CPU seconds of a job
+    memory_bytes: the growth of the process; the kernel enforces it, see `limits`
+    cpu_yield:    makes idle work leave its core regularly, see `native/cpu_yield.py`
     """
 
     def __init__(
@@ -67,9 +68,9 @@ class Work:
         self._cpu_yield = cpu_yield
 
     def serve(self, channel: socket.socket) -> None:
-        """Answers what comes until the channel closes, or until this process has grown old.
+        """Answer jobs until the channel closes, or until this process has to leave.
 
-        Beside each answer: whether it `leaves` now, and `used_s`, what it has computed in all.
+        Each answer has `leaves`, whether the process leaves, and `used_s`, its total CPU time.
         """
         start_bytes = limits.address_space_bytes() or 0
         is_old = False
@@ -87,7 +88,7 @@ class Work:
             channel.sendall(frame(answer_fields))
 
     def answer(self, job: Job) -> Answer:
-        """The answer to a job; whatever goes wrong is one."""
+        """The answer to a job; errors are answers, too."""
         try:
             return self._answer(job)
         except ConstraintError as error:
@@ -122,9 +123,9 @@ class Work:
 
 
 def _follow(language: Language, vocabulary: Vocabulary) -> None:
-    """Make the masks of the first text that was found. Raises TooComplex.
+    """Make the masks of the first text found. Raises TooComplex.
 
-    An engine may compile what it then cannot follow: better to say so before there is an output.
+    An engine may compile a constraint that it then cannot follow; this detects it in advance.
     """
     translation = language.translation
     if translation is None or translation.completion is None:
@@ -140,7 +141,7 @@ def _follow(language: Language, vocabulary: Vocabulary) -> None:
 
 
 def _short_enough(translation: Translation | None) -> Translation | None:
-    """To be sent around."""
+    """The translation if it is short enough to be sent; else None."""
     if translation is None or len(translation.grammar) > MAX_SENT_CHARS:
         return None
     return translation
@@ -155,7 +156,7 @@ def _receive(channel: socket.socket) -> Job | None:
 
 
 def _read(channel: socket.socket, num_bytes: int) -> bytes | None:
-    """So many bytes; None where the channel closes before."""
+    """Read so many bytes; None: the channel was closed before."""
     parts = []
     while num_bytes:
         part = channel.recv(min(num_bytes, 1 << 20))

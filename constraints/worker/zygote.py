@@ -1,11 +1,11 @@
-"""The process that has loaded the vocabulary, and forks the workers that serve.
+"""The zygote: a process that has loaded the vocabulary and forks workers.
 
     owner --control socket--> zygote --fork--> worker --job socket--> owner
 
-A killed worker is thus replaced in milliseconds, where loading a vocabulary of 128 000 tokens
-takes a second. The zygote has one thread, reads no constraint, and ends with its owner; workers
-end with the zygote. It knows workers by the number that the owner gave them, so that no signal
-ever goes to a process that has another's id by now.
+So a killed worker is replaced in milliseconds, while loading a vocabulary of 128 000 tokens takes a
+second. The zygote has one thread, parses no constraint, and ends with its owner; workers end with
+the zygote. Workers are identified by numbers from the owner, so that no signal goes to a process
+that has reused an id.
 
     owner says   fork N (with a socket) | lower N | pause N | resume N | kill N
     zygote says  ready | failed REASON | exited N STATUS CPU_S
@@ -30,7 +30,7 @@ Serve = Callable[[socket.socket], None]
 
 
 class Zygote:
-    """Owner of the workers' processes. `serve` is what each worker does with its socket."""
+    """Owner of the workers' processes. `serve`: the main function of a worker."""
 
     def __init__(self, control: socket.socket, serve: Serve, memory_bytes: int) -> None:
         self._control = control
@@ -41,13 +41,13 @@ class Zygote:
         self._fds: list[int] = []
 
     def run(self) -> None:
-        """Serves the owner until it is gone; then no worker is left."""
+        """Serve until the owner has ended; then end all workers."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         wakeup, wake = socket.socketpair()
         wake.setblocking(False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake.fileno())
-        # A collection would touch, and so copy, every page that is shared with the workers.
+        # A garbage collection would copy every page that is shared with the workers.
         gc.collect()
         gc.freeze()
         self.say({"ready": True})
@@ -64,12 +64,12 @@ class Zygote:
                         return
 
     def say(self, message: Mapping[str, Any]) -> None:
-        """Tell the owner; it may be gone."""
+        """Send a message to the owner, which may have ended."""
         with contextlib.suppress(OSError):
             self._control.sendall(json.dumps(message).encode() + b"\n")
 
     def _handle_command(self, wakeups: tuple[socket.socket, socket.socket]) -> bool:
-        """Does what the owner says. False: it is gone."""
+        """Execute a command of the owner. False: the owner has ended."""
         try:
             data, fds, _, _ = socket.recv_fds(self._control, _MAX_READ, _MAX_FDS)
         except ConnectionError:
@@ -86,7 +86,7 @@ class Zygote:
 
     def _signal(self, verb: str, pid: int | None) -> None:
         if pid is None:
-            return  # it ended, and the owner will read so
+            return  # it has ended, and the owner will be notified
         if verb == "lower":
             limits.give_way(pid)
             return
@@ -116,7 +116,7 @@ class Zygote:
                 inherited.close()
             for other in self._fds:
                 os.close(other)
-            # What engines print when they abort is nothing for the owner's log.
+            # Output of aborting engines does not belong into the owner's log.
             devnull = os.open(os.devnull, os.O_RDWR)
             for standard in (0, 1, 2):
                 os.dup2(devnull, standard)
@@ -125,7 +125,7 @@ class Zygote:
                 self._serve(channel)
             status = 0
         finally:
-            # Not through the interpreter's end: nothing of the zygote's is the worker's to end.
+            # Without interpreter shutdown, which would close objects of the zygote.
             os._exit(status)
 
     def _reap(self) -> None:

@@ -1,4 +1,4 @@
-"""The zygote and its workers, as asyncio sees them: processes to ask, to slow down and to end."""
+"""The asyncio side of the zygote and its workers: sends jobs, priorities and kills."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,19 @@ _LAST_WORDS_S = 2.0
 
 
 class ZygoteDown(Exception):
-    """The zygote could not begin, or has ended; the text says why."""
+    """The zygote could not start, or has ended; the text is the reason."""
 
 
 class ZygoteFailed(ZygoteDown):
-    """And it never will begin: its tokenizer will not do."""
+    """The zygote can never start: its tokenizer is not usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
     """How a worker ended.
 
-    status: its code, or the negative number of the signal; None: together with the zygote
-    cpu_s:  seconds that it computed in its life
+    status: exit code, or negative signal number; None: it ended with the zygote
+    cpu_s:  its total CPU seconds
     """
 
     status: int | None
@@ -45,10 +45,10 @@ class WorkerEnded(Exception):
 
 
 class WorkerProcess:
-    """One worker, seen from outside. Asked by one task at a time.
+    """The handle of one worker. Used by one task at a time.
 
     gives_way: its priority was lowered
-    used_s:    seconds that it had computed when it answered last
+    used_s:    its CPU seconds at its last answer
     """
 
     def __init__(self, number: int, channel: socket.socket, zygote_client: "ZygoteClient") -> None:
@@ -61,12 +61,12 @@ class WorkerProcess:
         self._zygote_client = zygote_client
 
     async def ask(self, message: bytes, timeout_s: float | None = None) -> Any:
-        """The answer to a frame; None when it takes longer, see `answer`. Raises WorkerEnded."""
+        """The answer to a frame; None: it takes longer than `timeout_s`. Raises WorkerEnded."""
         self._asking = asyncio.get_running_loop().create_task(self._exchange(message))
         return await self.answer(timeout_s)
 
     async def answer(self, timeout_s: float | None = None) -> Any:
-        """The answer that `ask` did not wait for; None when it takes longer. Raises WorkerEnded."""
+        """Wait further for the answer to `ask`; None: it takes longer. Raises WorkerEnded."""
         assert self._asking is not None
         await asyncio.wait({self._asking}, timeout=timeout_s)
         return self._asking.result() if self._asking.done() else None
@@ -85,39 +85,39 @@ class WorkerProcess:
             raise
 
     def mark_ended(self, how: Exit) -> None:
-        """It has ended. Whoever waits for its answer finds the channel closed on the other side."""
+        """Note that it has ended. A waiting reader finds the channel closed."""
         self.ended.set_result(how)
         if self._asking is None or self._asking.done():
             self._channel.close()
 
     def give_way(self) -> None:
-        """Lower its priority, once and for all."""
+        """Lower its priority permanently."""
         self.gives_way = True
         self._zygote_client.send(f"lower {self.number}")
 
     def pause(self) -> None:
-        """Take all computing from it."""
+        """Stop it with a signal."""
         self._zygote_client.send(f"pause {self.number}")
 
     def resume(self) -> None:
-        """Let a paused one go on."""
+        """Continue a paused one."""
         self._zygote_client.send(f"resume {self.number}")
 
     def kill(self) -> None:
-        """End it now; `ended` tells when it has."""
+        """Kill it; `ended` is set when it has ended."""
         self._zygote_client.send(f"kill {self.number}")
         if self._asking is not None:
             self._asking.add_done_callback(_ignore_answer)
 
     def close_channel(self) -> None:
-        """Close its channel: one that is at no job ends by itself."""
+        """Close its channel: an idle worker then ends by itself."""
         self._channel.close()
 
     async def _read(self, num_bytes: int) -> bytearray:
         if num_bytes > MAX_FRAME_BYTES:
-            raise EOFError  # not one of ours
+            raise EOFError  # not a valid frame
         loop = asyncio.get_running_loop()
-        # Not bytes: a translation may have a megabyte, and each part would copy what was there.
+        # A bytearray: appending to bytes would copy a megabyte of a translation repeatedly.
         received = bytearray()
         while len(received) < num_bytes:
             part = await loop.sock_recv(self._channel, min(num_bytes - len(received), _MAX_READ))
@@ -128,7 +128,7 @@ class WorkerProcess:
 
 
 class ZygoteClient:
-    """Owner of the zygote. Workers end with it, and it with this process."""
+    """Owner of the zygote, which ends with this process; workers end with the zygote."""
 
     def __init__(self, process: asyncio.subprocess.Process, control: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -143,17 +143,17 @@ class ZygoteClient:
 
     @classmethod
     async def start(cls, arguments: Sequence[str]) -> "ZygoteClient":
-        """Starts `python -m constraints.worker` with these arguments; `ready` tells when it serves.
+        """Start `python -m constraints.worker` with these arguments; `ready`: it serves.
 
-        It gets no environment: there is nothing in ours that a reader of hostile texts should see.
+        It gets no environment, since it parses hostile texts.
         """
         control, theirs = socket.socketpair()
         control.setblocking(False)
         environ = {
             "PYTHONPATH": ":".join(path for path in sys.path if path),
-            # A thread of a numeric library would not live on in a forked worker.
+            # Threads of numeric libraries do not survive a fork.
             "OPENBLAS_NUM_THREADS": "1",
-            # In huge pages a vocabulary of 128 000 tokens is forked in 2.4 ms instead of 7.6.
+            # With huge pages a vocabulary of 128 000 tokens is forked in 2.4 ms instead of 7.6.
             "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
         }
         argv = ["-m", "constraints.worker", "--control-fd", str(theirs.fileno()), *arguments]
@@ -173,11 +173,11 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int:
-        """The zygote's."""
+        """The process id of the zygote."""
         return self._process.pid
 
     def fork(self) -> WorkerProcess:
-        """A new worker; what it is asked waits until it is there. Raises ZygoteDown."""
+        """A new worker; jobs wait until it has started. Raises ZygoteDown."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         number = self._num_forked
@@ -193,12 +193,12 @@ class ZygoteClient:
         return worker
 
     def send(self, words: str) -> None:
-        """Have the zygote do something; if it is gone, so is everything that it could do it to."""
+        """Send a command to the zygote; without effect if it has ended, as workers have, too."""
         with contextlib.suppress(OSError):
             self._control.send(words.encode() + b"\n")
 
     async def close(self) -> None:
-        """Ends zygote and workers."""
+        """End the zygote and its workers."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         ending = asyncio.create_task(self._process.wait())
@@ -210,7 +210,7 @@ class ZygoteClient:
         await self.over
 
     async def _listen(self) -> None:
-        """Until the zygote is gone."""
+        """Read messages until the zygote has ended."""
         loop = asyncio.get_running_loop()
         unread = b""
         try:
@@ -219,7 +219,7 @@ class ZygoteClient:
                 for line in lines:
                     self._handle(json.loads(line))
         except ConnectionError:
-            pass  # it was killed: as good an end as any
+            pass  # it was killed
         finally:
             self._end_workers()
         await asyncio.wait({self._last_words}, timeout=_LAST_WORDS_S)
@@ -238,20 +238,20 @@ class ZygoteClient:
             worker.mark_ended(Exit(message["status"], message["cpu_s"]))
 
     def _end_workers(self) -> None:
-        """The kernel ends what the zygote leaves behind."""
+        """Mark all workers as ended: the kernel ends them with the zygote."""
         self._control.close()
         for worker in self._workers.values():
             worker.mark_ended(Exit(None, 0.0))
         self._workers.clear()
 
     async def _read_stderr(self) -> None:
-        """What the zygote says of its own end; workers say nothing."""
+        """Read the zygote's standard error; workers have none."""
         assert self._process.stderr is not None
         while part := await self._process.stderr.read(_MAX_TOLD):
             self._words = [*self._words, part.decode(errors="replace")][-2:]
 
 
 def _ignore_answer(asking: "asyncio.Task[Any]") -> None:
-    """Nobody waits for this answer any more, whether or not there is one."""
+    """Retrieve the result of an abandoned read, so that no warning is logged."""
     if not asking.cancelled():
         asking.exception()

@@ -6,7 +6,7 @@ complete at the same character the longest, but one that is dropped before one t
 
 from dataclasses import dataclass
 
-from constraints.where.evaluate import cut_before
+from constraints.where.evaluate import truncate_before
 from constraints.where.terms import Expression, StopsAt, StopsBefore
 
 
@@ -35,4 +35,4 @@ class Stops:
         """The text up to its end, without the phrase that is dropped."""
         ends = [text.find(phrase) + len(phrase) for phrase in self.phrases if phrase in text]
         ended = text[: min(ends)] if ends else text
-        return cut_before(self.dropped, ended)
+        return truncate_before(self.dropped, ended)

@@ -1,4 +1,5 @@
-"""JSON schemas: read, resolved, and rewritten into what the engine enforces to the letter.
+"""JSON schemas: parsed, resolved, and rewritten into what the engine enforces exactly.
 
-text -> reading -> rewriting (references, keywords, negation) -> endless -> disjoint -> engine
+text -> reading -> rewriting (references, keywords, negation) -> unproductive
+    -> disjoint -> engine
 """

@@ -1,4 +1,4 @@
-"""Which parts of a schema exclude each other: what a refusal tells its author.
+"""Finds the parts of a schema that exclude each other, for error messages.
 
 {"type": "integer", "minimum": 5, "maximum": 3, "title": "n"}
 ->  {"type": "integer"}, {"minimum": 5}, {"maximum": 3}
@@ -12,7 +12,7 @@ from constraints.grammars.schema.reading import Json, keys_below
 from constraints.minimal_unsat_core import minimal_unsat_core
 
 _MAX_SHOWN = 200
-# Keywords that mean something else without each other, and those that are rewritten as one of them.
+# Keywords that belong together, and those that are rewritten as one of them.
 _GROUPS = (
     (
         "properties",
@@ -28,7 +28,7 @@ _GROUPS = (
 
 @dataclass(frozen=True, slots=True)
 class _Conjunct:
-    """One of the schemas that must hold together: `schema` as rewritten, `raw` as written."""
+    """One of the schemas of a conjunction: `schema` as rewritten, `raw` as written."""
 
     schema: Json
     raw: Json
@@ -41,11 +41,11 @@ def conflicting(
     pointer: str,
     is_empty: Callable[[Json], bool | None],
 ) -> tuple[str, ...]:
-    """What nothing satisfies together, each as it is written, none of which can be left out.
+    """A minimal set of parts that nothing satisfies together, as written.
 
-    part:       a rewritten schema that nothing satisfies; it came from `raw`, which is at `pointer`
-    pointer_of: where a schema inside of it came from
-    is_empty:   asked of some conjuncts together; None: no more is answered
+    part:       an unsatisfiable rewritten schema; it came from `raw` at `pointer`
+    pointer_of: the origin of a schema inside of it
+    is_empty:   whether some conjuncts exclude each other; None: no further answers
     """
     if not isinstance(part, dict):
         return (_shown(part),)
@@ -74,11 +74,11 @@ def _some(keys: Sequence[str], schema: dict[str, Json]) -> dict[str, Json]:
 
 
 def _inner(place: str | None, pointer: str, raw: Json) -> Json:
-    """What a member of `allOf` came from: a member of the author's, or another keyword."""
+    """The origin of a member of `allOf`: a member as written, or another keyword."""
     if not isinstance(raw, dict):
         return raw
     if place is None and "$ref" in raw:
-        return {"$ref": raw["$ref"]}  # what it leads to became false
+        return {"$ref": raw["$ref"]}  # its target became false
     keys = keys_below(pointer, place) if place is not None else ()
     match keys:
         case ("allOf", index) if isinstance(raw.get("allOf"), list):

@@ -1,7 +1,7 @@
 """Keywords of objects and arrays."""
 
 from constraints.errors import TooComplex
-from constraints.grammars.schema.keywords import says_nothing
+from constraints.grammars.schema.keywords import is_annotation
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.scalars import engine_pattern
@@ -9,11 +9,11 @@ from constraints.grammars.schema.scalars import engine_pattern
 # Keywords that can make `unevaluatedProperties` depend on the instance.
 _CONDITIONS = ("anyOf", "oneOf", "if", "not", "dependentSchemas", "dependencies", "$dynamicRef")
 _MAX_REFERENCES = 20
-# The engine takes time by their square, half a second for so many.
+# The engine takes quadratic time, half a second for so many.
 _MAX_PROPERTIES = 2000
-# The engine compares each with each.
+# The engine compares all pairs.
 _MAX_PATTERNS = 64
-# Lengths are counted by a pattern, which takes its states.
+# Lengths are enforced by a pattern, which needs states.
 _MAX_NAME_LEN = 1000
 _OTHER_NAMES = (
     "names of properties are enforced by one of `enum`, `const` and `pattern`, or by their lengths"
@@ -25,7 +25,7 @@ def _properties(place: Place, value: Json, pointer: str) -> None:
         raise TooComplex(f"{pointer}: more than {_MAX_PROPERTIES} properties of one object")
     place.rewriter.string(list(value), pointer)
     rewritten = place.map(value, pointer)
-    # `propertyNames` and `unevaluatedProperties` may have been there before.
+    # `propertyNames` and `unevaluatedProperties` may have been handled before.
     already = place.out.get("properties", {})
     place.out["properties"] = rewritten | {
         name: inner for name, inner in already.items() if name not in rewritten or inner is False
@@ -55,7 +55,7 @@ def _required(place: Place, value: Json, pointer: str) -> None:
 
 def _min_properties(place: Place, value: Json, pointer: str) -> None:
     known = set(place.schema.get("required", ()))
-    # The engine counts a key that stands twice as two, and one alone cannot stand twice.
+    # The engine counts a repeated key twice; a minimum of one is not affected.
     if value - len(known) > 1:
         place.rewriter.refuse(
             pointer, "more than one key beyond those in `required` is not counted reliably"
@@ -70,7 +70,7 @@ def _max_properties(place: Place, value: Json, pointer: str) -> None:
 
 
 def _property_names(place: Place, value: Json, pointer: str) -> None:
-    """As `properties`, where there are so many names, or as `patternProperties`."""
+    """Rewritten as `properties` for a list of names, or as `patternProperties`."""
     place.rewriter.probe(value, pointer)
     names = _assertions(value)
     for _ in range(_MAX_REFERENCES):
@@ -89,14 +89,14 @@ def _property_names(place: Place, value: Json, pointer: str) -> None:
 
 
 def _assertions(schema: Json) -> Json:
-    """The schema without what says nothing of a value."""
+    """The schema without annotations."""
     if isinstance(schema, bool):
         return schema
-    return {key: value for key, value in schema.items() if not says_nothing(key)} or True
+    return {key: value for key, value in schema.items() if not is_annotation(key)} or True
 
 
 def _some_names(place: Place, names: dict[str, Json], pointer: str) -> None:
-    """Names that are strings, of which a schema says no more than this."""
+    """Names that only have to be strings with these properties."""
     match names:
         case {"enum": listed, **rest} if not rest:
             _only_names(place, listed, pointer)
@@ -153,7 +153,7 @@ def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
         place.rewriter.probe(value, pointer)
         return
     names = _evaluated(place, place.schema, place.pointer, 0, set())
-    # Names that are allowed are not evaluated, and are rewritten as properties that would be.
+    # Allowed names are not evaluated, but are rewritten as properties, which would be.
     if names is None or "propertyNames" in place.schema:
         place.rewriter.refuse(pointer, "what is evaluated depends on the instance; not enforced")
         return
@@ -166,7 +166,7 @@ def _unevaluated_properties(place: Place, value: Json, pointer: str) -> None:
 def _evaluated(
     place: Place, schema: Json, pointer: str, depth: int, seen: set[str]
 ) -> list[str] | None:
-    """Names that a schema and those it always refers to describe; None: it depends."""
+    """Names that a schema always evaluates, references included; None: depends on the instance."""
     if isinstance(schema, bool):
         return []
     loose = {"patternProperties", "additionalProperties", "unevaluatedProperties"}
@@ -197,7 +197,7 @@ def _items(place: Place, value: Json, pointer: str) -> None:
     if not isinstance(value, list):
         place.out["items"] = place.rewriter.schema(value, pointer)
     elif value:
-        # Before 2020-12 a list was what `prefixItems` is now.
+        # Before 2020-12 a list meant what `prefixItems` means now.
         place.out["prefixItems"] = place.list(value, pointer)
 
 
@@ -210,8 +210,8 @@ def _additional_items(place: Place, value: Json, pointer: str) -> None:
 def _unevaluated_items(place: Place, value: Json, pointer: str) -> None:
     rewritten = place.rewriter.schema(value, pointer)
     items = place.schema.get("items")
-    is_told = isinstance(items, list) and "additionalItems" in place.schema
-    if value is True or isinstance(items, dict | bool) or is_told:
+    has_additional = isinstance(items, list) and "additionalItems" in place.schema
+    if value is True or isinstance(items, dict | bool) or has_additional:
         return
     if place.schema.keys() & {*_CONDITIONS, "allOf", "$ref", "contains"}:
         place.rewriter.refuse(pointer, "what is evaluated depends on the instance; not enforced")

@@ -1,6 +1,6 @@
-"""Whether two schemas exclude each other, so that `oneOf` means no more than `anyOf`.
+"""Whether two schemas exclude each other, so that `oneOf` equals `anyOf`.
 
-Exact where it says yes. It looks at types, values, bounds and, in objects, at keys that one of
+Sound where it says yes. It compares types, values, bounds and, in objects, keys that one of
 the two requires: the tag of a tagged union.
 """
 
@@ -9,9 +9,9 @@ from constraints.grammars.schema.unproductive_definitions import parts
 
 _ALL_TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _MAX_DEPTH = 5
-# Comparisons for one `oneOf`: nested options multiply.
+# The most comparisons for one `oneOf`: nested options multiply.
 _MAX_COMPARISONS = 50_000
-# Pairs of a `oneOf` that are compared.
+# The most pairs of a `oneOf` that are compared.
 _MAX_OPTIONS = 200
 
 
@@ -28,7 +28,7 @@ def _rename_one_of(part: dict[str, Json]) -> None:
     if "anyOf" in part:
         part.setdefault("allOf", []).append({"anyOf": part.pop("oneOf")})
         return
-    # In its place: the engine gives keys the order of what stands first.
+    # At the same position: the engine orders keys by their first occurrence.
     renamed = {"anyOf" if key == "oneOf" else key: value for key, value in part.items()}
     part.clear()
     part.update(renamed)
@@ -46,7 +46,7 @@ def _exclude_each_other(options: list[Json], definitions: dict[str, Json]) -> bo
 
 
 class _Definitions(dict[str, Json]):
-    """The definitions, and how many comparisons were made with them."""
+    """The definitions, and the number of comparisons so far."""
 
     num_comparisons = 0
 

@@ -1,8 +1,8 @@
-"""What the drafts of JSON Schema read differently.
+"""The differences between the drafts of JSON Schema.
 
-A schema is of the draft that its `$schema` names, of 2020-12 where it names none or an unknown one.
-Keywords that a draft does not know are held all the same where that makes a schema stricter, for
-their author means them; where it would let more through, they are refused.
+The draft is that of `$schema`, or 2020-12 if there is none or an unknown one. Keywords that a draft
+does not have are enforced all the same if that makes the schema stricter, since their author means
+them; if ignoring them would be stricter, they are refused.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Draft:
     ref_is_alone:  keywords beside a `$ref` are ignored, an address among them
     has_switches:  exclusiveMinimum and exclusiveMaximum are true or false
     address:       the keyword that gives a schema its address
-    lacks:         keywords of later drafts, which say nothing in this one
+    lacks:         keywords of later drafts, which this one ignores
     """
 
     name: str
@@ -28,20 +28,20 @@ class Draft:
     lacks: frozenset[str] = frozenset()
 
     def read(self, schema: dict[str, Json]) -> dict[str, Json]:
-        """A schema without what this draft ignores beside a `$ref`."""
+        """A schema without the keywords that this draft ignores beside a `$ref`."""
         if self.ref_is_alone and "$ref" in schema:
             return {"$ref": schema["$ref"]}
         return schema
 
     def ignores(self, keyword: str, value: Json) -> bool:
-        """Whether a keyword says nothing in this draft, though it does in a later one."""
+        """Whether this draft ignores a keyword of a later draft."""
         if keyword in ("exclusiveMinimum", "exclusiveMaximum"):
             return self.has_switches and not isinstance(value, bool)
         return keyword in self.lacks
 
 
 def draft_of(schema: Json, default: Draft | None = None) -> Draft:
-    """The draft that a schema names; `default`, or the newest, where that is none of ours."""
+    """The draft that a schema names; `default`, or the newest, if it is unknown."""
     named = schema.get("$schema") if isinstance(schema, dict) else None
     known = _DRAFTS.get(named.removesuffix("#")) if isinstance(named, str) else None
     return known or default or _NEWEST

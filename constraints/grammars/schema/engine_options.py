@@ -1,4 +1,4 @@
-"""A rewritten schema as the engine's grammar text, with how JSON may be spelled."""
+"""The grammar text of a rewritten schema, with options for the spelling of JSON."""
 
 import json
 
@@ -7,7 +7,7 @@ from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.unproductive_definitions import parts
 from constraints.spec import Whitespace
 
-# Longer runs are a model that has lost its way, and it would not find back.
+# A longer run of whitespace means that the model is stuck in a loop.
 _MAX_BLANKS = 20
 _SPELLINGS: dict[Whitespace, dict[str, Json]] = {
     Whitespace.FLEXIBLE: {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{_MAX_BLANKS}}}"},
@@ -18,12 +18,12 @@ _SPELLINGS: dict[Whitespace, dict[str, Json]] = {
         "key_separator": ": ",
     },
 }
-# All that JSON has but \u and \/.
+# All escapes of JSON except \u and \/.
 _PLAIN_ESCAPES = 'nrbtf\\"'
 
 
 def may_respell_keys(root: Json, definitions: dict[str, Json]) -> bool:
-    """Whether some object has keys with a schema of their own, and others as well.
+    """Whether some object has both declared and other keys.
 
     There the engine takes a \\u escape in a key for another key: it would let "\\u0061" have what
     "a" may not.
@@ -52,7 +52,7 @@ def grammar_of(root: Json, definitions: dict[str, Json], whitespace: Whitespace)
 
 
 def json_literal(root: Json, definitions: dict[str, Json], whitespace: Whitespace) -> str:
-    """The schema as it stands inside of a grammar."""
+    """The schema as part of a grammar."""
     options = dict(_SPELLINGS[whitespace])
     if may_respell_keys(root, definitions):
         options["json_allowed_escapes"] = _PLAIN_ESCAPES

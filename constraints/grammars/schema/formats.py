@@ -1,14 +1,14 @@
-"""Values of `format`: as patterns of our own, by the engine, or as what they are: annotations.
+"""Values of `format`: our own patterns, formats of the engine, and annotations.
 
-A format is asserted here, although the newer drafts let it be an annotation: who writes
-{"format": "date"} wants a date. What is not known is refused.
+Formats are asserted, although newer drafts allow them to be annotations: whoever writes
+{"format": "date"} wants a date. Unknown formats are refused.
 """
 
-# Held by the engine.
+# Enforced by the engine.
 BY_ENGINE = frozenset(("duration", "email", "hostname", "ipv4", "uuid", "uri"))
-# Characters of what the engine takes at any length.
+# The most characters of formats that the engine allows at any length.
 MAX_LEN = {"hostname": 253, "email": 254}
-# OpenAPI's, which say how to show or store a value and nothing of its text.
+# OpenAPI's formats that concern display or storage, not the text.
 ANNOTATIONS = frozenset(
     ("password", "binary", "float", "double", "decimal", "unix-time", "unknown")
 )
@@ -55,7 +55,7 @@ _HOST = rf"(?:\[(?:{_IPV6}|[vV][0-9a-fA-F]+\.[{_MARKS}:-]+)\]|(?:[{_MARKS}-]|%[0
 _USER = rf"(?:(?:[{_MARKS}:-]|%[0-9a-fA-F]{{2}})*@)?"
 _REST = rf"(?:\?(?:{_PCHAR}|[/?])*)?(?:#(?:{_PCHAR}|[/?])*)?"
 _ROOTED = rf"//{_USER}{_HOST}(?::[0-9]*)?(?:/{_PCHAR}*)*|/(?:{_PCHAR}+(?:/{_PCHAR}*)*)?"
-# Without a scheme what stands before the first `:` would be one.
+# Without a scheme, the text before the first `:` would be one.
 _RELATIVE = rf"(?:{_ROOTED}|{_SEGMENT_NZ_NC}(?:/{_PCHAR}*)*)?{_REST}"
 _ABSOLUTE = rf"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{_ROOTED}|{_PCHAR}+(?:/{_PCHAR}*)*)?{_REST}"
 

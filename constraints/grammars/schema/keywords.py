@@ -1,7 +1,7 @@
-"""What is known of every keyword: the shape of its value, and whether masks hold it.
+"""All known keywords: the shape of their values, and whether masks enforce them.
 
-Unknown keywords are annotations, as JSON Schema says; but one that is nearly a known keyword is
-refused as a slip, since the schema would then promise less than its author thinks.
+Unknown keywords are annotations, as JSON Schema specifies. One that is similar to a known keyword
+is refused as a probable typo, since the schema would enforce less than its author expects.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from constraints.grammars.schema.reading import Json
 
-# No known keyword comes near.
+# Unlike any known keyword.
 _MAX_NAME_LEN = 40
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
@@ -69,7 +69,7 @@ _BOOL = (_is_bool, "true or false")
 _STRINGS = (_is_strings, "a list of strings")
 _STRINGS_MAP = (_is_strings_map, "an object whose values are lists of strings")
 
-# The shape of each keyword's value, in code and in words.
+# The shape of each keyword's value, as a check and in words.
 SHAPES: dict[str, tuple[Callable[[Json], bool], str]] = {
     "type": (_is_type, f"one of {', '.join(TYPES)}, or a list of them"),
     "enum": (lambda value: isinstance(value, list), "a list of values"),
@@ -126,7 +126,7 @@ SHAPES: dict[str, tuple[Callable[[Json], bool], str]] = {
     ),
 }
 
-# They assert nothing. `discriminator` belongs to OpenAPI and says how to read a oneOf faster.
+# They assert nothing. `discriminator` belongs to OpenAPI and speeds up reading a oneOf.
 ANNOTATIONS = frozenset(
     (
         "$anchor $comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary"
@@ -135,7 +135,7 @@ ANNOTATIONS = frozenset(
     ).split()
 )
 
-# They assert what masks do not hold, with what to write instead where there is something.
+# Assertions that masks do not enforce, with a replacement if there is one.
 REFUSED = {
     "contains": "that an array has an item of a kind is not enforced",
     "minContains": "how many items are of a kind is not enforced",
@@ -152,8 +152,8 @@ KNOWN = frozenset(SHAPES) | ANNOTATIONS | frozenset(REFUSED)
 
 
 @lru_cache(maxsize=1024)
-def meant(keyword: str) -> str | None:
-    """The known keyword that an unknown one was probably meant to be."""
+def intended_keyword(keyword: str) -> str | None:
+    """The known keyword of which an unknown one is probably a typo."""
     if len(keyword) > _MAX_NAME_LEN:
         return None
     folded = {known.lower(): known for known in KNOWN}
@@ -164,8 +164,8 @@ def meant(keyword: str) -> str | None:
     return folded[close[0]] if close else None
 
 
-def says_nothing(keyword: str) -> bool:
-    """Whether a keyword is an annotation, and no slip for one that is none."""
+def is_annotation(keyword: str) -> bool:
+    """Whether a keyword is an annotation, and no probable typo of an assertion."""
     if keyword in ANNOTATIONS or keyword.startswith("x-"):
         return True
-    return keyword not in KNOWN and meant(keyword) is None
+    return keyword not in KNOWN and intended_keyword(keyword) is None

@@ -1,4 +1,4 @@
-"""Which part of a schema the engine will not have: its parts are compiled one by one."""
+"""Finds the part of a schema that the engine refuses, by compiling the parts one by one."""
 
 import re
 from time import thread_time
@@ -14,18 +14,18 @@ from constraints.grammars.schema.reading import Json, at, below
 from constraints.grammars.schema.rewriting import Rewritten
 from constraints.spec import Whitespace
 
-# Compiling is some 100 us for a part; this is for messages, which may take a while: to find the
-# place, and then to find what contradicts what there.
+# The most CPU seconds, for messages only: first to find the place, then the conflict. A part takes
+# some 100 us.
 _MAX_TRIES = 300
 _MAX_S = 0.3
 _MAX_CONFLICT_S = 0.5
 # Of more than these only the first are named in a message.
 _MAX_NAMED = 20
 
-# How the engine says where it was when it stopped.
+# How the engine reports the place where it stopped.
 _IN_DEFINITION = re.compile(r"while processing \S*#/\$defs/(\w+)")
 
-# What a message of the engine has in it, the keywords it is about, and what that is in our words.
+# A part of the engine's message, the keywords concerned, and our wording.
 _IN_OUR_WORDS = (
     (
         "oneOf constraints are not supported",
@@ -54,7 +54,7 @@ _IN_OUR_WORDS = (
 
 
 class RefusalLocator:
-    """Looks for the part of a rewritten schema that a message is about."""
+    """Finds the part of a rewritten schema that a message is about."""
 
     def __init__(self, rewritten: Rewritten, limits: Limits) -> None:
         self.rewritten = rewritten
@@ -63,7 +63,7 @@ class RefusalLocator:
         self._spent_s = 0.0
 
     def error(self, message: str) -> ConstraintError:
-        """The error that the engine's message about the whole schema stands for."""
+        """The error for the engine's message about the whole schema."""
         error = explain(message)
         part = self.part(type(error))
         pointer = self._pointer(part)
@@ -76,7 +76,7 @@ class RefusalLocator:
         return NotEnforced(text, pointer) if isinstance(error, NotEnforced) else type(error)(text)
 
     def contradiction(self, what: str) -> Contradiction:
-        """The error for a schema that nothing satisfies; `what` is wrong where one part is."""
+        """The error for an unsatisfiable schema; `what`: the message about a single part."""
         return self._contradiction(self.part(Contradiction), what)
 
     def _contradiction(self, part: Json, what: str) -> Contradiction:
@@ -92,7 +92,7 @@ class RefusalLocator:
         return Contradiction(f"{pointer or 'the schema'}: {what}", parts)
 
     def _keyword(self, pointer: str, message: str) -> str:
-        """The pointer of the keyword that the engine speaks of, where the schema has it."""
+        """The pointer of the keyword in the engine's message, if the schema has it."""
         raw = self._raw(pointer)
         for phrase, keywords, _ in _IN_OUR_WORDS:
             for keyword in keywords:
@@ -101,7 +101,7 @@ class RefusalLocator:
         return pointer
 
     def _raw(self, pointer: str) -> Json:
-        """What stands at a pointer in the author's schema."""
+        """The value at a pointer in the schema as written."""
         try:
             return at(self.rewritten.document, pointer)
         except KeyError:
@@ -111,11 +111,11 @@ class RefusalLocator:
         return self.rewritten.origins.get(id(part))
 
     def _is_empty(self, part: Json) -> bool | None:
-        """None where it was tried for too long."""
-        return None if self._is_tired() else self._fails(part, Contradiction, set())
+        """Whether nothing satisfies the part; None: out of time."""
+        return None if self._is_out_of_time() else self._fails(part, Contradiction, set())
 
     def empty_definition(self) -> str | None:
-        """The name of a definition that nothing satisfies and that fails the whole schema."""
+        """The name of an unsatisfiable definition that makes the engine refuse the schema."""
         message = self.message(self.rewritten.root)
         match = _IN_DEFINITION.search(message)
         if match is None or not isinstance(explain(message), Contradiction):
@@ -123,7 +123,7 @@ class RefusalLocator:
         return match[1] if match[1] in self.rewritten.definitions else None
 
     def part(self, kind: type[ConstraintError]) -> Json:
-        """The innermost part that fails by itself for the same kind of reason."""
+        """The innermost part that fails on its own with the same kind of error."""
         part = self.rewritten.root
         seen: set[int] = set()
         while True:
@@ -138,7 +138,7 @@ class RefusalLocator:
         return self.rewritten.origins.get(id(part), "")
 
     def _fails(self, part: Json, kind: type[ConstraintError], seen: set[int]) -> bool:
-        if not isinstance(part, dict) or id(part) in seen or self._is_tired():
+        if not isinstance(part, dict) or id(part) in seen or self._is_out_of_time():
             return False
         seen.add(id(part))
         self._num_tries += 1
@@ -147,11 +147,11 @@ class RefusalLocator:
         self._spent_s += thread_time() - began
         return bool(message) and isinstance(explain(message), kind)
 
-    def _is_tired(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         return self._num_tries > _MAX_TRIES or self._spent_s > _MAX_S
 
     def message(self, part: Json) -> str:
-        """What the engine says of a part; "" if it takes it."""
+        """The engine's message about a part; "" if it accepts it."""
         grammar = grammar_of(part, self.rewritten.definitions, Whitespace.COMPACT)
         is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
             grammar, limits=self._limits.for_engine()
@@ -178,7 +178,7 @@ class RefusalLocator:
 
 
 def _cleaned(message: str) -> str:
-    """Without places in a grammar text that the client never saw."""
+    """The message without places in a text that the client never saw."""
     for phrase, _, words in _IN_OUR_WORDS:
         if phrase in message:
             return words

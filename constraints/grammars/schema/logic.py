@@ -1,4 +1,4 @@
-"""Keywords that combine schemas. What the engine does not know becomes alternatives."""
+"""Keywords that combine schemas. Those that the engine lacks are rewritten as alternatives."""
 
 from constraints.errors import NotEnforced
 from constraints.grammars.schema.place import Handler, Place
@@ -48,7 +48,7 @@ def _if(place: Place, value: Json, pointer: str) -> None:
 
 
 def _branch(place: Place, value: Json, pointer: str) -> None:
-    """`then` and `else` say nothing by themselves; they are read for their errors."""
+    """`then` and `else` without `if` have no effect; they are only checked."""
     if "if" not in place.schema:
         place.rewriter.probe(value, pointer)
 

@@ -1,8 +1,7 @@
-"""Open ends of ranges that the engine reads as closed: 0 in `exclusiveMinimum: 0, maximum: 0.5`.
+"""Works around open ranges that the engine treats as closed: `exclusiveMinimum: 0, maximum: 0.5`.
 
-It does so where a range ends at a whole number that is left out, and lies between it and the next
-whole number that is farther from zero. There the end is moved to the next number that is not left
-out.
+It does so where a range excludes a whole number and lies between it and the next whole number that
+is farther from zero. There the end is moved to the next number that is included.
 """
 
 from collections.abc import Iterable
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.unproductive_definitions import parts
 
-# Digits of a bound that the engine pays heed to; numbers with more may lie between the ends.
+# Digits of a bound that the engine considers; numbers with more may lie between the ends.
 _NUM_DIGITS = 15
 _ENDS = (
     # the open end, the closed one, how the other end may be said, the sign of the range
@@ -20,9 +19,9 @@ _ENDS = (
 
 
 def close_narrow_ranges(root: Json, definitions: dict[str, Json]) -> None:
-    """Say such ends of ranges as the engine reads them, in place.
+    """Rewrite such ends of ranges, in place.
 
-    The other end may stand anywhere: parts of a schema are merged by the engine.
+    The other end may be anywhere in the schema: the engine merges its parts.
     """
     schemas = [part for schema in (root, *definitions.values()) for part in parts(schema)]
     for opened, closed, others, sign in _ENDS:

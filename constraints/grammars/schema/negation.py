@@ -1,11 +1,11 @@
-"""The schema of everything that another schema refuses, where that can be said in a schema.
+"""Negates schemas: the schema of everything that another one refuses, where it can be expressed.
 
 not {"type": "null"}                    ->  every other type
 not {"enum": ["a", "b"]}                ->  other types, or strings by a pattern that avoids both
 not {"required": ["x"]}                 ->  an object without "x"
 not {"properties": {"kind": S}}         ->  an object that has "kind", and there not S
 
-So `not`, `if` and the dependencies, which the engine does not know, become alternatives.
+So `not`, `if` and dependencies, which the engine lacks, are rewritten as alternatives.
 """
 
 import re
@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, pairwise
 
 from constraints.grammars.schema.drafts import Draft
-from constraints.grammars.schema.keywords import says_nothing
+from constraints.grammars.schema.keywords import is_annotation
 from constraints.grammars.schema.reading import Json
 
 # "integer" is a part of "number", so neither has a complement among the types alone.
 _DISTINCT = ("null", "boolean", "string", "array", "object")
 _MAX_REFERENCES = 20
 
-# From a reference and the pointer it is read at to the schema it leads to, and its pointer.
+# Resolves a reference at a pointer: returns the schema and its pointer.
 Resolve = Callable[[str], Json]
 
 
 class NoNegation(Exception):
-    """What the schema refuses cannot be said; the message has the keyword that it is up to."""
+    """The negation cannot be expressed; the message names the keyword that prevents it."""
 
 
 def negation(schema: Json, resolve: Resolve, draft: Draft, depth: int = 0) -> Json:
@@ -38,7 +38,7 @@ def negation(schema: Json, resolve: Resolve, draft: Draft, depth: int = 0) -> Js
     for keyword, value in draft.read(schema).items():
         if draft.ignores(keyword, value):
             raise NoNegation(keyword)
-        if says_nothing(keyword):
+        if is_annotation(keyword):
             continue
         refusals.append(_of_keyword(keyword, value, resolve, draft, depth + 1))
     return _any_of(refusals)
@@ -103,7 +103,7 @@ def _not_types(value: Json) -> Json:
 
 
 def _not_values(values: Sequence[Json]) -> Json:
-    """Everything but some values, each a null, a boolean, a number or a string."""
+    """Everything except some values, each a null, a boolean, a number or a string."""
     if any(isinstance(value, dict | list) for value in values):
         raise NoNegation("enum")
     strings = sorted({value for value in values if isinstance(value, str)})
@@ -145,12 +145,12 @@ def _ranges_besides(numbers: Sequence[float]) -> list[Json]:
 
 
 def _pattern_besides(strings: Sequence[str]) -> str:
-    """A pattern (ECMA 262) of all strings but these, which are sorted."""
+    """A pattern (ECMA 262) of all strings except these, which are sorted."""
     return f"^(?:{_besides(strings)})$"
 
 
 def _besides(strings: Sequence[str]) -> str:
-    """As a tree of first characters: one that none has, or one that some have and another rest."""
+    """A pattern by first characters: one that no string has, or a shared one and another rest."""
     options = [] if "" in strings else [""]
     firsts = []
     for first, group in groupby((each for each in strings if each), key=lambda each: each[0]):

@@ -1,4 +1,4 @@
-"""What the rewriter of one keyword works with."""
+"""The arguments of the rewriters of single keywords."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from constraints.grammars.schema.reading import Json, below
 
 
 class SchemaRewriter(Protocol):
-    """The walk through a document, as keywords see it."""
+    """The rewriter of a document, as the handlers of keywords use it."""
 
     def refuse(self, pointer: str, reason: str) -> None:
-        """Raises NotEnforced; in a lenient schema, takes a note."""
+        """Raises NotEnforced; in a lenient schema, records it."""
 
     def schema(self, value: Json, pointer: str) -> Json:
-        """The rewritten schema of a raw one at a pointer, or made of it."""
+        """The rewritten form of a raw schema; `pointer`: its place or origin."""
 
     def definition(self, target: str) -> str:
         """The name under which the schema at a pointer is defined in the result."""
@@ -23,28 +23,28 @@ class SchemaRewriter(Protocol):
         """The pointer that a reference leads to."""
 
     def translated(self, pattern: str) -> str:
-        """A schema's pattern as the result has it. Raises Malformed, NotEnforced."""
+        """The rewritten form of a pattern. Raises Malformed, NotEnforced."""
 
     def raw(self, pointer: str) -> Json:
-        """What stands in the document."""
+        """The value at a pointer of the document."""
 
     def negated(self, value: Json, place: str) -> Json:
-        """The raw schema of all that a raw schema refuses; None after it was refused itself."""
+        """The negation of a raw schema; None if it was refused."""
 
     def probe(self, value: Json, place: str) -> None:
-        """Read a raw schema for its errors alone: nothing is made of it."""
+        """Check a raw schema for errors, without a result."""
 
     def string(self, value: Json, place: str) -> None:
-        """Note strings that cannot be written without \\u."""
+        """Record strings that cannot be written without \\u."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One schema of the document, and what is being made of it.
+    """One schema of the document, and its rewritten form.
 
-    schema:   as it is written
+    schema:   as written
     out:      the rewritten one, which handlers add to
-    also:     schemas that must hold as well
+    also:     further schemas that must hold
     """
 
     rewriter: SchemaRewriter
@@ -54,7 +54,7 @@ class Place:
     also: list[Json]
 
     def more(self, raw: Json, place: str) -> None:
-        """Let another raw schema hold as well."""
+        """Require another raw schema, too."""
         self.also.append(self.rewriter.schema(raw, place))
 
     def map(self, value: Json, place: str) -> dict[str, Json]:

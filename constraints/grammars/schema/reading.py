@@ -1,4 +1,4 @@
-"""From JSON text to a schema's value, and JSON Pointers into it."""
+"""Parses JSON schemas, and resolves JSON Pointers into them."""
 
 import json
 import math
@@ -13,7 +13,7 @@ Json = Any
 # The engine reads JSON no deeper than 128.
 MAX_DEPTH = 100
 _MAX_SHOWN_LEN = 60
-# Python reads few more.
+# Python's limit is little higher.
 _MAX_INT_LEN = 4000
 
 
@@ -37,18 +37,18 @@ def read(text: str) -> Json:
 
 
 def check(value: Json) -> None:
-    """Looks at depths, numbers and half characters. Raises Malformed with a pointer, TooComplex."""
+    """Check depth, numbers and surrogates. Raises Malformed with a pointer, TooComplex."""
     _check(value, ())
 
 
 def shown(value: Json) -> str:
-    """A value as JSON, cut to what a line of an error can hold."""
+    """A value as JSON, shortened for an error message."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_SHOWN_LEN else text[:_MAX_SHOWN_LEN] + "..."
 
 
 def equal_key(value: Json) -> str:
-    """The same for values that JSON Schema takes for equal."""
+    """A key that is equal for values that are equal in JSON Schema."""
     if isinstance(value, str):
         return f'"{value}'
     return json.dumps(_plain(value), sort_keys=True)
@@ -79,7 +79,7 @@ def keys_below(pointer: str, place: str) -> tuple[str, ...]:
 
 
 def at(value: Json, pointer: str) -> Json:
-    """What a JSON Pointer points to. Raises KeyError where there is nothing."""
+    """The value at a JSON Pointer. Raises KeyError."""
     for key in keys_below("", pointer):
         if isinstance(value, dict):
             value = value[key]
@@ -110,7 +110,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def _check(value: Json, place: tuple[str | int, ...]) -> None:
-    """Refuse what the engine's reader would stumble over, where its place is still known."""
+    """Refuse what the engine's parser cannot read, while its place is known."""
     if len(place) > MAX_DEPTH:
         raise TooComplex(f"the schema is nested more than {MAX_DEPTH} deep")
     match value:

@@ -1,4 +1,4 @@
-"""Where a `$ref` leads: pointers, anchors and `$id`s of the same document, and nothing else."""
+"""Resolves `$ref`: pointers, anchors and `$id`s of the same document only."""
 
 from collections.abc import Iterator
 from urllib.parse import unquote, urldefrag, urljoin
@@ -14,29 +14,29 @@ _APPLICATORS = (
 ).split()
 _MAPS = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties")
 _PROPERTIES = ("properties",)
-# Characters of all pointers together: a long name with many schemas below it costs its length each.
+# The most characters of all pointers: a long name counts for each schema below it.
 _MAX_POINTERS_LEN = 8_000_000
 
 
 class References:
-    """The places of one document that have names."""
+    """The named places of one document."""
 
     def __init__(self, document: Json) -> None:
         """Raises Malformed, TooComplex."""
         self._document = document
-        # Pointers by address, and the address against which a pointer's references are read.
+        # Pointers by address, and the base address for the references at a pointer.
         self._resources: dict[str, str] = {"": ""}
         self._anchors: dict[str, str] = {}
         self._bases: dict[str, str] = {}
         self._pointers_len = 0
-        # By pointer, the draft of a schema that names one; as validators have it, that holds for
-        # what is inside of it, and for the root itself.
+        # By pointer, the draft of a schema that names one; it applies to its subschemas, too, as in
+        # validators, and to the root.
         self._drafts: dict[str, Draft] = {"": draft_of(document)}
         if isinstance(document, dict):
             self._index(document, "", "", self._drafts[""])
 
     def resolve(self, reference: str, pointer: str) -> str:
-        """The pointer of what `reference`, which stands at `pointer`, leads to."""
+        """The pointer of the target of a reference at `pointer`."""
         address, fragment = _joined(self._base(pointer), reference, below(pointer, "$ref"))
         fragment = unquote(fragment)
         resource = self._resources.get(address)
@@ -50,7 +50,7 @@ class References:
         else:
             target = resource + fragment
             if fragment == "/" and not self._is_schema(target):
-                target = resource  # as many write the whole document
+                target = resource  # a common spelling of the whole document
         if target is None or not self._is_schema(target):
             raise NotEnforced(
                 f"{reference!r} leads to no schema",
@@ -59,7 +59,7 @@ class References:
         return target
 
     def draft(self, pointer: str) -> Draft:
-        """The draft that the schema at a pointer is read by."""
+        """The draft of the schema at a pointer."""
         while len(self._drafts) > 1 and pointer:
             pointer = pointer.rpartition("/")[0]
             if pointer in self._drafts:
@@ -85,7 +85,7 @@ class References:
             raise TooComplex("the names above the schema's parts are too long")
         if "$schema" in schema and pointer:
             draft = self._drafts[pointer] = draft_of(schema, draft)
-        # A property of that name is no string.
+        # A property with that name is not a string.
         identity = draft.read(schema).get(draft.address)
         if isinstance(identity, str):
             address, fragment = _joined(base, identity, below(pointer, draft.address))
@@ -104,7 +104,7 @@ class References:
 
 
 def _joined(base: str, reference: str, pointer: str) -> tuple[str, str]:
-    """An address within another one, and its fragment."""
+    """A resolved address, and its fragment."""
     try:
         address, fragment = urldefrag(urljoin(base, reference))
     except ValueError as error:
@@ -114,7 +114,7 @@ def _joined(base: str, reference: str, pointer: str) -> tuple[str, str]:
 
 
 def subschemas(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:
-    """The schemas right inside of a schema, with their pointers."""
+    """The direct subschemas of a schema, with their pointers."""
     for key, value in schema.items():
         place = below(pointer, key)
         if key in _APPLICATORS and not isinstance(value, list):

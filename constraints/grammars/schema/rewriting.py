@@ -1,9 +1,9 @@
-"""A schema as the engine understands it to the letter: what it would ignore is said otherwise.
+"""Rewrites a schema so that the engine enforces it exactly.
 
-    in:   any draft, references of any kind, keywords that the engine ignores or reads loosely
+    in:   any draft, references of any kind, keywords that the engine ignores or enforces loosely
     out:  2020-12; `$ref` to `#/$defs/...` only; no annotations; keywords that it enforces
 
-What cannot be said is refused with its pointer, or, of a lenient schema, left out and reported.
+What cannot be expressed is refused with its pointer or, in a lenient schema, dropped and reported.
 """
 
 from collections.abc import Callable
@@ -12,28 +12,28 @@ from dataclasses import dataclass, field
 from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.grammars.regex import translate_search
 from constraints.grammars.schema import containers, logic, scalars
-from constraints.grammars.schema.keywords import ANNOTATIONS, REFUSED, SHAPES, meant
+from constraints.grammars.schema.keywords import ANNOTATIONS, REFUSED, SHAPES, intended_keyword
 from constraints.grammars.schema.negation import NoNegation, negation
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json, at, below, shown
 from constraints.grammars.schema.references import References
 
-# Schemas in a schema, counted as often as they are looked at.
+# The most visits of subschemas.
 _MAX_SCHEMAS = 50_000
-# References that the opposite of one schema is written out for.
+# The most references that one negation follows.
 _MAX_FOLLOWED = 200
-# Unknown keywords are compared with the known ones, which takes its time.
+# The most unknown keywords that are compared with the known ones.
 _MAX_UNKNOWN = 300
 _HANDLERS: dict[str, Handler] = {**scalars.HANDLERS, **containers.HANDLERS, **logic.HANDLERS}
 
 
 @dataclass
 class Rewritten:
-    """What came of a schema.
+    """A rewritten schema.
 
-    document:     as it was written
+    document:     as written
     root:         the schema, referring to `definitions` as `#/$defs/<name>`
-    not_enforced: pointers of what was left out
+    not_enforced: pointers of what was dropped
     origins:      the pointer that each schema of the result came from, by its id()
     needs_u:      pointers of strings that JSON can only write with \\u
     """
@@ -47,19 +47,19 @@ class Rewritten:
 
 
 def _whole(pattern: str) -> str:
-    """A schema's pattern as the engine takes it. Raises Malformed, NotEnforced."""
+    """A pattern in the engine's syntax. Raises Malformed, NotEnforced."""
     return f"^(?:{translate_search(pattern)})$"
 
 
 def rewrite(
     document: Json, *, lenient: bool = False, translate: Callable[[str], str] = _whole
 ) -> Rewritten:
-    """Raises Malformed, NotEnforced, TooComplex. `translate`: how patterns stand in the result."""
+    """Rewrite a schema; `translate`: for patterns. Raises Malformed, NotEnforced, TooComplex."""
     return _Rewriter(document, lenient, translate).rewrite()
 
 
 class _Rewriter:
-    """Walks one document, from the root to all that it refers to."""
+    """Rewrites one document, from the root through all references."""
 
     def __init__(self, document: Json, lenient: bool, translate: Callable[[str], str]) -> None:
         self._document = document
@@ -72,10 +72,10 @@ class _Rewriter:
         self._not_enforced: list[str] = []
         self._origins: dict[int, str] = {}
         self._needs_u: list[str] = []
-        # While a part is read for its own errors alone.
+        # Whether a part is only being checked for errors.
         self._is_probing = False
         self._unknown: set[str] = set()
-        # Pointers of keywords that say nothing in their draft, and whether there is a `oneOf`.
+        # Pointers of keywords that their draft ignores, and whether there is a `oneOf`.
         self._ignored: list[str] = []
         self._has_one_of = False
 
@@ -104,7 +104,7 @@ class _Rewriter:
         )
 
     def refuse(self, pointer: str, reason: str) -> None:
-        """Raises NotEnforced; in a lenient schema, takes a note."""
+        """Raises NotEnforced; in a lenient schema, records it."""
         if self._is_probing:
             return
         if not self._lenient:
@@ -112,7 +112,7 @@ class _Rewriter:
         self._not_enforced.append(pointer)
 
     def schema(self, value: Json, pointer: str) -> Json:
-        """The rewritten schema of the one at `pointer`, or made of it."""
+        """The rewritten form of a schema; `pointer`: its place or origin."""
         self._num_schemas += 1
         if self._num_schemas > _MAX_SCHEMAS:
             raise TooComplex(f"the schema has more than {_MAX_SCHEMAS} schemas in it")
@@ -158,7 +158,7 @@ class _Rewriter:
             self._unknown.add(keyword)
             if len(self._unknown) > _MAX_UNKNOWN:
                 raise TooComplex(f"more than {_MAX_UNKNOWN} keywords that JSON Schema has not")
-            known = meant(keyword)
+            known = intended_keyword(keyword)
             if known is not None:
                 self.refuse(place, f"{keyword!r} is not a keyword; did you mean {known!r}?")
 
@@ -175,7 +175,7 @@ class _Rewriter:
             self._ignored.append(place)
         return False
 
-    # -- what handlers ask for
+    # -- the interface of handlers
 
     def definition(self, target: str) -> str:
         """The name under which the schema at a pointer is defined in the result."""
@@ -197,7 +197,7 @@ class _Rewriter:
         return at(self._document, pointer)
 
     def negated(self, value: Json, place: str) -> Json:
-        """The raw schema of all that `value` refuses; None after it was refused itself."""
+        """The negation of a raw schema; None if it was refused."""
         self.probe(value, place)
         followed = 0
 
@@ -215,7 +215,7 @@ class _Rewriter:
             return None
 
     def probe(self, value: Json, place: str) -> None:
-        """Read a raw schema for wrong values of keywords, which negation would not see."""
+        """Check a raw schema for wrong values of keywords, which negation would miss."""
         was_probing, self._is_probing = self._is_probing, True
         try:
             self.schema(value, place)
@@ -223,7 +223,7 @@ class _Rewriter:
             self._is_probing = was_probing
 
     def string(self, value: Json, place: str) -> None:
-        """Note a string that cannot be written without \\u."""
+        """Record a string that cannot be written without \\u."""
         if isinstance(value, str):
             if any((char < " " and char not in "\b\t\n\f\r") or char == "\x7f" for char in value):
                 self._needs_u.append(place)

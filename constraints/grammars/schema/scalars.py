@@ -1,4 +1,4 @@
-"""Keywords of types and values, numbers and strings."""
+"""Keywords of types, values, numbers and strings."""
 
 from constraints.errors import Malformed, NotEnforced
 from constraints.grammars.schema import formats
@@ -66,7 +66,7 @@ def _exclusive_bound(place: Place, value: Json, pointer: str) -> None:
     if not isinstance(value, bool):
         _put_bound(place, keyword, value, pointer)
     elif value:
-        # Draft 4: a switch, which says that the plain bound is itself excluded.
+        # Draft 4: a boolean that excludes the plain bound itself.
         plain = keyword.removeprefix("exclusive").lower()
         if plain in place.schema:
             _put_bound(place, keyword, place.schema[plain], pointer)
@@ -78,12 +78,12 @@ def _put_bound(place: Place, keyword: str, value: Json, pointer: str) -> None:
     if is_tiny or (abs(value) > _EXACT and (value < 0) != is_low):
         place.rewriter.refuse(pointer, _INEXACT.format(value))
     else:
-        # The bounds of machine words, and larger ones, come down to what is exact.
+        # The bounds of machine words, and larger ones, are reduced to exact numbers.
         place.out[keyword] = max(-_EXACT, min(value, _EXACT))
 
 
 def _multiple_of(place: Place, value: Json, pointer: str) -> None:
-    # The engine multiplies steps that hold together in 32 bits.
+    # The engine multiplies combined steps in 32 bits.
     digits = repr(value).removesuffix(".0")
     if "e" in digits or len(digits.replace(".", "").strip("0")) > 4 or len(digits) > 9:
         place.rewriter.refuse(pointer, f"a step of {value} has too many digits to be enforced")
@@ -98,7 +98,7 @@ def _pattern(place: Place, value: Json, pointer: str) -> None:
 
 
 def engine_pattern(place: Place, pattern: str, pointer: str) -> str | None:
-    """A schema's pattern as the result has it; None after it was refused."""
+    """The rewritten form of a pattern; None if it was refused."""
     try:
         return place.rewriter.translated(pattern)
     except NotEnforced as error:
@@ -129,10 +129,10 @@ def _format(place: Place, value: Json, pointer: str) -> None:
 
 
 def _integer_format(place: Place, value: str, pointer: str) -> None:
-    """A range of integers, which numbers with such a format are as well."""
+    """A format that is a range of integers, for integers and numbers."""
     types = place.schema.get("type", ())
     names = [types] if isinstance(types, str) else types
-    # A string with it is one of digits, to those who write it.
+    # On strings it would mean a string of digits.
     if "string" in names or not {"integer", "number"} & set(names):
         place.rewriter.refuse(pointer, f"the format {value!r} is enforced of integers only")
         return

@@ -1,7 +1,7 @@
-"""References that no finite instance follows: {"a": {"$ref": "#"}} with "a" required.
+"""Finds references without a finite instance: {"a": {"$ref": "#"}} with "a" required.
 
-The engine would offer their beginnings for ever. Where such a reference stands, nothing can; so it
-becomes `false`, which the engine knows how to keep away from.
+The engine would allow their beginnings without end. No value is valid in place of such a reference,
+so it is replaced by `false`, which the engine never enters.
 """
 
 from collections.abc import Iterator
@@ -13,9 +13,9 @@ _ALL_TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
 def prune(root: Json, definitions: dict[str, Json]) -> bool:
-    """Make references without an instance `false`, in place; whether `root` has an instance.
+    """Replace such references by `false`, in place; returns whether `root` has an instance.
 
-    Raises TooComplex for definitions that lead on and on.
+    Raises TooComplex for definitions that are nested too deeply.
     """
     mentions = {name: _mentioned(schema) for name, schema in definitions.items()}
     check_depth(_mentioned(root), mentions)
@@ -52,7 +52,7 @@ def _mentioned(schema: Json) -> list[str]:
 
 
 def _ends(schema: Json, ending: set[str]) -> bool:
-    """Whether there is a finite instance, given the definitions that are known to have one."""
+    """Whether there is a finite instance, given the definitions known to have one."""
     if isinstance(schema, bool):
         return schema
     reference = schema.get("$ref")
@@ -74,7 +74,7 @@ def _ends_as(name: str, schema: Json, ending: set[str]) -> bool:
     if name == "object":
         properties = schema.get("properties", {})
         rest = schema.get("additionalProperties", True)
-        # A key that a pattern describes is taken to end: patterns are the engine's to read.
+        # Keys by pattern count as productive: only the engine interprets patterns.
         has_patterns = bool(schema.get("patternProperties"))
         return all(
             _ends(properties[key], ending)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.where.evaluate import accepts, cut_before, holds, integer, measured
+from constraints.where.evaluate import accepts, holds, integer, measured, truncate_before
 from constraints.where.parser import parse
 from constraints.where.terms import Expression, Measure, Not
 from tests.constraints.where.any_expressions import conditions, texts
@@ -120,7 +120,7 @@ def test_a_negation_holds_where_its_part_does_not(
 def test_an_output_is_cut_before_the_phrase_that_is_complete_first(
     phrases: tuple[str, ...], output: str, value: str
 ) -> None:
-    assert cut_before(phrases, output) == value
+    assert truncate_before(phrases, output) == value
 
 
 @pytest.mark.parametrize(
