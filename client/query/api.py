@@ -1,6 +1,6 @@
-"""Queries as text and in files: run, watched, called.
+"""Runs queries that are texts or files.
 
-Each function but `watch` has a twin `..._sync` for where no event loop runs.
+Each function except `watch` has a variant `..._sync` for use without an event loop.
 """
 
 from collections.abc import AsyncGenerator, Mapping
@@ -22,10 +22,11 @@ Variables = Mapping[str, object]
 async def run(
     program: str | Program, variables: Variables | None = None, **options: Unpack[RunOptions]
 ) -> Result[object]:
-    """A program's result; the first of a decoder that makes several.
+    """Run a program; returns its result, the first one if the decoder makes several.
 
-    `program` is its text, or what `read_file` made. `variables` are names that a text sees. Raises
-    QueryErrors, and the TandemErrors of who answers.
+    program:   its text, or the result of `read_file`
+    variables: names that a text can use
+    Raises QueryErrors, and TandemErrors of the model.
     """
     return (await run_all(program, variables, **options))[0]
 

@@ -1,13 +1,13 @@
-"""The decoders as functions, for `decoder=`; programs write them the same way.
+"""The decoders as functions for `decoder=`; programs use the same syntax.
 
-Options that several take:
-    max_tokens  bound of each hole; None: what the model's context leaves
-    max_len     bound of all holes of a trace together
-    tries       how often one hole is asked at most, when checks fail on its text
-    stops       how a stop phrase ends a hole: "cut" drops what a token has behind it, "exact" keeps
-                tokens out that run past it
+Common options:
+    max_tokens  limit for each hole; None: what the model's context leaves
+    max_len     limit for all holes of a trace together
+    tries       the most requests of one hole, when checks fail on its text
+    stops       how a stop phrase ends a hole: "cut" drops the rest of a token behind it, "exact"
+                forbids tokens that run past it
     normalised  whether distributions choose by the mean log-probability per token
-Raises ValueError: which option, its value, the rule.
+Raises ValueError with the option, its value and the rule.
 """
 
 from typing import Literal, Unpack
@@ -27,7 +27,7 @@ def argmax(
     stops: Literal["cut", "exact"] = "cut",
     normalised: bool = False,
 ) -> Decoding:
-    """The most probable token, one after the other."""
+    """Greedy decoding: always the most probable token."""
     return _decoding("argmax", locals())
 
 
@@ -41,9 +41,9 @@ def sample(
     normalised: bool = False,
     **sampling: Unpack[SamplingOptions],
 ) -> Decoding:
-    """`n` traces whose tokens are drawn; trace i with the seed `seed + i`.
+    """`n` sampled traces; trace i has the seed `seed + i`.
 
-    `sampling` are the fields of Sampling; `temperature` is 1 unless it is one of them.
+    `sampling`: fields of Sampling; the default `temperature` is 1.
     """
     options = {
         "n": n,
@@ -68,11 +68,12 @@ def beam(
     max_len: int | None = None,
     normalised: bool = False,
 ) -> Decoding:
-    """Beam search over the whole program: the `n` most probable traces, the best first.
+    """Beam search over the whole program: the `n` most probable traces, best first.
 
     A trace's score is its log-probability / (its tokens ** length_penalty). `early_stopping`: True
-    ends as soon as n traces have ended, False when no other can be better at its present length,
-    "never" at any length up to `max_len`. Phrases end its holes as with `stops="exact"`.
+    stops as soon as n traces have ended, False when no other can be better at its present length,
+    "never" when none can be better at any length up to `max_len`. Stop phrases work as with
+    `stops="exact"`.
     """
     return _decoding("beam", locals())
 

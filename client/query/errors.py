@@ -1,11 +1,11 @@
-"""What can be wrong with a query, as a tree; each points into the program where it can.
+"""The errors of queries, as a tree; each has a place in the program if known.
 
 QueryError
-    BadProgram          the text is no program: syntax, an unknown clause, a hole without a name
-    BadCondition        a `where` that means nothing: types, an operator under `not`
+    BadProgram          invalid program: syntax, an unknown clause, a hole without a name
+    BadCondition        invalid `where`: types, an operator under `not`
     Unsatisfiable       no text can satisfy a hole's `where`, or none within its tokens
-    NotSatisfied        checks at the end failed on every try; `last_value` is what came last
-    ProgramFailed       the program's own code raised; `__cause__` is what
+    NotSatisfied        checks failed on every try; `last_value`: of the last try
+    ProgramFailed       the program's own code raised; `__cause__`: its exception
 """
 
 import unicodedata
@@ -15,7 +15,7 @@ from client.query.place import Place, Source
 
 
 class QueryError(TandemError):
-    """The root. `str()` shows the program's line with a caret, if the place is known."""
+    """The base class. `str()` shows the program's line with a caret, if the place is known."""
 
     def __init__(
         self, message: str, place: Place | None = None, source: Source | None = None
@@ -41,23 +41,23 @@ class QueryError(TandemError):
 
 
 def _blank(char: str) -> str:
-    """As much room as the character has, so that a caret stands below what it is about."""
+    """Blanks of the same width, to align the caret."""
     return char if char == "\t" else " " * _width(char)
 
 
 def _width(char: str) -> int:
-    """The columns of a terminal that it takes."""
+    """The number of columns in a terminal."""
     if unicodedata.category(char) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 class BadProgram(QueryError):
-    """The text is no program."""
+    """The text is not a valid program."""
 
 
 class BadCondition(QueryError):
-    """A `where` clause that means nothing."""
+    """A `where` clause is invalid."""
 
 
 class Unsatisfiable(QueryError):
@@ -79,4 +79,4 @@ class NotSatisfied(QueryError):
 
 
 class ProgramFailed(QueryError):
-    """The program's own code raised; the cause is what."""
+    """The program's own code raised; `__cause__` is its exception."""

@@ -1,4 +1,4 @@
-"""A program run with what its caller chose: model, decoder, trace file."""
+"""Runs a program with its caller's options: model, decoder, trace file."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -20,13 +20,12 @@ from client.query.tracebacks import TrimmedTracebacks
 
 
 class RunOptions(TypedDict, total=False):
-    """How a query is run.
+    """The options of a run.
 
-    model:    goes before the program's `from` clause
-    url:      the server, where the model is only named
-    decoder:  goes before the program's decoder clause: argmax(), sample(n), beam(n), or
-              the name of one
-    trace:    a file to which every call of the model is written, as JSON lines
+    model:    overrides the program's `from` clause
+    url:      the server, if the model is given by name
+    decoder:  overrides the program's decoder clause: argmax(), sample(n), beam(n), or a name
+    trace:    a file for all calls of the model, as JSON lines
     """
 
     model: ModelLike
@@ -58,7 +57,7 @@ _NOTHING = Choices()
 
 
 def choices_of(options: RunOptions, before: Choices = _NOTHING) -> Choices:
-    """What is chosen, and what was before. Raises TypeError for other options."""
+    """The options, with defaults from `before`. Raises TypeError for other options."""
     unknown = sorted(options.keys() - RunOptions.__annotations__.keys())
     if unknown:
         message = ", ".join(map(repr, unknown))
@@ -75,7 +74,7 @@ async def execute(
     keywords: Mapping[str, object] | None = None,
     on_state: OnState | None = None,
 ) -> tuple[Result[object], ...]:
-    """All results. Raises QueryErrors, and the TandemErrors of who answers."""
+    """All results. Raises QueryErrors, and TandemErrors of the model."""
     job = Job(program=program, arguments=arguments, keywords=keywords or {})
     with TrimmedTracebacks():
         return await _executed(job, choices, on_state)

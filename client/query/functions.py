@@ -1,4 +1,4 @@
-"""Queries as Python functions: what `@query` and `F` make.
+"""Queries as Python functions: the results of `@query` and `F`.
 
     @query                                   f(x)          what it returns, or a Result
     async def f(x: str) -> str: ...          f.run(x)      its Result, awaited
@@ -6,9 +6,9 @@
     def g(x: str) -> str: ...                f.using(decoder=sample(4)).run_all(x)
                                              f.watch(x)    its partial states
 
-One that is defined by `def` is called without await, where no event loop runs; each can be run both
-ways. One that is defined in a class is a method: as an object's it is a query without `self`. In a
-program `[X: f]` and `[X: f(x)]` take either.
+A query defined by `def` is called without await, outside of an event loop; `run` and `run_sync`
+work for both. A query defined in a class is a method. In a program `[X: f]` and `[X: f(x)]` accept
+both.
 """
 
 import inspect
@@ -30,17 +30,17 @@ from client.query.synchronous import wait_for
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
-# What a method belongs to.
+# The class or object of a method.
 OwnerT = TypeVar("OwnerT")
-# What a call returns, and what the program does: the same, or the Result and None.
+# The type that a call returns, and the one of the program: equal, or Result and None.
 R = TypeVar("R")
 ValueT = TypeVar("ValueT")
 
 
 class Query(Generic[P, R, ValueT]):
-    """A query that can be called. Never changed; a call owns all that it makes."""
+    """A callable query. Immutable; each call has its own state."""
 
-    # The function that was decorated, for who looks for it as in functools.wraps.
+    # The decorated function, as with functools.wraps.
     __wrapped__: Callable[..., object]
 
     def __init__(
@@ -49,7 +49,7 @@ class Query(Generic[P, R, ValueT]):
         choices: Choices,
         function: Callable[..., object] | None = None,
     ) -> None:
-        """`function`: the one that was decorated, of which it has the name, the module and more."""
+        """`function`: the decorated one, whose name, module etc. are copied."""
         self._program = program
         self._choices = choices
         self._function = function
@@ -58,7 +58,7 @@ class Query(Generic[P, R, ValueT]):
         if signature is not None:
             self.__signature__ = signature
         if function is not None:
-            # The attributes that somebody gave to the function stay there.
+            # Attributes of the function are not copied.
             update_wrapper(cast("Callable[..., object]", self), function, updated=())
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class Query(Generic[P, R, ValueT]):
 
     @property
     def program(self) -> Program:
-        """What a call runs."""
+        """The program that a call runs."""
         return self._program
 
     def using(self, **options: Unpack[RunOptions]) -> Self:
@@ -74,7 +74,7 @@ class Query(Generic[P, R, ValueT]):
         return type(self)(self._program, choices_of(options, self._choices), self._function)
 
     async def run(self, *args: P.args, **kwargs: P.kwargs) -> Result[ValueT]:
-        """The result; the first of a decoder that makes several."""
+        """The result; the first one if the decoder makes several."""
         return (await self.run_all(*args, **kwargs))[0]
 
     async def run_all(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Result[ValueT], ...]:
@@ -86,7 +86,7 @@ class Query(Generic[P, R, ValueT]):
     async def watch(
         self, *args: P.args, **kwargs: P.kwargs
     ) -> AsyncGenerator[State | Result[ValueT], None]:
-        """The partial states of a run as they come, then its results."""
+        """The partial states of a run, then its results."""
         self._check(args, kwargs)
         states = watched(
             lambda on_state: execute(self._program, self._choices, args, kwargs, on_state)
@@ -104,17 +104,17 @@ class Query(Generic[P, R, ValueT]):
         return wait_for(self.run_all(*args, **kwargs), "await run_all(...)")
 
     def _of(self, instance: object) -> Self:
-        """The query as the method of an object; None: as its class has it."""
+        """The query bound to an object; None: unbound."""
         if instance is None:
             return self
         function = self._function and MethodType(self._function, instance)
         return type(self)(bound(self._program, instance), self._choices, function)
 
     def _check(self, arguments: Sequence[object], keywords: Collection[str]) -> None:
-        """Raises ProgramFailed where Python's own words for wrong arguments would mislead."""
+        """Raises ProgramFailed if Python's own message about wrong arguments would mislead."""
 
     def _returned(self, result: Result[ValueT]) -> R:
-        # R is the value's type, or that of the whole Result: see the overloads of `query`.
+        # R is the type of the value or of the Result: see the overloads of `query`.
         return cast("R", result.value if self._program.returns else result)
 
 
@@ -136,7 +136,7 @@ class AsyncQuery(Query[P, R, ValueT]):
         return self._of(instance)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the query returns; its Result if it has no return statement."""
+        """The return value; the Result if the query has no return statement."""
         return self._returned(await self.run(*args, **kwargs))
 
 
@@ -158,15 +158,15 @@ class SyncQuery(Query[P, R, ValueT]):
         return self._of(instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the query returns; its Result if it has no return statement."""
+        """The return value; the Result if the query has no return statement."""
         return self._returned(wait_for(self.run(*args, **kwargs), "await run(...), or async def"))
 
 
 class Template(Query[..., Any, Any]):
-    """A query made by F; it takes keywords alone, so that it is no method where a class has it."""
+    """A query made by F. It takes only keywords, so in a class it is no method."""
 
     def __call__(self, **keywords: object) -> Any:
-        """The hole's value, or a dict of several."""
+        """The hole's value; a dict for several holes."""
         return self._returned(wait_for(self.run(**keywords), "await run(...)"))
 
     def _check(self, arguments: Sequence[object], keywords: Collection[str]) -> None:
@@ -181,7 +181,7 @@ class Template(Query[..., Any, Any]):
 
 
 class QueryDecorator:
-    """`query(...)` with options, waiting for its function."""
+    """The decorator that `query(...)` with options returns."""
 
     def __init__(self, choices: Choices) -> None:
         self._choices = choices
@@ -227,7 +227,7 @@ def query(**options: Unpack[RunOptions]) -> QueryDecorator: ...
 
 
 def query(function: Any = None, /, **options: Unpack[RunOptions]) -> Any:
-    """A function whose body, or whose docstring, is a program; `@query` or `@query(model=...)`.
+    """Decorates a function whose body or docstring is a program: `@query`, `@query(model=...)`.
 
     Its parameters are the program's variables. Raises BadProgram.
     """
@@ -259,7 +259,7 @@ def _decorated(
 
 
 def _around(decorator: FrameType | None) -> Enclosing:
-    """What a decorated function stands in: a program in a docstring sees that, too."""
+    """The scope around a decorated function, which a program in a docstring can use, too."""
     return enclosing(None if decorator is None else decorator.f_back)
 
 
@@ -270,11 +270,11 @@ def F(
     constraints: str | None = None,
     **options: Unpack[RunOptions],
 ) -> Template:
-    """A query of one prompt: its names in braces are the call's keywords, its hole the value.
+    """A query of one prompt: names in braces are keywords of the call, the hole is the value.
 
-    `F("Say {a} politely: [X]", "len(X) < 40")(a="no")`. With several holes a call gives a dict.
-    `where` is a condition, as behind a prompt; `constraints` is LMQL's word for it. Raises
-    BadProgram, TypeError for both.
+    `F("Say {a} politely: [X]", "len(X) < 40")(a="no")`. With several holes a call returns a dict.
+    `where`: a condition, as behind a prompt; `constraints`: LMQL's name for it. Raises BadProgram,
+    and TypeError if both are given.
     """
     if where is not None and constraints is not None:
         raise TypeError("F() takes `where` or `constraints`, which mean the same")

@@ -1,4 +1,4 @@
-"""What somebody may have meant: the ends of messages about names that nobody knows."""
+"""Suggestions for messages about unknown names."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ _QUOTED = re.compile(r"'(\w+)'")
 
 
 def unknown_name(error: BaseException) -> str | None:
-    """The name that a NameError is about; None: the error is another."""
+    """The name of a NameError; None: another error."""
     if not isinstance(error, NameError):
         return None
     quoted = _QUOTED.search(str(error))
@@ -16,7 +16,7 @@ def unknown_name(error: BaseException) -> str | None:
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """`; did you mean ...?`, nothing if no other known name is close."""
+    """`; did you mean ...?`, or "" if no known name is similar."""
     names = sorted(set(known) - {name})
     close = get_close_matches(name, names, n=1)
     close += [each for each in names if each.lower() == name.lower()]
@@ -24,7 +24,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def meant_by(error: BaseException, known: Iterable[str]) -> str:
-    """The same of the name that an exception is about, if it is about one."""
+    """`meant` for the name of a NameError; "" for other errors."""
     name = unknown_name(error)
     if name is not None:
         return meant(name, known)

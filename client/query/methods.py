@@ -1,4 +1,4 @@
-"""A program that is a method: the object that it belongs to goes before its arguments."""
+"""Binds a program to an object, as Python binds methods: the object is the first argument."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from client.query.program import Program
 
 
 def bound(program: Program, instance: object) -> Program:
-    """The program of `instance.method`; it takes one parameter less."""
+    """The bound program, with one parameter less."""
 
     def body(context: object, *arguments: object, **keywords: object) -> Any:
         return program.body(context, instance, *arguments, **keywords)

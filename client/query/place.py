@@ -1,4 +1,4 @@
-"""Places in a program's text."""
+"""Places in the text of a program."""
 
 from dataclasses import dataclass
 

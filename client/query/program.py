@@ -1,7 +1,7 @@
-"""A program that was read: what `reading/` makes and `running/` runs. Frozen words.
+"""A parsed program: made by `reading/`, run by `running/`. Frozen.
 
-A program's body is an async function that is handed a Context and calls it for every piece of its
-prompts; it is run anew, with the answers that are known, wherever a trace forks or goes back.
+A program's body is an async function that gets a Context and calls it for every part of its
+prompts. It is run again, with the known answers, whenever a trace forks or backtracks.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -12,16 +12,16 @@ from typing import Any, Protocol
 from client.query.conditions.terms import Term
 from client.query.place import Place, Source
 
-# A `where` clause, ready to be asked at a hole: Python's variables are taken as they are then.
+# A compiled `where` clause; it reads Python's variables when it is called.
 Condition = Callable[[], Term]
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCondition:
-    """A condition behind a prompt with the holes `here`, which names others, too.
+    """A condition behind a prompt with the holes `here`; it mentions other holes, too.
 
-    It speaks of these as they are when the prompt is reached. `variables` are those of them that
-    the program binds itself, too, each with what reads it (and raises NameError).
+    Others have the values at the time when the prompt is reached. `variables`: those that the
+    program also assigns, each with a function that reads it (or raises NameError).
     """
 
     condition: Condition
@@ -34,7 +34,7 @@ class PromptCondition:
 
 @dataclass(frozen=True, slots=True)
 class Decorator:
-    """`@f` or `@f(a)` in front of a hole's name; `function` is called on its value."""
+    """`@f` or `@f(a)` before a hole's name; `function` is applied to its value."""
 
     function: Callable[..., Any]
     place: Place
@@ -42,10 +42,10 @@ class Decorator:
 
 @dataclass(frozen=True, slots=True)
 class FutureCondition:
-    """What a program surely says of holes that are not there yet, as a hole is asked.
+    """The conditions that surely apply to future holes, given at an earlier hole.
 
-    `conditions` hold of them when they come, and of this one they do not speak. `decorated` are
-    holes whose variables decorators may change: later conditions see these, not what was written.
+    conditions: about those holes only, not about the present one
+    decorated:  holes whose values decorators may change for later conditions
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -54,13 +54,14 @@ class FutureCondition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
-    """`[NAME]`, as the program has reached it.
+    """`[NAME]`, reached by the program.
 
-    `kind` is what stands behind the colon: int, float, bool, str, a string (a regular expression),
-    a dataclass, a dict (a JSON schema), a Subquery; None: nothing does.
-    `conditions`: those of its string, then the program's own. `support`: the values of a
-    distribution over this hole, None if there is none. `future`: what is known of others.
-    `is_last`: its program comes to no other hole behind it, whatever fills it.
+    kind:       its annotation: int, float, bool, str, a string (a regular expression), a dataclass,
+                a dict (a JSON schema), a Subquery; None: it has none
+    conditions: those of its prompt, then the program's own
+    support:    the values of a distribution over this hole, None: it has none
+    future:     conditions on future holes
+    is_last:    no other hole follows in its program, for any text
     """
 
     name: str
@@ -74,7 +75,7 @@ class Hole:
 
 
 class Context(Protocol):
-    """What a body asks of who runs it; one for each run of it. Programs may say `context`, too."""
+    """The interface for a body, one for each run. Programs may use it as `context`."""
 
     @property
     def prompt(self) -> str:
@@ -82,31 +83,31 @@ class Context(Protocol):
         ...
 
     def say(self, text: str, place: Place) -> None:
-        """Fixed text of a prompt, recalled values in it. Costs no request."""
+        """Append text to the prompt, with recalled values. Needs no request."""
         ...
 
     def role(self, name: str, place: Place) -> None:
-        """`{:name}`: what follows is a turn of system, user or assistant."""
+        """`{:name}`: begin a turn of system, user or assistant."""
         ...
 
     async def hole(self, hole: Hole) -> Any:
-        """The value that the hole's variable is bound to."""
+        """Fill a hole; returns the value of its variable."""
         ...
 
     def on_caught(self) -> None:
-        """A handler has caught something, which is raised again if it ends a closed run."""
+        """Called in handlers: raises the exception again if it ends a closed run."""
         ...
 
     def on_loop(self, cleans_up: bool) -> None:
-        """A loop begins once more. Raises CancelledError in a closed run; where it cleans up, only
-        if that has asked for a hole.
+        """Called in loops: raises CancelledError in a closed run; during clean-up only if a hole
+        was requested since.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderClause:
-    """`argmax`, `sample(n=2)` ... as it stands in a program: a name and its arguments."""
+    """A decoder clause of a program, such as `sample(n=2)`: name and arguments."""
 
     name: str
     arguments: tuple[object, ...]
@@ -116,7 +117,7 @@ class DecoderClause:
 
 @dataclass(frozen=True, slots=True)
 class ModelClause:
-    """What stands behind `from`."""
+    """The model of a `from` clause."""
 
     value: object
     place: Place
@@ -124,12 +125,13 @@ class ModelClause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """A program. `body(context, *arguments)` runs it and returns what it returns.
+    """A program; `body(context, *arguments)` runs it and returns its value.
 
-    `decoder` and `model` are evaluated when the program is run, with the same arguments (a clause
-    may name a parameter); None: the clause is absent.
-    `parameter_places`: where the parameters of a template first stand in it.
-    `hole_names` are all names of holes in its text. `returns`: it returns a value somewhere.
+    decoder, model:   evaluated at each run with the same arguments, since clauses may use
+                      parameters; None: the clause is absent
+    parameter_places: where the parameters of a template first occur
+    hole_names:       all names of holes in its text
+    returns:          whether it returns a value somewhere
     """
 
     name: str
@@ -145,7 +147,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Subquery:
-    """`[X: f]` or `[X: f(a, k=v)]`: the program that fills a hole, and what it is given."""
+    """`[X: f]` or `[X: f(a, k=v)]`: the program that fills a hole, and its arguments."""
 
     program: Program
     arguments: tuple[object, ...] = ()
@@ -153,7 +155,7 @@ class Subquery:
 
 
 class HasProgram(Protocol):
-    """What may stand behind a hole's colon as a nested query: a decorated function, an F."""
+    """A nested query as the annotation of a hole: a decorated function, or an F."""
 
     @property
     def program(self) -> Program:

@@ -1,4 +1,4 @@
-"""Who answers a query: a Model, the name of a served one, or where one is served."""
+"""Selects the model of a query: a Model, a model's name, or a server."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,10 +16,10 @@ from client.query.running.session import surroundings
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A model where it is served. `name` None: the one model there; `key`: the server's, if any.
+    """A served model. `name` None: the only model there; `key`: the server's API key, if any.
 
     `url` None: TANDEM_URL of the environment, or http://127.0.0.1:3000. `on_notice` is called with
-    what the server says of itself: queued, loading, draining.
+    notices of the server: queued, loading, draining.
     """
 
     name: str | None = None
@@ -39,7 +39,7 @@ def model(name: str | None = None, *, url: str | None = None, key: str | None = 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A model that can be asked, and the name that goes with every call."""
+    """A connected model, and the name that is sent with every call."""
 
     model: Model
     name: str | None = None
@@ -49,10 +49,10 @@ class Opened:
 async def opened(
     wanted: ModelLike | None, clause: object, url: str | None
 ) -> AsyncIterator[Opened]:
-    """The model that a query asks; a connection that is made for it ends with the block.
+    """The model of a query; closes a connection made for it.
 
-    `wanted` goes before the program's `from` clause, and that before the model of the program that
-    calls; a Server without a name takes that of the clause. `url` is where names are looked for.
+    Precedence: `wanted`, the program's `from` clause, the model of the calling program. A Server
+    without a name takes that of the clause. `url`: the server for names.
     """
     around = surroundings()
     chosen = _chosen(wanted, clause)
@@ -79,7 +79,7 @@ def _chosen(wanted: ModelLike | None, clause: object) -> Model | Server:
 
 
 def model_like(value: object) -> Model | Server:
-    """What a value means as a model. Raises BadProgram."""
+    """Convert a value to a model. Raises BadProgram."""
     if value is None:
         return Server()
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""One call of a model without a program: generate and score."""
+"""Single calls of a model without a program: generate and score."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ class GenerateOptions(SamplingOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How probable values are behind a prompt.
+    """The log-probabilities of values as continuations of a prompt.
 
     totals: the log-probability of each, the sum over its tokens
     means:  the same per token
@@ -47,16 +47,16 @@ class Scoring:
 
     @property
     def choice(self) -> Choice:
-        """Log-probabilities over these values alone, plain and normalised by length."""
+        """Log-probabilities over these values only, plain and normalised by length."""
         return choice_of(self.values, self.scored)
 
     def probability(self, value: str, *, normalised: bool = False) -> float:
-        """The share of one value, from 0 to 1."""
+        """The probability of one value among these, from 0 to 1."""
         choice = self.choice
         return math.exp((choice.normalised if normalised else choice.plain)[value])
 
     def best(self, *, normalised: bool = False) -> str:
-        """The most probable value; the first of equals."""
+        """The most probable value; on a tie the first."""
         return best_of(self.choice, normalised=normalised)
 
     def _by_value(self, numbers: Sequence[float]) -> Mapping[str, float]:
@@ -64,7 +64,7 @@ class Scoring:
 
 
 async def generate(prompt: Prompt, **options: Unpack[GenerateOptions]) -> Answer:
-    """What the model writes behind a prompt, in one request. Raises TypeError for other options."""
+    """Generate a continuation of a prompt in one request. Raises TypeError for other options."""
     unknown = options.keys() - GenerateOptions.__optional_keys__
     if unknown:
         raise TypeError(f"generate() has no options {', '.join(map(repr, sorted(unknown)))}")
@@ -86,7 +86,7 @@ async def score(
     model: ModelLike | None = None,
     url: str | None = None,
 ) -> Scoring:
-    """How probable each of the values is behind the prompt, in one request."""
+    """Score each of the values as a continuation of the prompt, in one request."""
     wanted = tuple(dict.fromkeys(values))
     if isinstance(values, str) or not wanted or "" in wanted:
         raise ValueError(f"values must be a list of texts, none of them empty. Given: {values!r}")

@@ -1,4 +1,4 @@
-"""A run as a stream of partial states, for who shows it."""
+"""A run as a stream of partial states, for display."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -10,10 +10,10 @@ Run = Callable[[OnState], Awaitable[tuple[Result[object], ...]]]
 
 
 async def watched(run: Run) -> AsyncGenerator[State | Result[object], None]:
-    """The states of all traces as they come, then the results.
+    """The states of all traces, then the results.
 
-    A reader who is slow misses states between, never the last one of a trace. Leaving early
-    cancels the run.
+    A slow reader misses intermediate states, but never the last one of a trace. Closing the
+    generator cancels the run.
     """
     latest: dict[int, State] = {}
     has_news = asyncio.Event()

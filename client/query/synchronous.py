@@ -1,4 +1,4 @@
-"""The synchronous side: an event loop for as long as a call takes."""
+"""Synchronous calls: each runs an event loop of its own."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def wait_for(coroutine: Coroutine[Any, Any, T], instead: str) -> T:
-    """The coroutine's result. `instead` is what to call where an event loop runs already."""
+    """The coroutine's result. `instead`: what to call if an event loop is running."""
     if _a_loop_runs():
         coroutine.close()
         raise RuntimeError(f"an event loop runs here, which this call would block: use {instead}")

@@ -1,10 +1,10 @@
-"""What goes wrong with a query, raised without the frames of who reads and runs it.
+"""Removes internal frames from the tracebacks of query errors.
 
-    in the error's traceback    who asked, and the door that they asked at
-    in that of its cause        the program's own lines, and what these called
+    in the error's traceback    the caller, and the public function called
+    in that of its cause        the program's own lines, and the functions they called
 
-An error points into its program. What was under way in here says nothing more about it, and is
-dozens of lines. Mistakes of our own are no TandemErrors, and keep their frames.
+An error has its place in the program; internal frames add nothing but dozens of lines. Bugs are no
+TandemErrors and keep their frames.
 """
 
 import os
@@ -18,7 +18,7 @@ _HERE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class TrimmedTracebacks:
-    """Around what a door does. Keeps nothing."""
+    """Context manager around public functions."""
 
     def __enter__(self) -> Self:
         return self
@@ -31,7 +31,7 @@ class TrimmedTracebacks:
 def _trim(error: BaseException) -> None:
     trimmed: set[int] = set()
     cause: BaseException | None = error
-    # Causes may go round where a program raises again what it caught before.
+    # Causes may form a cycle if a program raises a caught exception again.
     while cause is not None and id(cause) not in trimmed:
         trimmed.add(id(cause))
         traceback = None if isinstance(cause, TandemError) else _from_outside(cause.__traceback__)

@@ -1,1 +1,1 @@
-"""`where` clauses: terms over holes, what is asked of the server, what is checked at the end."""
+"""`where` clauses: terms about holes, the constraint for the server, the checks afterwards."""

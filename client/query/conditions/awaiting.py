@@ -1,4 +1,4 @@
-"""Calls of async functions, which conditions cannot await: as values they would all be true."""
+"""Refuses coroutines in conditions: they cannot be awaited, and as values are always true."""
 
 import inspect
 
@@ -7,7 +7,7 @@ from client.query.place import Place
 
 
 def refuse_awaitable(value: object, place: Place | None, shown: str | None = None) -> None:
-    """Raise BadCondition for one; `shown` is what the program says there."""
+    """Raise BadCondition for an awaitable; `shown`: its source text."""
     if not inspect.isawaitable(value):
         return
     if inspect.iscoroutine(value):

@@ -1,9 +1,9 @@
-"""What is said of the current hole: bounds around a condition.
+"""Lower and upper bounds of a condition, as constraints on the current hole.
 
     lower  <=  the condition  <=  upper
 
-Both are expressions of `constraints.where`. Where they are the same the condition is said exactly;
-elsewhere the upper one is a mask that is never too strict, and the condition is left to be checked.
+Both are expressions of `constraints.where`. If they are equal, the condition is expressed exactly;
+otherwise the upper one is a mask that is never too strict, and the condition is checked afterwards.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,14 +35,14 @@ from constraints.where import terms as where
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What surely suffices, and what is surely needed."""
+    """A sufficient and a necessary constraint."""
 
     lower: where.Expression
     upper: where.Expression
 
     @property
     def is_exact(self) -> bool:
-        """Whether the condition itself is said."""
+        """Whether the condition is expressed exactly."""
         return self.lower == self.upper
 
 
@@ -51,10 +51,10 @@ OPEN = Bounds(FALSE, TRUE)
 
 @dataclass(frozen=True, slots=True)
 class FutureBounds:
-    """What is known of holes that are still to come: their kinds, and where their numbers lie.
+    """What is known of future holes: their kinds, and the ranges of their quantities.
 
-    needed: if all conditions are to hold, those on the current hole among them
-    sure:   whatever the current hole is; its own conditions imply nothing by themselves
+    needed: ranges if all conditions hold, including those on the current hole
+    sure:   ranges for any text of the current hole
     """
 
     kinds: Mapping[str, HoleKind] = field(default_factory=lambda: MappingProxyType({}))
@@ -64,9 +64,9 @@ class FutureBounds:
 
 @dataclass(frozen=True, slots=True)
 class CurrentHole:
-    """The hole at which conditions are read.
+    """The hole for which conditions are evaluated.
 
-    values: finished holes by name, this one not among them
+    values: finished holes by name, without this one
     """
 
     name: str
@@ -75,12 +75,12 @@ class CurrentHole:
     future: FutureBounds = field(default_factory=FutureBounds)
 
     def kind_of(self, hole: str) -> HoleKind | None:
-        """The kind of a hole that is not finished; None: not known."""
+        """The kind of an unfinished hole; None: unknown."""
         return self.kind if hole == self.name else self.future.kinds.get(hole)
 
     @property
     def negated(self) -> "CurrentHole":
-        """The same for what stands under `not`: there, what has to hold is no longer given."""
+        """The context under `not`, where the needed ranges do not apply."""
         return replace(self, future=replace(self.future, needed=self.future.sure))
 
 
@@ -103,7 +103,7 @@ def names_of(term: Term) -> frozenset[str]:
 
 
 def conjuncts_of(term: Term) -> Iterator[Term]:
-    """What `and` joins, however deep."""
+    """The parts of nested `and`s."""
     if not isinstance(term, All):
         yield term
         return
@@ -112,17 +112,17 @@ def conjuncts_of(term: Term) -> Iterator[Term]:
 
 
 def exactly(expression: where.Expression | None) -> Bounds:
-    """Said as it is; None: not said at all."""
+    """Exact bounds; None: no bounds."""
     return OPEN if expression is None else Bounds(expression, expression)
 
 
 def negated(inner: Bounds) -> Bounds:
-    """What `not` says."""
+    """The bounds of `not`."""
     return Bounds(opposite(inner.upper), opposite(inner.lower))
 
 
 def require_text(name: str, kind: HoleKind, place: Place) -> None:
-    """Raise BadCondition for an operator on texts where the hole's text is JSON."""
+    """Raise BadCondition for an operator on text if the hole's text is JSON."""
     if kind.schema is not None:
         raise BadCondition(
             f"`{name}` is about texts, and the hole is {kind.name}, whose text is JSON: say it in"

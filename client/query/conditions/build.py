@@ -1,11 +1,13 @@
-"""What a rewritten `where` clause calls. The parts of `and` and `or` come as functions, so that
-Python's own parts are evaluated only where Python would.
+"""The functions that a rewritten `where` clause calls.
+
+Parts of `and` and `or` are passed as functions, so that Python's own parts are evaluated only if
+Python would evaluate them.
 
     len(X) < n and check(X, Y)
     ->  all_(place, lambda: compare(place, called(place, "len", ref(place, "X")), "<", n),
                     lambda: opaque(place, ("X", "Y"), lambda X, Y: check(X, Y), "check(X, Y)"))
 
-A Python value among the parts decides as in Python: a false one ends an `and`.
+A Python value among the parts works as in Python: a false one ends an `and`.
 """
 
 from collections.abc import Callable
@@ -32,7 +34,7 @@ _TERMS = (Value, Ref, All, AnyOf, Not, Compared, Calculated, Called, Opaque)
 
 
 def term(value: object, place: Place | None = None) -> Term:
-    """A term as it is, anything else as a Value."""
+    """A term unchanged, anything else as a Value."""
     if isinstance(value, _TERMS):
         return value
     refuse_awaitable(value, place)
@@ -90,7 +92,7 @@ def compare(place: Place, left: object, relation: str, right: object) -> Term:
 
 
 def calculated(place: Place, left: object, symbol: str, right: object, text: str) -> Term:
-    """One step of arithmetic. Raises BadCondition for pieces, which are no number."""
+    """One arithmetic operation. Raises BadCondition for words(X) and the like."""
     sides = term(left, place), term(right, place)
     for side in sides:
         if isinstance(side, Called) and side.operator.lower() in PIECES:
@@ -106,5 +108,5 @@ def called(place: Place, operator: str, *arguments: object) -> Term:
 def opaque(
     place: Place, names: tuple[str, ...], function: Callable[..., object], text: str
 ) -> Term:
-    """Any other Python over holes."""
+    """Any other Python expression about holes."""
     return Opaque(names, function, place, text)

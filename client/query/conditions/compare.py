@@ -1,11 +1,11 @@
-"""What a comparison with a constant says of the current hole, in the server's language.
+"""Translates comparisons of the current hole with constants into the server's language.
 
     measured(measure, relation, constant)   len(X) < 5, len(words(X)) in [1, 2]
     decimal(relation, constant)             float(X) <= 0.5
     subject(kind, relation, constant)       X == "a", X < 5, X in [...]
     contained(kind, constant)               "a" in X
 
-Answers None for what the language cannot say. It knows no `and` and `or`.
+Returns None for what the language cannot express.
 """
 
 import math
@@ -35,14 +35,14 @@ from constraints.where.terms import (
 )
 
 FLIPPED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">=": "<=", ">": "<"}
-# The server's language has numbers of at most 18 digits; no count comes near them.
+# The server's language has numbers of at most 18 digits, more than any count needs.
 _MAX_BOUND = 10**18 - 1
-# All substrings of a text are listed while they have so many characters together.
+# All substrings of a text are listed if they have at most so many characters together.
 _MAX_SUBSTRINGS_LEN = 20_000
 
 
 def measured(measure: Measure, relation: str, constant: object, place: Place) -> Expression:
-    """A measure of the hole against a number, or `in` some numbers."""
+    """A measure of the hole compared with a number, or `in` some numbers."""
     constant = bare(constant)
     if relation in FLIPPED:
         _require_number(constant, measure.value, place)
@@ -54,12 +54,12 @@ def measured(measure: Measure, relation: str, constant: object, place: Place) ->
     is_one = _among(measure, numbers)
     if relation == "in":
         return is_one
-    # What is no integer compares with nothing.
+    # A text that is no integer satisfies no comparison.
     return And((IsInt(), opposite(is_one))) if measure is Measure.INT else opposite(is_one)
 
 
 def decimal(relation: str, constant: object, place: Place) -> Expression:
-    """float(X), or a hole of that kind, against a number."""
+    """float(X), or a hole of that kind, compared with a number."""
     if relation in FLIPPED:
         _require_number(bare(constant), "float(X)", place)
         number = written(constant)
@@ -82,7 +82,7 @@ def _require_number(constant: object, what: str, place: Place) -> None:
 
 
 def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
-    """The measure is a whole number, the bound any."""
+    """The measure is a whole number, the bound any number."""
     is_int = measure is Measure.INT
     always: Expression = IsInt() if is_int else Constant(True)
     if not bound.is_finite():
@@ -103,13 +103,13 @@ def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
 
 
 def _beyond(relation: str, bound: Decimal, always: Expression) -> Expression:
-    """Against an infinity, or what is no number."""
+    """Comparison with infinity or NaN."""
     wanted = ("!=",) if bound.is_nan() else ("!=", "<", "<=") if bound > 0 else ("!=", ">", ">=")
     return always if relation in wanted else Constant(False)
 
 
 def _numbers(value: object) -> range | list[object] | None:
-    """The numbers of a collection; None for what is none."""
+    """The numbers of a collection; None: it is none."""
     if isinstance(value, range):
         return value
     if isinstance(value, str | bytes | Iterator) or not isinstance(value, Iterable):
@@ -133,7 +133,7 @@ def _among(measure: Measure, numbers: range | list[object]) -> Expression:
 
 
 def subject(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression | None:
-    """The hole's text or value on the left; `in` some text only where that is short."""
+    """The hole's text or value on the left; `in` a text only if that is short."""
     if kind.schema is not None:
         return None
     if kind.choices:
@@ -168,7 +168,7 @@ def contained(kind: HoleKind, constant: object, place: Place) -> Expression | No
 
 
 def text_of(constant: object) -> str | None:
-    """A constant as a text, if it is one; a number of an earlier hole has one."""
+    """The text of a constant, if it has one; a number of an earlier hole has one."""
     if isinstance(constant, Finished) and is_scalar(constant.value):
         return constant.shown
     value = bare(constant)
@@ -247,7 +247,7 @@ def _substring_of(text: str) -> Expression | None:
 
 
 def edges_of(text: str, *, at_end: bool) -> Expression | None:
-    """All beginnings of a text, or all its ends; None if they are too many."""
+    """All prefixes of a text, or all suffixes; None if there are too many."""
     length = len(text)
     if length * (length + 1) // 2 > _MAX_SUBSTRINGS_LEN:
         return None
@@ -256,6 +256,6 @@ def edges_of(text: str, *, at_end: bool) -> Expression | None:
 
 
 def around_substrings(text: str) -> Expression:
-    """Wider than all substrings of a text: no longer, and of no other characters."""
+    """A superset of the substrings of a text: no longer, and no other characters."""
     chars = "".join(map(re.escape, sorted(set(text))))
     return And((Compare(Measure.CHARS, Relation.LE, len(text)), Matches(f"[{chars}]*")))

@@ -1,6 +1,6 @@
-"""Comparisons, from what either side of one is to what is said of the current hole.
+"""Translates comparisons into bounds on the current hole, by the kinds of their sides.
 
-a side:  known | the hole, or a measure of it | pieces to count | a sum of measures (future_sums.py)
+side:  constant | hole, or a measure of it | uncounted parts | sum of measures (future_sums.py)
 """
 
 from collections.abc import Iterator, Sized
@@ -33,14 +33,14 @@ from constraints.where import terms as where
 
 @dataclass(frozen=True, slots=True)
 class _Constant:
-    """A side that is known."""
+    """A known side."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class _TextParts:
-    """words(X), which is to be counted; `shown` is what the program says."""
+    """words(X), which has to be counted; `shown`: its source text."""
 
     operator: str
     shown: str
@@ -48,14 +48,14 @@ class _TextParts:
 
 @dataclass(frozen=True, slots=True)
 class _Folded:
-    """X.lower() or X.upper(), where X is a text."""
+    """X.lower() or X.upper() of a text."""
 
     fold: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparable:
-    """What of the hole is compared."""
+    """The property of the hole that is compared."""
 
     what: "where.Measure | str"
 
@@ -85,7 +85,7 @@ def _side(term: Term, current: CurrentHole) -> _Side:
 
 
 def fold_of(term: Term, current: CurrentHole) -> str | None:
-    """`lower` of X.lower(), `upper` of X.upper(), where the hole X is a text; None of all else."""
+    """`lower` for X.lower(), `upper` for X.upper() of a text hole; None for other terms."""
     is_text = current.kind.schema is None and current.kind.python is str
     if not is_text or not isinstance(term, Opaque):
         return None
@@ -103,7 +103,7 @@ def _applied(term: Called, about: _Side, current: CurrentHole) -> _Side:
     if name not in ("len", "int", "float", *PIECES):
         return _UNKNOWN
     if name == "len" and current.kind.has_length:
-        return _UNKNOWN  # of the value, and not of its text
+        return _UNKNOWN  # the length of the value, not of its text
     if name != "tokens":
         require_text(name, current.kind, term.place)
     match name:
@@ -117,13 +117,13 @@ def _applied(term: Called, about: _Side, current: CurrentHole) -> _Side:
 
 
 def _are_sums(term: Compared, current: CurrentHole) -> bool:
-    """Whether a side is calculated, or holes to come are compared with."""
+    """Whether a side is arithmetic, or mentions future holes."""
     is_calculated = any(isinstance(side, Calculated) for side in (term.left, term.right))
     return is_calculated or not names_of(term) <= {current.name, *current.values}
 
 
 def compared(term: Compared, current: CurrentHole) -> Bounds:
-    """What a comparison says of the current hole. Raises BadCondition."""
+    """The bounds from a comparison. Raises BadCondition."""
     sums = future_sums.compared(term, current) if _are_sums(term, current) else None
     return _compared(term, current) if sums is None else sums
 
@@ -145,7 +145,7 @@ def _refuse_uncounted(side: _Side, place: Place) -> None:
 
 
 def _listed(side: _Side, place: Place) -> _Side:
-    """What something is looked for in: the pieces of a known text, or of one that is to come."""
+    """The right side of `in`: the parts of a known text as a list."""
     match side:
         case _Constant(TextParts() as parts):
             return _Constant(parts.listed(place))
@@ -179,7 +179,7 @@ def _related(left: _Side, right: _Side, term: Compared, current: CurrentHole) ->
 def _against(
     side: _Side, relation: str, constant: object, place: Place, current: CurrentHole
 ) -> Bounds:
-    """What is not known on the left, a constant on the right."""
+    """A comparison with the unknown on the left and a constant on the right."""
     match side:
         case _Comparable(where.Measure() as measure):
             return exactly(compare.measured(measure, relation, constant, place))
@@ -200,14 +200,14 @@ def _folded(fold: str, relation: str, constant: object, place: Place) -> where.E
     elif relation in ("in", "not in"):
         if isinstance(constant, Iterator):
             raise BadCondition("an iterator can be read only once; make it a list", place)
-        # A dictionary of a language is a check's: nobody is to wait until it has been read.
+        # Too many texts for a mask, such as a dictionary, are checked afterwards.
         is_large = isinstance(constant, Sized) and len(constant) > MAX_LETTERS
         texts = None if is_large else strings(constant)
         found = None if texts is None else one_of(fold, texts)
     else:
         return None
-    is_turned = relation in ("!=", "not in")
-    return opposite(found) if found is not None and is_turned else found
+    is_negated = relation in ("!=", "not in")
+    return opposite(found) if found is not None and is_negated else found
 
 
 def _hole_against(relation: str, constant: object, place: Place, kind: HoleKind) -> Bounds:

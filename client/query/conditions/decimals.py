@@ -1,9 +1,9 @@
-"""Numbers as they are written, compared with a bound: patterns in Python's syntax.
+"""Patterns of the numerals that compare with a bound in a given way, in Python's syntax.
 
     numeral = -? digits (. digits)?      its value is exact: "0.10" is 0.1, "-0" is 0, "007" is 7
 
-Each pattern matches exactly the numerals whose value is so related to the bound, however many zeros
-they begin or end with.
+Each pattern matches exactly the numerals whose value has the relation to the bound, with any
+leading and trailing zeros.
 """
 
 from collections.abc import Iterable
@@ -13,14 +13,14 @@ from decimal import Decimal
 
 @dataclass(frozen=True, slots=True)
 class _Digits:
-    """A bound without its sign: digits before and after the point, neither with idle zeros."""
+    """An unsigned bound: digits before and behind the point, without needless zeros."""
 
     whole: str
     fraction: str
 
 
 def related(relation: str, bound: Decimal, *, decimals: bool) -> str:
-    """The pattern of numerals whose value is `relation bound`; integers alone without `decimals`.
+    """The pattern of numerals with `value relation bound`; only integers unless `decimals`.
 
     relation: <, <=, ==, !=, >=, >
     """
@@ -41,7 +41,7 @@ def among(bounds: Iterable[Decimal], *, decimals: bool) -> str:
 
 
 def _any(patterns: Iterable[str]) -> str:
-    """One of them; without any, what nothing matches."""
+    """The alternation; a pattern that matches nothing if there are none."""
     listed = "|".join(patterns)
     return f"(?:{listed})" if listed else r"[^\s\S]"
 
@@ -75,7 +75,7 @@ def _equal(bound: _Digits, decimals: bool) -> list[str]:
 
 
 def _less(bound: _Digits, decimals: bool) -> list[str]:
-    """Without a sign, below the bound, which is above zero."""
+    """Unsigned numerals below a positive bound."""
     pieces = []
     if bound.whole:
         shorter = len(bound.whole) - 1
@@ -95,7 +95,7 @@ def _less(bound: _Digits, decimals: bool) -> list[str]:
 
 
 def _greater(bound: _Digits, decimals: bool) -> list[str]:
-    """Without a sign, above the bound, which is zero or above."""
+    """Unsigned numerals above a bound that is not negative."""
     longer = len(bound.whole)
     pieces = [f"0*[1-9][0-9]{{{longer},}}"]
     for index, digit in enumerate(bound.whole):
@@ -113,7 +113,7 @@ def _any_digits(count: int) -> str:
 
 
 def _fraction_below(fraction: str) -> str:
-    """What follows the whole part: nothing, or a point and less than `fraction`, which is some."""
+    """What may follow the whole part: nothing, or a point and less than `fraction`."""
     pieces = [fraction[:length] for length in range(1, len(fraction))]
     for index, digit in enumerate(fraction):
         if digit != "0":

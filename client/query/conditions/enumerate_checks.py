@@ -1,9 +1,7 @@
-"""Evaluates the checks of a hole with few possible texts on each of them, before the request.
+"""Evaluates the checks of a hole on all its possible texts before the request, if they are few.
 
-Whole numbers between two bounds are such texts, too.
-
-Then none of them can fail afterwards. A function that raises on one of the texts is left to be
-called on the one that comes.
+Whole numbers between two bounds count as such texts, too. Then no check can fail afterwards. A
+check that raises on one of the texts is evaluated afterwards instead.
 """
 
 import math
@@ -18,16 +16,16 @@ from client.query.conditions.terms import Term
 from client.query.errors import ProgramFailed
 from constraints.where.terms import Compare, Measure, OneOf, Relation
 
-# Of more texts than these none is enumerate_checks: the program's functions may take their time.
+# Checks are enumerated on at most so many texts, since the program's functions may be slow.
 _MAX_TRIED = 64
 
 
 def enumerate_checks(
     parts: Parts, checks: Sequence[Check], current: CurrentHole
 ) -> tuple[Parts, tuple[Check, ...]]:
-    """The parts with those texts alone that pass, and the checks that are still to be made.
+    """The parts restricted to the texts that pass, and the remaining checks.
 
-    checks: of finished holes and this one
+    checks: on finished holes and this one
     """
     if checks and current.kind.name == INT.name:
         parts = (*_numbers(parts), *parts)
@@ -45,7 +43,7 @@ def enumerate_checks(
 
 
 def _numbers(parts: Parts) -> Parts:
-    """The numbers between the bounds that are said of the hole's value, where they are few."""
+    """The numbers between the bounds of the hole's value, if they are few."""
     low, high = -math.inf, math.inf
     for part in parts:
         if isinstance(part, Compare) and part.measure is Measure.INT:
@@ -57,7 +55,7 @@ def _numbers(parts: Parts) -> Parts:
 
 
 def _range(relation: Relation, bound: int) -> tuple[float, float]:
-    """The least and the most that a whole number may be, both included."""
+    """The smallest and the largest number allowed, both included."""
     match relation:
         case Relation.LT:
             return -math.inf, bound - 1
@@ -73,7 +71,7 @@ def _range(relation: Relation, bound: int) -> tuple[float, float]:
 
 
 def _passing(term: Term, texts: Iterable[str], current: CurrentHole) -> tuple[str, ...] | None:
-    """The texts that satisfy a term; None: that is not known before one of them is made."""
+    """The texts that satisfy a term; None: unknown before the text is generated."""
     passing = []
     for text in texts:
         hole = current.kind.finished(text)

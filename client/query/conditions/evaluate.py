@@ -1,10 +1,10 @@
-"""What a condition means for values that are known: the judge of finished holes.
+"""Evaluates conditions on finished holes.
 
     evaluate(term, values) -> True, False, or None where it depends on a hole that is not finished
 
-Texts are measured as the server does (`constraints.where.evaluate`), values are compared as Python
-compares them. A hole is both: `X == "3"` and `len(X)` are about the text of an int hole, `X == 3`
-about its value. It knows no masks.
+Texts are measured as in the server (`constraints.where.evaluate`), values are compared as in
+Python. A hole has both: `X == "3"` and `len(X)` are about the text of an int hole, `X == 3` about
+its value.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -56,11 +56,10 @@ from constraints.where.operands import Phrase, Phrases
 
 
 def evaluate(term: Term, values: Values) -> bool | None:
-    """Whether the condition holds; None if it depends on holes that `values` lacks.
+    """Whether the condition holds; None: it depends on holes that `values` lacks.
 
-    values: what the variables of finished holes are bound to, or `Finished` to say their text and
-            tokens too
-    Raises BadCondition where it means nothing, ProgramFailed where the program's own code raises.
+    values: the values of finished holes, or `Finished` with their text and tokens, too
+    Raises BadCondition for invalid conditions, ProgramFailed if the program's own code raises.
     """
     match term:
         case All(parts):
@@ -89,7 +88,7 @@ def _compared(term: Compared, values: Values) -> bool | None:
 
 
 def _errors_about_hole(*terms: Term) -> AbstractContextManager[None]:
-    """What is refused in here is said of the first of these that is a hole."""
+    """Context: errors name the first of these terms that is a hole."""
     holes = (part.name for part in terms if isinstance(part, Ref))
     return errors_about(next(holes, SUBJECT))
 
@@ -109,7 +108,7 @@ def _opposite(truth: bool | None) -> bool | None:
 
 
 def as_condition(term: Called) -> str:
-    """The operator of a call that stands as a condition. Raises BadCondition for a mere number."""
+    """The operator of a call that is a condition. Raises BadCondition if it is a number."""
     name = operator_of(term)
     if name in ("len", "type", *PIECES):
         raise BadCondition(f"`{name}` alone is no condition; compare it", term.place)
@@ -117,7 +116,7 @@ def as_condition(term: Called) -> str:
 
 
 def _as_truth(value: object, term: Term) -> bool | None:
-    """A value that stands alone, as Python takes it; but for a method that nobody calls."""
+    """The truth of a value, as in Python; refuses a method that is not called."""
     if isinstance(value, Missing):
         return None
     alone = bare(value)
@@ -130,7 +129,7 @@ def _as_truth(value: object, term: Term) -> bool | None:
 
 
 def operand(term: Term, values: Values) -> object:
-    """What stands on a side of a comparison: Python's value, a Finished, Pieces or Missing."""
+    """The operand of a comparison: a Python value, a Finished, TextParts or Missing."""
     match term:
         case Value(value):
             return value
@@ -162,14 +161,14 @@ def _calculated(term: Calculated, values: Values) -> object:
 
 
 def _numbers(left: object, right: object) -> tuple[object, object]:
-    """Both as Python calculates with them; it adds no float to a Decimal, which float(X) is."""
+    """Both numbers for arithmetic: Python adds no float to a Decimal, which float(X) is."""
     numbers = bare(left), bare(right)
     is_mixed = {Decimal, float} <= set(map(type, numbers))
     return (written(left), written(right)) if is_mixed else numbers
 
 
 def computed(term: Opaque | Calculated, make: Callable[[], object]) -> object:
-    """What the program's own code makes. Raises ProgramFailed with its place, BadCondition."""
+    """The result of the program's own code. Raises ProgramFailed with its place, BadCondition."""
     try:
         made = make()
     except TandemError:
@@ -250,7 +249,7 @@ def _text(name: str, about: object, place: Place) -> str:
 
 
 def _called(name: str, term: Called, values: Values) -> bool | None:
-    """An operator that is a condition by itself."""
+    """An operator that is a condition."""
     arguments = [operand(argument, values) for argument in term.arguments]
     if any(isinstance(argument, Missing) for argument in arguments):
         return None

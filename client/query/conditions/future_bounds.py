@@ -1,10 +1,10 @@
-"""What is known of the holes to come, from what is said of them: bounds of their measures.
+"""Derives bounds of the measures of future holes from the conditions on them.
 
     len(X) + len(Y) == 9 and len(Y) < len(Z) and len(Z) in [3, 4]       at X
     Z: 3 to 4      Y: 0 to 3      and so X: 6 to 9
 
-A hole that the program then does not come to counts as one that could have had any text within
-these bounds. What nothing satisfies says nothing: such a hole may never come.
+A hole that the program never reaches counts as if it could have any text within these bounds.
+Unsatisfiable conditions give no bounds, since such a hole may never be reached.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,20 +26,20 @@ from constraints.where.evaluate import measured
 from constraints.where.interval import Interval
 from constraints.where.normal_form import to_nnf
 
-# Bounds are carried from sum to sum so often at most: some never settle (X < Y and Y < X).
+# The most rounds of propagation: some bounds never converge (X < Y and Y < X).
 _MAX_ROUNDS = 16
-# Of more texts than these nobody looks for the longest.
+# The most texts whose lengths are compared.
 _MAX_TEXTS = 1000
 
-# A sum without its shift, of which a range is known; the same sum has the same key.
+# The key of a sum without its shift, for its known range.
 _Sums = dict[tuple[tuple[Quantity, Number], ...], Range]
 
 
 def future_bounds_of(conjuncts: Sequence[Term], current: CurrentHole) -> FutureBounds:
-    """What is known at the current hole of those behind it.
+    """The bounds of future holes, as known at the current one.
 
-    conjuncts: all that will surely be said, of this hole and of others
-    Raises Unsatisfiable where no text of this one leaves any to the others.
+    conjuncts: all conditions that surely apply, to this hole and to others
+    Raises Unsatisfiable if no text of this hole leaves any text to the others.
     """
     known = {current.name, *current.values}
     to_come = frozenset().union(*map(names_of, conjuncts)) - known
@@ -70,11 +70,11 @@ def _kind(conjuncts: Sequence[Term], hole: str) -> HoleKind | None:
     try:
         return type_from_conditions(conjuncts, hole)
     except QueryError:
-        return None  # reported when the hole is reached
+        return None  # the error is reported when the hole is reached
 
 
 def _ranges(conjuncts: Sequence[Term], current: CurrentHole) -> dict[Quantity, Range]:
-    """Between which bounds each quantity lies, as far as that can be seen."""
+    """The range of each quantity, as far as known."""
     sums: _Sums = {}
     for part in conjuncts:
         for linear, found in _said(part, current):
@@ -90,7 +90,7 @@ def _ranges(conjuncts: Sequence[Term], current: CurrentHole) -> dict[Quantity, R
 
 
 def _said(part: Term, current: CurrentHole) -> Iterator[tuple[Linear, Range]]:
-    """Sums and what a condition leaves of them."""
+    """Sums, and the ranges that a condition implies for them."""
     try:
         sums = related(part, current) if isinstance(part, Compared) else None
         if sums is not None:
@@ -103,11 +103,11 @@ def _said(part: Term, current: CurrentHole) -> Iterator[tuple[Linear, Range]]:
             upper = bounds(part, CurrentHole(hole, kind, current.values)).upper
             yield from _of_expression(upper, hole)
     except QueryError:
-        return  # reported when the hole is reached
+        return  # the error is reported when the hole is reached
 
 
 def _of_sums(sums: Sequence[LinearComparison]) -> Iterator[tuple[Linear, Range]]:
-    """One of them holds. Those that `in` makes differ by their shifts alone."""
+    """One of these comparisons holds; those made from `in` differ in their shifts only."""
     ends = {"<": Range(None, 0), "<=": Range(None, 0), "==": Range(0, 0)}
     ends |= {">": Range(0, None), ">=": Range(0, None)}
     if not sums:
@@ -125,7 +125,7 @@ def _of_sums(sums: Sequence[LinearComparison]) -> Iterator[tuple[Linear, Range]]
 
 
 def _of_expression(upper: where.Expression, hole: str) -> Iterator[tuple[Linear, Range]]:
-    """What an expression about one hole says of its measures."""
+    """The ranges that an expression about one hole implies for its measures."""
     for measure in where.Measure:
         found = _range_of(upper, measure)
         if found != ANY:
@@ -164,17 +164,17 @@ def _of_texts(texts: Sequence[str], measure: where.Measure) -> Range:
     if measure is where.Measure.INT:
         numbers = [integer(text) for text in texts]
         whole = [number for number in numbers if number is not None]
-        # A text that is no number compares with none: it may be the one that comes.
+        # A text that is no number satisfies no comparison, but may be the one generated.
         return Range(min(whole), max(whole)) if len(whole) == len(numbers) else ANY
     counts = [measured(measure, text) for text in texts]
     return Range(min(counts), max(counts))
 
 
-# Carrying bounds from sum to sum
+# Propagating bounds from sum to sum
 
 
 def _note(sums: _Sums, linear: Linear, found: Range) -> None:
-    """Each sum once: `X - Y` is `Y - X` turned around, and `2 * X + 2 * Y` is twice `X + Y`."""
+    """Record a range under a canonical sum: `Y - X` as `X - Y`, `2 * X + 2 * Y` as `X + Y`."""
     scales = [(quantity, scale) for quantity, scale in linear.scales.items() if scale]
     if not scales:
         return
@@ -185,7 +185,7 @@ def _note(sums: _Sums, linear: Linear, found: Range) -> None:
 
 
 def _carry(scales: Mapping[Quantity, Number], found: Range, ranges: dict[Quantity, Range]) -> None:
-    """What a sum's range leaves of each of its quantities."""
+    """Propagate the range of a sum to its quantities."""
     linear = Linear(scales)
     if len(scales) > 1 and found.is_empty:
         ranges[next(iter(scales))] = found

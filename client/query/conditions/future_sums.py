@@ -1,7 +1,7 @@
-"""Comparisons of sums of measures, where holes are still to come: what they say of the current one.
+"""Bounds on the current hole from comparisons of sums that include future holes.
 
-len(X) + len(Y) == 5    Y to come, at least 0    needed: len(X) <= 5    sure: nothing
-X < Y                   Y to come, at most 9     needed: X < 9          sure: X below what Y
+len(X) + len(Y) == 5    Y future, at least 0     needed: len(X) <= 5    sure: nothing
+X < Y                   Y future, at most 9      needed: X < 9          sure: X below what Y
                                                                         is at least
 """
 
@@ -21,12 +21,12 @@ from client.query.conditions.terms import Compared, Term
 from client.query.place import Place
 from constraints.where import terms as where
 
-# With decimals Python rounds: bounds give way by so much.
+# Python rounds decimals, so bounds are relaxed by so much.
 _SLACK = Fraction(1, 10**6)
 
 
 def compared(term: Compared, current: CurrentHole) -> Bounds | None:
-    """What a comparison of sums says of the current hole; None: it is none."""
+    """The bounds from a comparison of sums; None: it is none."""
     if term.relation == "not in":
         found = compared(Compared(term.left, "in", term.right, term.place), current.negated)
         is_safe = found is not None and _are_numbers(term.left, current)
@@ -39,7 +39,7 @@ def compared(term: Compared, current: CurrentHole) -> Bounds | None:
 
 
 def _are_numbers(term: Term, current: CurrentHole) -> bool:
-    """Whether each quantity is a number whatever its hole is: no text compares with a number."""
+    """Whether each quantity is a number for every text of its hole."""
     found = linear_of(term, current)
     return found is not None and all(_is_number(each, current) for each in found.scales)
 
@@ -89,14 +89,14 @@ def _any_sure(
 
 
 def _rest(linear: Linear, quantity: Quantity | None, ranges: Mapping[Quantity, Range]) -> Range:
-    """What lies between which bounds beside one quantity."""
+    """The range of the sum without one quantity."""
     rest = linear if quantity is None else linear.without(quantity)
     found = rest.range(ranges)
     return found.plus(Range(-_SLACK, _SLACK)) if linear.is_rounded else found
 
 
 def _is_indivisible(linear: Linear) -> bool:
-    """Whether no sum of whole numbers is zero: 2 * len(X) + 4 * len(Y) - 5."""
+    """Whether the sum cannot be zero for whole numbers: 2 * len(X) + 4 * len(Y) - 5."""
     divisor = math.gcd(*(int(scale) for scale in linear.scales.values()))
     return divisor != 0 and int(linear.shift) % divisor != 0
 
@@ -107,7 +107,7 @@ def _is_indivisible(linear: Linear) -> bool:
 def _needed(
     quantity: Quantity, scale: Number, relation: str, rest: Range, place: Place
 ) -> where.Expression:
-    """What holds if the comparison does for one number of the rest."""
+    """The condition that the comparison holds for some number of the rest."""
     match relation:
         case "<" | "<=":
             return _bound(quantity, scale, relation, rest.low, place)
@@ -124,7 +124,7 @@ def _needed(
 def _sure(
     quantity: Quantity, scale: Number, relation: str, rest: Range, place: Place
 ) -> where.Expression:
-    """What is enough for the comparison to hold for all numbers of the rest."""
+    """The condition that the comparison holds for all numbers of the rest."""
     if relation == "==" and not rest.is_one:
         return FALSE
     ways = (">", "<") if relation == "!=" else (relation,)
@@ -136,7 +136,7 @@ def _sure(
 def _bound(
     quantity: Quantity, scale: Number, relation: str, rest: Number | None, place: Place
 ) -> where.Expression:
-    """`scale * quantity + rest relation 0` in the server's language; no rest: nothing is said."""
+    """`scale * quantity + rest relation 0` in the server's language; True if rest is None."""
     if rest is None:
         return TRUE if quantity.is_count else _is_a_number(quantity)
     bound = Fraction(-rest) / scale
@@ -161,7 +161,7 @@ def _is_a_number(quantity: Quantity) -> where.Expression:
 
 
 def _decimal(relation: str, bound: Fraction) -> where.Expression:
-    """A decimal may be nearer to the bound than Python distinguishes, so `<` lets the bound in."""
+    """Decimals may be closer to the bound than Python distinguishes, so `<` includes the bound."""
     steps = bound * 10**9
     match relation:
         case "<" | "<=":
@@ -178,7 +178,7 @@ def _decimal(relation: str, bound: Fraction) -> where.Expression:
 
 
 def _may(relation: str, rest: Range) -> bool:
-    """Whether `rest relation 0` for one number of the rest."""
+    """Whether `rest relation 0` holds for some number of the rest."""
     low = -math.inf if rest.low is None else rest.low
     high = math.inf if rest.high is None else rest.high
     return {
@@ -192,6 +192,6 @@ def _may(relation: str, rest: Range) -> bool:
 
 
 def _must(relation: str, rest: Range) -> bool:
-    """Whether it does for all numbers of the rest."""
+    """Whether `rest relation 0` holds for all numbers of the rest."""
     opposites = {"<": ">=", "<=": ">", "==": "!=", "!=": "==", ">=": "<", ">": "<="}
     return not _may(opposites[relation], rest)

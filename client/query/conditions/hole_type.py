@@ -1,4 +1,4 @@
-"""The kind of a hole: what stands behind its colon, or what a condition says of it."""
+"""The kind of a hole, from its annotation or from conditions."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def hole_type(conjuncts: Sequence[Term], name: str, annotation: object | None) -
 
 
 def type_from_conditions(conjuncts: Sequence[Term], name: str) -> HoleKind | None:
-    """What conditions say; None: nothing."""
+    """The kind that conditions require; None: they require none."""
     for part in conjuncts:
         match part:
             case Called(arguments=(Ref(about),)) if about == name:

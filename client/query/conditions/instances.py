@@ -1,4 +1,4 @@
-"""JSON texts as the values of Python's types; of several types, of the first that fits."""
+"""Converts JSON texts to values of Python types; for a union, of the first type that fits."""
 
 import enum
 import json
@@ -16,8 +16,8 @@ def loaded(text: str) -> object:
 
 
 def value(annotation: Any, text: str) -> object:
-    """The value that a text of this type's schema writes. Raises ValueError for other texts, and
-    what the type's own code raises.
+    """Convert a text of this type's schema. Raises ValueError for other texts, and errors of the
+    type's own code.
     """
     if is_model(annotation):
         return annotation.model_validate_json(text)

@@ -1,4 +1,4 @@
-"""What stands behind a hole's colon: which texts it may have, and what value each of them means."""
+"""The kinds of holes, from their annotations: allowed texts, and the value of each text."""
 
 import enum
 import re
@@ -23,12 +23,12 @@ class HoleKind:
     """A kind of hole.
 
     name:    in errors
-    texts:   which texts there are; None: any, or those of the schema
-    value:   from such a text to the variable's value
-    python:  the type of the value, None if there are several
-    choices: the value of each text, where there are finitely many
-    schema:  a JSON schema, where the text is JSON
-    is_mixed: whether there are numbers and texts among the choices
+    texts:   the allowed texts; None: any, or those of the schema
+    value:   converts a text to the variable's value
+    python:  the type of values, None if there are several
+    choices: the value of each text, if they are finitely many
+    schema:  a JSON schema, if the text is JSON
+    is_mixed: whether choices include both numbers and texts
     """
 
     name: str
@@ -41,17 +41,17 @@ class HoleKind:
 
     @property
     def has_length(self) -> bool:
-        """Whether `len` is that of the value: the text is JSON, of what may hold several things."""
+        """Whether `len` applies to the value: the text is JSON of a container."""
         is_sized = self.python is None or issubclass(self.python, Sized)
         return self.schema is not None and is_sized
 
     def finished(self, text: str) -> Finished:
-        """A hole of this kind that has this text. Raises what reading it raises."""
+        """A finished hole of this kind with this text. Raises errors of the conversion."""
         return Finished(self.value(text), text, is_mixed=self.is_mixed)
 
 
 def kind_of(annotation: object) -> HoleKind:
-    """The kind of a hole annotated so. Raises BadCondition for what is no kind."""
+    """The kind of an annotation. Raises BadCondition if it is none."""
     if annotation is None or annotation is str:
         return TEXT
     if isinstance(annotation, str):
@@ -61,7 +61,7 @@ def kind_of(annotation: object) -> HoleKind:
 
 
 def _integer(text: str) -> object:
-    # int() refuses thousands of digits, which a model may well write.
+    # int() refuses thousands of digits, which a model may write.
     return int(text) if len(text) < _MAX_INT_LEN else int(Decimal(text))
 
 
@@ -140,8 +140,8 @@ def _json(annotation: object) -> HoleKind:
 
 
 TEXT = HoleKind("text", None, str, str)
-# No zeros in front: with them a model that begins "-" where X >= 0, or "0" where X < 10, could only
-# write zeros on, to the end of its context.
+# Without leading zeros: otherwise a model that begins "-" where X >= 0, or "0" where X < 10, could
+# only continue with zeros, up to the end of its context.
 INT = HoleKind("a whole number", where.Matches("0|-?[1-9][0-9]*"), _integer, int)
 FLOAT = HoleKind("a number", where.Matches(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"), float, float)
 _TRUTHS = MappingProxyType({"True": True, "False": False})

@@ -1,11 +1,11 @@
-"""What is said of X.lower() or X.upper(), as patterns over the characters that become a text.
+"""Translates conditions on X.lower() and X.upper() into patterns of X.
 
     X.lower() == "ok"     [Oo][Kk\\u212a]        X.upper() == "SS"   (?:[Ss\\u017f][Ss\\u017f]|[ßẞ])
     "ok" in X.lower()     anything before it and behind
 
-Python takes each character by itself, so this is exact; but for one: what a capital sigma becomes
-in lower case depends on the letters around it, so texts with a sigma are for checks. Where a text
-is within another one, a character that becomes several may have a part of them in it: X.upper()
+Python converts each character on its own, so this is exact. The exception is the capital sigma,
+whose lower case depends on its neighbours, so texts with a sigma are checked afterwards. For
+prefixes, suffixes and substrings, a character that becomes several may match partly: X.upper()
 begins with "S" for `ßa`.
 """
 
@@ -21,34 +21,34 @@ FOLDS: Mapping[str, Callable[[str], str]] = MappingProxyType(
     {"lower": str.lower, "upper": str.upper}
 )
 _SIGMAS = frozenset("Σσς")
-# A longer pattern is a check's. A letter takes three of it or more, as [x].
+# The longest pattern; longer ones become checks. A letter takes three characters or more: [x].
 _MAX_LEN = 20_000
 MAX_LETTERS = _MAX_LEN // 3
 # Beyond these two planes Unicode has no letters with two cases.
 _END_OF_LETTERS = 0x20000
 _NOTHING = "(?!)"
 _ANYTHING = "(?s:.*)"
-# What a character becomes has at most three, so that a part of it has at most two.
+# A character becomes at most three, so a part of them is at most two.
 _PARTS = (1, 2)
 
 
 def one_of(fold: str, texts: Collection[str]) -> Expression | None:
-    """The texts that become one of these; None where a mask cannot say it."""
+    """Pattern of texts that convert to one of these; None: not expressible."""
     return _any_of(texts, lambda text: [_pattern(fold, text)])
 
 
 def beginning_with(fold: str, texts: Collection[str]) -> Expression | None:
-    """The texts that become what begins with one of these; None where a mask cannot say it."""
+    """Pattern of texts that convert to a text with one of these prefixes; None: not expressible."""
     return _any_of(texts, lambda text: _heads(fold, text), behind=_ANYTHING)
 
 
 def ending_with(fold: str, texts: Collection[str]) -> Expression | None:
-    """The texts that become what ends with one of these; None where a mask cannot say it."""
+    """Pattern of texts that convert to a text with one of these suffixes; None: not expressible."""
     return _any_of(texts, lambda text: _tails(fold, text, _exactly), before=_ANYTHING)
 
 
 def containing(fold: str, text: str) -> Expression | None:
-    """The texts that become what has this in it; None where a mask cannot say it."""
+    """Pattern of texts that convert to a text containing this one; None: not expressible."""
 
     def ways(text: str) -> list[str | None]:
         inside = _sources(fold).that_hold(text)
@@ -64,7 +64,7 @@ def _any_of(
     before: str = "",
     behind: str = "",
 ) -> Expression | None:
-    """The texts of all ways for all texts; a way that is None cannot be said."""
+    """The alternation of all ways for all texts; None if one is not expressible."""
     if sum(map(len, texts)) > MAX_LETTERS:
         return None
     patterns: list[str] = []
@@ -87,7 +87,7 @@ def _exactly(fold: str, text: str) -> list[str | None]:
 
 
 def _heads(fold: str, text: str) -> list[str | None]:
-    """Texts that become this one, the last character perhaps more than it."""
+    """Patterns of texts that convert to this one, possibly with more behind it."""
     ways = [_pattern(fold, text)]
     for size in _PARTS[: len(text)]:
         chars = _sources(fold).that_begin(text[-size:])
@@ -96,7 +96,7 @@ def _heads(fold: str, text: str) -> list[str | None]:
 
 
 def _tails(fold: str, text: str, rest: Callable[[str, str], list[str | None]]) -> list[str | None]:
-    """Texts that become this one, the first character perhaps more than it; then the rest."""
+    """Patterns of texts that convert to this one, possibly with more before it; then the rest."""
     ways = rest(fold, text)
     for size in _PARTS[: len(text)]:
         chars = _set(_sources(fold).that_end(text[:size]))
@@ -115,7 +115,7 @@ def _set(chars: str) -> str:
 
 
 def _pattern(fold: str, text: str) -> str | None:
-    """The texts that become one text; _NOTHING: none does."""
+    """Pattern of the texts that convert to one text; _NOTHING: there is none."""
     if fold == "lower" and _SIGMAS & set(text):
         return None
     sources = _sources(fold)
@@ -131,7 +131,7 @@ def _pattern(fold: str, text: str) -> str | None:
 
 
 def _end_of_group(text: str, start: int, sources: "_Sources") -> int:
-    """Where no character becomes letters on both sides."""
+    """The next boundary that no character's conversion crosses."""
     at, end = start, start + 1
     while at < end:
         lengths = (length for length in (2, 3) if sources.of(text[at : at + length]))
@@ -141,7 +141,7 @@ def _end_of_group(text: str, start: int, sources: "_Sources") -> int:
 
 
 def _ways(group: str, sources: "_Sources") -> str:
-    """All that a few letters may come from."""
+    """Pattern of all sources of a few letters."""
     ways = ["", *[_NOTHING] * len(group)]  # by how many letters are there
     for end in range(1, len(group) + 1):
         options = []
@@ -158,7 +158,7 @@ def _ways(group: str, sources: "_Sources") -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """What letters come from.
+    """The sources of letters.
 
     changed: by letters, the characters that become them; several: those of two letters and three
     """
@@ -168,20 +168,20 @@ class _Sources:
     vanishing: frozenset[str]
 
     def of(self, letters: str) -> str:
-        """The characters that become these letters: one stays what it is, or is among them."""
+        """The characters that convert to exactly these letters."""
         itself = letters if len(letters) == 1 and letters not in self.vanishing else ""
         return itself + self.changed.get(letters, "")
 
     def that_begin(self, letters: str) -> str:
-        """The characters that become these letters and more."""
+        """The characters that convert to these letters and more behind them."""
         return self._that(lambda whole: whole != letters and whole.startswith(letters))
 
     def that_end(self, letters: str) -> str:
-        """The characters that become more and these letters."""
+        """The characters that convert to these letters and more before them."""
         return self._that(lambda whole: whole != letters and whole.endswith(letters))
 
     def that_hold(self, letters: str) -> str:
-        """The characters that become these letters with others on both sides."""
+        """The characters that convert to these letters with others on both sides."""
         return self._that(lambda whole: letters in whole[1:-1])
 
     def _that(self, fits: Callable[[str], bool]) -> str:

@@ -1,8 +1,8 @@
-"""Sums of measures of holes, with whole numbers added to them and times them.
+"""Linear sums of measures of holes.
 
     2 * len(words(X)) + 1 - Y       scales {words of X: 2, value of Y: -1}, shift 1
 
-Of whole numbers these are exact, here and in Python. With decimals Python rounds: `is_rounded`.
+With whole numbers they are exact, here and in Python. Python rounds decimals: `is_rounded`.
 """
 
 import operator
@@ -15,7 +15,7 @@ from typing import Any
 from client.query.conditions.ranges import ANY, COUNTS, Number, Range
 from constraints.where.terms import Measure
 
-# What a condition may calculate with holes.
+# The arithmetic that conditions allow on holes.
 ARITHMETIC: dict[str, Callable[[Any, Any], object]] = {
     "+": operator.add,
     "-": operator.sub,
@@ -25,19 +25,19 @@ ARITHMETIC: dict[str, Callable[[Any, Any], object]] = {
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number of a hole that is not finished; `measure` None: the decimal that it is."""
+    """A number of an unfinished hole; `measure` None: its decimal value."""
 
     hole: str
     measure: Measure | None
 
     @property
     def is_count(self) -> bool:
-        """Whether it is a whole number, none below zero."""
+        """Whether it is a count: a whole number, not negative."""
         return self.measure not in (None, Measure.INT)
 
     @property
     def possible(self) -> Range:
-        """What it may be whatever the hole is."""
+        """Its range for any text of the hole."""
         return COUNTS if self.is_count else ANY
 
 
@@ -45,7 +45,7 @@ class Quantity:
 class Linear:
     """The sum of each quantity times its scale, and the shift.
 
-    A scale may be zero: a quantity that cancels out has to be a number all the same.
+    A scale may be zero: a quantity that cancels out still has to be a number.
     """
 
     scales: Mapping[Quantity, Number] = field(default_factory=lambda: MappingProxyType({}))
@@ -54,13 +54,13 @@ class Linear:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it can be nothing but a whole number."""
+        """Whether it is always a whole number."""
         numbers = (*self.scales.values(), self.shift)
         are_whole = all(Fraction(number).denominator == 1 for number in numbers)
         return are_whole and not self.is_rounded and all(q.measure for q in self.scales)
 
     def calculated(self, symbol: str, other: "Linear") -> "Linear | None":
-        """`this symbol other`; None: no such sum."""
+        """`self symbol other`; None: not linear."""
         match symbol:
             case "+":
                 return self.plus(other)
@@ -86,7 +86,7 @@ class Linear:
         return Linear(MappingProxyType(scales), self.shift * number, self.is_rounded)
 
     def range(self, ranges: Mapping[Quantity, Range]) -> Range:
-        """What it lies between where its quantities lie there; `ranges` may lack some."""
+        """Its range, given those of its quantities; `ranges` may lack some."""
         found = Range(self.shift, self.shift)
         for quantity, scale in self.scales.items():
             found = found.plus(ranges.get(quantity, quantity.possible).times(scale))

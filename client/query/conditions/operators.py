@@ -1,7 +1,7 @@
-"""The operators of `where` clauses by name: how many arguments each takes, and what it asks.
+"""The operators of `where` clauses by name: their numbers of arguments and their meaning.
 
-It knows no holes. An operator of a text becomes a term of the server's language, which says what
-it means: `constraints.where.evaluate` decides, here and there.
+An operator on a text becomes a term of the server's language, which defines its meaning in both
+places: see `constraints.where.evaluate`.
 """
 
 import re
@@ -14,7 +14,7 @@ from client.query.errors import BadCondition
 from client.query.place import Place
 from constraints.where import terms as where
 
-# What `len` counts, by the operator inside of it.
+# The measure that `len` counts, by the operator inside of it.
 PIECES = {
     "words": where.Measure.WORDS,
     "sentences": where.Measure.SENTENCES,
@@ -22,7 +22,7 @@ PIECES = {
     "characters": where.Measure.CHARS,
     "chars": where.Measure.CHARS,
 }
-# How many arguments: at least, at most (None: any number).
+# Numbers of arguments: minimum, maximum (None: any).
 _ARITIES: dict[str, tuple[int, int | None]] = {
     "len": (1, 1),
     "int": (1, 1),
@@ -44,10 +44,10 @@ _USAGES = {
     "stops_before": 'stops_before(X, "\\n")',
     "type": "type(X) is int",
 }
-# The paper's spellings.
+# The spellings of LMQL's paper.
 _ALIASES = {"stop_at": "stops_at", "stop_before": "stops_before", "startswith": "starts_with"}
 
-# Every name under which `Called` is understood, in lower case.
+# All names of operators, in lower case.
 OPERATORS = frozenset(_ARITIES) | frozenset(_ALIASES)
 STOPS = frozenset({"stops_at", "stops_before"})
 
@@ -74,7 +74,7 @@ def operator_of(called: Called) -> str:
 
 
 def text_term(name: str, arguments: Sequence[object], place: Place) -> where.Expression:
-    """The condition on a text that a call makes; arguments are those behind the text."""
+    """The condition on a text; `arguments`: those behind the text."""
     match name:
         case "float":
             return where.IsFloat()
@@ -95,9 +95,9 @@ def text_term(name: str, arguments: Sequence[object], place: Place) -> where.Exp
 
 
 def strings(value: object) -> tuple[str, ...] | None:
-    """The strings of a list, set or any other collection, each once; None if it is none of strings.
+    """The distinct strings of a collection; None: it is no collection of strings.
 
-    A set's come in order, so that equal programs ask for equal constraints.
+    Those of a set are sorted, so that equal programs send equal constraints.
     """
     if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         return None

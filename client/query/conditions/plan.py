@@ -1,4 +1,4 @@
-"""What a hole's `where` means for its one request: frozen words between conditions and runs."""
+"""The plan of a hole's request: the result of its conditions, used by `running/`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from client.query.conditions.terms import Term
 
 
 class StopMode(Enum):
-    """How a pure stop phrase ends a hole: text behind it is cut off, or masks keep it out."""
+    """How a stop phrase ends a hole: the text is cut behind it, or masks end it exactly there."""
 
     CUT = "cut"
     EXACT = "exact"
@@ -17,9 +17,10 @@ class StopMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A part that masks do not keep: whether it holds is asked once the holes in it are finished.
+    """A condition that masks do not enforce; evaluated when its holes are finished.
 
-    `names` are the holes in it. `text` is what the program says.
+    names: the holes in it
+    text:  its source text
     """
 
     term: Term
@@ -29,13 +30,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolePlan:
-    """The request of one hole, as its conditions want it, and what is left to be checked.
+    """The request of one hole, and the checks that remain.
 
-    checks:    on this hole's value and finished holes', as soon as it is finished
-    deferred:  on holes yet to come too; they join the conditions of these
-    value:     the hole's text to the value of its variable (an int, a list ...)
-    prompt_text: the hole's text to what stays of it in the prompt
-    is_mixed:  the values are numbers and texts that the hole's type lists
+    checks:      on this and finished holes; evaluated when this one is finished
+    deferred:    checks that mention future holes, too; these will evaluate them
+    value:       converts the hole's text to the value of its variable (an int, a list ...)
+    prompt_text: converts the hole's text to the part that stays in the prompt
+    is_mixed:    the hole's type lists both numbers and texts
     """
 
     constraint: Constraint | None = None

@@ -1,10 +1,10 @@
-"""What a hole's conditions mean for its one request.
+"""Plans the request of a hole from its conditions.
 
     terms -> conjuncts about this hole -> bounds (reduce.py) -> parts of a mask, and checks
     parts -> stop strings, a bound of tokens, a constraint (asking.py)
 
-It asks nobody and keeps nothing. What can be seen to be impossible is Unsatisfiable at once; what
-only the server sees (phrases and patterns that exclude each other) it refuses.
+Pure functions. Contradictions that are visible here raise Unsatisfiable at once; the server refuses
+the others (phrases and patterns that exclude each other).
 """
 
 from collections.abc import Sequence
@@ -29,16 +29,16 @@ from constraints.where.terms import Compare, Expression, IsFloat, IsInt, Measure
 
 
 class PlannedHole(Protocol):
-    """What is asked of a hole as a program has reached it."""
+    """The properties of a hole that planning needs."""
 
     @property
     def name(self) -> str:
-        """Its variable's."""
+        """The name of its variable."""
         ...
 
     @property
     def kind(self) -> object | None:
-        """What stands behind its colon."""
+        """Its annotation."""
         ...
 
 
@@ -51,7 +51,7 @@ def plan_hole(
     refused: tuple[str, ...],
     stops: StopMode,
 ) -> HolePlan:
-    """The same as `plan`; `promises` are the deferred checks of finished holes."""
+    """`plan` with the fields of a hole and the deferred checks of finished holes."""
     every = (*terms, *(check.term for check in deferred_checks))
     return plan(every, hole.name, hole.kind, values, stops, refused)
 
@@ -66,15 +66,15 @@ def plan(
     to_come: tuple[Term, ...] = (),
     decorated: frozenset[str] = frozenset(),
 ) -> HolePlan:
-    """The request of the hole `name`, and what is left to be checked.
+    """The request of the hole `name`, and the checks that remain.
 
-    terms:    all conditions that may speak of it; those that speak of other holes alone are theirs
-    kind:     what stands behind its colon, None: nothing does
+    terms:    all conditions that may mention it; those that mention only other holes are ignored
+    kind:     its annotation, None: it has none
     finished: the values of finished holes, or `Finished`, which holds their texts
               and tokens too
-    refused:  texts of this hole that failed a check; they are left out
-    to_come:  what will surely be said of holes behind this one, by themselves
-    decorated: holes, perhaps this one, whose values later conditions may see changed
+    refused:  texts of this hole that failed a check; they are excluded
+    to_come:  conditions that will surely apply to future holes
+    decorated: holes, possibly this one, whose values decorators may change for later conditions
     Raises BadCondition, Unsatisfiable, ProgramFailed.
     """
     others = {other: value for other, value in finished.items() if other != name}
@@ -107,7 +107,7 @@ def plan(
 
 
 def _said(part: Term, current: CurrentHole, decorated: frozenset[str]) -> Bounds:
-    """What is said of this hole, as long as it will be the same when the part is checked."""
+    """The bounds on this hole; open if a decorator may change the meaning of the part."""
     is_later = not names_of(part) <= {current.name, *current.values}
     return OPEN if is_later and current.name in decorated else bounds(part, current)
 
@@ -123,7 +123,7 @@ def _refuse_nothing(conjuncts: Sequence[Term], says: Sequence[Bounds], name: str
 
 
 def _parts(kind: HoleKind, says: Sequence[Bounds]) -> tuple[Expression, ...]:
-    """The mask as parts of a conjunction, each once."""
+    """The distinct parts of the mask's conjunction."""
     texts = () if kind.texts is None else (kind.texts,)
     whole = all_of((*texts, *(said.upper for said in says)))
     parts = dict.fromkeys(part for part in top_parts(whole) if part != TRUE)

@@ -1,4 +1,4 @@
-"""The numbers between two bounds, and what sums and multiples of such numbers lie between."""
+"""Ranges of numbers, with sums and multiples."""
 
 import math
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ class Range:
 
     @property
     def is_empty(self) -> bool:
-        """No number is left."""
+        """Whether it contains no number."""
         return self.low is not None and self.high is not None and self.low > self.high
 
     @property
     def is_one(self) -> bool:
-        """One number is left."""
+        """Whether it contains exactly one number."""
         return self.low is not None and self.low == self.high
 
     def plus(self, other: "Range") -> "Range":
-        """The sums of a number here and one there."""
+        """The range of sums."""
         low = None if self.low is None or other.low is None else self.low + other.low
         high = None if self.high is None or other.high is None else self.high + other.high
         return Range(low, high)
 
     def times(self, number: Number) -> "Range":
-        """The multiples of the numbers; below zero the bounds change places."""
+        """The range of multiples; a negative factor swaps the bounds."""
         if number == 0:
             return Range(0, 0)
         low = None if self.low is None else self.low * number
@@ -39,19 +39,19 @@ class Range:
         return Range(low, high) if number > 0 else Range(high, low)
 
     def meet(self, other: "Range") -> "Range":
-        """The numbers in both."""
+        """The intersection."""
         lows = [low for low in (self.low, other.low) if low is not None]
         highs = [high for high in (self.high, other.high) if high is not None]
         return Range(max(lows, default=None), min(highs, default=None))
 
     def join(self, other: "Range") -> "Range":
-        """The numbers in either, and those between."""
+        """The convex hull of the union."""
         low = None if self.low is None or other.low is None else min(self.low, other.low)
         high = None if self.high is None or other.high is None else max(self.high, other.high)
         return Range(low, high)
 
     def whole(self) -> "Range":
-        """The least that holds its whole numbers."""
+        """The smallest range with all its whole numbers."""
         low = None if self.low is None else math.ceil(self.low)
         high = None if self.high is None else math.floor(self.high)
         return Range(low, high)

@@ -1,10 +1,10 @@
-"""Conditions behind a prompt, where a hole's variable has become another value in between.
+"""Conditions on holes whose variables the program has assigned again.
 
     "[N: int]"
     N = N * 100
-    "[M: int]" where M > N        at M: M > 300, and no longer a word about the hole N
+    "[M: int]" where M > N        at M: M > 300; the condition no longer concerns hole N
 
-There the name is Python's own: what it means no longer has a text, nor tokens.
+Such a name is a plain Python variable: its value has no text and no tokens.
 """
 
 import operator
@@ -40,14 +40,14 @@ _RELATIONS: Mapping[str, Callable[[Any, Any], object]] = RELATIONS | {
 
 
 def is_same(value: object, bound: object) -> bool:
-    """Whether a variable still holds what its hole has bound it to."""
+    """Whether a variable still has the value of its hole."""
     if value is bound:
         return True
     return is_scalar(bound) and type(value) is type(bound) and value == bound
 
 
 def with_values(term: Term, values: Mapping[str, object]) -> Term:
-    """The term with these values for the holes of their names."""
+    """The term with these values in place of the holes."""
     match term:
         case Ref(name) if name in values:
             return Value(values[name])
@@ -65,7 +65,7 @@ def with_values(term: Term, values: Mapping[str, object]) -> Term:
 
 
 def _with_sides(term: Compared | Calculated, left: Term, right: Term) -> Term:
-    """Python's own, where no hole is left in it."""
+    """The term with these sides; evaluated by Python if no hole is left."""
     sides = replace(term, left=left, right=right)
     if not isinstance(left, Value) or not isinstance(right, Value):
         return sides
@@ -76,7 +76,7 @@ def _with_sides(term: Compared | Calculated, left: Term, right: Term) -> Term:
 
 
 def _called(term: Called, values: Mapping[str, object]) -> Term:
-    """Conditions ask `int` and `float` of texts alone, Python of what is a number already, too."""
+    """In conditions `int` and `float` apply to texts only; here to numbers, too, as in Python."""
     arguments = tuple(with_values(argument, values) for argument in term.arguments)
     match arguments:
         case (Value(value),) if term.operator.lower() in _NUMBERS and not isinstance(value, str):

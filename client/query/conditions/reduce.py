@@ -1,7 +1,7 @@
-"""From a condition to what the server's language says of the current hole: bounds around it.
+"""Reduces a condition to bounds on the current hole, in the server's language.
 
-What can neither be said nor is known yet lies between False and True: so `and` keeps the rest of
-its parts, `or` is wide open, and `not` turns the bounds around.
+Parts that are not expressible or not known yet have the bounds False and True: so `and` keeps its
+other parts, `or` becomes open, and `not` swaps the bounds.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -40,7 +40,7 @@ from constraints.where import terms as where
 
 
 def bounds(term: Term, current: CurrentHole) -> Bounds:
-    """What the condition says of the current hole. Raises BadCondition."""
+    """The bounds from a condition. Raises BadCondition."""
     if current.name not in names_of(term):
         truth = evaluate(term, current.values)
         if truth is not None:
@@ -49,7 +49,7 @@ def bounds(term: Term, current: CurrentHole) -> Bounds:
         case All(parts):
             return _joined(all_of, (bounds(part, current) for part in parts))
         case AnyOf(parts) if all(map(_is_stop, parts)):
-            # Whichever comes first: that is what several stop operators say in any case.
+            # The first phrase ends the hole, as with several stop operators.
             return _joined(all_of, (bounds(part, current) for part in parts))
         case AnyOf(parts):
             _refuse_stops(parts, "or", ("stops_before",))
@@ -99,7 +99,7 @@ def _refuse_stops(parts: Iterable[Term], joined_by: str, stops: tuple[str, ...])
 
 
 def _itself(name: str, kind: HoleKind, place: Place) -> where.Expression:
-    """The hole alone, which says something only if it is a truth value."""
+    """The hole as a condition, which is meaningful only for a bool."""
     if kind.python is not bool:
         what = f'the hole alone is no condition; compare it, as in {name} == "yes"'
         raise BadCondition(what, place)
@@ -107,7 +107,7 @@ def _itself(name: str, kind: HoleKind, place: Place) -> where.Expression:
 
 
 def _condition(term: Called, current: CurrentHole) -> Bounds:
-    """An operator that is a condition by itself."""
+    """An operator that is a condition."""
     name = as_condition(term)
     about, *others = term.arguments
     is_about_hole = isinstance(about, Ref) and about.name == current.name
@@ -130,7 +130,7 @@ def _condition(term: Called, current: CurrentHole) -> Bounds:
 
 
 def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> where.Expression | None:
-    """An operator on X.lower() or X.upper(); None where a mask cannot say it."""
+    """An operator on X.lower() or X.upper(); None: not expressible."""
     match text_term(name, known, place):
         case where.StartsWith(phrases):
             return beginning_with(fold, phrases)
@@ -142,7 +142,7 @@ def _folded(fold: str, name: str, known: Sequence[object], place: Place) -> wher
 def _edge_of_known(
     name: str, about: object, others: Sequence[Term], current: CurrentHole
 ) -> Bounds:
-    """`starts_with(Y, X)`: the hole is how a known text begins."""
+    """`starts_with(Y, X)`: the hole is a prefix of a known text."""
     text = compare.text_of(about)
     is_hole = len(others) == 1 and isinstance(others[0], Ref) and others[0].name == current.name
     if name not in ("starts_with", "ends_with") or text is None or not is_hole:

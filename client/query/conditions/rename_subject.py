@@ -1,4 +1,4 @@
-"""The hole's own name in what is said of its mask, where the hole is always called X."""
+"""Replaces X, the subject in messages about masks, by the name of the hole."""
 
 import re
 from collections.abc import Iterator
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from client.query.errors import BadCondition
 
 SUBJECT = "X"
-# Texts in quotes are what the program says, X in them or not. An apostrophe opens none.
+# Quoted texts come from the program and stay unchanged. An apostrophe opens no quote.
 _PARTS = re.compile(r"""(?P<quoted>"(?:[^"\\]|\\.)*"|(?<!\w)'(?:[^'\\]|\\.)*')|\bX\b""")
 
 
 def rename_subject(message: str, name: str) -> str:
-    """A message about X as one about the hole `name`."""
+    """A message about X, with the name of the hole instead."""
     if name == SUBJECT:
         return message
     return _PARTS.sub(lambda part: part["quoted"] or name, message)
@@ -20,7 +20,7 @@ def rename_subject(message: str, name: str) -> str:
 
 @contextmanager
 def errors_about(name: str) -> Iterator[None]:
-    """What is refused in here is said of the hole `name`. For what knows no holes but X."""
+    """Context: BadCondition errors about X name the hole instead."""
     try:
         yield
     except BadCondition as error:

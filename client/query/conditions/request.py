@@ -1,4 +1,4 @@
-"""From the parts of a mask to what is asked for: stop strings, a bound of tokens, a constraint.
+"""Translates the parts of a mask into request fields: stop strings, max_tokens, a constraint.
 
 stop operators alone, perhaps with a bound of tokens   ->  stop strings, max_tokens, no mask
 one of some texts                                      ->  choice
@@ -27,7 +27,7 @@ from constraints.where.conflict import contradiction, is_plainly_empty
 from constraints.where.evaluate import holds
 from constraints.where.writing import text
 
-# What servers take as stop strings; with more of them masks end the hole.
+# The most stop strings that servers accept; with more, masks end the hole.
 _MAX_STOPS = 4
 _MAX_STOP_LEN = 1000
 _UPPER = (where.Relation.LT, where.Relation.LE, where.Relation.EQ)
@@ -36,7 +36,7 @@ Parts = tuple[where.Expression, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoleRequest:
-    """The part of a HolePlan that is asked for, and how its text is read."""
+    """The request fields of a HolePlan, and the conversion of the text."""
 
     value: Callable[[str], object]
     constraint: Constraint | None = None
@@ -50,7 +50,7 @@ class HoleRequest:
 def hole_request(
     name: str, kind: HoleKind, parts: Parts, stops: StopMode, refused: tuple[str, ...]
 ) -> HoleRequest:
-    """What to ask for so that all parts hold. Raises BadCondition, Unsatisfiable."""
+    """The request that enforces all parts. Raises BadCondition, Unsatisfiable."""
     num_tokens = min(map(_most_tokens, parts), default=None, key=_last_if_none)
     if num_tokens is not None:
         num_tokens = max(1, num_tokens)
@@ -68,7 +68,7 @@ def hole_request(
 
 
 def _anything_but(kind: HoleKind, texts: tuple[str, ...]) -> where.Expression:
-    """None of the texts; of decimals none of their values: "0.5" and "0.50" are the same one."""
+    """Excludes the texts; for decimals their values: "0.5" and "0.50" are equal."""
     if kind.name == FLOAT.name:
         values = sorted({Decimal(text) for text in texts})
         return where.Not(where.Matches(decimals.among(values, decimals=True)))
@@ -87,7 +87,7 @@ def _last_if_none(bound: int | None) -> float:
 
 
 def _is_upper(part: where.Expression) -> bool:
-    """Whether `max_tokens` alone keeps it."""
+    """Whether `max_tokens` alone enforces it."""
     most = _most_tokens(part)
     is_equal = isinstance(part, where.Compare) and part.relation is where.Relation.EQ
     return most is not None and most > 0 and not is_equal
@@ -115,7 +115,7 @@ def _truncating_request(kind: HoleKind, phrases: Stops, max_tokens: int | None) 
     )
     if not phrases.dropped or not phrases.kept:
         return made
-    # The server keeps all of them or none, so what is to go is cut off here.
+    # The server keeps all stop strings or none, so dropped ones are removed here.
     return replace(
         made,
         keeps_stop=True,
@@ -128,9 +128,9 @@ def _truncating_request(kind: HoleKind, phrases: Stops, max_tokens: int | None) 
 
 
 def listed(parts: Parts) -> Parts:
-    """Where the hole is one of some texts, those of them that satisfy the other parts.
+    """If the hole is one of some texts: those that satisfy the other parts.
 
-    Tokens are for the server to count, and a phrase that is dropped for it to drop.
+    Parts about tokens and dropped phrases are left to the server.
     """
     lists = [part for part in parts if isinstance(part, where.OneOf)]
     if not lists:
@@ -197,15 +197,15 @@ def _json(
 
 
 def _values(kind: HoleKind, texts: tuple[str, ...]) -> Iterator[object]:
-    """What the texts mean. Those that mean nothing fail again when they are read."""
+    """The values of the texts. Invalid texts fail again when they are read."""
     for each in texts:
-        # The type's own code may raise anything: it is reported where a text is read.
+        # The type's own code may raise anything; it is reported when a text is read.
         with suppress(Exception):
             yield kind.value(each)
 
 
 def _refusing(name: str, values: list[object]) -> tuple[Check, ...]:
-    """A check that leaves out values: a schema cannot say it."""
+    """A check that excludes values, which a schema cannot express."""
     if not values:
         return ()
     nowhere = Place(1, 1, 1, 1)

@@ -1,14 +1,14 @@
-"""Python's types as JSON schemas, and JSON back as their values.
+"""Converts Python types to JSON schemas.
 
     dataclass, TypedDict      an object with these properties, in their order, and no others
     list[T], tuple[T, ...]    arrays
     tuple[T, U]               arrays of so many items
     dict[str, T]              objects with any keys
-    T | None, T | U           any of several; a value is of the first that fits
+    T | None, T | U           any of them; a value has the first type that fits
     Literal, Enum             one of these values
-    a class with model_json_schema() and model_validate_json() speaks for itself (pydantic's)
+    a class with model_json_schema() and model_validate_json() (pydantic) provides its own schema
 
-A type that contains itself becomes a `$ref`. A field with a default may be left out.
+A recursive type becomes a `$ref`. A field with a default is optional.
 """
 
 import enum
@@ -40,14 +40,14 @@ SIMPLE: Mapping[object, str] = {
 
 
 def is_model(annotation: object) -> bool:
-    """Whether a class makes its own schema and values."""
+    """Whether a class provides its own schema and validation."""
     return isinstance(annotation, type) and all(
         hasattr(annotation, name) for name in ("model_json_schema", "model_validate_json")
     )
 
 
 def is_container(annotation: object) -> bool:
-    """Whether it is a type of values that JSON has, other than a mere string or number."""
+    """Whether it is a container type of JSON."""
     is_several = get_origin(annotation) in (list, dict, tuple, Union, UnionType)
     return is_several or annotation in (list, dict, NoneType)
 
@@ -58,7 +58,7 @@ def is_row(annotation: object) -> bool:
 
 
 def schema(annotation: Any) -> dict[str, object]:
-    """The JSON schema of a type. Raises BadCondition for types that JSON does not have."""
+    """The JSON schema of a type. Raises BadCondition for unsupported types."""
     if is_model(annotation):
         return dict(annotation.model_json_schema())
     writer = _Writer()
@@ -77,7 +77,7 @@ def _reference(annotation: object) -> dict[str, object]:
 
 @dataclass(slots=True)
 class _Writer:
-    """Writes one schema; `open` are the types around the one that is written."""
+    """Builds one schema; `open`: the enclosing types."""
 
     definitions: dict[str, object] = field(default_factory=dict)
     referred: set[str] = field(default_factory=set)
@@ -153,8 +153,9 @@ def _without_references(annotation: Any) -> dict[str, object]:
 
 
 def hints_of(annotation: Any, names: Mapping[str, object]) -> dict[str, Any]:
-    """The types of a class's fields; those in quotation marks mean what these names do, or those
-    of its module. Raises BadCondition.
+    """The types of a class's fields; quoted types are resolved in `names`, then in its module.
+
+    Raises BadCondition.
     """
     try:
         return get_type_hints(annotation, localns=dict(names), include_extras=True)
@@ -164,7 +165,7 @@ def hints_of(annotation: Any, names: Mapping[str, object]) -> dict[str, Any]:
 
 
 def fields_of(annotation: Any) -> tuple[dict[str, Any], list[str]]:
-    """The types of an object's fields, and the names of those that must be there."""
+    """The types of an object's fields, and the names of the required ones."""
     hints = hints_of(annotation, {annotation.__name__: annotation})
     if is_typeddict(annotation):
         bare = {

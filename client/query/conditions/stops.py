@@ -1,7 +1,7 @@
-"""Stop phrases on a text: where it ends, and what of it is dropped.
+"""Applies stop phrases to a text: where it ends, and what is dropped.
 
-The rule is the server's: the phrase that is complete first ends the text; of several that are
-complete at the same character the longest, but one that is dropped before one that stays.
+The rule is the server's: the phrase that is complete first ends the text; among several that are
+complete at the same character the longest, but a dropped one before a kept one.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from constraints.where.terms import Expression, StopsAt, StopsBefore
 
 @dataclass(frozen=True, slots=True)
 class Stops:
-    """`kept` phrases stay in the text that they end, `dropped` ones do not."""
+    """`kept` phrases stay in the text that they end, `dropped` ones are removed."""
 
     kept: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, parts: tuple[Expression, ...]) -> "Stops":
-        """All phrases of the stop operators among the parts of a conjunction."""
+        """The phrases of all stop operators in a conjunction."""
         kept = [phrase for part in parts if isinstance(part, StopsAt) for phrase in part.phrases]
         dropped = [
             phrase for part in parts if isinstance(part, StopsBefore) for phrase in part.phrases
@@ -28,11 +28,11 @@ class Stops:
 
     @property
     def phrases(self) -> tuple[str, ...]:
-        """All of them, each once."""
+        """All distinct phrases."""
         return tuple(dict.fromkeys((*self.kept, *self.dropped)))
 
     def truncate(self, text: str) -> str:
-        """The text up to its end, without the phrase that is dropped."""
+        """The text up to its end, without a dropped phrase."""
         ends = [text.find(phrase) + len(phrase) for phrase in self.phrases if phrase in text]
         ended = text[: min(ends)] if ends else text
         return truncate_before(self.dropped, ended)

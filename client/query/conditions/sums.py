@@ -16,22 +16,22 @@ from client.query.conditions.terms import Calculated, Called, Compared, Ref, Ter
 from client.query.conditions.values import bare, is_number, written
 from constraints.where import terms as where
 
-# With larger numbers what Python rounds could decide.
+# With larger numbers Python's rounding could decide the result.
 _MAX_ROUNDED = 10**6
-# So many numbers on the right of `in` are compared one by one.
+# The most numbers on the right of `in`.
 _MAX_LISTED = 64
 
 
 @dataclass(frozen=True, slots=True)
 class LinearComparison:
-    """`linear relation 0`, which a comparison of two sums comes down to."""
+    """`linear relation 0`: the normal form of a comparison of two sums."""
 
     linear: Linear
     relation: str
 
 
 def linear_of(term: Term, current: CurrentHole) -> Linear | None:
-    """What a side of a comparison is, in holes that are not finished; None: no such sum."""
+    """A side of a comparison as a sum over unfinished holes; None: it is none."""
     if names_of(term) <= current.values.keys():
         return _known(bare(operand(term, current.values)))
     match term:
@@ -84,12 +84,12 @@ def _quantity(term: Called, current: CurrentHole) -> Quantity | None:
             found = Quantity(hole, None)
         case _:
             return None
-    # Nothing can be asked of JSON but its schema.
+    # For JSON only the schema can be enforced.
     return None if hole == current.name and current.kind.schema is not None else found
 
 
 def related(term: Compared, current: CurrentHole) -> tuple[LinearComparison, ...] | None:
-    """The comparison as sums against zero, one of which has to hold; None: it compares no sums."""
+    """Comparisons of sums with zero, one of which must hold; None: the term compares no sums."""
     left = linear_of(term.left, current)
     if left is None:
         return None
@@ -114,7 +114,7 @@ def _listed(left: Linear, among: object) -> tuple[LinearComparison, ...] | None:
 
 
 def _sensible(found: Iterable[LinearComparison]) -> tuple[LinearComparison, ...] | None:
-    """None where numbers are so large that rounding decides."""
+    """None if numbers are so large that rounding decides."""
     several = tuple(found)
     for one in several:
         numbers = (*one.linear.scales.values(), one.linear.shift)

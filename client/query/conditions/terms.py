@@ -1,7 +1,7 @@
-"""The terms of a `where` clause, over holes by name; frozen.
+"""The terms of a `where` clause, which refer to holes by name; frozen.
 
-`reading/` rewrites the clause into calls of `build.py`, which make these. What is Python's own (its
-variables, its functions of finished values) is a Value by then.
+`reading/` rewrites the clause into calls of `build.py`, which build terms. Python variables and
+functions of finished values are Values by then.
 
     Term = Value | Ref | All | AnyOf | Not | Compared | Calculated | Called | Opaque
 """
@@ -15,14 +15,14 @@ from client.query.place import Place
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value of Python's."""
+    """A Python value."""
 
     value: object
 
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A hole's value, by its name: finished, current or yet to come."""
+    """A hole's value, by its name: finished, current or future."""
 
     name: str
     place: Place
@@ -67,7 +67,7 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Calculated:
-    """`left symbol right`; symbol is +, - or *. `text` is what the program says."""
+    """`left symbol right`; symbol is +, - or *. `text`: its source text."""
 
     left: "Term"
     symbol: str
@@ -78,7 +78,7 @@ class Calculated:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """An operator of the language, by its lower-case name (len, words, stops_at, regex, ...)."""
+    """A call of an operator, by its lower-case name (len, words, stops_at, regex, ...)."""
 
     operator: str
     arguments: tuple["Term", ...]
@@ -87,7 +87,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """Any other Python over holes: `function(*values of names)`, once these are finished."""
+    """Any other Python expression: `function(*values of names)`, when these are finished."""
 
     names: tuple[str, ...]
     function: Callable[..., object]

@@ -1,7 +1,7 @@
-"""Whether two values are so related: as Python says, and where one of them is a hole, as texts.
+"""Compares values as Python does, and holes by their texts or values.
 
-A hole is its text beside a text and its value beside all else. Numbers are compared as they are
-written, so that 0.1 is a tenth.
+A hole is compared by its text with a text, and by its value with anything else. Numbers are
+compared as written, so 0.1 is exactly a tenth.
 """
 
 import operator
@@ -25,7 +25,7 @@ RELATIONS: dict[str, Callable[[Any, Any], object]] = {
 
 
 class Missing(Enum):
-    """What stands for a value that is not there."""
+    """Placeholders for missing values."""
 
     UNKNOWN = "a hole that is not finished"
     NO_NUMBER = "a number of a text that is none"
@@ -33,7 +33,7 @@ class Missing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TextParts:
-    """What `words(X)` is; `count` None: how many is not known. `shown` is what the program says."""
+    """The value of `words(X)`; `count` None: unknown. `shown`: its source text."""
 
     operator: str
     shown: str
@@ -41,19 +41,19 @@ class TextParts:
     items: tuple[str, ...] = ()
 
     def listed(self, place: Place) -> tuple[str, ...]:
-        """The pieces themselves. Raises BadCondition for tokens, which nobody has as texts."""
+        """The parts. Raises BadCondition for tokens, whose texts are not available."""
         if self.operator == "tokens":
             raise uncounted_parts(self.shown, place)
         return self.items
 
 
 def uncounted_parts(shown: str, place: Place) -> BadCondition:
-    """The error of pieces that are compared or calculated with themselves."""
+    """The error for parts that are compared or calculated with, uncounted."""
     return BadCondition(f"{shown} can only be counted: write len({shown})", place)
 
 
 def compared(left: object, relation: str, right: object, place: Place) -> bool | None:
-    """Whether `left relation right`, for two operands, neither of them Pieces."""
+    """Whether `left relation right`, for operands other than TextParts; None: unknown."""
     if left is Missing.UNKNOWN or right is Missing.UNKNOWN:
         return None
     if left is Missing.NO_NUMBER or right is Missing.NO_NUMBER:
@@ -87,7 +87,7 @@ def _related(left: object, relation: str, right: object, place: Place) -> bool:
 
 
 def _numbers_related(left: object, relation: str, right: object) -> bool:
-    """As they are written, where one is a decimal: 0.1 is a tenth then."""
+    """Compared as written if one is a decimal, so 0.1 is exactly a tenth."""
     if all(isinstance(bare(side), int) for side in (left, right)):
         return bool(RELATIONS[relation](bare(left), bare(right)))
     exact = written(left), written(right)
@@ -97,7 +97,7 @@ def _numbers_related(left: object, relation: str, right: object) -> bool:
 
 
 def _check_comparable(left: object, right: object, place: Place) -> None:
-    """Refuses what is never equal: a number and a text."""
+    """Refuse a number and a text, which are never equal."""
     sides = (left, right)
     if any(isinstance(side, str) for side in sides) and any(map(is_number, sides)):
         what = f"{described(left)} never equals {described(right)}: one is text"
@@ -105,7 +105,7 @@ def _check_comparable(left: object, right: object, place: Place) -> None:
 
 
 def _side(this: object, other: object) -> object:
-    """A hole as its text where it is compared with a text, else its value."""
+    """A hole's text if it is compared with a text, else its value."""
     if not isinstance(this, Finished):
         return this
     is_with_text = isinstance(bare(other), str)
@@ -141,7 +141,7 @@ def _contained(left: object, right: object, place: Place) -> bool:
 
 
 def _is_in_range(number: object, among: range) -> bool:
-    """Without a look at each of its numbers, which may be very many."""
+    """Decided without iterating over the range, which may be large."""
     if isinstance(number, int):
         return number in among
     exact = written(number)
@@ -149,7 +149,7 @@ def _is_in_range(number: object, among: range) -> bool:
 
 
 def _is_text_among(hole: Finished, among: object) -> bool:
-    """Whether the hole's text is one of the texts there; its value may be one of all else."""
+    """Whether the hole's text is in the collection; its value may be in it, too."""
     if not is_scalar(hole.value) or not isinstance(among, Iterable) or isinstance(among, range):
         return False
     return any(isinstance(one, str) for one in among) and hole.shown in among

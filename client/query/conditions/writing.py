@@ -1,4 +1,4 @@
-"""Writes terms as programs write them, for errors and for what is shown of checks."""
+"""Formats terms in the syntax of programs, for errors and checks."""
 
 from client.query.conditions.terms import (
     All,
@@ -18,7 +18,7 @@ _LOOSE = (All, AnyOf)
 
 
 def written(term: Term) -> str:
-    """The term as one line; Python's values as they are now."""
+    """The term on one line, with the present values of Python's variables."""
     match term:
         case Value(value):
             shown = repr(value)

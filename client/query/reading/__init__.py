@@ -1,1 +1,1 @@
-"""From a program's text to a Program: clauses, prompts, Python rewritten."""
+"""Parses a program's text into a Program: clauses, prompts, rewritten Python."""

@@ -1,8 +1,8 @@
-"""A program's body as Python's trees, with a 0 for each prompt: `"a [X]" where c` is no Python.
+"""Parses a program's body with Python's parser, with a 0 in place of each prompt.
 
     if x: "a [X]" where len(X) < 3        if x: 0
 
-Strings in functions and classes that the program defines are no prompts, and stay what they are.
+Strings in functions and classes that the program defines are no prompts and stay unchanged.
 """
 
 import ast
@@ -20,17 +20,17 @@ from client.query.reading.prompts import Prompt, prompt_of
 from client.query.reading.template import template_parts
 from client.query.reading.text import Fragment, SourceSpan, Text
 
-# A hole's name, where it stands in a string.
+# A hole's name in a string.
 HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-# What ends a body where it stands, be it in a branch.
+# Statements that end a body, even in a branch.
 _LEAVING = (ast.Return, ast.Raise, ast.Assert)
-# Expressions that do nothing but have a value: a string in one is lost.
+# Expressions without effect: a string in one would be lost.
 _IDLE = (ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare, ast.Tuple, ast.Attribute, ast.Subscript)
 
 
 class Body:
-    """The statements of a program's preamble and body, and the prompts among them. Read once."""
+    """The statements of a program's preamble and body, and the prompts among them."""
 
     def __init__(self, nodes: Nodes, layout: Layout) -> None:
         self._nodes = nodes
@@ -54,7 +54,7 @@ class Body:
 
     @property
     def sure(self) -> AbstractSet[SourceSpan]:
-        """Where the prompts stand that every run comes to: in no branch and no loop, nor behind a
+        """The places of prompts that every run reaches: not in a branch or loop, nor behind a
         statement that may end the run."""
         made = set()
         for statement in [*self.preamble, *self.statements]:
@@ -66,7 +66,7 @@ class Body:
 
     @property
     def up_to_last_prompt(self) -> Sequence[ast.stmt]:
-        """The statements without those at the end, behind which no condition is asked for."""
+        """The statements up to the last prompt; behind it no condition is evaluated."""
         with_prompts = [
             index
             for index, statement in enumerate(self.statements)
@@ -75,7 +75,7 @@ class Body:
         return self.statements[: with_prompts[-1] + 1] if with_prompts else ()
 
     def found(self, node: ast.AST) -> Prompt | PromptText | None:
-        """The prompt that a statement stands for; as it is written, if it is in a function."""
+        """The prompt in place of which a statement stands; unparsed if in a function."""
         found = self._string_at(node)
         return None if found is None else self._prompts.get(found[0], found[1])
 
@@ -86,10 +86,10 @@ class Body:
         string = self._strings.get(offset)
         return None if string is None else (offset, string)
 
-    # What cannot be
+    # Checks
 
     def check(self, parameters: AbstractSet[str], layout: Layout) -> None:
-        """Raises BadProgram for what Python would let pass."""
+        """Raises BadProgram for mistakes that Python would accept."""
         for prompt in self.prompts:
             for hole in prompt.holes:
                 if hole.name in parameters:
@@ -118,11 +118,11 @@ class Body:
         if isinstance(node, _FUNCTIONS):
             self._check_function(node)
         if isinstance(node, ast.alias) and node.name == "*":
-            # Python has it in modules alone, and would say so: to somebody who writes one.
+            # Python's message would say that it is allowed in modules only, which misleads.
             raise self._bad("`*` in a program: write the names that you import", node)
 
     def _check_lost(self, statement: ast.Expr) -> None:
-        """A string with a hole in an expression whose value goes nowhere was meant as a prompt."""
+        """Refuse a string with a hole in an unused expression: it was meant as a prompt."""
         for node in _idle(statement.value):
             match node:
                 case ast.Constant(value=str() as value) if HOLE.search(value):
@@ -133,8 +133,8 @@ class Body:
                     )
 
     def _check_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """A string with a hole that is no docstring, or whose hole's value the function then uses,
-        was meant as a prompt, too. What a decorator makes of a function nobody knows here."""
+        """Refuse a string with a hole in a function if it is no docstring, or if the function uses
+        the hole's name: it was meant as a prompt, too. Decorated functions are not checked."""
         used = names.used(function).keys()
         known = names.bound(function.body) | self.holes
         known |= {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
@@ -159,7 +159,7 @@ class Body:
 
 
 def statements_of(text: Text, layout: Layout) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """Those of the preamble and of the body, with a 0 for each prompt. Raises BadProgram."""
+    """The statements of preamble and body, with a 0 for each prompt. Raises BadProgram."""
     code = _without_prompts(text.text, layout.prompts)
     preamble = () if layout.preamble is None else (layout.preamble,)
     return _parsed(text, code, preamble), _parsed(text, code, layout.blocks)
@@ -177,7 +177,7 @@ def _parsed(text: Text, code: str, blocks: Sequence[Block]) -> list[ast.stmt]:
 
 
 def _idle(value: ast.expr) -> Iterator[ast.expr]:
-    """The operands of an expression, and the string of which a method is called."""
+    """The operands of an unused expression, and the string whose method it calls."""
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
         yield value.func.value
     elif isinstance(value, _IDLE):
@@ -188,12 +188,12 @@ def _idle(value: ast.expr) -> Iterator[ast.expr]:
 
 
 def _mark(span: SourceSpan, text: Text) -> int:
-    """Where the 0 stands that a prompt becomes."""
+    """The offset of the 0 that replaces a prompt."""
     return span.start + ("\n" in text.text[span.start : span.end])
 
 
 def _without_prompts(text: str, prompts: Sequence[PromptText]) -> str:
-    """The text with a 0 for each prompt, all else where it was."""
+    """The text with a 0 for each prompt; all other offsets stay."""
     parts = []
     begin = 0
     for prompt in prompts:

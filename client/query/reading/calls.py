@@ -1,6 +1,6 @@
-"""What a rewritten program calls besides its Context. One Calls for each program.
+"""The functions that a rewritten program calls besides its Context.
 
-Places are numbers here: a program's code holds no other objects than Python's own.
+Places are passed as numbers, since code objects can only contain constants.
 """
 
 import sys
@@ -31,10 +31,10 @@ from client.query.reading.quoted_types import with_names_found
 
 
 class Calls:
-    """Makes holes, clauses and terms, each at its place."""
+    """Makes holes, clauses and terms with their places; one for each program."""
 
     def __init__(self, source: Source, places: list[Place], around: dict[str, object]) -> None:
-        """`around`: values in the function around the program, of which types may speak."""
+        """`around`: variables of the enclosing function, for quoted types."""
         self._source = source
         self._places = places
         self._around = around
@@ -45,7 +45,7 @@ class Calls:
     # Prompts
 
     def recalled(self, value: object) -> object:
-        """What braces recall. Raises TypeError for a call that was not awaited."""
+        """A recalled value. Raises TypeError for a coroutine that was not awaited."""
         if iscoroutine(value):
             value.close()
             raise TypeError("a call of an async function is not awaited; write {await ...}")
@@ -87,7 +87,7 @@ class Calls:
         return Decorator(function, self._places[number])
 
     def kind(self, number: int, value: object) -> object:
-        """What stands behind a colon; a query becomes a Subquery."""
+        """The annotation of a hole; a query becomes a Subquery."""
         return self._kind(number, value, sys._getframe(1))
 
     def called_kind(
@@ -98,7 +98,7 @@ class Calls:
         *arguments: object,
         **keywords: object,
     ) -> object:
-        """A call behind a colon, which is made later if it is a query's."""
+        """A call as annotation; the call of a query is deferred."""
         program = _program_of(function)
         if program is None:
             return self._kind(number, function(*arguments, **keywords), sys._getframe(1))
@@ -186,8 +186,8 @@ class Calls:
 
 
 class _Zero(int):
-    """What `-X` is X taken from: so a sign is a step of arithmetic, and still means what it means
-    to a value that is no number.
+    """The zero in `0 - X` for `-X`: a sign is arithmetic on holes, and has its Python meaning for
+    other values.
     """
 
     def __add__(self, other: Any) -> Any:

@@ -1,13 +1,13 @@
-"""The keywords of clauses, distinguished from Python's names: `where = 3` is none."""
+"""Distinguishes keywords of clauses from variables of the same name, as in `where = 3`."""
 
 from collections.abc import Sequence
 
 from client.query.reading.tokens import NAME, STRING, Token
 
 DECODERS = ("argmax", "sample", "beam")
-# Also those of LMQL that there are not, so that an error can name them.
+# Including those of LMQL that are not supported, for errors.
 DECODER_WORDS = (*DECODERS, "best_k")
-# Words that go on with an expression.
+# Words that an expression follows.
 OPERATOR_WORDS = frozenset({"and", "or", "in", "is", "not", "if", "else"})
 _USES_OF_A_NAME = frozenset({".", ",", ":", "=", ":=", ";", ")"})
 
@@ -18,13 +18,13 @@ def is_import(tokens: Sequence[Token], index: int) -> bool:
 
 
 def begins_where(tokens: Sequence[Token], index: int) -> bool:
-    """Whether this is the word `where` and no variable of that name."""
+    """Whether this is the keyword `where` and not a variable."""
     return tokens[index].is_name("where") and not _is_variable(tokens, index)
 
 
 def begins_distribution(tokens: Sequence[Token], index: int) -> bool:
-    """Whether this is `distribute` or `distribution`, with a name behind it that Python would not
-    have there."""
+    """Whether this is the keyword `distribute` or `distribution`: a name follows, which Python
+    would not allow."""
     if not tokens[index].is_name("distribute", "distribution"):
         return False
     behind_string = index > 0 and tokens[index - 1].kind == STRING

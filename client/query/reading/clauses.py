@@ -1,6 +1,6 @@
-"""The clauses of a program, found among its tokens.
+"""Finds the clauses of a program among its tokens.
 
-A clause begins with its word outside of brackets: at the beginning of a line, or behind a prompt or
+A clause begins with its keyword outside of brackets: at the start of a line, or behind a prompt or
 another clause. Behind a prompt, `where` and `distribution` are the prompt's own; `from` and what
 follows it are the program's.
 """
@@ -24,7 +24,7 @@ from client.query.reading.prompt_lines import PromptLines
 from client.query.reading.text import SourceSpan, Text
 from client.query.reading.tokens import NAME, STRING, Token, tokens_of
 
-# What editors highlight a string by, on the first line of a docstring or a text.
+# Markers for syntax highlighting, on the first line of a docstring or a text.
 _LANGUAGE_TAG = re.compile(r"\s*lmql[ \t]*(?=\n)")
 
 
@@ -36,7 +36,7 @@ def layout_of(text: Text, region: SourceSpan) -> Layout:
 
 
 class _Splitter:
-    """A walk over the tokens of a program, statement by statement."""
+    """Reads the tokens of a program, statement by statement."""
 
     def __init__(self, text: Text, tokens: list[Token]) -> None:
         self._text = text
@@ -44,14 +44,14 @@ class _Splitter:
         self._lines = PromptLines(text, tokens)
         self._preamble: Block | None = None
         self._decoder: DecoderText | None = None
-        # What stands on the decoder's line, and what stands below.
+        # The rest of the decoder's line, and the lines below.
         self._beside: Block | None = None
         self._block: Block | None = None
         self._prompts: list[PromptText] = []
         self._model: SourceSpan | None = None
         self._where: SourceSpan | None = None
         self._distribution: Distribution | None = None
-        # A clause stands behind the body: no statement may follow.
+        # Whether a clause has ended the body: no statement may follow.
         self._is_closed = False
 
     def layout(self) -> Layout:
@@ -83,7 +83,7 @@ class _Splitter:
     # The body
 
     def _read_line(self, index: int) -> int:
-        """One logical line of the body, or what of it stands in front of a clause."""
+        """One logical line of the body, up to a clause."""
         token = self._tokens[index]
         if self._is_closed:
             raise self._bad(
@@ -106,8 +106,8 @@ class _Splitter:
         return stop
 
     def _margin(self, index: int, stop: int) -> str:
-        """The white space in front of a line. Behind the quotes of a docstring it is that of the
-        lines below, of which the one furthest left counts, as for docstrings in general."""
+        """The indentation of a line. Behind the opening quotes of a docstring it is the smallest
+        one of the lines below, as for docstrings in general."""
         margin = self._in_front(self._tokens[index])
         if not margin.strip():
             return margin
@@ -124,7 +124,7 @@ class _Splitter:
         return self._text.text[token.start - token.indent : token.start]
 
     def _check_word(self, index: int) -> None:
-        """Raises if a line begins with a word that Python would not have there, as clauses do."""
+        """Raises if a line begins with an unknown clause, which is not valid Python."""
         token = self._tokens[index]
         self._check_colon(index)
         is_known = keyword.iskeyword(token.text) or token.text in keyword.softkwlist
@@ -135,7 +135,7 @@ class _Splitter:
             return
         following = self._tokens[behind]
         if following.begins:
-            # An indented block below a name: a decoder's, unless a prompt stands in front.
+            # An indented block below a name belongs to a decoder, unless a prompt is before it.
             is_clause = following.indent > token.indent and not self._prompts
         elif following.kind == STRING:
             is_clause = behind == index + 1
@@ -165,8 +165,8 @@ class _Splitter:
         return self._stands_alone(index + 1)
 
     def _stands_alone(self, index: int) -> bool:
-        """Whether a decoder's name, perhaps with brackets, is all on its line, or has behind it
-        what Python would not have there: a string, a name."""
+        """Whether a decoder's name, with or without brackets, is alone on its line, or is followed
+        by a string or a name, which Python would not allow."""
         behind = self._behind_brackets(index)
         if behind == len(self._tokens) or self._tokens[behind].begins:
             return True
@@ -174,7 +174,7 @@ class _Splitter:
         return following.kind in (NAME, STRING) and following.text not in OPERATOR_WORDS
 
     def _behind_brackets(self, index: int) -> int:
-        """The token behind a pair of brackets that begins here, or this one."""
+        """The token behind the brackets that open here, or this token if none do."""
         if index == len(self._tokens) or self._tokens[index].begins:
             return index
         if not self._tokens[index].is_op("("):
@@ -233,7 +233,7 @@ class _Splitter:
         self._is_closed = self._block is not None or self._beside is not None
 
     def _clause_end(self, index: int) -> int:
-        """Where the next clause of the program begins, from a token on."""
+        """The start of the next clause of the program, from a token on."""
         while index < len(self._tokens) and not self._is_clause(index):
             if self._lines.begins_statement(index):
                 break

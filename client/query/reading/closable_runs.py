@@ -1,15 +1,14 @@
-"""Bodies rewritten so that a run which is closed comes to its end, whatever its program catches.
+"""Rewrites bodies so that a closed run ends even if its program catches CancelledError.
 
     try: ...               try: ...
-    except: a              except: context.on_caught(); a        what ends the run is raised again
-    while x: b             while x: context.on_loop(); b      nothing begins anew
+    except: a              except: context.on_caught(); a        the run's end is raised again
+    while x: b             while x: context.on_loop(); b      no further iteration
 
-A run is closed by an exception at the hole where it waits, and a program that takes it for a
-failure of that hole would ask for it again, for ever. Who names CancelledError in a handler means
-it.
+A run is closed by an exception at the hole where it waits. A program that treats it as a failure of
+that hole would retry without end. Handlers that name CancelledError are left unchanged.
 
-What cleans up (a `finally`, a handler, functions that they call) may go round its loops to their
-ends, as long as it asks for no hole.
+Clean-up code (a `finally`, a handler, functions they call) may finish its loops, as long as it
+requests no hole.
 """
 
 import ast
@@ -24,14 +23,14 @@ _LoopT = TypeVar("_LoopT", ast.For, ast.AsyncFor, ast.While)
 
 
 def can_be_closed(nodes: Nodes, statements: Sequence[ast.stmt]) -> None:
-    """Puts these calls into a rewritten body, and into the async functions that it defines."""
+    """Insert these calls into a rewritten body and the async functions that it defines."""
     rewriter = _Rewriter(nodes)
     for statement in statements:
         rewriter.visit(statement)
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Changes trees in place."""
+    """Modifies trees in place."""
 
     def __init__(self, nodes: Nodes) -> None:
         self._nodes = nodes
@@ -71,7 +70,7 @@ class _Rewriter(ast.NodeTransformer):
         node.body.insert(0, self._call("on_loop", node, ast.Constant(self._cleans_up)))
         return node
 
-    # Functions: other queries are awaited in async ones; nothing can be, in others themselves
+    # Functions: only async ones can await other queries
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
         self._all(node.body, cleans_up=True)
@@ -98,7 +97,7 @@ class _Rewriter(ast.NodeTransformer):
 
 
 def _async_functions(node: ast.AST) -> Iterator[ast.AsyncFunctionDef]:
-    """Those that a function defines, such as what a decorator makes."""
+    """The async functions that a function defines, such as decorator wrappers."""
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.AsyncFunctionDef):
             yield inner

@@ -1,4 +1,4 @@
-"""Python functions of a rewritten program: compiled, with their globals and closures."""
+"""Compiles the functions of a rewritten program, with their globals and closures."""
 
 import ast
 import builtins
@@ -25,15 +25,15 @@ from client.query.reading.rewriting import MAKE, Surroundings, written
 from client.query.reading.text import Text
 
 _WORD = re.compile(r"\w+")
-# What stands in front of the names of functions that a program defines.
+# The prefix of the qualified names of functions that a program defines.
 _GENERATED = re.compile(rf"{MAKE}\.<locals>\.\w+\.<locals>\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """The names that a program sees: globals, cells of functions around it, and what these bind.
+    """The names that a program can use: globals, closure cells, variables of enclosing functions.
 
-    Cells win over values, both over globals, as in Python.
+    Precedence as in Python: cells, variables, globals.
     """
 
     globals: dict[str, Any]
@@ -45,7 +45,7 @@ class Scope:
         return name in self.cells or name in self.around.values or name in self.globals
 
     def is_callable(self, name: str) -> bool:
-        """Whether the name is bound here, and to something that can be called."""
+        """Whether the name is bound here to a callable."""
         if name in self.cells:
             return _holds_callable(self.cells[name])
         if name in self.around.values:
@@ -89,7 +89,7 @@ def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filenam
 
 
 def _late(used: Iterable[str], own_name: str, scope: Scope) -> LateNames | None:
-    """The names that the function around the program binds later; None if it uses none."""
+    """The used names that the enclosing function binds later; None if there are none."""
     names = [
         name for name in used if name not in scope.cells and scope.around.is_late(name, own_name)
     ]
@@ -98,7 +98,7 @@ def _late(used: Iterable[str], own_name: str, scope: Scope) -> LateNames | None:
 
 
 def _looking_up(function: Callable[..., Any], late: LateNames | None) -> Callable[..., Any]:
-    """The function, which is called when late names have been looked up."""
+    """Wraps a function so that late names are looked up first."""
     if late is None:
         return function
 
@@ -111,7 +111,7 @@ def _looking_up(function: Callable[..., Any], late: LateNames | None) -> Callabl
 
 
 def _taking(body: types.FunctionType, take: types.FunctionType) -> Callable[..., Any]:
-    """The body, called when its arguments are taken: Python reports what is wrong with them."""
+    """Wraps the body so that `take` checks the arguments first: Python reports wrong ones."""
 
     @wraps(body)
     def called(context: object, /, *arguments: object, **keywords: object) -> Any:
@@ -122,7 +122,7 @@ def _taking(body: types.FunctionType, take: types.FunctionType) -> Callable[...,
 
 
 def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> dict[str, Place]:
-    """Names that a program uses and that nobody binds, by their first places."""
+    """The unbound names that a program uses, by their first places."""
     nodes = Nodes(text)
     program = written(nodes, layout, around)
     known = program.hole_names | program.bound | set(dir(builtins))
@@ -134,9 +134,9 @@ def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -
 
 
 def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> types.FunctionType:
-    """The function, with the cells of the functions around it and the defaults it is declared with.
+    """The function with the closure cells of enclosing functions and its declared defaults.
 
-    What Python compiled has cells of its own, which nobody else would ever change.
+    The cells of freshly compiled functions are separate, so assignments would not be shared.
     """
     own = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells = tuple(scope.cells.get(name, cell) for name, cell in own.items())
@@ -153,7 +153,7 @@ def _bound(function: types.FunctionType, around: Surroundings, scope: Scope) -> 
 def _holds_callable(cell: types.CellType) -> bool:
     try:
         return callable(cell.cell_contents)
-    except ValueError:  # nothing is bound yet
+    except ValueError:  # not bound yet
         return False
 
 
@@ -161,7 +161,7 @@ def _holds_callable(cell: types.CellType) -> bool:
 
 
 def _compiled(text: Text, module: ast.Module, flags: int, filename: str) -> types.CodeType:
-    # A node may stand at several holes: each is moved once.
+    # A node may occur at several holes; each is moved once.
     moved = {id(node): node for node in ast.walk(module) if isinstance(node, PLACED)}
     for node in moved.values():
         node.lineno += text.source.first_line - 1
@@ -178,7 +178,7 @@ def _compiled(text: Text, module: ast.Module, flags: int, filename: str) -> type
 
 
 def _by_own_names(code: types.CodeType) -> types.CodeType:
-    """The code, its functions called as the program calls them: errors show that name."""
+    """The code with qualified names as in the program, for tracebacks."""
     constants = (
         _by_own_names(each) if isinstance(each, types.CodeType) else each for each in code.co_consts
     )
@@ -187,14 +187,14 @@ def _by_own_names(code: types.CodeType) -> types.CodeType:
 
 
 def filename_of(source: Source) -> str:
-    """The name under which tracebacks know the source."""
+    """The file name of the source in tracebacks."""
     if not source.name.startswith("<") and Path(source.name).is_file():
         return source.name
     return f"<{source.name.strip('<>')} {zlib.crc32(source.text.encode('utf-8', 'replace')):08x}>"
 
 
 def _shown(source: Source, filename: str, program: types.FunctionType) -> None:
-    """Shows text without a file to tracebacks, for as long as the program is there."""
+    """Make text without a file available to tracebacks, for the lifetime of the program."""
     if not filename.startswith("<"):
         return
     lines = ["\n"] * (source.first_line - 1) + source.text.splitlines(keepends=True)
@@ -204,6 +204,6 @@ def _shown(source: Source, filename: str, program: types.FunctionType) -> None:
 
 
 def _forget(filename: str, entry: tuple[object, ...]) -> None:
-    # Another program of the same text has an entry of its own.
+    # Another program with the same text may have replaced the entry.
     if linecache.cache.get(filename) is entry:
         del linecache.cache[filename]

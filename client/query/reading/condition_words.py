@@ -1,4 +1,4 @@
-"""What the words of conditions are: holes, operators, or Python's own names."""
+"""Classifies the names in conditions: holes, operators, or Python variables."""
 
 import ast
 from collections.abc import Set as AbstractSet
@@ -12,9 +12,9 @@ SIGNS: dict[type[ast.unaryop], str] = {ast.UAdd: "+", ast.USub: "-"}
 
 
 class ConditionWords:
-    """The words of one program's conditions. Never changed.
+    """The names in one program's conditions. Immutable.
 
-    `own` are names that are the program's own functions, whatever operators there are.
+    own: names of the program's own functions, which hide operators
     """
 
     def __init__(self, holes: AbstractSet[str], own: AbstractSet[str]) -> None:
@@ -22,11 +22,11 @@ class ConditionWords:
         self.own = own
 
     def named(self, node: ast.AST) -> tuple[str, ...]:
-        """The holes that an expression names, in their order."""
+        """The holes that an expression mentions, in order."""
         return tuple(name for name in names.used(node) if name in self.holes)
 
     def operator(self, call: ast.Call) -> str | None:
-        """The operator that a call asks for by its name, None if there is none."""
+        """The operator of a call; None: it is none."""
         if not isinstance(call.func, ast.Name) or call.func.id in self.own:
             return None
         name = call.func.id
@@ -43,7 +43,7 @@ class ConditionWords:
         return False
 
     def is_plain(self, node: ast.expr) -> bool:
-        """Whether it needs nothing of Python's to be asked."""
+        """Whether it uses no Python variables."""
         if not self.named(node):
             return _is_literal(node)
         match node:

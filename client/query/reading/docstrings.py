@@ -1,13 +1,13 @@
-"""Whether a docstring holds a program, or is a prompt itself.
+"""Decides whether a docstring contains a program or is itself a prompt.
 
     "Hi {x} [Y]"                 a program: a line begins with a quote, or with a decoder
-    if x: "Hi {x} [Y]"           and with quotes elsewhere, where Python reads the rest
-    return await ask(x)          or with none, where it does something that no text does
+    if x: "Hi {x} [Y]"           or has quotes elsewhere, if the rest is valid Python
+    return await ask(x)          or has none, if it is Python code with an effect
     Say hi to {x}: [Y]           a prompt
 
-Short texts may be Python by chance: `Answer: [X]` annotates, `Yes, no` is a pair, and `Total = [X]`
-gives Total a list. Where a hole stands in what could be either, be it in a comment or a string, it
-is a prompt.
+Short texts may be valid Python by chance: `Answer: [X]` is an annotation, `Yes, no` a tuple, `Total
+= [X]` an assignment. If there is a hole in an ambiguous text, even in a comment or a string, it is
+a prompt.
 """
 
 import ast
@@ -28,7 +28,7 @@ _PROMPT_OR_DECODER = re.compile(
     rf"^[ \t]*(?:[rRfFuU]{{0,2}}['\"]|(?:{'|'.join(DECODER_WORDS)})(?:$|[\s(\"']))",
     re.MULTILINE | re.IGNORECASE,
 )
-# `if X: "a [Y]"`, though what follows may be wrong.
+# `if X: "a [Y]"`, even if the rest is invalid.
 _PROMPT_BEHIND_COLON = re.compile(
     r"^[ \t]*(?:async[ \t]+)?(?:if|elif|else|for|while|with|try|except|finally|match|case)\b"
     r"[^\n]*:[ \t]*[rRfFuU]{0,2}['\"]",
@@ -37,7 +37,7 @@ _PROMPT_BEHIND_COLON = re.compile(
 
 
 def is_program(text: Text, held: SourceSpan, known: AbstractSet[str]) -> bool:
-    """What stands between the quotes. `known` are the names that it would see."""
+    """Whether the text between the quotes is a program. `known`: the names in scope."""
     shown = text.text[held.start : held.end]
     if _PROMPT_OR_DECODER.search(shown):
         return True
@@ -46,12 +46,12 @@ def is_program(text: Text, held: SourceSpan, known: AbstractSet[str]) -> bool:
     try:
         return _does_something(text, held, known)
     except (BadProgram, RecursionError):
-        # Python reads a thousand minus signs in a row; nobody writes them in code.
+        # A thousand minus signs are valid Python, but no code.
         return False
 
 
 def asks(text: Text, held: SourceSpan) -> bool:
-    """Whether it is a program with holes; a prompt may have lines that begin with quotes, too."""
+    """Whether it is a program with holes; lines of a prompt may begin with quotes, too."""
     try:
         return _has_holes(layout_of(text, held))
     except BadProgram:
@@ -59,7 +59,7 @@ def asks(text: Text, held: SourceSpan) -> bool:
 
 
 def _does_something(text: Text, held: SourceSpan, known: AbstractSet[str]) -> bool:
-    """Whether it is Python that does what no text does. Raises BadProgram, RecursionError."""
+    """Whether it is Python code with an effect. Raises BadProgram, RecursionError."""
     layout = layout_of(text, held)
     preamble, statements = statements_of(text, layout)
     body = [*preamble, *statements]
@@ -77,7 +77,7 @@ def _has_holes(layout: Layout) -> bool:
 
 
 def _has_prompts(layout: Layout, body: Sequence[ast.stmt]) -> bool:
-    """Prompts, and beside them no lines that would do nothing."""
+    """Whether there are prompts, and no other lines without effect."""
     if not layout.prompts or any(map(_is_idle, body[:-1])):
         return False
     are_all = all(isinstance(each, ast.Expr) for each in body)
@@ -90,9 +90,9 @@ def _is_idle(statement: ast.stmt) -> bool:
 
 
 def _gives(body: Sequence[ast.stmt], known: AbstractSet[str]) -> bool:
-    """Whether it returns a value or awaits one, which Python does in functions alone."""
+    """Whether it returns or awaits a value, which Python allows in functions only."""
     nodes = list(names.own_scope(body))
-    # `Wait: await x` only says of a word what it is.
+    # `Wait: await x` is only an annotation.
     said = {
         node
         for each in nodes
@@ -112,7 +112,7 @@ def _gives_one(node: ast.AST, known: AbstractSet[str]) -> bool:
 
 
 def _acts(body: Sequence[ast.stmt], known: AbstractSet[str]) -> bool:
-    """Whether it is more than an expression, calls something or has a value, and has no hole."""
+    """Whether it is code with an effect and without a hole."""
     if all(map(_says_nothing, body)):
         return False
     if any(_is_like_a_hole(node, known) for node in ast.walk(ast.Module(list(body), []))):
@@ -125,13 +125,13 @@ def _acts(body: Sequence[ast.stmt], known: AbstractSet[str]) -> bool:
 
 
 def _says_nothing(statement: ast.stmt) -> bool:
-    """An expression, or a word with a colon and one behind it."""
+    """Whether it is an expression or an annotation."""
     is_annotation = isinstance(statement, ast.AnnAssign) and statement.value is None
     return isinstance(statement, ast.Expr | ast.Pass) or is_annotation
 
 
 def _is_like_a_hole(node: ast.AST, known: AbstractSet[str]) -> bool:
-    """`[X]` or `[X: int]` of a name that nobody knows, or what recalls a value: `{x}`, `{x:10}`."""
+    """Whether it is `[X]` or `[X: int]` of an unknown name, or a recall: `{x}`, `{x:10}`."""
     match node:
         case ast.List([ast.Name(name)]) | ast.Subscript(
             _, ast.Name(name) | ast.Slice(ast.Name(name))
@@ -145,7 +145,7 @@ def _is_like_a_hole(node: ast.AST, known: AbstractSet[str]) -> bool:
 
 
 def _is_formatted(value: ast.expr) -> bool:
-    """`{x:10}`, which is a dict to Python; with a constant for x, nothing would be recalled."""
+    """Whether it is `{x:10}`, a dict for Python; with a constant for x it is no recall."""
     match value:
         case ast.Dict([ast.expr() as code], [ast.Constant() | ast.Name() | ast.Set()]):
             return not isinstance(code, ast.Constant)

@@ -1,7 +1,7 @@
-"""Where Python code ends that stands in a prompt: between braces, behind a hole's colon.
+"""Finds the end of Python code in a prompt: in braces, or in a hole's annotation.
 
 [X: f("]")]
-          `-- the sign that is looked for; the one in the string is none
+          `-- the sign searched for; the one in the string does not count
 """
 
 import re
@@ -13,16 +13,16 @@ _QUOTES = re.compile(r"'''|\"\"\"|'|\"")
 
 
 class EmbeddedCode:
-    """The characters of one prompt, read as code. Never changed."""
+    """The characters of one prompt, read as code. Immutable."""
 
     def __init__(self, value: Fragment) -> None:
         self._chars = value.code
         self._offsets = value.offsets
 
     def find(self, index: int, signs: str, end: int | None = None) -> int | None:
-        """The first of some signs that stands in no bracket and no string of Python code.
+        """The first of some signs outside of brackets and strings of Python code.
 
-        Quotes that are written with a backslash may be the code's quotes, or stand in its strings.
+        Quotes with a backslash may delimit the code's strings, or be part of them.
         """
         stop = len(self._chars) if end is None else end
         found = self._found(index, signs, stop, skips_escaped=False)

@@ -1,5 +1,7 @@
-"""The function that a query is decorated in: its program sees that function's names, though Python
-closes over none for the sake of a docstring.
+"""The variables of the function in which a query is decorated.
+
+Programs can use them, although Python creates no closure for a docstring.
+
 
     def tower():
         word = "up"
@@ -8,8 +10,8 @@ closes over none for the sake of a docstring.
             '''"{word}[X: climb(n - 1)]"'''        word: its value here; climb: bound after this
         return climb
 
-A name that has a value where the query is decorated means that value. One that gets its value later
-(the query's own, another query's) is looked up when the program is run, as in a closure.
+A variable with a value at the decoration keeps that value. One that is assigned later (the query's
+own name, another query's) is looked up when the program is run, as in a closure.
 """
 
 import inspect
@@ -20,15 +22,15 @@ from types import CellType, FrameType, MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class Enclosing:
-    """`values`: those of names that are bound. `frame` runs the function; None: there is none."""
+    """values: of the bound variables. frame: of the function; None: there is none."""
 
     values: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
     frame: FrameType | None = None
 
     def is_late(self, name: str, own_name: str) -> bool:
-        """Whether a variable of the function gets its value behind the query's decorator.
+        """Whether a variable of the function is assigned after the decoration.
 
-        The query's own name does so, whatever it was bound to before.
+        The query's own name always is.
         """
         if self.frame is None:
             return False
@@ -38,16 +40,16 @@ class Enclosing:
 
 
 def enclosing(frame: FrameType | None) -> Enclosing:
-    """What code at a frame has around it. Names of modules are globals, looked up late."""
+    """The enclosing variables at a frame. Module names are globals, looked up late."""
     if frame is None or frame.f_locals is frame.f_globals:
         return Enclosing()
-    # In a class body names are bound, too, but methods do not see them as variables.
+    # Names bound in a class body are not visible in methods.
     is_function = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED)
     return Enclosing(dict(frame.f_locals), frame if is_function else None)
 
 
 class LateNames:
-    """Owner of the cells of names that get their values later. Keeps the frame until all have."""
+    """Owner of the cells of late names. Keeps the frame until all of them have values."""
 
     def __init__(self, names: list[str], frame: FrameType) -> None:
         self.cells = {name: CellType() for name in names}
@@ -55,9 +57,9 @@ class LateNames:
         self._frame: FrameType | None = frame
 
     def look_up(self) -> None:
-        """Fill the cells of names that have a value by now. At others Python raises, if need be.
+        """Fill the cells of names that have a value by now; Python raises for others if used.
 
-        Several threads may do so at once: each finds the same.
+        Several threads may call it at once with the same result.
         """
         frame = self._frame
         if frame is None:

@@ -1,4 +1,4 @@
-"""Python's parser on parts of a program, its trees placed where these parts stand."""
+"""Parses parts of a program with Python's parser; nodes get their places in the program."""
 
 import ast
 import re
@@ -9,10 +9,10 @@ from client.query.errors import BadProgram
 from client.query.reading.nodes import CALLS
 from client.query.reading.text import Fragment, Text
 
-# What Python's parser raises: beyond syntax, null bytes and lone surrogates, and code too deep.
+# Errors of Python's parser: syntax, null bytes and lone surrogates, too deep nesting.
 _REFUSALS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
-# What other languages write, and Python does not.
+# Syntax of other languages.
 _FOREIGN = {
     "//": "; a comment begins with #, // divides",
     "&&": "; write `and` for &&",
@@ -22,7 +22,7 @@ _FOREIGN = {
 _SHOUTED = re.compile(r"\b(?:AND|OR|NOT|IN|IS)\b")
 _STRING = re.compile(r"""(['"]).*?\1""")
 
-# Nodes that stand somewhere.
+# Nodes with a place.
 PLACED = (
     ast.expr,
     ast.stmt,
@@ -36,7 +36,7 @@ PLACED = (
 
 
 def expression(text: Text, fragment: Fragment, what: str) -> ast.expr:
-    """An expression, perhaps over several lines. `what` says what it is in messages."""
+    """An expression, possibly on several lines. `what`: its name in messages."""
     if not fragment.code.strip():
         raise text.bad(f"{what}: an expression is missing", fragment.offsets[0])
     tree = _parsed(text, fragment, ("(", "\n)"), "eval", what)
@@ -48,7 +48,7 @@ def expression(text: Text, fragment: Fragment, what: str) -> ast.expr:
 
 
 def check_is_free(text: Text, node: ast.Name) -> None:
-    """Raises BadProgram for a name that generated code has for itself."""
+    """Raises BadProgram for a name that generated code reserves."""
     if node.id.startswith(CALLS):
         start = text.offset_of_bytes(node.lineno, node.col_offset)
         end = text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)
@@ -56,7 +56,7 @@ def check_is_free(text: Text, node: ast.Name) -> None:
 
 
 def statements(text: Text, fragment: Fragment) -> list[ast.stmt]:
-    """Statements, indented or not; the fragment begins where a line does."""
+    """Statements, indented or not; the fragment begins at a line start."""
     is_indented = next((line for line in fragment.code.split("\n") if _is_code(line)), "")[:1] in (
         " ",
         "\t",
@@ -114,7 +114,7 @@ class _Lines:
         return self._offsets[self._index(line, column)]
 
     def end_offset(self, line: int, column: int) -> int:
-        """The offset behind the last character in front of the column."""
+        """The offset behind the last character before the column."""
         index = self._index(line, column)
         return self._offsets[index - 1] + 1 if index else self._offsets[0]
 
@@ -131,7 +131,7 @@ class _Lines:
         return len(raw[: max(num_bytes, 0)].decode("utf-8", "replace"))
 
     def place(self, node: ast.AST) -> None:
-        """Move a node to where it stands in the text."""
+        """Set a node's place to that in the text."""
         assert isinstance(node, PLACED)
         start = self.offset(node.lineno, self._characters(node.lineno, node.col_offset))
         end_line, end_bytes = node.end_lineno or node.lineno, node.end_col_offset or 0
@@ -156,9 +156,9 @@ def _refused(
 
 
 def _hint(line: str, before: str) -> str:
-    """What a line that Python does not understand may mean in another language.
+    """A hint if an invalid line has the syntax of another language.
 
-    before: the character in front of what is not understood
+    before: the character before the error
     """
     for sign, hint in _FOREIGN.items():
         if sign in line:
