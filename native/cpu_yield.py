@@ -51,7 +51,7 @@ class CpuYield:
         try:
             return cls(load_native(_SOURCE))
         except NativeUnavailable as error:
-            _log.info("idle work does not leave its core: %s", error)
+            _log.info("idle work does not yield its core: %s", error)
             return cls()
 
     @classmethod
@@ -60,7 +60,7 @@ class CpuYield:
         try:
             return cls() if path is None else cls(ctypes.CDLL(str(path)))
         except OSError as error:
-            _log.info("idle work does not leave its core: %s", error)
+            _log.info("idle work does not yield its core: %s", error)
             return cls()
 
     @contextmanager
@@ -78,4 +78,4 @@ class CpuYield:
         error = self._breathe(every_ns, _PAUSE_NS)
         if error:
             # A sandbox may forbid timers: it is a matter of others' speed alone.
-            _log.debug("a thread cannot breathe: %s", os.strerror(error))
+            _log.debug("a thread cannot yield its core: %s", os.strerror(error))

@@ -57,7 +57,7 @@ def use_long_time_slices() -> None:
     attributes.slice_ns = _SLICE_NS
     error = _call(_SET, _OURS, ctypes.byref(attributes), 0)
     if error:
-        _log.debug("a thread takes turns as before: %s", os.strerror(error))
+        _log.debug("a thread keeps its time slice: %s", os.strerror(error))
 
 
 def slice_ns(thread_id: int = _OURS) -> int | None:
