@@ -3,7 +3,7 @@
 A core that has anything to run, be it idle work (SCHED_IDLE), does not look for what waits on
 another core: Linux balances between the two when one of them runs out of work, and else every few
 dozen milliseconds. So whatever waits, a router behind a thread of a step, waits on beside a core
-that does what could wait. A thread that breathes runs its core out of work every millisecond.
+that does what could wait. A thread that yields runs its core out of work every millisecond.
 
     | computes 1 ms | pause | computes 1 ms | pause | ...     2 % less for it, where nobody waits
 
@@ -28,7 +28,7 @@ _PAUSE_NS = 20_000
 
 
 class CpuYield:
-    """Whoever computes within `breathing` breathes; without a library nothing happens.
+    """Whoever computes within `yielding` yields its core; without a library nothing happens.
 
     Each thread has a timer of its own, which its end takes away. A fork has none.
 
@@ -37,11 +37,11 @@ class CpuYield:
 
     def __init__(self, library: ctypes.CDLL | None = None) -> None:
         self.path: Path | None = None
-        self._breathe = None
+        self._yield_core = None
         if library is not None:
             self.path = path_of(library)
-            self._breathe = library.tandem_breathe
-            self._breathe.argtypes = 2 * (ctypes.c_longlong,)
+            self._yield_core = library.tandem_yield
+            self._yield_core.argtypes = 2 * (ctypes.c_longlong,)
 
     @classmethod
     def load(cls) -> "CpuYield":
@@ -64,8 +64,8 @@ class CpuYield:
             return cls()
 
     @contextmanager
-    def breathing(self) -> Iterator[None]:
-        """The calling thread breathes while this lasts."""
+    def yielding(self) -> Iterator[None]:
+        """The calling thread yields its core while this lasts."""
         self._set(_EVERY_NS)
         try:
             yield
@@ -73,9 +73,9 @@ class CpuYield:
             self._set(0)
 
     def _set(self, every_ns: int) -> None:
-        if self._breathe is None:
+        if self._yield_core is None:
             return
-        error = self._breathe(every_ns, _PAUSE_NS)
+        error = self._yield_core(every_ns, _PAUSE_NS)
         if error:
             # A sandbox may forbid timers: it is a matter of others' speed alone.
             _log.debug("a thread cannot yield its core: %s", os.strerror(error))

@@ -6,7 +6,7 @@ unless somebody asks for another one, and that of those who wait counts if it is
 of steps and idle work both ask for one that is longer than a step:
 
     default     | step 4 ms | idle work 4 ms | step 4 ms, done |
-    both long   | step 8 ms, done | idle work, until it breathes or a step's thread wakes up |
+    both long   | step 8 ms, done | idle work, until it yields or a step's thread wakes up |
 
 Threads that wake up beside them, with slices as they are, get their turns as before. Source: Linux,
 kernel/sched/fair.c (EEVDF, slices by sched_setattr(2) since 6.12).

@@ -76,7 +76,7 @@ class Work:
         is_old = False
         while not is_old and (job := _receive(channel)) is not None:
             limits.limit_cpu(self._cpu_s)
-            with self._cpu_yield.breathing():
+            with self._cpu_yield.yielding():
                 answer = self.answer(job)
             limits.limit_cpu(0.0)
             grown_bytes = (limits.address_space_bytes() or 0) - start_bytes

@@ -82,10 +82,10 @@ class ConstraintCache:
         self, spec: ConstraintSpec, translation: Translation | None = None
     ) -> "Future[Prepared]":
         """Compile a constraint ahead of its request; the future may raise ConstraintRefused."""
-        return self._preparing.submit(self._prepare_breathing, spec, translation)
+        return self._preparing.submit(self._prepare_yielding, spec, translation)
 
-    def _prepare_breathing(self, spec: ConstraintSpec, translation: Translation | None) -> Prepared:
-        with self._cpu_yield.breathing():
+    def _prepare_yielding(self, spec: ConstraintSpec, translation: Translation | None) -> Prepared:
+        with self._cpu_yield.yielding():
             return self._prepare(spec, translation)
 
     def _prepare(self, spec: ConstraintSpec, translation: Translation | None) -> Prepared:

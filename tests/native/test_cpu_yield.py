@@ -1,4 +1,4 @@
-"""A thread that breathes leaves its core while it computes, and only then."""
+"""A thread that yields leaves its core while it computes, and only then."""
 
 import resource
 import sys
@@ -23,7 +23,7 @@ MIN_PAUSES = 20
 
 
 @pytest.fixture(scope="module")
-def breath() -> CpuYield:
+def cpu_yield() -> CpuYield:
     return CpuYield.load()
 
 
@@ -48,26 +48,26 @@ def num_pauses(work: Callable[[], object]) -> int:
     return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
 
 
-def breathing(breath: CpuYield) -> int:
-    with breath.breathing():
+def yielding(cpu_yield: CpuYield) -> int:
+    with cpu_yield.yielding():
         return num_pauses(compute)
 
 
 def test_it_leaves_its_core_again_and_again(
-    breath: CpuYield, elsewhere: ThreadPoolExecutor
+    cpu_yield: CpuYield, elsewhere: ThreadPoolExecutor
 ) -> None:
-    assert elsewhere.submit(breathing, breath).result() >= MIN_PAUSES
+    assert elsewhere.submit(yielding, cpu_yield).result() >= MIN_PAUSES
 
 
-def test_it_stops_when_it_is_over(breath: CpuYield, elsewhere: ThreadPoolExecutor) -> None:
-    elsewhere.submit(breathing, breath).result()
+def test_it_stops_when_it_is_over(cpu_yield: CpuYield, elsewhere: ThreadPoolExecutor) -> None:
+    elsewhere.submit(yielding, cpu_yield).result()
     pauses = elsewhere.submit(num_pauses, compute).result()
     assert pauses < MIN_PAUSES
 
 
-def test_a_sleep_is_not_cut_short(breath: CpuYield, elsewhere: ThreadPoolExecutor) -> None:
+def test_a_sleep_is_not_cut_short(cpu_yield: CpuYield, elsewhere: ThreadPoolExecutor) -> None:
     def sleep() -> float:
-        with breath.breathing():
+        with cpu_yield.yielding():
             begun_s = time.monotonic()
             time.sleep(0.05)
             return time.monotonic() - begun_s
@@ -75,20 +75,20 @@ def test_a_sleep_is_not_cut_short(breath: CpuYield, elsewhere: ThreadPoolExecuto
     assert elsewhere.submit(sleep).result() >= 0.05
 
 
-def test_a_fork_of_a_thread_that_breathed_has_a_timer_of_its_own(breath: CpuYield) -> None:
-    with breath.breathing():
+def test_a_fork_of_a_thread_that_yielded_has_a_timer_of_its_own(cpu_yield: CpuYield) -> None:
+    with cpu_yield.yielding():
         pass
-    assert _breathing_in_a_fork(breath) >= MIN_PAUSES
+    assert _yielding_in_a_fork(cpu_yield) >= MIN_PAUSES
 
 
-def _breathing_in_a_fork(breath: CpuYield) -> int:
-    return in_a_fork(lambda: breathing(breath)) or 0
+def _yielding_in_a_fork(cpu_yield: CpuYield) -> int:
+    return in_a_fork(lambda: yielding(cpu_yield)) or 0
 
 
-def test_a_fork_breathes_by_itself(breath: CpuYield, elsewhere: ThreadPoolExecutor) -> None:
-    assert elsewhere.submit(_breathing_in_a_fork, breath).result() >= MIN_PAUSES
+def test_a_fork_yields_by_itself(cpu_yield: CpuYield, elsewhere: ThreadPoolExecutor) -> None:
+    assert elsewhere.submit(_yielding_in_a_fork, cpu_yield).result() >= MIN_PAUSES
 
 
 def test_without_a_library_nothing_happens() -> None:
-    with CpuYield().breathing():
+    with CpuYield().yielding():
         assert compute() >= COMPUTING_S
