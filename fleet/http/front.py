@@ -69,14 +69,14 @@ class Front:
 
     async def _pass_on(self, request: Request, stream: EventStream, send: Send) -> None:
         path = request.scope["path"]
-        route = find_route(request.method, path)
-        if route is None:
+        source = find_route(request.method, path)
+        if source is None:
             raise self._no_route(request.method, path)
-        if route.source is ModelSource.LOADED:
+        if source is ModelSource.LOADED:
             await self._ask_loaded(request, stream, send)
             return
         requested = await read_requested_model(request, self._bodies)
-        model = await model_of(route.model or requested.model, self._names, self._manager)
+        model = await model_of(requested.model, self._names, self._manager)
         for num_tries in range(1, _MAX_TRIES + 1):
             acquiring = self._manager.acquire(model)
             if stream.is_wanted(is_stream=requested.is_stream):

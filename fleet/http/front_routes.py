@@ -24,8 +24,6 @@ _logger = logging.getLogger("fleet")
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SERVER_TIMEOUT_S = 5.0
-_KSERVE_READY = "/ready"
-_KSERVE_MODELS = "/v2/models/"
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -60,9 +58,6 @@ class FrontRoutes:
             "/health/ready": self._ready,
             "/health/live": self._live,
             "/health/progress": self._progress,
-            "/v2": self._kserve,
-            "/v2/health/live": self._kserve_live,
-            "/v2/health/ready": self._kserve_ready,
             "/info": self._info,
             "/metrics": self._merged_metrics,
             "/v1/models": self._models,
@@ -82,8 +77,6 @@ class FrontRoutes:
     def _handler(self, path: str) -> Handler | None:
         if path.startswith("/v1/models/"):
             return self._model
-        if path.startswith(_KSERVE_MODELS) and path.endswith(_KSERVE_READY):
-            return self._model_ready
         return self._handlers.get(path)
 
     async def _live(self, request: Request) -> Response:
@@ -101,24 +94,6 @@ class FrontRoutes:
             if status != 200:
                 raise _unhealthy(f"{name}: {body.decode(errors='replace')[:200] or status}")
         return Response()
-
-    async def _kserve(self, request: Request) -> Response:
-        server = {"name": "text-generation-inference", "version": self._version}
-        return json_response({**server, "extensions": ["health", "models", "metrics"]})
-
-    async def _kserve_live(self, request: Request) -> Response:
-        return json_response({"live": True})
-
-    async def _kserve_ready(self, request: Request) -> Response:
-        await self._ready(request)
-        return json_response({"live": True, "ready": True})
-
-    async def _model_ready(self, request: Request) -> Response:
-        path = request.scope["path"]
-        name = path[len(_KSERVE_MODELS) : -len(_KSERVE_READY)].partition("/versions/")[0]
-        if self._manager.entry(name).state is not ModelState.READY:
-            raise _unhealthy(f"{name[:200]!r} is not loaded")
-        return json_response({"name": name, "live": True, "ready": True})
 
     async def _info(self, request: Request) -> Response:
         """The front and its models, in TGI's fields as far as they apply."""

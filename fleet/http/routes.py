@@ -29,10 +29,6 @@ _POST_PATHS = frozenset(
         "/v1/messages/count_tokens",
     }
 )
-# The name may have slashes.
-_KSERVE = re.compile(
-    r"/v2/models/(?P<model>.+?)(?P<version>/versions/[^/]+)?(?P<rest>/ready|/infer|)"
-)
 _STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/input_items)?")
 _DOCUMENTS = frozenset({OPENAPI_PATH, "/docs"})
 _BODILESS = frozenset({"GET", "HEAD", "DELETE"})
@@ -42,21 +38,12 @@ _MAX_QUOTED_LEN = 60
 class ModelSource(Enum):
     """Where a request's model is found.
 
-    BODY: the body or the query string. PATH: the path. LOADED: the loaded model that has what the
-    path names, a stored response, or any loaded one.
+    BODY: the body or the query string. LOADED: the loaded model that has what the path names, a
+    stored response, or any loaded one.
     """
 
     BODY = "body"
-    PATH = "path"
     LOADED = "loaded"
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """How a request is passed on. `model` is the name in its path."""
-
-    source: ModelSource
-    model: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +57,6 @@ class RequestedModel:
 
 def methods_of(path: str) -> set[str]:
     """The methods by which requests for a path are passed on."""
-    if kserve := _KSERVE.fullmatch(path):
-        return {"POST"} if kserve["rest"] == "/infer" else {"GET", "HEAD"}
     if stored := _STORED.fullmatch(path):
         return {"GET", "HEAD"} if stored[1] else {"GET", "HEAD", "DELETE"}
     if path in _DOCUMENTS:
@@ -79,14 +64,12 @@ def methods_of(path: str) -> set[str]:
     return {"POST"} if path in _POST_PATHS else set()
 
 
-def find_route(method: str, path: str) -> Route | None:
-    """How to pass a request on; None: it is not passed on."""
+def find_route(method: str, path: str) -> ModelSource | None:
+    """Where the model of a request is found; None: the request is not passed on."""
     if method not in methods_of(path):
         return None
-    if kserve := _KSERVE.fullmatch(path):
-        return Route(ModelSource.PATH, kserve["model"])
     is_of_loaded = path in _DOCUMENTS or _STORED.fullmatch(path)
-    return Route(ModelSource.LOADED if is_of_loaded else ModelSource.BODY)
+    return ModelSource.LOADED if is_of_loaded else ModelSource.BODY
 
 
 async def read_requested_model(request: Request, bodies: BodyReader) -> RequestedModel:

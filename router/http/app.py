@@ -29,10 +29,7 @@ from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
 from router.http.operations.constraints_check import ConstraintRoutes, Judges
 from router.http.operations.routes import OperationsRoutes
-from router.http.platforms.batches import Batches
-from router.http.platforms.kserve import KServeRoutes
-from router.http.platforms.sagemaker import InvocationRoutes
-from router.http.platforms.vertex import VertexRoutes
+from router.http.platforms import InvocationRoutes, VertexRoutes
 from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
@@ -165,13 +162,11 @@ def _api_routes(services: Services, bodies: BodyReader) -> list[ApiRoute]:
     names = TokenNames(tokenizer, by_id=False, shows_special=False)
     chat, completions = ChatRoutes(service), CompletionRoutes(service)
     tgi = TgiRoutes(infer, validator, tokenizer, bodies, info, chat)
-    batches = Batches(infer, validator, info)
     invoked = {"inputs": tgi.compat, "messages": chat.chat, "prompt": completions.completions}
     groups = (
         tgi,
         InvocationRoutes(validator, bodies, invoked),
-        VertexRoutes(validator, bodies, batches, chat),
-        KServeRoutes(infer, validator, bodies, batches, info),
+        VertexRoutes(infer, validator, bodies, info, chat),
         chat,
         completions,
         ResponseRoutes(service, names, ResponseStore()),

@@ -18,7 +18,7 @@ from processes.instruments import Counter
 from router.http.server.access import AccessRecord
 from router.http.server.errors import Dialect, HttpError, Problem
 
-_OPEN_PATHS = frozenset({"/", "/health", "/ping", "/v2/health/live", "/v2/health/ready"})
+_OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 _OPEN_BELOW = "/health/"
 _METRICS_PATH = "/metrics"
 _REFUSAL = HttpError(

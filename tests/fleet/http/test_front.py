@@ -30,8 +30,6 @@ async def post(fleet: RunningFleet, path: str, body: object, **headers: str) -> 
         pytest.param("/generate", {"inputs": "x", "model": "b"}, "b", id="tgi"),
         pytest.param("/v1/chat/completions", {"messages": [], "model": "b"}, "b", id="openai"),
         pytest.param("/v1/messages", {"model": "a"}, "a", id="anthropic"),
-        pytest.param("/v2/models/b/infer", {"inputs": []}, "b", id="kserve"),
-        pytest.param("/v2/models/b/versions/3/infer", {"inputs": []}, "b", id="kserve-version"),
         pytest.param("/tokenize?model=b", {"inputs": "x"}, "b", id="query-string"),
         pytest.param("/generate", {"inputs": "x"}, "a", id="default"),
         pytest.param("/generate", {"inputs": "x", "model": "tgi"}, "a", id="placeholder"),
@@ -290,10 +288,9 @@ async def test_metrics_are_on_one_page_by_model(tmp_path: Path) -> None:
 
 async def test_probes_load_nothing(fleet: RunningFleet) -> None:
     async with fleet.client as client:
-        for path in ("/", "/health", "/health/live", "/health/progress", "/ping", "/info", "/v2"):
+        for path in ("/", "/health", "/health/live", "/health/progress", "/ping", "/info"):
             assert (await client.get(path)).status_code == 200
             assert (await client.head(path)).status_code == 200
-        assert (await client.get("/v2/models/a/ready")).status_code == 503
         assert (await client.get("/v1/models/a")).json()["state"] == "absent"
         assert (await client.get("/v1/models/zzz")).status_code == 404
         assert (await client.get("/info")).json()["model_id"] == "a"
@@ -301,9 +298,7 @@ async def test_probes_load_nothing(fleet: RunningFleet) -> None:
     assert fleet.servers.started == []
     await post(fleet, "/generate", {"model": "a"})
     async with fleet.client as client:
-        assert (await client.get("/v2/models/a/ready")).json()["ready"] is True
+        assert (await client.get("/v1/models/a")).json()["state"] == "ready"
         cards = (await client.get("/v1/models")).json()["data"]
         assert [card.get("max_model_len") for card in cards] == [64, None]
-        assert (await client.get("/v2/models/a")).json()["from"] == "a"
         assert (await client.get("/api-doc/openapi.json")).json()["from"] == "a"
-        assert (await client.head("/v2/models/a")).status_code == 200

@@ -10,8 +10,7 @@ from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import Schema, parse
 from router.http.lmtp.schema import BufferFields, GenerateFields, ScoreFields
 from router.http.openai.schema import ChatBody, CompletionBody
-from router.http.platforms.kserve_schema import InferenceBody
-from router.http.platforms.vertex import VertexBody
+from router.http.platforms import VertexBody
 from router.http.responses.schema import CountInputBody, ResponseBody
 from router.http.server.body import MAX_CONTAINERS, MAX_DEPTH
 from router.http.server.errors import HttpError
@@ -27,7 +26,6 @@ BODIES = (
     ResponseBody,
     CompatBody,
     TokenizeBody,
-    InferenceBody,
     VertexBody,
     GenerateFields,
     ScoreFields,

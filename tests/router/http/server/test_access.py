@@ -137,10 +137,6 @@ CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3, "mo
 COMPLETION = {"prompt": "hello", "max_tokens": 3}
 NATIVE = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}
 RESPONSE = {"input": "hello", "max_output_tokens": 3}
-TENSORS = {
-    "inputs": [{"name": "t", "shape": [1], "datatype": "BYTES", "data": ["hello"]}],
-    "parameters": {"max_new_tokens": 3},
-}
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,6 @@ TENSORS = {
         ("/generate_stream", NATIVE, True),
         ("/invocations", NATIVE, False),
         ("/vertex", {"instances": [NATIVE]}, False),
-        ("/v2/models/model/infer", TENSORS, False),
         ("/v1/completions", COMPLETION, False),
         ("/v1/chat/completions", CHAT, False),
         ("/v1/chat/completions", CHAT | {"stream": True}, True),

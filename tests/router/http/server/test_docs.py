@@ -22,10 +22,7 @@ TGI_PATHS = {
     ],
     "get": "/health /info /metrics /v1/models".split(),
 }
-OURS = {
-    "post": ["/vertex", "/v2/models/{model_name}/infer"],
-    "get": ["/v2", "/v2/health/live", "/v2/health/ready", "/v2/models/{model_name}"],
-}
+OURS = {"post": ["/vertex"], "get": ["/v1/models/{model_name}"]}
 GENERATING = ("/", "/generate", "/generate_stream", "/invocations", "/vertex")
 CHOOSING = ("/chat_tokenize", "/invocations", "/vertex", "/v1/chat/completions", "/v1/completions")
 

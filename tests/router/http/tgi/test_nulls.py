@@ -6,14 +6,12 @@ import pytest
 
 from router.http.body import Schema
 from router.http.openai.schema import ChatBody, CompletionBody
-from router.http.platforms.kserve_schema import InferenceBody
-from router.http.platforms.vertex import VertexBody
+from router.http.platforms import VertexBody
 from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, TokenizeBody
 from tests.fakes import FakeShard, saying
 from tests.router.http.harness import housing
 
 NULLS = dict.fromkeys(Parameters.model_fields)
-TENSOR = {"name": "a", "shape": [1], "datatype": "BYTES", "data": ["hello"]}
 TURN = {"role": "user", "content": "hello", "name": None, "tool_calls": None}
 
 
@@ -29,7 +27,6 @@ TURN = {"role": "user", "content": "hello", "name": None, "tool_calls": None}
         ("/invocations", CompatBody, {"inputs": "hello", "messages": None, "prompt": None}),
         ("/invocations", ChatBody, {"messages": [TURN], "inputs": None}),
         ("/vertex", VertexBody, {"instances": [{"inputs": "hello", "parameters": None}]}),
-        ("/v2/models/a/infer", InferenceBody, {"inputs": [TENSOR]}),
         ("/v1/chat/completions", ChatBody, {"messages": [TURN]}),
         ("/v1/completions", CompletionBody, {"prompt": "hello"}),
     ],

@@ -7,14 +7,7 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from router.http.operations.routes import Info, ModelCard, ModelList
-from router.http.platforms.kserve_schema import (
-    InferenceOutput,
-    LiveResponse,
-    MetadataModelResponse,
-    MetadataServerResponse,
-    ReadyResponse,
-)
-from router.http.platforms.vertex import VertexResponse
+from router.http.platforms import VertexResponse
 from router.http.tgi.schema import (
     ChatTokenizeResponse,
     GenerateResponse,
@@ -25,8 +18,6 @@ from tests.fakes import FakeShard, saying
 from tests.router.http.harness import housing
 
 ALL = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "max_new_tokens": 2}
-TENSOR = {"name": "in", "shape": [1], "datatype": "BYTES", "data": ["hello"]}
-INTS = {**TENSOR, "data": list(b"hello")}
 
 
 @pytest.mark.parametrize(
@@ -47,8 +38,6 @@ INTS = {**TENSOR, "data": list(b"hello")}
             ChatTokenizeResponse,
         ),
         ("/vertex", {"instances": [{"inputs": "hello"}]}, VertexResponse),
-        ("/v2/models/a/infer", {"inputs": [TENSOR]}, InferenceOutput),
-        ("/v2/models/a/versions/1/infer", {"id": "", "inputs": [INTS]}, InferenceOutput),
     ],
 )
 async def test_an_answer_is_of_its_model(path: str, body: Any, model: Any) -> None:
@@ -76,12 +65,6 @@ async def test_an_event_is_of_its_model() -> None:
         ("/info", Info),
         ("/v1/models", ModelList),
         ("/v1/models/model", ModelCard),
-        ("/v2", MetadataServerResponse),
-        ("/v2/health/live", LiveResponse),
-        ("/v2/health/ready", ReadyResponse),
-        ("/v2/models/a", MetadataModelResponse),
-        ("/v2/models/a/versions/1", MetadataModelResponse),
-        ("/v2/models/a/versions/1/ready", ReadyResponse),
     ],
 )
 async def test_a_description_of_the_server_is_of_its_model(
