@@ -3,7 +3,7 @@
     forward -> acquire (the client is notified meanwhile) -> the server's socket -> client
 
 The model is leased while a stream is open: a socket without streams keeps no model in memory. The
-connection to the server stays open beyond that, since the server keeps buffers per connection.
+connection to the server stays open beyond that, for the streams that follow.
 """
 
 import asyncio

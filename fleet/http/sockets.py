@@ -29,14 +29,12 @@ _logger = logging.getLogger("fleet")
 VERSION = 2
 # What every model's server can do, as its own HELLO says.
 FEATURES = (
-    "text", "messages", "constraint", "stop", "output", "num_steps", "buffers", "cancel", "scores",
-    "system_messages", "errors", "beams",
+    "text", "messages", "constraint", "stop", "output", "cancel", "scores", "system_messages",
+    "errors", "beams",
 )  # fmt: skip
 MAX_TOP_LOGPROBS = 256
 _PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
-_COMMANDS = frozenset(
-    {"GENERATE", "SCORE", "BEAMS", "HELLO", "CANCEL", "MODEL_INFO", "BUFFER", "DROP"}
-)
+_COMMANDS = frozenset({"GENERATE", "SCORE", "BEAMS", "HELLO", "CANCEL", "MODEL_INFO"})
 # Frames that wait while the model is loaded; more are not read.
 _MAX_QUEUED = 16
 _MAX_COMMAND_LEN = 40

@@ -123,7 +123,7 @@ def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
     return LmtpServices(
         services.infer,
         RequestValidator(services.validation, services.metrics, services.tracer),
-        Prompts(services.tokenizer, services.chat_template, services.info.limits.max_total_len),
+        Prompts(services.tokenizer, services.chat_template, services.info.limits),
         services.info,
         services.metrics,
         limits,

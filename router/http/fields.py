@@ -5,6 +5,7 @@ million token ids would be tried against each. They check shapes alone: `router/
 checks whether a value is a grammar.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar
@@ -23,6 +24,8 @@ Prompt = str | tuple[int, ...]
 
 # Far beyond what any server takes at once; it bounds the time that looking at them takes.
 _MAX_PROMPTS = 4096
+# `int` also accepts spaces, underscores and the digits of other scripts.
+_ID_CHARS = re.compile(r"[-0-9]*")
 
 
 def _strings(value: Any) -> tuple[str, ...]:
@@ -71,17 +74,31 @@ def _is_ids(value: Any) -> bool:
 
 
 def _logit_bias(value: Any) -> Mapping[int, float]:
-    """Token ids, which JSON spells as strings, with what to add to their logits."""
+    """Token ids, which JSON spells as strings, with what to add to their logits.
+
+    A mask has one for each token of the vocabulary, so this is fast.
+    """
     if not isinstance(value, dict):
         raise ValueError("must be an object of token ids with numbers")
-    biases: dict[int, float] = {}
-    for key, bias in value.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 12):
-            raise WrongPart("must be an object whose keys are token ids", key)
-        if type(bias) not in (int, float):
-            raise WrongPart(f"must be an object of token ids with numbers, as `{key}`", bias)
-        biases[int(key)] = float(bias)
-    return MappingProxyType(biases)
+    try:
+        biases = dict(zip(map(int, value), value.values(), strict=True))
+        if not _ID_CHARS.fullmatch("".join(value)):
+            raise ValueError
+    except ValueError:
+        wrong_key = next(key for key in value if not _is_id(key))
+        raise WrongPart("must be an object whose keys are token ids", wrong_key) from None
+    if not set(map(type, biases.values())) <= {int, float}:
+        key = next(key for key, bias in value.items() if type(bias) not in (int, float))
+        raise WrongPart(f"must be an object of token ids with numbers, as `{key}`", value[key])
+    return biases
+
+
+def _is_id(key: str) -> bool:
+    try:
+        int(key)
+    except ValueError:
+        return False
+    return _ID_CHARS.fullmatch(key) is not None
 
 
 _TEXT = {"type": "string"}

@@ -33,17 +33,7 @@ FAILURES = (
 CUTS = ("slow_head", "slow_body", "slow_reader", "no_pong")
 CLOSE_CODES = ("1000", "1001", "1003", "1005", "1006", "1007", "1008", "1009", "1011", "other")
 BEAM_ENDS = ("complete", "hole", "budget", "full", "deadline", "cancelled")
-FRAMES = (
-    "GENERATE",
-    "SCORE",
-    "CANCEL",
-    "HELLO",
-    "MODEL_INFO",
-    "BUFFER",
-    "DROP",
-    "BEAMS",
-    "other",
-)
+FRAMES = ("GENERATE", "SCORE", "CANCEL", "HELLO", "MODEL_INFO", "BEAMS", "other")
 REFUSALS = ("overloaded", "unhealthy", "draining")
 CONSTRAINT_REFUSALS = (
     "malformed",

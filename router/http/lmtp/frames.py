@@ -34,8 +34,8 @@ _LEAST_FLOAT = repr(-sys.float_info.max)
 _STREAM_ID_RULE = "must be a whole number of at most 64 bits"
 
 
-class MalformedFrame(Exception):
-    """A message that is no frame. The socket is closed with `code`, and the text as the reason."""
+class SocketClose(Exception):
+    """Why the server closes a socket: with `code`, and the text as the reason."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -52,24 +52,24 @@ class Frame:
 
 
 def read_frame(text: str | None) -> Frame:
-    """The frame of a text message; None stands for a binary one. Raises MalformedFrame."""
+    """The frame of a text message; None stands for a binary one. Raises SocketClose."""
     if text is None:
-        raise MalformedFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
+        raise SocketClose(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
     command, space, rest = text.partition(" ")
     if not space or not command.isascii() or not 1 <= len(command) <= _MAX_TYPE_LEN:
-        raise MalformedFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
+        raise SocketClose(_INVALID_DATA, "a frame is TYPE, a space, JSON")
     body = rest.encode()
     try:
         check_width(body)
         payload = orjson.loads(body)
         if not isinstance(payload, dict):
-            raise MalformedFrame(_INVALID_DATA, "the JSON of a frame must be an object")
+            raise SocketClose(_INVALID_DATA, "the JSON of a frame must be an object")
         check_depth(body, payload)
     except orjson.JSONDecodeError as error:
         reason = f"the frame's JSON is malformed: {error}"
-        raise MalformedFrame(_INVALID_DATA, reason) from error
+        raise SocketClose(_INVALID_DATA, reason) from error
     except HttpError as error:
-        raise MalformedFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
+        raise SocketClose(_INVALID_DATA, f"the frame's JSON: {error}") from error
     return Frame(command, payload, body)
 
 

@@ -1,20 +1,19 @@
 """One GENERATE stream, from the fields of its frame to its last object."""
 
-from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
 from router.http.body import parse_part
-from router.http.lmtp.frames import Frame, Message, error_type_of
-from router.http.lmtp.prompts import Prompt, buffer_fields
+from router.http.lmtp.frames import Frame, Message
+from router.http.lmtp.prompts import Prompt
 from router.http.lmtp.schema import GenerateFields
-from router.http.lmtp.stream_encoder import BY_TOKEN, EncoderV1, EncoderV2, StreamEncoder
+from router.http.lmtp.stream_encoder import EncoderV1, EncoderV2, StreamEncoder
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
 from router.http.request_validator import normalize
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import RouterError
-from router.request.events import Event, Failed, Finished, TokenGenerated
+from router.request.events import Failed, Finished
 from router.request.request import GenerateRequest
 from router.request.validation import Limits, RawParams
 
@@ -31,7 +30,6 @@ _NAMES = {
     "grammar": "constraint",
     "max_time": "timeout_s",
     "output_ids": "output",
-    "pause_after": "num_steps",
     "keep_stop_string": "include_stop",
 }
 
@@ -58,16 +56,18 @@ class GenerateStream:
         )
         accepted = self._services.infer.accept(request)
         notices = QueueNotices(self._context, lambda: accepted.place)
-        output_ids: list[int] = []
         try:
             async with aclosing(accepted.events()) as events:
                 async for burst in events:
                     notices.started()
                     self._num_cached_tokens = accepted.num_cached_tokens
-                    if body.store is not None:
-                        output_ids += _token_ids(burst)
-                    messages = self._encoded(body, request, output_ids, burst)
-                    if isinstance(burst[-1], Finished | Failed):
+                    end = burst[-1]
+                    if isinstance(end, Failed):
+                        await send(self._encoder.encode(burst[:-1]))
+                        raise end.error
+                    messages = self._encoder.encode(burst)
+                    if isinstance(end, Finished):
+                        self._context.record.finished(end)
                         return messages
                     await send(messages)
         finally:
@@ -83,41 +83,14 @@ class GenerateStream:
         num_prompt_tokens = self._context.record.num_prompt_tokens
         return self._encoder.cancelled(num_prompt_tokens, self._num_cached_tokens)
 
-    def _encoded(
-        self,
-        body: GenerateFields,
-        request: GenerateRequest,
-        output_ids: list[int],
-        burst: Sequence[Event],
-    ) -> list[Message]:
-        end = burst[-1]
-        if isinstance(end, Failed):
-            self._context.record.error_type = error_type_of(end.error)
-            return self._encoder.encode(burst[:-1]) + self._encoder.fail(end.error)
-        if isinstance(end, Finished):
-            self._context.record.finished(end)
-            if body.store is not None:
-                kept_ids = output_ids[:-1] if end.reason in BY_TOKEN else output_ids
-                token_ids = request.prompt_ids + request.output_ids + tuple(kept_ids)
-                ttl_s = self._context.buffers.put(body.store, token_ids, "store")
-                self._encoder.stored = buffer_fields(body.store, len(token_ids), ttl_s)
-        return self._encoder.encode(burst)
-
     async def _request(self, body: GenerateFields) -> GenerateRequest:
-        services = self._services
-        prompt = await services.prompts.read(body, self._context.buffers)
-        raw = raw_params(body, prompt, services.info.limits, version=self._context.version)
-        request = await services.validator.check(
-            self._context.record, prompt.content, raw, add_special_tokens=prompt.add_special_tokens
+        services, context = self._services, self._context
+        prompt = await services.prompts.read(body)
+        raw = raw_params(body, prompt, services.info.limits, version=context.version)
+        adds = prompt.add_special_tokens
+        return await services.validator.check(
+            context.record, prompt.content, raw, add_special_tokens=adds
         )
-        if body.store is not None:
-            max_len = len(request.prompt_ids) + request.stop.max_new_tokens
-            self._context.buffers.check(body.store, max_len, "store")
-        return request
-
-
-def _token_ids(burst: Sequence[Event]) -> list[int]:
-    return [event.token.token_id for event in burst if isinstance(event, TokenGenerated)]
 
 
 def raw_params(body: GenerateFields, prompt: Prompt, limits: Limits, *, version: int) -> RawParams:
@@ -142,7 +115,6 @@ def raw_params(body: GenerateFields, prompt: Prompt, limits: Limits, *, version:
         grammar=body.constraint,
         max_time=body.timeout_s,
         output_ids=tuple(body.output or ()),
-        pause_after=body.num_steps,
         names={**_NAMES, "inputs": prompt.field},
     )
     return replace(normalize(raw, limits), logit_bias=body.logit_bias)

@@ -4,8 +4,9 @@ import asyncio
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from router.http.lmtp.session import Session, SocketClose
-from router.http.lmtp.streams import LmtpServices, draining_notice
+from router.http.lmtp.frames import SocketClose
+from router.http.lmtp.session import DRAINING, Session
+from router.http.lmtp.streams import LmtpServices
 from router.http.request_validator import RequestRecord
 from router.http.server.errors import Dialect, HttpError, Problem
 from router.telemetry.metrics import CLOSE_CODES
@@ -38,7 +39,7 @@ class Sockets:
     def drain(self) -> None:
         """Sends all clients the notice that the server accepts nothing new."""
         for session in self._sessions:
-            session.notify(draining_notice())
+            session.notify(DRAINING)
 
     async def close(self) -> None:
         """Closes all sockets once their last messages are sent."""

@@ -1,44 +1,13 @@
 """The fields of each type of frame: exact types, unknown fields ignored."""
 
-import re
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, PlainValidator
 
 from router.engine.beam_search.types import EarlyStopping
 from router.http.body import Schema
-from router.http.fields import Grammar, SamplingFields
+from router.http.fields import Grammar, LogitBias, SamplingFields
 from router.request.errors import WrongPart
-
-_NUMBERS = (int, float)
-# `int` also accepts spaces, underscores and the digits of other scripts.
-_ID_CHARS = re.compile(r"[-0-9]*")
-
-
-def _bias(value: Any) -> dict[int, float]:
-    """Biases by token id. A mask has one for each token of the vocabulary, so this is fast."""
-    if not isinstance(value, dict):
-        raise WrongPart("must be an object of numbers by token id", value)
-    try:
-        bias = dict(zip(map(int, value), value.values(), strict=True))
-        if not _ID_CHARS.fullmatch("".join(value)):
-            raise ValueError
-    except ValueError:
-        wrong = next(key for key in value if not _is_id(key))
-        raise WrongPart("must have token ids for its keys", wrong) from None
-    if not set(map(type, bias.values())) <= {int, float}:
-        wrong = next(each for each in bias.values() if type(each) not in _NUMBERS)
-        raise WrongPart("must have numbers for its values", wrong)
-    return bias
-
-
-def _is_id(key: str) -> bool:
-    try:
-        int(key)
-    except ValueError:
-        return False
-    return _ID_CHARS.fullmatch(key) is not None
 
 
 def _scored(value: Any) -> Any:
@@ -53,9 +22,6 @@ def _scored(value: Any) -> Any:
     return value
 
 
-LogitBias = Annotated[Mapping[int, float], PlainValidator(_bias)]
-
-
 class ChatTurn(Schema):
     """A turn of a chat."""
 
@@ -64,13 +30,12 @@ class ChatTurn(Schema):
 
 
 class PromptFields(Schema):
-    """A prompt: token ids, text or the turns of a chat, behind the tokens of a buffer."""
+    """A prompt: one of token ids, text and the turns of a chat."""
 
     model: str | None = None
     prompt: list[int] | None = Field(default=None, fail_fast=True)
     text: str | None = None
     messages: Annotated[list[ChatTurn], Field(min_length=1, fail_fast=True)] | None = None
-    buffer: str | None = None
 
 
 class GenerateFields(SamplingFields, PromptFields):
@@ -78,7 +43,6 @@ class GenerateFields(SamplingFields, PromptFields):
 
     max_tokens: int | None = None
     top_logprobs: int | None = None
-    logit_bias: LogitBias | None = None
     typical_p: float | None = None
     constraint: Grammar | None = None
     stop: list[str] | None = Field(default=None, fail_fast=True)
@@ -87,9 +51,7 @@ class GenerateFields(SamplingFields, PromptFields):
     ignore_eos: bool | None = None
     min_tokens: int | None = None
     output: list[int] | None = Field(default=None, fail_fast=True)
-    num_steps: int | None = None
     timeout_s: float | None = None
-    store: str | None = None
 
 
 class ScoreFields(PromptFields):
@@ -120,19 +82,6 @@ class ModelInfoFields(Schema):
     """MODEL_INFO."""
 
     model: str | None = None
-
-
-class BufferFields(PromptFields):
-    """BUFFER."""
-
-    name: str
-    ttl_s: float | None = None
-
-
-class DropFields(Schema):
-    """DROP."""
-
-    name: str
 
 
 # Beyond these bounds the scores of long traces are infinite.

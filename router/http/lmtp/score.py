@@ -55,9 +55,8 @@ class ScoreStream:
             )
         prompt_ids: tuple[int, ...] = ()
         # Version 1 accepts an empty prompt: the first token has no log-probability then.
-        if not (body.is_flat and body.prompt == [] and body.buffer is None):
-            vocab_size = self._services.info.limits.vocab_size
-            prompt_ids = await self._services.prompts.ids(body, self._context.buffers, vocab_size)
+        if not (body.is_flat and body.prompt == []):
+            prompt_ids = await self._services.prompts.ids(body)
         requests = [await self._request(prompt_ids, value) for value in values]
         scored = await self._score(requests, len(prompt_ids))
         return self._tokens(scored[0]) if body.is_flat else self._scores(scored)

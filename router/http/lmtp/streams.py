@@ -1,19 +1,28 @@
-"""The open streams of a socket, each a task: what it is made of, and its queue messages."""
+"""The open streams of one socket, each a task, and what each is made of."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from router.engine.infer import Infer
-from router.http.lmtp.frames import Frame, Message, as_json, error_fields
-from router.http.lmtp.prompts import BufferLimits, Buffers, Prompts
+from router.http.lmtp.frames import Frame, Message, as_json, error_fields, error_type_of
+from router.http.lmtp.outbox import Outbox
+from router.http.lmtp.prompts import Prompts
 from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.server.errors import HttpError
 from router.http.server_info import ServerInfo
-from router.request.errors import RouterError
+from router.request.errors import Overloaded, RouterError
 from router.telemetry.metrics import Metrics
 
+_logger = logging.getLogger(__name__)
+
+ROUTE = "/lmtp"
+_RETRY_AFTER_S = 1.0
 # When a request is first looked for in the queue, and the longest pause between two looks.
 _FIRST_LOOK_S = 0.2
 _MAX_PAUSE_S = 2.0
@@ -34,7 +43,6 @@ class SocketLimits:
     max_streams: int = 256
     max_beams: int = 32
     max_waiting_len: int = 1 << 16
-    buffers: BufferLimits = field(default_factory=BufferLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,6 @@ class StreamContext:
     """What one stream needs: `version` is the protocol's, `notify` sends a system message."""
 
     services: LmtpServices
-    buffers: Buffers
     record: RequestRecord
     stream_id: int
     version: int
@@ -87,25 +94,53 @@ class StreamTask(Protocol):
 
 
 class Streams:
-    """The tasks of a socket's streams by stream id."""
+    """Owner of the tasks of a socket's streams, by stream id. Their messages go to `outbox`."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        services: LmtpServices,
+        record: RequestRecord,
+        headers: list[tuple[bytes, bytes]],
+        outbox: Outbox,
+    ) -> None:
+        self._services = services
+        self._record = record
+        self._headers = headers
+        self._outbox = outbox
         self._tasks: dict[int, asyncio.Task[None]] = {}
         # Cancelled by the client, with the last object still to be sent.
         self._cancelled: set[int] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+        self.num_started = 0
 
     def __contains__(self, stream_id: int) -> bool:
         return stream_id in self._tasks
 
-    def start(self, stream_id: int, work: Coroutine[Any, Any, None]) -> None:
-        """Opens a stream, until `work` is done."""
+    async def start(
+        self,
+        make: Callable[[StreamContext], StreamTask],
+        frame: Frame,
+        stream_id: int,
+        version: int,
+        notify: Notify,
+    ) -> None:
+        """Opens a stream that answers `frame`."""
         assert stream_id not in self._tasks, "the id of an open stream"
-        task = asyncio.create_task(work)
-        self._tasks[stream_id] = task
-        task.add_done_callback(lambda _: self._forget(stream_id))
+        self.num_started += 1
+        record = RequestRecord(
+            f"{self._record.request_id}/{self.num_started}",
+            time.monotonic(),
+            is_stream=True,
+            metrics=self._services.metrics,
+            model=self._services.info.model_id,
+        )
+        context = StreamContext(self._services, record, stream_id, version, notify)
+        serving = self._serve(context, make(context), frame)
+        if len(self._tasks) >= self._services.limits.max_streams:
+            # Refused streams are served one by one, so that their tasks are no more than one.
+            await serving
+        else:
+            task = self._tasks[stream_id] = asyncio.create_task(serving)
+            task.add_done_callback(lambda _: self._forget(stream_id))
 
     def cancel(self, stream_id: int) -> None:
         """Cancels a stream for its client; does nothing if it is not open."""
@@ -114,10 +149,6 @@ class Streams:
             self._cancelled.add(stream_id)
             # Not at once: a task that is cancelled before its first step sends no last object.
             asyncio.get_running_loop().call_soon(task.cancel)
-
-    def was_cancelled(self, stream_id: int) -> bool:
-        """Whether its client cancelled an open stream."""
-        return stream_id in self._cancelled
 
     async def until_empty(self) -> None:
         """Waits until all streams have ended."""
@@ -136,11 +167,54 @@ class Streams:
         del self._tasks[stream_id]
         self._cancelled.discard(stream_id)
 
+    async def _serve(self, context: StreamContext, task: StreamTask, frame: Frame) -> None:
+        """Serves one stream to its last object; raises nothing but its own cancellation."""
+        record, stream_id = context.record, context.stream_id
+        self._services.validator.open(record, frame.command, ROUTE, self._headers)
+        self._services.metrics.socket_streams.add(1)
+        send = partial(self._send, deque[Message]())
+        try:
+            if stream_id not in self._tasks:
+                max_streams = self._services.limits.max_streams
+                message = f"a socket has at most {max_streams} streams at a time"
+                raise Overloaded(message, _RETRY_AFTER_S)
+            await self._send_end(stream_id, await task.run(frame, send), send)
+        except (RouterError, HttpError) as error:
+            record.error_type = error_type_of(error)
+            await self._send_end(stream_id, task.fail(error), send)
+        except asyncio.CancelledError:
+            record.error_type = "cancelled"
+            if stream_id not in self._cancelled:
+                raise
+            await send(task.cancelled())
+        except Exception:
+            _logger.exception("request_id=%s failed by a bug", record.request_id)
+            record.error_type = "internal_error"
+            message = f"a bug; the server's log has more under request_id {record.request_id}"
+            messages = task.fail(HttpError(500, "internal_error", message))
+            await self._send_end(stream_id, messages, send)
+        finally:
+            self._services.metrics.socket_streams.add(-1)
+            record.end(frame.command, ROUTE)
 
-def draining_notice() -> Mapping[str, object]:
-    """The system message of a server that stops."""
-    message = "the server stops: nothing new is taken, what runs may finish"
-    return {"stream_id": None, "state": "draining", "message": message}
+    async def _send(self, unsent: deque[Message], messages: Iterable[Message]) -> None:
+        """Queues messages in order; waits while the client reads slowly.
+
+        A cancelled wait leaves the rest in `unsent`, which goes before the next messages.
+        """
+        unsent.extend(messages)
+        while unsent:
+            await self._outbox.put(*unsent[0])
+            unsent.popleft()
+
+    async def _send_end(self, stream_id: int, end: Iterable[Message], send: SendMessages) -> None:
+        """Sends the last messages, even if the client cancels the stream while they wait."""
+        try:
+            await send(end)
+        except asyncio.CancelledError:
+            if stream_id not in self._cancelled:
+                raise
+            await send(())
 
 
 class QueueNotices:

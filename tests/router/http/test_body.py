@@ -8,7 +8,7 @@ from pydantic import Field
 
 from router.http.anthropic.schema import CountBody, MessagesBody
 from router.http.body import Schema, parse
-from router.http.lmtp.schema import BufferFields, GenerateFields, ScoreFields
+from router.http.lmtp.schema import BeamsFields, GenerateFields, ScoreFields
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms import VertexBody
 from router.http.responses.schema import CountInputBody, ResponseBody
@@ -29,7 +29,7 @@ BODIES = (
     VertexBody,
     GenerateFields,
     ScoreFields,
-    BufferFields,
+    BeamsFields,
 )
 
 

@@ -12,17 +12,15 @@ _TYPES = (
     "MODEL_INFO",
     "HELLO",
     "CANCEL",
-    "BUFFER",
-    "DROP",
     "SYS",
     "TOKEN",
     "",
 )
 _FIELDS = (
-    "stream_id", "model", "prompt", "text", "messages", "buffer", "store", "max_tokens", "scored",
+    "stream_id", "model", "prompt", "text", "messages", "max_tokens", "scored",
     "temperature", "top_logprobs", "logit_bias", "top_p", "top_k", "min_p", "typical_p", "seed",
     "repetition_penalty", "constraint", "stop", "include_stop", "stop_token_ids", "ignore_eos",
-    "min_tokens", "output", "num_steps", "timeout_s", "name", "ttl_s", "version", "data", "nothing",
+    "min_tokens", "output", "timeout_s", "version", "data", "nothing",
 )  # fmt: skip
 _CONSTRAINTS = ("json", "regex", "choice", "lark", "where", "sql")
 
@@ -63,13 +61,10 @@ class Nonsense:
         fields: dict[str, Any] = {"stream_id": chance.randrange(8), "prompt": byte_ids("Once")}
         if command == "SCORE":
             fields["scored"] = chance.choice((byte_ids("ab"), ["ab", "c"], [byte_ids("a")]))
-        if command in ("BUFFER", "DROP"):
-            fields["name"] = chance.choice("abc")
         if command == "HELLO":
             fields["version"] = chance.randrange(4)
         if command == "GENERATE":
             fields["max_tokens"] = chance.randrange(6)
-            fields["store"] = chance.choice(("a", None))
         return fields
 
     def _value(self, depth: int) -> Any:

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from router.http.lmtp.frames import MalformedFrame, read_frame
+from router.http.lmtp.frames import SocketClose, read_frame
 from router.http.server.protocol import ConnectionLimits
 from tests.byte_tokenizer import VOCAB_SIZE, byte_ids
 from tests.fakes import FakeShard
@@ -150,7 +150,7 @@ async def test_a_text_of_megabytes_is_refused_by_its_beginning() -> None:
         for command, fields in (
             ("GENERATE", {"text": "abcd " * 1_000_000}),
             ("SCORE", {"prompt": ONCE, "scored": ["abcd " * 1_000_000]}),
-            ("BUFFER", {"name": "a", "text": "abcd " * 1_000_000}),
+            ("SCORE", {"text": "abcd " * 1_000_000, "scored": ["a"]}),
         ):
             error = await talk.error(command, 1, **fields)
             assert "in its first 16384 of 5000000 characters" in error["error"]
@@ -162,7 +162,7 @@ def test_a_frame_is_its_type_and_its_object() -> None:
 
 
 def test_no_text_is_no_frame() -> None:
-    with pytest.raises(MalformedFrame) as raised:
+    with pytest.raises(SocketClose) as raised:
         read_frame(None)
     assert raised.value.code == 1003
 

@@ -92,7 +92,7 @@ async def test_an_empty_prompt_is_the_beginning_of_a_sequence() -> None:
         ({"logit_bias": {str(VOCAB_SIZE): 100}}, "logit_bias", "between 0 and 257"),
         ({"logit_bias": {"x": 100}}, "logit_bias", "token ids"),
         ({"logit_bias": {"--5": 100}}, "logit_bias", "token ids"),
-        ({"logit_bias": {"1_0": 100}}, "logit_bias", 'token ids for its keys. Given: "1_0"'),
+        ({"logit_bias": {"1_0": 100}}, "logit_bias", 'whose keys are token ids. Given: "1_0"'),
         ({"logit_bias": {"7": 1, " 7 ": 100}}, "logit_bias", 'Given: " 7 "'),
         ({"logit_bias": {"\u0663": 100}}, "logit_bias", 'Given: "\u0663"'),
         ({"logit_bias": {"+7": 100}}, "logit_bias", 'Given: "+7"'),

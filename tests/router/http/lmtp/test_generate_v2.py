@@ -7,7 +7,7 @@ import pytest
 from tests.byte_tokenizer import BOS_ID, EOS_ID, byte_ids
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
-from tests.router.http.lmtp.talking import Talk, served, talking
+from tests.router.http.lmtp.talking import served, talking
 from tests.router.rig import expected_text, says
 
 GREETING = {
@@ -144,27 +144,23 @@ async def test_a_drawn_seed_is_reported() -> None:
     assert [messages[-1][1].get("seed") for messages in (sampled, seeded, greedy)] == [7, 5, None]
 
 
-async def test_steps_that_are_taken_one_by_one_make_the_same_output() -> None:
-    async def stepwise(talk: Talk) -> tuple[list[int], str, list[str]]:
-        output: list[int] = []
-        text, reasons = "", list[str]()
-        while not reasons or reasons[-1] == "paused":
-            messages = await talk.ask(
-                "GENERATE", text="Once upon", max_tokens=9, num_steps=2, output=output
-            )
-            output += [fields["token"] for command, fields in messages if command == "TOKEN"]
-            text += messages[-1][1]["text"]
-            reasons.append(messages[-1][1]["finish_reason"])
-        return output, text, reasons
-
+@pytest.mark.parametrize("num_made", [1, 4, 8])
+async def test_an_output_goes_on_behind_the_tokens_that_it_has(num_made: int) -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         await talk.hello()
-        whole = await talk.ask("GENERATE", text="Once upon", max_tokens=9)
-        output, text, reasons = await stepwise(talk)
+        whole = [fields for _, fields in await talk.ask("GENERATE", text="Once upon", max_tokens=9)]
+        output = [fields["token"] for fields in whole[:num_made]]
+        messages = await talk.ask("GENERATE", text="Once upon", max_tokens=9, output=output)
 
-    assert output == [fields["token"] for _, fields in whole[:-1]]
-    assert text == whole[-1][1]["text"]
-    assert reasons == ["paused"] * 4 + ["length"]
+    rest = [fields for _, fields in messages]
+    assert [fields["token"] for fields in rest[:-1]] == [
+        fields["token"] for fields in whole[num_made:-1]
+    ]
+    assert (
+        "".join(fields["text"] for fields in whole[:num_made]) + rest[-1]["text"]
+        == (whole[-1]["text"])
+    )
+    assert rest[-1]["finish_reason"] == "length"
 
 
 async def test_an_empty_text_is_the_beginning_of_a_sequence() -> None:
