@@ -22,8 +22,7 @@ from router.http.server.errors import Dialect, Problem
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream, Frames
 from router.http.tools.calls import CallFormat
-from router.http.tools.grammar import AllowedTools
-from router.http.tools.tool_prompt import add_tools, constrain_to_tools
+from router.http.tools.grammar import AllowedTools, add_tools, constrain_to_tools
 from router.request.errors import InvalidRequest, RouterError, Unsupported, quoted, wrong
 from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
 from router.request.request import GenerateRequest
@@ -260,18 +259,26 @@ class AnswerService:
                 )
         return variables
 
-    async def constrain_to_tools(
-        self, raw: RawParams, allowed: AllowedTools, template: str | None = None
-    ) -> tuple[RawParams, CallFormat]:
-        """The parameters with the grammar of the allowed calls, and the format of the calls.
+    async def check(
+        self,
+        record: RequestRecord,
+        prompt: str,
+        raw: RawParams,
+        allowed: AllowedTools | None,
+        *,
+        template: str | None = None,
+        add_special_tokens: bool = False,
+    ) -> tuple[GenerateRequest, CallFormat | None]:
+        """The request for an answer to a rendered prompt, and how it calls; None: it is text.
 
-        Raises TemplateFailed, ToolsRefused.
+        Raises InvalidRequest, TemplateFailed, ToolsRefused.
         """
-
-        def constrain() -> tuple[RawParams, CallFormat]:
-            return constrain_to_tools(raw, allowed, self._template.call_syntax(template))
-
-        return await asyncio.to_thread(constrain)
+        calls = None
+        if allowed is not None:
+            syntax = await asyncio.to_thread(self._template.call_syntax, template)
+            raw, calls = await asyncio.to_thread(constrain_to_tools, raw, allowed, syntax)
+        adds = add_special_tokens
+        return await self.validator.check(record, prompt, raw, add_special_tokens=adds), calls
 
     async def count(self, prompt: str) -> int:
         """The number of tokens of a rendered prompt."""

@@ -185,7 +185,8 @@ class VertexRoutes:
         if isinstance(instance, dict) and "messages" in instance and "inputs" not in instance:
             chat = self._chat.admit(parse_part(body, instance, place, ChatBody))
             _check_whole(chat)
-            return _Instance(await self._chat.check(record, chat), prefix=chat.echoed)
+            checked, _ = await self._chat.check(record, chat)
+            return _Instance(checked, prefix=chat.echoed)
         generate = _sampling(parse_part(body, instance, place, GenerateBody))
         parameters = generate.chosen
         checked = await self._validator.check(record, generate.inputs, to_raw(parameters))
@@ -200,8 +201,7 @@ def _check_whole(chat: ChatBody) -> None:
                 name,
             )
     if chat.allowed_tools is not None:
-        field = chat.allowed_tools.field
-        raise Unsupported(f"`{field}` cannot be called here: predictions are texts", field)
+        raise Unsupported("`tools` cannot be called here: predictions are texts", "tools")
 
 
 def _sampling(body: GenerateBody) -> GenerateBody:

@@ -6,7 +6,7 @@ are TGI's (`json`, `json_object`, `regex`, `json_schema`) and ours (`choice`, `l
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import orjson
@@ -38,8 +38,6 @@ class RawGrammar:
     """A grammar as it came: `kind` is known, `value` is any JSON.
 
     `whitespace`, `lenient` and `cuts` are those of `ConstraintSpec` and `Constraint`; None: unset.
-    `spellings`: parts of the value that the client wrote elsewhere or otherwise, as it wrote them,
-    for messages.
     """
 
     kind: Kind
@@ -47,7 +45,6 @@ class RawGrammar:
     whitespace: Whitespace | None = None
     lenient: bool | None = None
     cuts: bool | None = None
-    spellings: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def constraint(self, name: str) -> Constraint:
         """The constraint; `name` is the parameter's, for errors. Raises InvalidRequest."""

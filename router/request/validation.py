@@ -6,7 +6,7 @@ HTTP; names are spelt as the caller says.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from constraints.spec import StopRule
@@ -151,11 +151,7 @@ class Validation:
         for field, part in raw.grammar_parts:
             await _checked(self._checks, part.constraint(field), StopRule(), max_len, field)
         stops = StopRule(stop.stop_strings, stop.keep_stop_string, stop.stop_token_ids)
-        try:
-            return await _checked(self._checks, constraint, stops, max_len, name)
-        except ConstraintRefused as error:
-            spellings = {} if raw.grammar is None else raw.grammar.spellings
-            raise _respelled(error, spellings) from error
+        return await _checked(self._checks, constraint, stops, max_len, name)
 
     @property
     def _max_input_len(self) -> int:
@@ -201,15 +197,3 @@ async def _checked(
         ) from error
     except Unsupported as error:
         raise Unsupported(f"`{field}`: {error}", field) from error
-
-
-def _respelled(error: ConstraintRefused, spellings: Mapping[str, str]) -> ConstraintRefused:
-    """The refusal with parts of the constraint as the client wrote them."""
-    message = str(error)
-    for part in sorted(spellings, key=len, reverse=True):
-        message = message.replace(f"`{part}`", spellings[part])
-    details = dict(error.details)
-    parts = details.get("parts")
-    if isinstance(parts, list):
-        details["parts"] = [spellings.get(part, part) for part in parts]
-    return ConstraintRefused(message, error.reason, details, error.field)

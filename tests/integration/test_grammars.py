@@ -108,38 +108,6 @@ def test_answers_are_texts_that_are_not_a_terminal(server: RunningServer) -> Non
         assert "\ufffd" not in answer["choices"][0]["text"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message", "parts"),
-    [
-        (
-            {"guided_regex": "[ab]*a", "bad_words": ["x", "a"]},
-            'nothing satisfies both `guided_regex` "[ab]*a" and `bad_words` "a"',
-            ['`guided_regex` "[ab]*a"', '`bad_words` "a"'],
-        ),
-        (
-            {"structured_outputs": {"where": '"cat" in T'}, "bad_words": ['a"', "a"]},
-            'nothing satisfies both `"cat" in X` and `bad_words` "a"',
-            ['"cat" in X', '`bad_words` "a"'],
-        ),
-    ],
-)
-def test_bad_words_that_leave_no_text_are_told_as_they_were_written(
-    server: RunningServer, fields: dict[str, Any], message: str, parts: list[str]
-) -> None:
-    body = {"prompt": "Say", "max_tokens": 12, **fields}
-    error = posted(server, "/v1/completions", body).json()["error"]
-    assert error["message"].endswith(f": {message}")
-    assert error["constraint"] == {"reason": "contradiction", "parts": parts}
-
-
-def test_a_wrong_pattern_beside_bad_words_is_refused_as_it_is_alone(server: RunningServer) -> None:
-    body = {"prompt": "Say", "max_tokens": 12, "guided_regex": "a[b-"}
-    alone = posted(server, "/v1/completions", body).json()
-    beside = posted(server, "/v1/completions", {**body, "bad_words": ["no"]}).json()
-    assert "position" in alone["error"]["message"]
-    assert beside["error"] == alone["error"]
-
-
 def test_a_lenient_schemas_texts_are_judged_by_the_patterns_that_masks_kept(
     server: RunningServer,
 ) -> None:

@@ -54,11 +54,8 @@ class MessageRoutes:
         body = await service.read(request, MessagesBody)
         model = service.model_name(body.model)
         body.check()
-        raw, allowed, calls = body.to_raw(service.limits), body.allowed_tools, None
-        prompt = await service.render(body.chat_prompt)
-        if allowed is not None:
-            raw, calls = await service.constrain_to_tools(raw, allowed)
-        checked = await service.validator.check(record, prompt, raw, add_special_tokens=False)
+        raw, prompt = body.to_raw(service.limits), await service.render(body.chat_prompt)
+        checked, calls = await service.check(record, prompt, raw, body.allowed_tools)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
             encoder = MessageEncoder(message_id, model, len(checked.prompt_ids), calls)

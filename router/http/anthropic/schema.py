@@ -4,7 +4,6 @@ Of blocks this server reads those of text, of calls of tools and of their result
 is refused by its place and type. A result is a turn by itself, as chat templates have it.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
@@ -17,7 +16,7 @@ from router.http.body import Schema, object_schema
 from router.http.conversation import ChatPrompt, Setting, Turn, read_role, read_text, read_texts
 from router.http.fields import Harmless, StrictSchema
 from router.http.request_validator import normalize
-from router.http.tools.functions import check_names
+from router.http.tools.functions import Name, check_names
 from router.http.tools.grammar import AllowedTool, AllowedTools, arguments_schema
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 from router.request.grammar import RawGrammar
@@ -126,21 +125,6 @@ _TURNS_SCHEMA: dict[str, Any] = {
 Turns = Annotated[tuple[Turn, ...], PlainValidator(_read_turns), WithJsonSchema(_TURNS_SCHEMA)]
 System = Annotated[str, PlainValidator(_read_system), WithJsonSchema(_TEXT_SCHEMA)]
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
-
-
-def _name(value: Any) -> str:
-    if isinstance(value, str) and _NAME.fullmatch(value):
-        return value
-    raise ValueError("must be 1 to 128 letters, digits, `_` or `-`")
-
-
-Name = Annotated[
-    str,
-    PlainValidator(_name),
-    WithJsonSchema({"type": "string", "pattern": f"^{_NAME.pattern}$"}),
-]
-
 
 class Tool(Schema):
     """A tool of the client's; Anthropic's own types of tools are refused."""
@@ -173,7 +157,7 @@ def _allowed_tools(tools: Sequence[Tool], choice: ToolChoiceBody | None) -> Allo
 
     Raises InvalidRequest for what contradicts itself, Unsupported for tools of other types.
     """
-    check_names("tools", [tool.name for tool in tools])
+    check_names([tool.name for tool in tools])
     allowed = tuple(_allowed_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
     choice = choice or ToolChoiceBody(type="auto")
     if choice.type == "tool":

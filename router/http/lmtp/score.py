@@ -7,7 +7,6 @@ Of several continuations the scheduler computes the prompt once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from router.engine.infer import Completion
 from router.http.body import parse_part
@@ -18,6 +17,7 @@ from router.http.lmtp.streams import SendMessages, StreamContext
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import InvalidRequest, RouterError
+from router.request.events import TokenLogprob
 from router.request.request import GenerateRequest
 from router.request.validation import RawParams
 
@@ -25,12 +25,7 @@ MAX_VALUES = 4096
 # Values that are computed together: at most so many, and at most this part of the server's slots,
 # so that other requests come between, and a server of few slots scores as many values as any.
 _MAX_WAVE_LEN, _SLOTS_DIVISOR = 32, 4
-
-
-@dataclass(frozen=True, slots=True)
-class _ScoredValue:
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
+_STOP = '"stop"'
 
 
 class ScoreStream:
@@ -96,8 +91,9 @@ class ScoreStream:
 
     async def _score(
         self, requests: Sequence[GenerateRequest], prompt_len: int
-    ) -> list[_ScoredValue]:
-        scored: list[_ScoredValue] = []
+    ) -> list[Sequence[TokenLogprob]]:
+        """The tokens of each value."""
+        scored: list[Sequence[TokenLogprob]] = []
         num_slots = self._services.info.max_concurrent_requests // _SLOTS_DIVISOR
         wave_len = max(1, min(_MAX_WAVE_LEN, num_slots))
         for start in range(0, len(requests), wave_len):
@@ -107,7 +103,7 @@ class ScoreStream:
             scored += [self._scored(completion, prompt_len) for completion in completions]
         return scored
 
-    def _scored(self, completion: Completion, prompt_len: int) -> _ScoredValue:
+    def _scored(self, completion: Completion, prompt_len: int) -> Sequence[TokenLogprob]:
         end = completion.finished
         self._context.record.finished(end)
         self._num_prompt_tokens += end.num_prompt_tokens
@@ -115,35 +111,33 @@ class ScoreStream:
         if completion.prompt is None:
             message = f"the request ended ({end.reason.value}) before all values were scored"
             raise HttpError(504, end.reason.value, message)
-        value_len = end.num_prompt_tokens - prompt_len
-        tokens = completion.prompt.tokens[-value_len:]
-        return _ScoredValue(
-            tuple(token.token_id for token in tokens),
-            # The first token of a sequence has no log-probability.
-            tuple(0.0 if token.logprob is None else token.logprob for token in tokens),
-        )
+        return completion.prompt.tokens[prompt_len - end.num_prompt_tokens :]
 
-    def _tokens(self, scored: _ScoredValue) -> list[Message]:
+    def _tokens(self, scored: Sequence[TokenLogprob]) -> list[Message]:
         """Version 1: a TOKEN for each scored token."""
-        stream_id, last = self._context.stream_id, len(scored.token_ids) - 1
-        pairs = zip(scored.token_ids, scored.logprobs, strict=True)
-        messages: list[Message] = []
-        for index, (token_id, logprob) in enumerate(pairs):
-            reason = "null" if index < last else '"stop"'
-            fields = (
-                f'{{"token":{token_id},"stream_id":{stream_id},'
-                f'"logprob":{number(logprob, strictly=False)},"finish_reason":{reason}}}'
+        last = len(scored) - 1
+        return [
+            (
+                "TOKEN",
+                f'{{"token":{token.token_id},"stream_id":{self._context.stream_id},'
+                f'"logprob":{_logprob(token, strictly=False)},'
+                f'"finish_reason":{"null" if index < last else _STOP}}}',
             )
-            messages.append(("TOKEN", fields))
-        return messages
+            for index, token in enumerate(scored)
+        ]
 
-    def _scores(self, scored: Sequence[_ScoredValue]) -> list[Message]:
+    def _scores(self, scored: Sequence[Sequence[TokenLogprob]]) -> list[Message]:
         """Version 2: one SCORES."""
         scores = ",".join(
-            f'{{"tokens":{list(each.token_ids)},'
-            f'"logprobs":[{",".join(number(one, strictly=True) for one in each.logprobs)}]}}'
+            f'{{"tokens":{[token.token_id for token in each]},'
+            f'"logprobs":[{",".join(_logprob(token, strictly=True) for token in each)}]}}'
             for each in scored
         )
         usage = as_json(usage_fields(self._num_prompt_tokens, self._num_cached_tokens, 0))
         head = f'{{"stream_id":{self._context.stream_id},"scores":[{scores}]'
         return [("SCORES", f'{head},"usage":{usage}}}')]
+
+
+def _logprob(token: TokenLogprob, *, strictly: bool) -> str:
+    """As JSON; the first token of a sequence has none."""
+    return number(0.0 if token.logprob is None else token.logprob, strictly=strictly)

@@ -7,13 +7,19 @@ from starlette.responses import Response
 
 from router.engine.infer import Completion
 from router.http.logprobs import ChatLogprobs
-from router.http.openai.reply import FINISH_REASONS, ChatCalls, prompt_fields
+from router.http.openai.reply import (
+    FINISH_REASONS,
+    calls_message,
+    calls_reason,
+    prompt_fields,
+)
 from router.http.openai.routes import OpenAiRoutes
 from router.http.openai.schema import LAST_EVENT, ChatBody, ChatCompletion, ChatCompletionChunk
 from router.http.openai.stream import ChatEncoder
 from router.http.request_validator import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields
+from router.http.tools.calls import CallFormat
 from router.request.request import GenerateRequest
 
 
@@ -37,7 +43,7 @@ class ChatRoutes(OpenAiRoutes):
         """Answer a chat, whole or as server-sent events."""
         record = self.service.validator.begin(request)
         body = await self.read(request, ChatBody)
-        checked, calls = await self._check(record, body)
+        checked, calls = await self.check(record, body)
         draws = self.draws([checked], body.num_draws)
         logprobs, num_top = None, body.num_top_logprobs
         if num_top is not None:
@@ -66,36 +72,34 @@ class ChatRoutes(OpenAiRoutes):
         more = prompt_fields(body, checked, completions[0])
         return self.reply(record, body, envelope, completions, choices, **more)
 
-    async def check(self, record: RequestRecord, body: ChatBody) -> GenerateRequest:
-        """The request for one answer, which is text. Raises InvalidRequest."""
-        return (await self._check(record, body))[0]
+    async def check(
+        self, record: RequestRecord, body: ChatBody
+    ) -> tuple[GenerateRequest, CallFormat | None]:
+        """The request for one answer, and how it calls; None: it is text. Raises InvalidRequest."""
+        raw, prompt = body.to_raw(self.service.limits), await self.render(body)
+        return await self.service.check(
+            record,
+            prompt,
+            raw,
+            body.allowed_tools,
+            template=body.chat_template,
+            add_special_tokens=bool(body.add_special_tokens),
+        )
 
     async def render(self, body: ChatBody) -> str:
         """The prompt. Raises TemplateFailed, and Unsupported for what the template ignores."""
         return await self.service.render(body.chat_prompt)
 
-    async def _check(
-        self, record: RequestRecord, body: ChatBody
-    ) -> tuple[GenerateRequest, ChatCalls | None]:
-        """The request, and how its answers call; None: they are text."""
-        raw, allowed, calls = body.to_raw(self.service.limits), body.allowed_tools, None
-        prompt = await self.render(body)
-        if allowed is not None:
-            raw, form = await self.service.constrain_to_tools(raw, allowed, body.chat_template)
-            calls = ChatCalls(form, is_old=allowed.field == "functions")
-        validator, adds = self.service.validator, bool(body.add_special_tokens)
-        return await validator.check(record, prompt, raw, add_special_tokens=adds), calls
-
 
 def _choice(
-    completion: Completion, body: ChatBody, logprobs: ChatLogprobs | None, calls: ChatCalls | None
+    completion: Completion, body: ChatBody, logprobs: ChatLogprobs | None, calls: CallFormat | None
 ) -> dict[str, Any]:
     end = completion.finished
     reason = FINISH_REASONS[end.reason]
     message = {"role": "assistant", "content": body.echoed + end.text, "refusal": None}
     if calls is not None:
-        message, num_calls = calls.message(end.text, body.echoed)
-        reason = calls.reason(calls.format.settled(end), num_calls)
+        message, num_calls = calls_message(calls, end.text, body.echoed)
+        reason = calls_reason(calls.settled(end), num_calls)
     choice = {
         "message": message,
         "logprobs": None if logprobs is None else logprobs.of(completion.tokens),

@@ -18,6 +18,8 @@ from router.request.validation import Limits, RawParams
 # For each field its neutral values, and why all others are refused.
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
     {
+        "functions": (([],), "`tools` have replaced it"),
+        "function_call": (("none", "auto"), "`tool_choice` has replaced it"),
         "audio": ((), "answers are text"),
         "modalities": (([], ["text"]), "answers are text"),
         "moderation": ((), "answers are not judged"),
@@ -153,7 +155,6 @@ class OpenAiBody(SamplingFields, Formats):
             # A request without log-probabilities does not compute them, and may take forced tokens.
             raw_logprobs=bool(tops) or self.num_draws > self.num_choices,
             grammar=grammar,
-            grammar_parts=self.grammar_parts(),
             decoder_input_details=scores_prompt or self.prompt_logprobs is not None,
             names={
                 "grammar": name,

@@ -1,4 +1,4 @@
-"""Response formats and the like, and forbidden words, as grammars."""
+"""The fields that ask for a form of the answer, as grammars: response formats, forbidden words."""
 
 import re
 from collections.abc import Mapping
@@ -6,124 +6,37 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-import orjson
 from pydantic import ConfigDict, Field
 
-from constraints.errors import ConstraintError
 from constraints.spec import Kind, Whitespace
 from constraints.where.cursor import MAX_TEXT_LEN
-from constraints.where.parser import parse
-from constraints.where.terms import Contains, Expression, Matches, Not, all_of
+from constraints.where.terms import Contains, Not, all_of
 from constraints.where.writing import text
 from router.http.body import Schema
 from router.http.fields import CUTS
-from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, cut, quoted
+from router.request.errors import InvalidRequest, Unsupported
 from router.request.grammar import RawGrammar
 
-# Half of what an expression may have, so that one beside them has room.
-# Words times choices that are looked at to tell no more words than need be.
-_MAX_COUNTED = 200_000
 _MAX_WORDS = 500
-# Of more than these only the first are named in a message.
-_MAX_NAMED = 20
 
 # The field, and what stands there.
 NamedGrammar = tuple[str, RawGrammar]
 
 
-def without(words: list[str], shaped: NamedGrammar | None = None) -> NamedGrammar:
-    """Texts in which none of these words stands: any, or those of a grammar.
-
-    Raises InvalidRequest beside a grammar in which that cannot be said, ConstraintRefused where no
-    choice is left.
-    """
+def _without(words: list[str]) -> RawGrammar:
+    """Any text in which none of these words occurs. Raises InvalidRequest."""
     if not all(words):
         raise InvalidRequest("`bad_words` must be strings, none empty", "bad_words")
-    absent: dict[str, Expression] = {word: Not(Contains(word)) for word in words}
+    absent = dict.fromkeys(words)
     if len(absent) > _MAX_WORDS:
-        raise InvalidRequest(
-            f"`bad_words` must be at most {_MAX_WORDS} different strings. Given: {len(absent)}",
-            "bad_words",
-        )
-    terms = list(absent.values())
-    spellings = {text(term): f"`bad_words` {quoted(word)}" for word, term in absent.items()}
-    if shaped is None:
-        return "bad_words", RawGrammar(Kind.WHERE, _joined(terms, "bad_words"), spellings=spellings)
-    name, grammar = shaped
-    match grammar.kind, grammar.value:
-        case Kind.REGEX, str(pattern) if pattern:
-            matches = Matches(pattern)
-            value = _joined([matches, *terms], name)
-            spellings[text(matches)] = f"`{name}` {quoted(pattern)}"
-        case Kind.WHERE, str(written):
-            try:
-                expression = parse(written)
-            except ConstraintError:
-                return shaped  # which is refused in its own words
-            value = _joined([expression, *terms], name)
-        case Kind.CHOICE, list(choices):
-            return name, replace(grammar, value=_kept(choices, list(absent), name))
-        case Kind.JSON_SCHEMA | Kind.LARK | Kind.GBNF, _:
-            rule = "are kept beside `regex`, `choice` and `where`, not beside JSON and grammars"
-            raise InvalidRequest(f"`bad_words` {rule}, as `{name}` asks for", "bad_words")
-        case _:
-            return shaped
-    return name, replace(grammar, kind=Kind.WHERE, value=value, spellings=spellings)
-
-
-def _joined(terms: list[Expression], name: str) -> str:
-    """All of it as one `where`. Raises InvalidRequest where that is too long."""
-    written = text(all_of(terms))
+        rule = f"must be at most {_MAX_WORDS} different strings"
+        raise InvalidRequest(f"`bad_words` {rule}. Given: {len(absent)}", "bad_words")
+    written = text(all_of([Not(Contains(word)) for word in absent]))
     length = len(written.encode("utf-8", "surrogatepass"))
     if length > MAX_TEXT_LEN:
-        beside = "" if name == "bad_words" else f" and `{name}`"
         rule = f"must have at most {MAX_TEXT_LEN} bytes together, with 16 for each word"
-        raise InvalidRequest(f"`bad_words`{beside} {rule}. Given: {length}", "bad_words")
-    return written
-
-
-def _kept(choices: list[Any], words: list[str], name: str) -> list[Any]:
-    """The choices without any of these words. Raises ConstraintRefused where none is left."""
-    kept = [
-        choice
-        for choice in choices
-        if not (isinstance(choice, str) and any(word in choice for word in words))
-    ]
-    if choices and not kept:
-        raise _contradiction(choices, words, name)
-    return kept
-
-
-def _contradiction(choices: list[str], words: list[str], name: str) -> ConstraintRefused:
-    """The refusal that a pattern of the same texts gets, where nothing has to be compiled."""
-    shown = f"`{name}` {cut(orjson.dumps(choices).decode())}"
-    parts = [shown, *(f"`bad_words` {quoted(word)}" for word in _needed(choices, words))]
-    *others, last = parts
-    message = f"nothing satisfies both {', '.join(others)} and {last}"
-    if len(parts) > _MAX_NAMED:
-        listed = ", ".join(parts[:_MAX_NAMED])
-        message = f"nothing satisfies all of {listed} and {len(parts) - _MAX_NAMED} others"
-    return ConstraintRefused(f"`{name}`: {message}", "contradiction", {"parts": parts}, name)
-
-
-def _needed(choices: list[str], words: list[str]) -> list[str]:
-    """Words of which each choice has one; none can be left out, where few enough are looked at."""
-    found: list[str] = []
-    for choice in choices:
-        if not any(word in choice for word in found):
-            found.append(next(word for word in words if word in choice))
-    if len(choices) * len(found) > _MAX_COUNTED:
-        return found
-    counts = [sum(word in choice for word in found) for choice in choices]
-    needed = []
-    for word in found:
-        places = [place for place, choice in enumerate(choices) if word in choice]
-        if any(counts[place] == 1 for place in places):
-            needed.append(word)
-        else:
-            for place in places:
-                counts[place] -= 1
-    return needed
+        raise InvalidRequest(f"`bad_words` {rule}. Given: {length}", "bad_words")
+    return RawGrammar(Kind.WHERE, written)
 
 
 _ANY_OBJECT = {"type": "object"}
@@ -287,23 +200,6 @@ class Formats(Schema):
 
         Raises InvalidRequest for several, and for what says none; Unsupported.
         """
-        found = self._shaped()
-        if self.bad_words:
-            found = without(self.bad_words, found)
-        if found is None:
-            return None
-        (name, grammar), pattern = found, "guided_whitespace_pattern"
-        return name, _patterned(grammar, self.guided_whitespace_pattern, pattern)
-
-    def grammar_parts(self) -> tuple[NamedGrammar, ...]:
-        """A pattern beside `bad_words` by itself, to be refused in its own words and places."""
-        found = self._shaped() if self.bad_words else None
-        if found is None or found[1].kind is not Kind.REGEX:
-            return ()
-        return ((found[0], replace(found[1], cuts=True)),)
-
-    def _shaped(self) -> NamedGrammar | None:
-        """What is asked for beside `bad_words`."""
         found: list[NamedGrammar] = []
         wanted = None if self.response_format is None else self.response_format.grammar()
         if wanted is not None:
@@ -315,10 +211,15 @@ class Formats(Schema):
             for name, kind in _KINDS.items()
             if (value := getattr(self, f"guided_{name}")) is not None
         ]
+        if self.bad_words:
+            found.append(("bad_words", _without(self.bad_words)))
         if len(found) > 1:
             first, second = found[0][0], found[1][0]
             raise InvalidRequest(f"`{first}` and `{second}` cannot both shape an answer", second)
-        return found[0] if found else None
+        if not found:
+            return None
+        (name, grammar), pattern = found[0], "guided_whitespace_pattern"
+        return name, _patterned(grammar, self.guided_whitespace_pattern, pattern)
 
 
 def _named(field: str, kind: Kind, value: Any) -> NamedGrammar:

@@ -15,6 +15,7 @@ from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
 from router.request.events import Finished
 from router.request.request import GenerateRequest
 
+_CALL_ID_PREFIX = "call_"
 FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
     {
         FinishReason.LENGTH: "length",
@@ -144,59 +145,43 @@ def completion_reason(end: Finished, *, only_scores: bool) -> str:
     return FINISH_REASONS[end.reason]
 
 
-_CALL_REASONS: Mapping[bool, str] = MappingProxyType({True: "function_call", False: "tool_calls"})
+def calls_reason(end: Finished, num_calls: int) -> str:
+    """The finish reason: that of calls, unless they were cut. `end` is settled."""
+    reason = FINISH_REASONS[end.reason]
+    return "tool_calls" if num_calls and reason == "stop" else reason
 
 
-@dataclass(frozen=True, slots=True)
-class ChatCalls:
-    """The calls of a chat's answer, in `tool_calls` or in the old `function_call`."""
+def calls_message(calls: CallFormat, text: str, echoed: str) -> tuple[dict[str, Any], int]:
+    """The message of a whole answer that may call, and its number of calls."""
+    said, found = calls.read(text)
+    content = echoed + said
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content or (None if found else ""),
+        "refusal": None,
+    }
+    if found:
+        message["tool_calls"] = [
+            {
+                "id": calls.new_id(_CALL_ID_PREFIX),
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in found
+        ]
+    return message, len(found)
 
-    format: CallFormat
-    is_old: bool
 
-    def reason(self, end: Finished, num_calls: int) -> str:
-        """The finish reason: that of calls, unless they were cut. `end` is settled."""
-        reason = FINISH_REASONS[end.reason]
-        return _CALL_REASONS[self.is_old] if num_calls and reason == "stop" else reason
-
-    def message(self, text: str, echoed: str) -> tuple[dict[str, Any], int]:
-        """The message of a whole answer, and its number of calls."""
-        said, calls = self.format.read(text)
-        content = echoed + said
-        fields = [{"name": call.name, "arguments": call.arguments} for call in calls]
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": content or (None if calls else ""),
-            "refusal": None,
-        }
-        if calls and self.is_old:
-            message["function_call"] = fields[0]
-        elif calls:
-            message["tool_calls"] = [
-                {"id": self.new_id(), "type": "function", "function": call} for call in fields
-            ]
-        return message, len(calls)
-
-    def new_id(self) -> str:
-        """The id of a new call."""
-        return self.format.new_id("call_")
-
-    def delta(self, piece: Piece) -> dict[str, Any]:
-        """The delta of a piece."""
-        if isinstance(piece, TextPiece):
-            return {"content": piece.text}
-        if isinstance(piece, CallArguments):
-            more = {"arguments": piece.text}
-            if self.is_old:
-                return {"function_call": more}
-            return {"tool_calls": [{"index": piece.index, "function": more}]}
-        begun = {"name": piece.name, "arguments": ""}
-        if self.is_old:
-            return {"function_call": begun}
-        call = {
-            "index": piece.index,
-            "id": self.new_id(),
-            "type": "function",
-            "function": begun,
-        }
-        return {"tool_calls": [call]}
+def calls_delta(calls: CallFormat, piece: Piece) -> dict[str, Any]:
+    """The delta of a piece of an answer that may call."""
+    if isinstance(piece, TextPiece):
+        return {"content": piece.text}
+    if isinstance(piece, CallArguments):
+        return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+    call = {
+        "index": piece.index,
+        "id": calls.new_id(_CALL_ID_PREFIX),
+        "type": "function",
+        "function": {"name": piece.name, "arguments": ""},
+    }
+    return {"tool_calls": [call]}

@@ -10,7 +10,7 @@ from router.http.conversation import ChatPrompt, Setting
 from router.http.fields import Prompts
 from router.http.openai.fields import OpenAiBody
 from router.http.openai.messages import ChatTool, Message, check_tools
-from router.http.tools.functions import Choice, Function, allowed_functions, shown_functions
+from router.http.tools.functions import Choice, allowed_functions, shown_functions
 from router.http.tools.grammar import AllowedTools
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
 from router.request.validation import Limits, RawParams
@@ -32,8 +32,6 @@ class ChatBody(OpenAiBody):
     max_completion_tokens: int | None = None
     tools: list[ChatTool] | None = Field(default=None, fail_fast=True)
     tool_choice: Choice | None = None
-    functions: list[Function] | None = Field(default=None, fail_fast=True)
-    function_call: Choice | None = None
     tool_prompt: str | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
@@ -63,18 +61,13 @@ class ChatBody(OpenAiBody):
         functions = [tool.function for tool in self.tools or () if tool.function is not None]
         in_parallel = self.parallel_tool_calls is not False
         place = "tools[{}].function"
-        tools = allowed_functions(functions, self.tool_choice, place=place, in_parallel=in_parallel)
-        old = allowed_functions(
-            self.functions or (), self.function_call, field="functions", place="functions[{}]"
-        )
-        if tools is not None and old is not None:
-            raise InvalidRequest("`tools` and `functions` cannot both be called", "functions")
-        allowed, grammar, form = tools or old, self.named_grammar(), self.response_format
+        allowed = allowed_functions(functions, self.tool_choice, place, in_parallel=in_parallel)
+        grammar, form = self.named_grammar(), self.response_format
         if allowed is not None and grammar and (form is None or not form.goes_with_tools):
             raise ToolsRefused(
                 "Tool error: Grammar and tools are mutually exclusive: "
-                f"`{grammar[0]}` and `{allowed.field}` cannot both shape an answer",
-                allowed.field,
+                f"`{grammar[0]}` and `tools` cannot both shape an answer",
+                "tools",
             )
         return allowed
 
@@ -90,7 +83,7 @@ class ChatBody(OpenAiBody):
                 Setting("documents", "documents", self.documents),
             ),
             variables=self.chat_template_kwargs or {},
-            tools=shown_functions([*functions, *(self.functions or ())]),
+            tools=shown_functions(functions),
             may_call=self.allowed_tools is not None,
             tool_prompt=self.tool_prompt,
             continues=self.continues,
@@ -188,7 +181,7 @@ class CompletionBody(OpenAiBody):
 
 
 FinishReason = Literal["stop", "length", "deadline"]
-ChatFinishReason = Literal["stop", "length", "tool_calls", "function_call", "deadline"]
+ChatFinishReason = Literal["stop", "length", "tool_calls", "deadline"]
 
 
 class CompletionUsage(AnswerModel):
@@ -255,7 +248,6 @@ class ChatMessage(AnswerModel):
     content: str | None
     refusal: None
     tool_calls: list[ChatToolCall] | None = None
-    function_call: CalledFunction | None = None
 
 
 class ChatChoice(ConstrainedAnswer):
@@ -291,7 +283,6 @@ class ChatDelta(AnswerModel):
     content: str | None = None
     refusal: None = None
     tool_calls: list[ChatToolCallDelta] | None = None
-    function_call: CalledFunctionDelta | None = None
 
 
 class ChatChunkChoice(ConstrainedAnswer):

@@ -9,16 +9,18 @@ from router.http.errors import problem_of
 from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames
 from router.http.openai.reply import (
     FINISH_REASONS,
-    ChatCalls,
     Envelope,
     RunningUsage,
     Usage,
+    calls_delta,
+    calls_reason,
     completion_reason,
 )
 from router.http.openai.schema import CompletionBody
 from router.http.request_validator import RequestRecord
 from router.http.server.errors import Dialect
 from router.http.server_info import constraint_fields
+from router.http.tools.calls import CallFormat
 from router.request.errors import RouterError
 from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
 
@@ -82,7 +84,7 @@ class ChatEncoder(ChoiceEncoder):
         self,
         envelope: Envelope,
         index: int,
-        calls: ChatCalls | None,
+        calls: CallFormat | None,
         logprobs: ChatLogprobs | None,
         *,
         echoed: str,
@@ -91,7 +93,7 @@ class ChatEncoder(ChoiceEncoder):
     ) -> None:
         super().__init__(envelope, index, "delta", has_usage=has_usage)
         self._calls = calls
-        self._reader = None if calls is None else calls.format.reader()
+        self._reader = None if calls is None else calls.reader()
         self._logprobs = logprobs
         self._has_ids = prompt_ids is not None
         role = {"role": "assistant", "content": "" if calls is None else None, "refusal": None}
@@ -122,8 +124,9 @@ class ChatEncoder(ChoiceEncoder):
         """What was held back, then an empty delta with the reason."""
         deltas, reason = self._deltas(event.tail), FINISH_REASONS[event.reason]
         if self._calls is not None and self._reader is not None:
-            deltas += [orjson.dumps(self._calls.delta(piece)) for piece in self._reader.finish()]
-            reason = self._calls.reason(self._reader.settled(event), self._reader.num_calls)
+            pieces = self._reader.finish()
+            deltas += [orjson.dumps(calls_delta(self._calls, piece)) for piece in pieces]
+            reason = calls_reason(self._reader.settled(event), self._reader.num_calls)
         chunks = [self._chunk(delta) for delta in deltas]
         return b"".join([self._opening(), *chunks, self._last(b"{}", reason, event)])
 
@@ -134,7 +137,7 @@ class ChatEncoder(ChoiceEncoder):
     def _deltas(self, text: str) -> list[bytes]:
         if self._calls is None or self._reader is None:
             return [_text_delta(text)] if text else []
-        return [orjson.dumps(self._calls.delta(piece)) for piece in self._reader.push(text)]
+        return [orjson.dumps(calls_delta(self._calls, piece)) for piece in self._reader.push(text)]
 
 
 def _text_delta(text: str) -> bytes:

@@ -100,10 +100,7 @@ class ResponseRoutes:
         raw = body.to_raw(service.limits)
         given = self._given(request, body)
         prompt = await self._prompt(request, body, given, body.max_output_tokens or 1)
-        allowed, calls = body.allowed_tools, None
-        if allowed is not None:
-            raw, calls = await service.constrain_to_tools(raw, allowed)
-        checked = await service.validator.check(record, prompt, raw, add_special_tokens=False)
+        checked, calls = await service.check(record, prompt, raw, body.allowed_tools)
         response_id = f"resp_{uuid.uuid4().hex}"
         reply = Reply(response_id, int(time.time()), model, body)
         logprobs = None

@@ -3,7 +3,7 @@
     text as it comes --CallReader--> TextPiece | CallBegun | CallArguments, in their order
     a whole text --CallFormat.read--> what was said, and the calls
 
-The answer is made under the grammar of `tool_grammar.py`, so that a call, once begun, is right as
+The answer is made under the grammar of `grammar.py`, so that a call, once begun, is right as
 far as it goes. Only an end before its time (a deadline, a length that cuts) leaves one unfinished.
 An answer that ends behind whole calls has ended well, though at its last token: that there was no
 room for another call is nobody's loss. It knows no requests and no frames.

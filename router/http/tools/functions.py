@@ -16,7 +16,8 @@ from router.http.body import Schema
 from router.http.tools.grammar import AllowedTool, AllowedTools, arguments_schema
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+# Anthropic allows 128 characters, OpenAI 64.
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _MODES = ("none", "auto", "required")
 _NAMED = "named"
 _CUSTOM = "custom"
@@ -24,8 +25,6 @@ _CUSTOM = "custom"
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_TOOLS = 128
 _NESTED = '{"type": "function", "function": {"name": ...}}'
-# For each field of tools, the field that chooses among them.
-_CHOICES = {"tools": "tool_choice", "functions": "function_call"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +42,11 @@ class ToolChoice:
 def _name(value: Any) -> str:
     if isinstance(value, str) and _NAME.fullmatch(value):
         return value
-    raise ValueError("must be 1 to 64 letters, digits, `_` or `-`")
+    raise ValueError("must be 1 to 128 letters, digits, `_` or `-`")
 
 
 def read_choice(value: Any, example: str = _NESTED) -> ToolChoice:
-    """`tool_choice` or the old `function_call`; `example` names a tool in the ValueError raised."""
+    """`tool_choice`; `example` names a tool in the ValueError raised."""
     if isinstance(value, str):
         return ToolChoice(value) if value in _MODES else ToolChoice(_NAMED, value)
     if isinstance(value, dict):
@@ -56,7 +55,6 @@ def read_choice(value: Any, example: str = _NESTED) -> ToolChoice:
             return ToolChoice(_CUSTOM)
         if kind == "allowed_tools":
             return _read_subset(value.get("allowed_tools", value), example)
-        # OpenAI's `function_call` is the bare object of a name.
         function = value.get("function", value)
         name = function.get("name") if isinstance(function, dict) else None
         if kind == "function" and isinstance(name, str):
@@ -118,17 +116,16 @@ def shown_functions(functions: Sequence[Function]) -> list[dict[str, Any]]:
 def allowed_functions(
     functions: Sequence[Function],
     choice: ToolChoice | None,
-    *,
-    field: str = "tools",
     place: str = "tools[{}]",
-    in_parallel: bool = False,
+    *,
+    in_parallel: bool,
 ) -> AllowedTools | None:
-    """The functions of `field` that may be called, the one at an index in `place.format(index)`.
+    """The functions that may be called, the one at an index in `place.format(index)`.
 
     None: none. Raises InvalidRequest for what contradicts itself.
     """
     names = [function.name for function in functions]
-    check_names(field, names)
+    check_names(names)
     tools = {}
     for index, function in enumerate(functions):
         parameters = f"{place.format(index)}.parameters"
@@ -136,7 +133,7 @@ def allowed_functions(
         arguments = _NO_PARAMETERS if schema is None else arguments_schema(schema, parameters)
         tools[function.name] = AllowedTool(function.name, arguments, parameters)
     choice = choice or ToolChoice("auto")
-    _check_choice(_CHOICES[field], field, names, choice)
+    _check_choice(names, choice)
     if not names or choice.mode == "none":
         return None
     chosen = (choice.name,) if choice.mode == _NAMED else choice.allowed or tuple(names)
@@ -144,29 +141,28 @@ def allowed_functions(
         tuple(tools[name] for name in dict.fromkeys(chosen)),
         allows_text=choice.mode == "auto",
         may_repeat=in_parallel and choice.mode != _NAMED,
-        field=field,
     )
 
 
-def check_names(field: str, names: Sequence[str]) -> None:
+def check_names(names: Sequence[str]) -> None:
     """Raises InvalidRequest for too many tools, and for two of one name."""
     if len(names) > MAX_TOOLS:
-        raise InvalidRequest(f"`{field}` must be at most {MAX_TOOLS}. Given: {len(names)}", field)
+        raise InvalidRequest(f"`tools` must be at most {MAX_TOOLS}. Given: {len(names)}", "tools")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidRequest(f"`{field}` has the name `{twice}` twice", field)
+        raise InvalidRequest(f"`tools` has the name `{twice}` twice", "tools")
 
 
-def _check_choice(field: str, tools_field: str, names: Sequence[str], choice: ToolChoice) -> None:
+def _check_choice(names: Sequence[str], choice: ToolChoice) -> None:
+    field = "tool_choice"
     if choice.mode == _CUSTOM:
         raise Unsupported(f"`{field}` of type `{choice.mode}` is not served", field)
     wanted = (choice.name,) if choice.mode == _NAMED else choice.allowed
     if not names and (choice.mode == "required" or wanted is not None):
-        rule = f"asks for a call, but there are no `{tools_field}`"
-        raise wrong(field, rule, choice.name if choice.mode == _NAMED else choice.mode)
+        given = choice.name if choice.mode == _NAMED else choice.mode
+        raise wrong(field, "asks for a call, but there are no `tools`", given)
     for name in wanted or ():
         if name not in names:
             raise ToolsRefused(
-                f"Tool error: `{field}` names `{name[:60]}`, which is not among `{tools_field}`",
-                field,
+                f"Tool error: `{field}` names `{name[:60]}`, which is not among `tools`", field
             )

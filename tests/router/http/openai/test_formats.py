@@ -93,19 +93,6 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
         {"bad_words": ["no", 'a "b"', "no"]},
         of(Kind.WHERE, '"no" not in X and "a \\"b\\"" not in X'),
     ),
-    (
-        {"guided_regex": "[a-z]+", "bad_words": ["no"]},
-        of(Kind.WHERE, 'regex(X, "[a-z]+") and "no" not in X'),
-    ),
-    (
-        {"structured_outputs": {"where": "len(T) < 9 or int(T)"}, "bad_words": ["no"]},
-        of(Kind.WHERE, '(len(X) < 9 or int(X)) and "no" not in X'),
-    ),
-    ({"guided_choice": ["yes", "no", "not"], "bad_words": ["no"]}, of(Kind.CHOICE, '["yes"]')),
-    (
-        {"structured_outputs": {"where": "len(T"}, "bad_words": ["no"]},
-        of(Kind.WHERE, "len(T"),
-    ),
 ]
 
 
@@ -122,47 +109,6 @@ async def test_a_form_is_checked_and_asked_of_the_shard(
 
     assert checks.asked[-1] == (expected, StopRule(("!",), kept=False), 9, expected.cuts)
     assert sent.text == expected.spec.text
-
-
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"guided_regex": "[a-z"}, "guided_regex"),
-        ({"structured_outputs": {"regex": "[a-z"}}, "structured_outputs.regex"),
-        ({"response_format": {"type": "regex", "value": "[a-z"}}, "response_format"),
-    ],
-)
-async def test_a_pattern_beside_bad_words_is_refused_in_its_own_places(
-    fields: dict[str, Any], field: str
-) -> None:
-    def refuse(constraint: Constraint) -> ConstraintRefused | None:
-        if constraint.spec != ConstraintSpec(Kind.REGEX, "[a-z"):
-            return None
-        return ConstraintRefused("position 0: never closed", "malformed", {"position": 0})
-
-    checks = FakeChecks(refuse)
-    async with housing(saying_after_hi("x"), checks=checks) as house, house.client as client:
-        body = {"messages": HI, "bad_words": ["no"], **fields}
-        error = (await client.post(CHAT, json=body)).json()["error"]
-
-    assert error["message"] == f"`{field}`: position 0: never closed"
-    assert error["constraint"] == {"reason": "malformed", "position": 0}
-
-
-async def test_choices_of_which_bad_words_leave_none_are_a_contradiction() -> None:
-    body = {"messages": HI, "guided_choice": ["a", "ba"], "bad_words": ["a"]}
-    async with housing(saying_after_hi("x")) as house, house.client as client:
-        answer = await client.post(CHAT, json=body)
-
-    assert answer.status_code == 422
-    parts = ['`guided_choice` ["a","ba"]', '`bad_words` "a"']
-    assert answer.json()["error"] == {
-        "message": f"`guided_choice`: nothing satisfies both {parts[0]} and {parts[1]}",
-        "type": "invalid_request_error",
-        "param": "guided_choice",
-        "code": "contradiction",
-        "constraint": {"reason": "contradiction", "parts": parts},
-    }
 
 
 @pytest.mark.parametrize("satisfied", [True, False])

@@ -34,9 +34,9 @@ async def test_tools_that_may_not_be_called_are_shown() -> None:
     )
 
 
-async def test_functions_are_shown_as_tools() -> None:
-    function = {"name": "f", "arguments": {"type": "object"}}
-    prompt = await prompt_of({"default": ALL}, functions=[function], function_call="none")
+async def test_arguments_are_shown_as_parameters() -> None:
+    tool = {"type": "function", "function": {"name": "f", "arguments": {"type": "object"}}}
+    prompt = await prompt_of({"default": ALL}, tools=[tool], tool_choice="none")
 
     assert '"function": {"parameters": {"type": "object"}, "name": "f"}' in prompt
 

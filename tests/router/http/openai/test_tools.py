@@ -135,13 +135,6 @@ async def test_without_a_tool_to_call_answers_are_free(fields: Any) -> None:
     assert await asked(fields) == []
 
 
-async def test_old_functions_are_one_call() -> None:
-    *_, (whole, *_) = await asked({"functions": [LOOK["function"]]})
-
-    offered = AllowedTool("look", CITY, "functions[0].parameters")
-    assert whole == Constraint(lark(AllowedTools((offered,), allows_text=True, may_repeat=False)))
-
-
 async def test_a_tool_that_cannot_be_kept_is_refused_by_its_place() -> None:
     reason = ConstraintRefused("`not` is not enforced", "not_enforced", {"pointer": "/not"})
 
@@ -217,16 +210,6 @@ async def test_an_answer_that_calls_nothing_is_text() -> None:
 
     assert choice["message"] == {"role": "assistant", "content": "Hello.", "refusal": None}
     assert choice["finish_reason"] == "stop"
-
-
-async def test_an_old_call_is_in_old_words() -> None:
-    async with house_of(written(HERMES, [ROME])) as house:
-        answer = await post(house, CHAT, {"messages": HI, "functions": [LOOK["function"]]})
-
-    (choice,) = answer["choices"]
-    assert choice["message"]["function_call"] == {"name": "look", "arguments": '{"city": "Rome"}'}
-    assert "tool_calls" not in choice["message"]
-    assert choice["finish_reason"] == "function_call"
 
 
 async def test_the_ids_are_those_that_the_template_takes() -> None:
@@ -331,18 +314,6 @@ async def test_log_probabilities_come_once_for_each_token_of_a_call() -> None:
     assert entries == whole["choices"][0]["logprobs"]["content"]
     ids = [token_id for c in choices for token_id in c.get("token_ids", [])]
     assert ids == whole["choices"][0]["token_ids"]
-
-
-async def test_an_old_call_is_streamed_in_old_words() -> None:
-    async with house_of(written(HERMES, [ROME])) as house:
-        chunks = await stream(house, CHAT, {"messages": HI, "functions": [LOOK["function"]]})
-
-    calls = [
-        c["delta"]["function_call"] for c in choices_of(chunks) if "function_call" in c["delta"]
-    ]
-    assert calls[0] == {"name": "look", "arguments": ""}
-    assert "".join(call["arguments"] for call in calls) == '{"city": "Rome"}'
-    assert choices_of(chunks)[-1]["finish_reason"] == "function_call"
 
 
 @pytest.mark.parametrize("prompt", [None, "Say it."])

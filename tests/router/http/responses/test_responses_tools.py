@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
-from router.http.tools.tool_prompt import add_tools
+from router.http.tools.grammar import AllowedTool, AllowedTools, add_tools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from router.text.call_syntax import HERMES
