@@ -19,7 +19,6 @@ from tests.router.http.harness import housing, listening, record
 JSON = {"content-type": "application/json"}
 ROUTES = ["/", "/generate", "/generate_stream", "/tokenize", "/v1/completions"]
 ROUTES += ["/v1/chat/completions", "/chat_tokenize", "/invocations", "/vertex"]
-ROUTES += ["/v2/models/any/infer"]
 CHOSEN = "/v1/endpoints/7/deployedModels/8"
 PATHS = {CHOSEN: "/health", CHOSEN + ":predict": "/vertex"}
 
@@ -104,7 +103,6 @@ async def test_an_unknown_route_is_a_404_in_the_path_s_dialect(path: str) -> Non
         ("/info", "GET, HEAD"),
         ("/v1/completions", "POST"),
         ("/v1/models", "GET, HEAD"),
-        ("/v2/models/any/infer", "POST"),
     ],
 )
 async def test_a_wrong_method_is_a_405_that_names_the_right_ones(path: str, allowed: str) -> None:

@@ -62,11 +62,6 @@ _ROUTES: dict[str, dict[str, Any]] = {
     "/invocations": _TGI,
     "/vertex": {"instances": [_TGI]},
     "/chat_tokenize": {"messages": _SAID},
-    "/v2/models/model/infer": {
-        "id": "1",
-        "inputs": [{"name": "in", "shape": [1], "datatype": "BYTES", "data": ["Once"]}],
-        "outputs": [{"name": "out"}],
-    },
     "/v1/completions": _OPENAI | {"prompt": ["Once", "upon"], "logprobs": 1, "echo": True},
     "/v1/chat/completions": _OPENAI | {"messages": _SAID, "logprobs": True, "top_logprobs": 2},
     "/v1/responses": {

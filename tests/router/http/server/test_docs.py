@@ -67,7 +67,7 @@ async def test_every_error_has_the_shape_of_its_path() -> None:
                     shapes.setdefault(schema["$ref"].split("/")[-1], set()).add(path)
     assert {path for path in shapes["OpenAiErrorResponse"] if path[:4] != "/v1/"} == set()
     assert {path for path in shapes["ErrorResponse"] if path[:4] == "/v1/"} == set()
-    assert {"/vertex", "/v2/models/{model_name}/infer"} <= shapes["ErrorResponse"]
+    assert {"/vertex", "/generate"} <= shapes["ErrorResponse"]
 
 
 @pytest.mark.parametrize("path", GENERATING)
@@ -93,9 +93,9 @@ async def test_every_part_of_a_path_is_a_parameter() -> None:
         "required": True,
         "schema": {"type": "string"},
     }
-    versioned = spec["paths"]["/v2/models/{model_name}/versions/{model_version}/infer"]["post"]
-    names = [each["name"] for each in versioned["parameters"] if each["in"] == "path"]
-    assert names == ["model_name", "model_version"]
+    items = spec["paths"]["/v1/responses/{response_id}/input_items"]["get"]
+    names = [each["name"] for each in items["parameters"] if each["in"] == "path"]
+    assert names == ["response_id"]
 
 
 async def test_a_success_has_its_media_types() -> None:

@@ -11,7 +11,6 @@ from tests.router.http.harness import House, housing, listening, open_request
 from tests.router.rig import settled
 
 LONG = {"max_new_tokens": 100}
-TENSOR = {"name": "a", "shape": [2], "datatype": "BYTES", "data": ["one", "two"]}
 
 
 def num_steps(house: House) -> int:
@@ -25,7 +24,6 @@ def num_steps(house: House) -> int:
         ("/invocations", {"inputs": "hello", "parameters": LONG, "stream": True}),
         ("/invocations", {"prompt": ["a", "b"], "max_tokens": 100}),
         ("/vertex", {"instances": [{"inputs": "a", "parameters": LONG}] * 2}),
-        ("/v2/models/a/infer", {"inputs": [TENSOR], "parameters": LONG}),
     ],
 )
 async def test_a_client_that_leaves_ends_its_generation_within_a_step(
