@@ -6,7 +6,7 @@ import pytest
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from router.http.openai.formats import Formats
-from router.request.errors import InvalidRequest
+from router.request.errors import ConstraintRefused, InvalidRequest
 from router.request.request import Constraint
 from tests.checks import FakeChecks
 from tests.router.http.harness import housing
@@ -114,7 +114,7 @@ async def test_a_form_is_checked_and_asked_of_the_shard(
 
 def test_words_that_are_too_long_together_are_refused() -> None:
     words = ["b" * 60_000, "c" * 39_974]
-    with pytest.raises(InvalidRequest, match="at most 100000 bytes .* Given: 100001") as refused:
+    with pytest.raises(InvalidRequest, match=r"at most 100000 bytes .* Given: 100001") as refused:
         Formats(bad_words=words).named_grammar()
     assert refused.value.field == "bad_words"
 
