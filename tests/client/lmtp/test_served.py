@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 import httpx
@@ -12,7 +12,7 @@ from client.calls import Answer, Constraint, GenerateCall, GeneratedToken, Messa
 from client.lmtp.model import LmtpModel
 from client.lmtp.retry import RetryPolicy
 from client.sampling import Sampling
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer
 
 pytestmark = pytest.mark.slow
 
@@ -49,12 +49,6 @@ CALLS = [
         id="split-characters",
     ),
 ]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    with launched("--dtype", "float32", "--api-key", "sesame") as running:
-        yield running
 
 
 @asynccontextmanager
@@ -96,12 +90,12 @@ async def cutting(port: int, lens: range) -> AsyncIterator[tuple[int, list[int]]
 async def test_a_stream_over_connections_that_are_cut_is_the_stream(
     server: RunningServer, call: GenerateCall
 ) -> None:
-    async with LmtpModel(server.url, key="sesame") as model:
+    async with LmtpModel(server.url) as model:
         whole = await model.generate(call)
     async with cutting(server.port, range(800, 1900)) as (port, cuts):
         url = f"127.0.0.1:{port}"
         for _ in range(2):
-            async with LmtpModel(url, key="sesame", retry=RETRY) as model:
+            async with LmtpModel(url, retry=RETRY) as model:
                 parts = [part async for part in model.stream(call)]
             answer = parts[-1]
             assert isinstance(answer, Answer)
@@ -125,10 +119,10 @@ async def test_many_streams_share_what_is_cut(server: RunningServer) -> None:
         )
         for index in range(12)
     ]
-    async with LmtpModel(server.url, key="sesame") as model:
+    async with LmtpModel(server.url) as model:
         whole = await asyncio.gather(*[model.generate(call) for call in calls])
     async with cutting(server.port, range(3000, 9000)) as (port, cuts):
-        async with LmtpModel(f"127.0.0.1:{port}", key="sesame", retry=RETRY) as model:
+        async with LmtpModel(f"127.0.0.1:{port}", retry=RETRY) as model:
             answers = await asyncio.gather(*[model.generate(call) for call in calls])
         assert cuts
     assert [answer.text for answer in answers] == [answer.text for answer in whole]
@@ -136,18 +130,13 @@ async def test_many_streams_share_what_is_cut(server: RunningServer) -> None:
 
 
 async def test_a_stream_that_is_left_gives_its_room_back(server: RunningServer) -> None:
-    async with LmtpModel(server.url, key="sesame") as model:
+    async with LmtpModel(server.url) as model:
         for _ in range(5):
             async with aclosing(model.stream(GenerateCall(prompt="Once"))) as stream:
                 assert isinstance(await anext(stream), GeneratedToken)
         await assert_idle(server)
         (value,) = (await model.score(ScoreCall(prompt="Once there", values=(" was",)))).values
     assert value.total < 0
-
-
-async def test_the_key_may_stand_in_the_url(server: RunningServer) -> None:
-    async with LmtpModel(f"http://:sesame@127.0.0.1:{server.port}/lmtp") as model:
-        assert "text" in (await model.server()).features
 
 
 async def assert_idle(server: RunningServer, timeout_s: float = 30.0) -> None:
