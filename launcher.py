@@ -28,7 +28,6 @@ from model_server.config import parse as parse_shard
 from processes.addresses import AddressInUse, free_port, require_free_port, require_socket_path
 from processes.child import ChildFailed
 from processes.deployment import Deployment, num_shards
-from processes.dry_run import dry_run
 from processes.host import describe
 from processes.logs import Console
 from processes.rules import Whole, seconds
@@ -44,7 +43,7 @@ from processes.settings import (
     setting,
     sources_of,
 )
-from processes.supervisor import Supervisor
+from processes.supervisor import Supervisor, dry_run
 from router.config import RouterConfig
 from router.http.server.tls import server_tls
 

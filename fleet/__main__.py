@@ -24,7 +24,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from fleet.config import FleetCommand, read_config
+from fleet.config import FleetCommand, FleetConfig, read_config
 from fleet.http.front import Front
 from fleet.http.front_routes import FrontRoutes
 from fleet.http.sockets import FleetSockets, SocketServices
@@ -98,35 +98,31 @@ async def _run(command: FleetCommand, folder: Path) -> int:
         "max_streams": config.max_socket_streams,
     }
     sockets = FleetSockets(SocketServices(manager, names, metrics, hello), config.api_key)
-    app = _app(command, manager, names, metrics, sockets)
+    app = _app(config, manager, names, metrics, sockets)
     http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     await http.start()
     _logger.info("ready at %s for %s", http.address, ", ".join(command.models))
     await signals.first.wait()
     _logger.info("draining, at most %g s", config.graceful_termination_timeout)
     draining = asyncio.create_task(manager.drain())
-    # Beside it: a client that does not read would delay all others, and the second signal.
-    notifying = asyncio.create_task(sockets.send_draining())
     await first_of(signals.second.wait(), draining)
     if not draining.done():
         manager.stop_now()
         http.stop_at_once()
         await draining
     await sockets.close()
-    notifying.cancel()
     await http.stop()
     _logger.info("stopped")
     return 1 if signals.second.is_set() else 0
 
 
 def _app(
-    command: FleetCommand,
+    config: FleetConfig,
     manager: ModelManager,
     names: ModelNames,
     metrics: FleetMetrics,
     sockets: ASGIApp,
 ) -> ASGIApp:
-    config = command.config
     front_routes = FrontRoutes(
         manager,
         names,
@@ -140,10 +136,7 @@ def _app(
     app: ASGIApp = Front(manager, names, front_routes, metrics, sockets, bodies)
     if config.api_key:
         app = ApiKeyAuth(
-            app,
-            config.api_key,
-            metrics.rejected,
-            protects_metrics=config.protect_metrics,
+            app, config.api_key, metrics.rejected, protects_metrics=config.protect_metrics
         )
     return Access(Cors(app, config.cors_allow_origin))
 

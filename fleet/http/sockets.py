@@ -93,10 +93,6 @@ class FleetSockets:
             self._sockets.discard(socket)
             gauge.set(len(self._sockets))
 
-    async def send_draining(self) -> None:
-        """Notify all clients that no new requests are accepted."""
-        await asyncio.gather(*(socket.send_draining() for socket in self._sockets))
-
     async def close(self) -> None:
         """Close what is still open."""
         await asyncio.gather(
@@ -172,17 +168,6 @@ class FleetSocket:
         """Send a frame to the client."""
         await self._send({"type": "websocket.send", "text": text})
 
-    async def send_draining(self) -> None:
-        """Notify a client of version 2 that no new requests are accepted."""
-        if self._version == 1:
-            return
-        message = "the server is shutting down; nothing new is taken"
-        fields = {"stream_id": None, "state": "draining", "message": message}
-        try:
-            await self.send_text(frame_text("SYS", fields))
-        except OSError as error:
-            _logger.debug("a socket's client left: %s", error)
-
     async def close(self, code: int, reason: str) -> None:
         """Close the socket."""
         reason = reason.encode()[:_MAX_REASON_LEN].decode(errors="ignore")
@@ -217,8 +202,6 @@ class FleetSocket:
             if name is None:
                 hello = {"stream_id": stream_id, "hello": await self._hello()}
                 await self.send_text(frame_text("MSG", hello))
-                if self._services.manager.is_draining:
-                    await self.send_draining()
                 return
         relay = await self._bind(None if name in PLACEHOLDERS else name)
         await relay.forward(frame)

@@ -19,13 +19,15 @@ from websockets.asyncio.client import ClientConnection, connect
 from launcher import BUNDLED_MODEL
 from tests.integration.server import (
     RunningServer,
-    descendants_of,
     launched,
     wait_until_gone,
 )
 
 pytestmark = pytest.mark.slow
 FLAGS = ("--no-hub-models", "--kv-blocks", "100")
+KEY = "secret"
+# A server without keys ignores them.
+HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
@@ -48,20 +50,20 @@ def single(folder: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def double(folder: Path) -> Iterator[RunningServer]:
-    """A server of two listed models, with room for both."""
+    """A server of two listed models, with room for both, and with a key."""
     ids = (str(folder / "one"), str(folder / "two"))
     flags = ("--max-loaded-models", "2", *FLAGS)
-    with launched(ids[1], *flags, model=ids[0]) as server:
+    with launched(ids[1], *flags, model=ids[0], API_KEY=KEY) as server:
         yield server
 
 
 def generate(server: RunningServer, **body: Any) -> httpx.Response:
     body = {"inputs": "Once there was", "parameters": {"max_new_tokens": 5}, **body}
-    return httpx.post(f"{server.url}/generate", json=body, timeout=120)
+    return httpx.post(f"{server.url}/generate", json=body, headers=HEADERS, timeout=120)
 
 
 def states(server: RunningServer) -> dict[str, str]:
-    cards = httpx.get(f"{server.url}/v1/models", timeout=10).json()["data"]
+    cards = httpx.get(f"{server.url}/v1/models", headers=HEADERS, timeout=10).json()["data"]
     return {card["id"]: card["state"] for card in cards}
 
 
@@ -69,7 +71,7 @@ def stream_lines(server: RunningServer, model: str, num_tokens: int, lines: list
     parameters = {"max_new_tokens": num_tokens, "ignore_eos": True}
     body = {"inputs": "Once", "model": model, "parameters": parameters}
     url = f"{server.url}/generate_stream"
-    with httpx.stream("POST", url, json=body, timeout=120) as stream:
+    with httpx.stream("POST", url, json=body, headers=HEADERS, timeout=120) as stream:
         lines += (line for line in stream.iter_lines() if line.startswith("data:"))
 
 
@@ -81,14 +83,14 @@ def test_nothing_is_loaded_until_a_request_names_it(single: RunningServer) -> No
 
 
 def test_alternating_requests_take_turns_in_the_one_place(single: RunningServer) -> None:
-    texts = {name: generate(single, model=name).json() for name in ("one", "two", "one")}
+    texts = {name: generate(single, model=name).json() for name in ("one", "two")}
     assert texts["one"] == texts["two"]
-    chat = {"model": "two", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+    chat = {"model": "one", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
     answer = httpx.post(f"{single.url}/v1/chat/completions", json=chat, timeout=120)
-    assert answer.json()["model"] == "two"
+    assert answer.json()["model"] == "one"
     document = httpx.get(f"{single.url}/api-doc/openapi.json", timeout=60).json()
     assert "/generate" in document["paths"]
-    assert states(single) == {"broken": "absent", "one": "absent", "two": "ready"}
+    assert states(single) == {"broken": "absent", "one": "ready", "two": "absent"}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_a_model_stays_where_one_that_is_broken_was_asked_for(
 async def lmtp(server: RunningServer) -> AsyncIterator[ClientConnection]:
     """A socket that speaks version 2."""
     url = server.url.replace("http", "ws") + "/lmtp"
-    async with connect(url, proxy=None, max_size=None) as socket:
+    async with connect(url, additional_headers=HEADERS, proxy=None, max_size=None) as socket:
         await socket.send('HELLO {"stream_id": 1, "version": 2}')
         await asyncio.wait_for(socket.recv(), 120)
         yield socket
@@ -165,16 +167,14 @@ def test_an_lmtp_socket_outlives_the_model_that_it_is_bound_to(single: RunningSe
     assert states[0] == "loading"
 
 
-def test_the_keys_of_a_server_are_those_of_its_front(folder: Path) -> None:
-    flags = ("--models-folder", str(folder), *FLAGS)
-    with launched(*flags, model="auto", API_KEY="secret") as server:
-        assert generate(server, model="one").status_code == 401
-        headers = {"authorization": "Bearer secret"}
-        body = {"inputs": "x", "model": "one", "parameters": {"max_new_tokens": 2}}
-        answer = httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=120)
-        assert answer.status_code == 200
-        page = httpx.get(f"{server.url}/metrics", timeout=10).text
-        assert 'tgi_request_count_total{model="one"} 1.0' in page
+def test_the_keys_of_a_server_are_those_of_its_front(double: RunningServer, folder: Path) -> None:
+    name = str(folder / "one")
+    body = {"inputs": "x", "model": name, "parameters": {"max_new_tokens": 2}}
+    assert httpx.post(f"{double.url}/generate", json=body, timeout=120).status_code == 401
+    answer = httpx.post(f"{double.url}/generate", json=body, headers=HEADERS, timeout=120)
+    assert answer.status_code == 200
+    page = httpx.get(f"{double.url}/metrics", timeout=10).text
+    assert f'tgi_request_count_total{{model="{name}"}} ' in page
 
 
 def test_two_models_answer_at_a_time(double: RunningServer, folder: Path) -> None:
@@ -237,25 +237,25 @@ def shard_of(server: RunningServer, model: str) -> int:
     raise AssertionError(f"no shard holds {model}")
 
 
-def test_a_drain_ends_streams_well_and_leaves_nothing_behind(folder: Path) -> None:
-    with launched("--models-folder", str(folder), *FLAGS, model="auto") as server:
-        assert generate(server, model="one").status_code == 200
-        pids = server.descendants()
-        lines: list[str] = []
-        reading = threading.Thread(target=stream_lines, args=(server, "one", 300, lines))
-        reading.start()
-        time.sleep(0.5)
-        server.signal(signal.SIGTERM)
-        reading.join(60)
-        assert server.wait() == 0
-        assert json.loads(lines[-1].removeprefix("data:"))["generated_text"] is not None
-        assert wait_until_gone(pids) == []
+def test_a_drain_ends_streams_well_and_leaves_nothing_behind(single: RunningServer) -> None:
+    """The last use of this server."""
+    assert generate(single, model="one").status_code == 200
+    pids = single.descendants()
+    lines: list[str] = []
+    reading = threading.Thread(target=stream_lines, args=(single, "one", 300, lines))
+    reading.start()
+    time.sleep(0.5)
+    single.signal(signal.SIGTERM)
+    reading.join(60)
+    assert single.wait() == 0
+    assert json.loads(lines[-1].removeprefix("data:"))["generated_text"] is not None
+    assert wait_until_gone(pids) == []
 
 
-def test_a_front_that_is_killed_leaves_no_process(folder: Path) -> None:
-    with launched("--models-folder", str(folder), *FLAGS, model="auto") as server:
-        assert generate(server, model="one").status_code == 200
-        pids = descendants_of(server.process.pid)
-        assert len(pids) >= 3
-        server.process.kill()
-        assert wait_until_gone(pids, 20) == []
+def test_a_front_that_is_killed_leaves_no_process(double: RunningServer, folder: Path) -> None:
+    """The last use of this server."""
+    assert generate(double, model=str(folder / "one")).status_code == 200
+    pids = double.descendants()
+    assert len(pids) >= 3
+    double.process.kill()
+    assert wait_until_gone(pids, 20) == []

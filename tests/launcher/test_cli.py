@@ -5,21 +5,45 @@ import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from launcher import main
 from processes.addresses import free_port
 
 LAUNCHER_FILE = Path(__file__).resolve().parents[2] / "launcher.py"
 
 
-def launcher(*args: str) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "launcher", *args]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+@dataclass(frozen=True)
+class Answer:
+    """How a command ended, and what it said."""
+
+    returncode: object
+    stdout: str
+    stderr: str
 
 
-def test_help_names_every_command() -> None:
+Launcher = Callable[..., Answer]
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Launcher:
+    """The console script, called in this process."""
+
+    def call(*args: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["launcher", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr()
+        return Answer(ended.value.code or 0, said.out, said.err)
+
+    return call
+
+
+def test_help_names_every_command(launcher: Launcher) -> None:
     said = launcher("--help")
     assert said.returncode == 0
     for command in ("serve", "client", "query", "download-weights", "env"):
@@ -27,7 +51,7 @@ def test_help_names_every_command() -> None:
 
 
 def test_the_help_of_serve_names_every_flag_whole_on_a_narrow_terminal(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, launcher: Launcher
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     said = launcher("serve", "--help").stdout
@@ -36,7 +60,7 @@ def test_the_help_of_serve_names_every_flag_whole_on_a_narrow_terminal(
     assert said.index("Where it runs:") < said.index("--num-shard") < said.index("Limits of")
 
 
-def test_env_names_versions_and_hardware() -> None:
+def test_env_names_versions_and_hardware(launcher: Launcher) -> None:
     said = launcher("env")
     assert said.returncode == 0
     for name in ("tandem:", "python:", "torch:", "transformers:", "cpu:", "gpu:"):
@@ -91,7 +115,9 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("auto", "--revision", "main"), "--revision main", id="revision-of-many"),
     ],
 )
-def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_served_is_one_clear_line(
+    args: tuple[str, ...], said: str, launcher: Launcher
+) -> None:
     answer = launcher("serve", "--port", "39211", *args)
     assert answer.returncode == 2
     assert said in answer.stderr
@@ -99,14 +125,16 @@ def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: st
     assert "Traceback" not in answer.stderr
 
 
-def test_a_variable_that_breaks_a_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_breaks_a_rule_is_named(
+    monkeypatch: pytest.MonkeyPatch, launcher: Launcher
+) -> None:
     monkeypatch.setenv("MAX_INPUT_LENGTH", "0")
     answer = launcher("serve")
     assert answer.returncode == 2
     assert answer.stderr == "error: MAX_INPUT_LENGTH '0': must be a whole number, at least 1\n"
 
 
-def test_a_socket_that_is_served_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_socket_that_is_served_is_refused_at_once(tmp_path: Path, launcher: Launcher) -> None:
     with socket.socket(socket.AF_UNIX) as taken:
         taken.bind(str(tmp_path / "s"))
         taken.listen()
@@ -115,7 +143,7 @@ def test_a_socket_that_is_served_is_refused_at_once(tmp_path: Path) -> None:
     assert "must be free, and somebody listens" in answer.stderr
 
 
-def test_a_port_in_use_is_refused_at_once() -> None:
+def test_a_port_in_use_is_refused_at_once(launcher: Launcher) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -125,7 +153,9 @@ def test_a_port_in_use_is_refused_at_once() -> None:
     assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr
 
 
-def test_the_model_may_come_from_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_may_come_from_its_variable(
+    monkeypatch: pytest.MonkeyPatch, launcher: Launcher
+) -> None:
     monkeypatch.setenv("MODEL_ID", "/no such/folder")
     run = launcher("serve", "--port", str(free_port()))
     assert run.returncode == 1

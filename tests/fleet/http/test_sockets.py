@@ -1,12 +1,9 @@
 """LMTP through the front: each socket is bound to one model."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from starlette.types import Message
 from websockets.exceptions import InvalidStatus
 
 from fleet.http.sockets import FEATURES, VERSION
@@ -151,11 +148,9 @@ async def test_elsewhere_there_is_no_socket(fleet: RunningFleet) -> None:
             pass
 
 
-async def test_sockets_are_notified_of_the_drain(fleet: RunningFleet) -> None:
+async def test_a_drain_refuses_streams_and_closes_sockets(fleet: RunningFleet) -> None:
     async with socket(fleet) as client:
         await client.greet()
-        await fleet.sockets.send_draining()
-        assert (await client.hear())[1]["state"] == "draining"
         await fleet.manager.drain()
         await client.say("GENERATE", stream_id=2, model="a")
         assert (await client.hear())[1]["error_type"] == "draining"
@@ -177,33 +172,3 @@ async def test_a_bug_of_the_socket_itself_closes_it_with_a_reason(tmp_path: Path
         await client.connection.wait_closed()
         assert client.connection.close_code == 1011
         assert client.connection.close_reason == "a bug; the server's log has more"
-
-
-async def test_a_client_that_is_gone_keeps_the_drain_from_nobody(tmp_path: Path) -> None:
-    said: list[Message] = []
-    frames = [
-        {"type": "websocket.connect"},
-        {"type": "websocket.receive", "text": 'HELLO {"stream_id": 1, "version": 2}'},
-    ]
-
-    async def receive() -> Message:
-        return frames.pop(0) if frames else await asyncio.Future()
-
-    async def send(message: Message) -> None:
-        said.append(message)
-        if len(said) > 2:
-            raise OSError("the client is gone")
-
-    scope: dict[str, Any] = {"type": "websocket", "path": "/lmtp", "headers": []}
-    scope |= {"query_string": b"", "state": {}}
-    async with running_fleet(tmp_path) as fleet, socket(fleet) as client:
-        gone = asyncio.create_task(fleet.sockets(scope, receive, send))
-        await client.greet()
-        while len(said) < 2:
-            await asyncio.sleep(0.01)
-        await fleet.sockets.send_draining()
-        assert (await client.hear())[1]["state"] == "draining"
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-
-    assert len(said) == 3
