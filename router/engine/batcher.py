@@ -296,8 +296,7 @@ class Batcher:
         self._cancel_latency.check(answered_s)
         applied_s = self._clock() - answered_s
         self._observer.finished(batch, result, answered_s - begun_s, applied_s)
-        self._observer.scheduler_stats(self._scheduler.stats())
-        self._observer.paused(len(self._backpressure))
+        self._observer.scheduler_stats(self._scheduler.stats(), len(self._backpressure))
 
     def _append(self, generations: Iterable[Generation], now_s: float) -> None:
         """Appends a step's generations to their streams."""
@@ -358,7 +357,7 @@ class Batcher:
         self._streams.wake_readers()
         if self._streams and not self._backpressure and not self._preparing:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
-        self._observer.scheduler_stats(self._scheduler.stats())
+        self._observer.scheduler_stats(self._scheduler.stats(), len(self._backpressure))
         self._wake.clear()
         if self._backpressure:
             # Readers do not signal that they took events.

@@ -119,14 +119,11 @@ class Infer:
         """Starts a search; the caller awaits its end, and closes it. Raises as `accept`."""
         return BeamRun(group, texts, self._batcher, report_s)
 
-    async def complete(self, request: GenerateRequest) -> Completion:
-        """The whole answer. Raises the RouterError of a request that fails, and `generate`'s."""
-        return (await self.complete_all([request]))[0]
-
     async def complete_all(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Whole answers to sequences that are accepted together or not at all, in their order.
 
-        Raises as `complete`; if one fails, the others are cancelled.
+        Raises the RouterError of the first that fails, and `generate`'s; if one fails, the others
+        are cancelled.
         """
         streams = self._batcher.submit_all(requests)
         readers = [asyncio.ensure_future(_completion(stream, self._verify)) for stream in streams]
@@ -138,18 +135,14 @@ class Infer:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
-    async def best_of(self, request: GenerateRequest, num_draws: int) -> list[Completion]:
-        """`num_draws` independent answers, the one with the best mean log-probability first.
-
-        Draw i has the seed of the request plus i. Raises as `complete`; if one fails, the others
-        are cancelled.
-        """
-        return (await self.best_of_each([(request, num_draws)]))[0]
-
     async def best_of_each(
         self, draws: Sequence[tuple[GenerateRequest, int]]
     ) -> list[list[Completion]]:
-        """As `best_of`, for several requests that are accepted together or not at all."""
+        """So many independent answers to each, the best by its mean log-probability first.
+
+        Draw i has the seed of the request plus i. All are accepted together or not at all. Raises
+        as `complete_all`.
+        """
         completions = iter(
             await self.complete_all([one.draw(index) for one, n in draws for index in range(n)])
         )

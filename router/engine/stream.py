@@ -41,28 +41,6 @@ class Stream:
     batcher's to set.
     """
 
-    __slots__ = (
-        "_before",
-        "_events",
-        "_held",
-        "_keeps_stop_token",
-        "_prompt_logprobs",
-        "_prompt_top_tokens",
-        "_text",
-        "_texts",
-        "_tokenizer",
-        "_waiter",
-        "cached_len",
-        "end",
-        "first_scheduled_s",
-        "first_token_s",
-        "last_token_s",
-        "num_generated",
-        "request",
-        "request_id",
-        "submitted_s",
-    )
-
     def __init__(
         self,
         request_id: int,

@@ -112,13 +112,10 @@ class StepObserver:
         """The shard refused a constraint that had passed the router's check."""
         self._metrics.constraint_refusals.inc(error.reason)
 
-    def paused(self, num_paused: int) -> None:
-        """The number of sequences that wait for their readers."""
-        self._metrics.paused_sequences.set(num_paused)
-
-    def scheduler_stats(self, stats: SchedulerStats) -> None:
-        """The scheduler's numbers after a step."""
+    def scheduler_stats(self, stats: SchedulerStats, num_paused: int) -> None:
+        """The scheduler's numbers after a step; so many sequences wait for their readers."""
         metrics = self._metrics
+        metrics.paused_sequences.set(num_paused)
         metrics.queue_size.set(stats.num_waiting)
         metrics.batch_current_size.set(stats.num_running)
         metrics.batch_current_max_tokens.set(stats.num_blocks_used * self._block_size)

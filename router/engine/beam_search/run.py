@@ -32,14 +32,11 @@ from router.engine.beam_search.types import (
 from router.engine.recovery import bug_error
 from router.engine.stream import Stream
 from router.engine.streams import StreamGroup
-from router.request.errors import ConstraintRefused, Displaced, RouterError, ShardFailed
-from router.request.events import Failed, Finished
+from router.request.errors import RouterError
+from router.request.events import Finished
 from router.text.output_text import OutputText
 
 _logger = logging.getLogger(__name__)
-
-# Retries of one step when the shards fail.
-_MAX_RETRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,6 @@ class BeamRun:
         self._results: list[AskResult] = []
         # The streams of the asks without a result.
         self._streams: list[Stream] = []
-        self._num_retries = 0
         self._reported_s = time.monotonic()
         self._has_started = False
         self._outcome: SearchOutcome | None = None
@@ -160,14 +156,10 @@ class BeamRun:
         return self._texts.behind(self.group.holes[ask.beam.hole], output_before(ask))
 
     def _take_results(self) -> None:
-        """The results of the asks whose streams have ended."""
+        """The results of the asks whose streams have ended. Raises the RouterError of a failure."""
         ends = [stream.end for stream in self._streams]
         if any(isinstance(end, Finished) and end.reason is FinishReason.DEADLINE for end in ends):
             self._outcome = self.search.outcome(SearchEnd.DEADLINE)
-            return
-        failures = [end.error for end in ends if isinstance(end, Failed)]
-        if failures and self._retries(failures):
-            self._submit()
             return
         asks = self._asks[len(self._results) :]
         for ask, stream in zip(asks, self._streams, strict=False):
@@ -175,25 +167,11 @@ class BeamRun:
             result = result_of(ask, stream.taken(), stream.end, self.group.end_token_ids)
             self._results.append(result)
             self._count(ask, stream)
-        self._num_retries = 0
         if len(self._results) < len(self._asks):
             self._submit()
             return
         self.num_steps += any(isinstance(ask, ProbeTokens) for ask in self._asks)
         self._go_on()
-
-    def _retries(self, failures: Sequence[RouterError]) -> bool:
-        """Whether to submit the same asks again. Raises a failure that ends the search."""
-        transient = [error for error in failures if _is_transient(error)]
-        for error in failures:
-            if error not in transient and not isinstance(error, ConstraintRefused):
-                raise error
-        if not transient:
-            return False
-        self._num_retries += 1
-        if self._num_retries > _MAX_RETRIES:
-            raise transient[0]
-        return True
 
     def _count(self, ask: Ask, stream: Stream) -> None:
         usage = self.usage
@@ -207,8 +185,3 @@ class BeamRun:
         if isinstance(ask, ProbeTokens):
             usage = replace(usage, num_output_tokens=usage.num_output_tokens + 1)
         self.usage = usage
-
-
-def _is_transient(error: RouterError) -> bool:
-    """Whether the same step may succeed once the shards have restarted."""
-    return isinstance(error, ShardFailed) and not isinstance(error, Displaced)

@@ -121,7 +121,8 @@ class TgiRoutes:
         parameters = body.chosen
         checked = await self._validator.check(record, body.inputs, to_raw(parameters))
         num_draws = parameters.best_of or 1
-        completions = await unless_disconnected(request, self._infer.best_of(checked, num_draws))
+        works = self._infer.best_of_each([(checked, num_draws)])
+        (completions,) = await unless_disconnected(request, works)
         for completion in completions:
             record.finished(completion.finished)
         answer = reply(

@@ -36,7 +36,7 @@ async def test_closing_the_generator_cancels() -> None:
 async def test_a_cancelled_reader_cancels() -> None:
     shard = FakeShard(num_blocks=256)
     async with routing(shard) as rig:
-        reading = asyncio.ensure_future(rig.infer.complete(asking(max_new_tokens=900)))
+        reading = asyncio.ensure_future(rig.infer.complete_all([asking(max_new_tokens=900)]))
         while not shard.num_held:
             await asyncio.sleep(0.001)
         reading.cancel()
@@ -47,7 +47,8 @@ async def test_a_cancelled_reader_cancels() -> None:
 
 async def test_a_whole_answer_has_prompt_tokens_and_end() -> None:
     async with routing(FakeShard()) as rig:
-        completion = await rig.infer.complete(asking(logprobs=LogprobParams(prompt=True)))
+        request = asking(logprobs=LogprobParams(prompt=True))
+        (completion,) = await rig.infer.complete_all([request])
         assert completion.prompt is not None
         assert len(completion.prompt.tokens) == len(PROMPT)
         assert len(completion.tokens) == completion.finished.num_generated_tokens == 6
@@ -60,7 +61,7 @@ async def test_a_whole_answer_raises_what_went_wrong() -> None:
     async with routing(shard) as rig:
         shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
         with pytest.raises(ShardFailed, match="device lost"):
-            await rig.infer.complete(asking())
+            await rig.infer.complete_all([asking()])
 
 
 async def test_a_failure_is_the_last_event_of_a_stream() -> None:
@@ -75,7 +76,7 @@ async def test_the_best_of_several_draws_comes_first_and_each_has_its_seed() -> 
     shard = FakeShard()
     async with routing(shard) as rig:
         request = asking(sampling=SamplingParams(do_sample=True, seed=2**64 - 1))
-        completions = await rig.infer.best_of(request, 3)
+        (completions,) = await rig.infer.best_of_each([(request, 3)])
         assert {one.finished.seed for one in completions} == {2**64 - 1, 0, 1}
         means = [one.mean_logprob for one in completions]
         assert means == sorted(means, reverse=True)
@@ -84,7 +85,7 @@ async def test_the_best_of_several_draws_comes_first_and_each_has_its_seed() -> 
 async def test_the_mean_log_probability_decides() -> None:
     shard = FakeShard(script=saying("aAbB", len(PROMPT)))
     async with routing(shard) as rig:
-        completion = await rig.infer.complete(asking(max_new_tokens=4))
+        (completion,) = await rig.infer.complete_all([asking(max_new_tokens=4)])
         logprobs = [event.token.logprob or 0.0 for event in completion.tokens]
         assert completion.mean_logprob == pytest.approx(sum(logprobs) / 4)
 
@@ -95,7 +96,7 @@ async def test_when_one_draw_is_refused_the_others_are_cancelled() -> None:
     async with routing(shard, limits=limits) as rig:
         runs = rig.batcher.submit(asking(max_new_tokens=900))
         with pytest.raises(Overloaded, match="this one needs 2"):
-            await rig.infer.best_of(asking(max_new_tokens=900), 2)
+            await rig.infer.best_of_each([(asking(max_new_tokens=900), 2)])
         rig.batcher.cancel(runs)
         await settled(rig)
         assert rig.batcher.num_streams == 0

@@ -39,7 +39,7 @@ async def end_after(
     async with routing(shard, verify=verifier.verify) as rig:
         request = asking(max_new_tokens=20, constraint=constraint)
         if whole:
-            return (await rig.infer.complete(request)).finished
+            return (await rig.infer.complete_all([request]))[0].finished
         events: Sequence[Event] = [
             event for burst in [b async for b in rig.infer.generate(request)] for event in burst
         ]

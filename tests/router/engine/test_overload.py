@@ -22,7 +22,7 @@ async def ask(rig: Rig, prompt: str, num_tokens: int) -> int:
     """One request, sent again when the server asks for it; how often it was sent."""
     for num_tries in range(1, 100):
         try:
-            completion = await rig.infer.complete(asking(prompt, num_tokens))
+            (completion,) = await rig.infer.complete_all([asking(prompt, num_tokens)])
         except Overloaded as error:
             await asyncio.sleep(error.retry_after_s)
             continue

@@ -256,27 +256,12 @@ async def test_a_deadline_ends_a_search_where_it_stands() -> None:
     assert done["ended"] == []
 
 
-async def test_a_step_that_the_shards_fail_is_made_again() -> None:
+async def test_shards_that_fail_a_step_fail_its_search_by_a_typed_error() -> None:
     shard = FakeShard()
     async with served(shard) as (house, port), talking(port) as talk:
         await talk.hello()
-        whole = await searched(talk, width=2, holes=[hole()])
-        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "a cosmic ray"))
-        again = await searched(talk, 2, width=2, holes=[hole()])
-        await settled(house.rig)
-
-    assert again["ended"] == whole["ended"]
-    assert not shard.faults.fails
-
-
-async def test_shards_that_keep_failing_fail_a_search_by_a_typed_error() -> None:
-    shard = FakeShard()
-    async with served(shard) as (house, port), talking(port) as talk:
-        await talk.hello()
-        for _ in range(9):
-            shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "a broken wire"))
+        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "a broken wire"))
         fields = await talk.error("BEAMS", width=2, holes=[hole()])
-        shard.faults.fails.clear()
         await settled(house.rig)
         done = await searched(talk, 2, width=2, holes=[hole()])
 
