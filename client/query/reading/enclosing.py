@@ -2,7 +2,6 @@
 
 Programs can use them, although Python creates no closure for a docstring.
 
-
     def tower():
         word = "up"
         @query

@@ -1,8 +1,8 @@
-"""Comments as Figure 1b of LMQL's paper prints them: `"keys", ...] // a longer list`.
+"""Removes comments as in Figure 1b of LMQL's paper: `"keys", ...] // a longer list`.
 
-`//` divides in Python, and keeps doing so. It is a comment only where a line would be no Python in
-any case: two words follow each other behind it, and in front of it is nothing to be divided (it
-begins its line, or stands behind a string, a list or a sign).
+`//` is also Python's division. It is a comment only if the line is no valid Python in any case: two
+words follow each other behind it, and there is no operand before it (it begins its line, or follows
+a string, a list or a sign).
 """
 
 import keyword
@@ -19,13 +19,13 @@ _PART = re.compile(
     r"|(?P<word>\w+)|(?P<line>\n)|(?P<sign>[^\s])"
 )
 _TWO_WORDS = re.compile(r"\b([^\W\d]\w*)[ \t]+(?=([^\W\d]\w*))")
-# Words that may stand beside others, in Python or in a program's clauses.
+# Keywords that may be adjacent to words, in Python or in clauses.
 _JOINING = {*keyword.kwlist, *DECODER_WORDS, "where", "over", "distribute", "distribution"}
 _CLOSING = {")", "]", "}"}
 
 
 def without_foreign_comments(text: str, region: SourceSpan) -> str:
-    """The text with blanks for these comments in a region, so that all else stays where it is."""
+    """The text with these comments of a region replaced by blanks; offsets stay."""
     parts, begin = [], 0
     for comment in _comments(text, region):
         parts += [text[begin : comment.start], " " * (comment.end - comment.start)]
@@ -55,6 +55,6 @@ def _comments(text: str, region: SourceSpan) -> Iterator[SourceSpan]:
 
 
 def _are_words(behind: str) -> bool:
-    """Whether two words follow each other, in front of any string."""
+    """Whether two words follow each other before any string."""
     plain = re.split(r"['\"#]", behind)[0]
     return any(_JOINING.isdisjoint(pair.groups()) for pair in _TWO_WORDS.finditer(plain))

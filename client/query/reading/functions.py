@@ -1,10 +1,10 @@
-"""Functions that hold programs, in their docstring or as their body.
+"""Finds programs in functions: in the docstring, or as the body.
 
     async def f(x):                         async def f(x):
         '''argmax "Hi {x} [Y]"'''               "Hi {x} [Y]"
                                                 return Y.strip()
 
-It finds where the program stands in the file, and which names it sees there.
+It returns the program's place in the file and the names in scope there.
 """
 
 import ast
@@ -25,7 +25,7 @@ from client.query.reading.tokens import tokens_of
 
 
 def program_in(function: FunctionType) -> tuple[Source, SourceSpan]:
-    """The source of a function, and where in it the program stands. Raises BadProgram."""
+    """The source of a function, and the program's place in it. Raises BadProgram."""
     if function.__name__ == "<lambda>":
         raise BadProgram("a lambda is no query: a query is a function that is defined by `def`")
     try:
@@ -43,11 +43,11 @@ def program_in(function: FunctionType) -> tuple[Source, SourceSpan]:
 
 
 def _from_docstring(function: FunctionType) -> tuple[Source, SourceSpan]:
-    """Without a file, what Python keeps of a function: its docstring, escapes read."""
+    """If there is no file: the docstring, with escapes resolved."""
     held, name = normalized(inspect.getdoc(function) or ""), f"<{function.__name__}>"
     source = Source(held, name)
     if not is_program(Text(source), SourceSpan(0, len(held)), _known(function)):
-        # It is a prompt: where other strings stood behind it, these would be lost.
+        # A prompt: further prompts behind it would be lost.
         source = Source(repr(function.__doc__), name)
         held = held if _is_of_one_line(function) else ""
     if not held or not _does_nothing(function):
@@ -57,14 +57,14 @@ def _from_docstring(function: FunctionType) -> tuple[Source, SourceSpan]:
 
 
 def _does_nothing(function: FunctionType) -> bool:
-    """Whether Python has made of it what it makes of a docstring alone."""
+    """Whether its code is that of a function with only a docstring."""
     word = "async def" if inspect.iscoroutinefunction(function) else "def"
     bodies = ("", " pass", " ...")
     return any(_work(function) == _work(_made(f"{word} f():\n 'x'\n{each}")) for each in bodies)
 
 
 def _is_of_one_line(function: FunctionType) -> bool:
-    """Whether all its code is of the line where it begins: a docstring has none."""
+    """Whether all its code is on its first line: a docstring has no code."""
     code = function.__code__
     return {line for _, _, line in code.co_lines()} <= {code.co_firstlineno, None}
 
@@ -103,7 +103,7 @@ def _known(function: FunctionType) -> AbstractSet[str]:
 
 
 def _held_by(text: Text, docstring: SourceSpan, known: AbstractSet[str]) -> SourceSpan | None:
-    """What a docstring of several lines holds, if that is a program."""
+    """The program in a docstring of several lines, if it is one."""
     strings = tokens_of(text, docstring)
     content = content_of(strings[0])
     is_long = text.text[content.start - 3 : content.start] in ("'''", '"""')
@@ -117,7 +117,7 @@ def _start(text: Text, statement: ast.stmt) -> int:
     decorators = getattr(statement, "decorator_list", [])
     first = min([statement, *decorators], key=lambda node: node.lineno)
     start = text.offset_of_bytes(first.lineno, first.col_offset)
-    # A decorator's place is behind its sign.
+    # The place of a decorator begins behind `@`.
     return start if first is statement else text.text.rindex("@", 0, start)
 
 
@@ -140,9 +140,9 @@ def _is_nothing(statement: ast.stmt) -> bool:
 
 
 def scope_of(function: FunctionType, around: Enclosing) -> Scope:
-    """What the function's code sees: its globals and cells, and names of the function around it.
+    """The scope of the function's code: globals, cells, variables of the enclosing function.
 
-    Python closes over names that the code uses, and knows nothing of those in a docstring.
+    Python creates cells for names used in the code, but not for those in a docstring.
     """
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return Scope(globals=function.__globals__, cells=dict(cells), around=around)

@@ -1,12 +1,12 @@
-"""What a program surely says of holes that are still to come, for the hole that is asked now.
+"""Finds the conditions that surely apply to future holes, given at an earlier hole.
 
     "[A]"
     "[B: int]"                                      at A: B < 5, type(B) is int
-    where len(A) + B < 9 and B < 5 and B > n        B > n only at B: n may have no value before
+    where len(A) + B < 9 and B < 5 and B > n        B > n only at B: n may be unbound before
     distribute C over ["x", "yy"]                   at A: C in ["x", "yy"]
 
-Conditions are future that are made of holes, operators and constants alone. Those behind a prompt
-are so where their holes stand once in the program: another prompt could ask for them without.
+A condition can apply in advance if it consists of holes, operators and constants only. One behind a
+prompt also needs holes that occur only once: another prompt could request them without it.
 """
 
 import ast
@@ -19,20 +19,20 @@ from client.query.reading.nodes import load
 from client.query.reading.template import HoleTag
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
-# Kinds that bound numbers; others say nothing of them.
+# Kinds that imply ranges of numbers.
 _KINDS = ("int", "float")
 
 
 @dataclass(frozen=True, slots=True)
 class PromptConditions:
-    """The holes of a prompt, and what stands behind its `where`."""
+    """The holes of a prompt, and the conditions behind its `where`."""
 
     tags: Sequence[HoleTag]
     conjuncts: Sequence[Conjunct]
 
 
 class FutureConditions:
-    """Finds what is future at a hole. Never changed."""
+    """Finds the future conditions at a hole. Immutable."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class FutureConditions:
         rebound: AbstractSet[str],
         chosen: Sequence[Conjunct] = (),
     ) -> None:
-        """`program_where` and `rebound`: as for PromptRewriter; `chosen` say from which values
-        holes are chosen, wherever they come from."""
+        """`program_where`, `rebound`: as for PromptRewriter. `chosen`: conditions on holes that are
+        always chosen from certain values."""
         tags = [tag for one in said for tag in one.tags]
         own: list[tuple[ast.expr, Conjunct]] = [(load(name), part) for name, part in program_where]
         behind = [(part, one.tags) for one in said for part in one.conjuncts]
@@ -60,7 +60,7 @@ class FutureConditions:
         self._decorated = frozenset(tag.name for tag in tags if tag.decorators)
 
     def conditions(self, hole: str) -> list[ast.expr]:
-        """The functions of conditions on other holes, of which conditions on this one speak too."""
+        """The condition functions of other holes that are linked to this one by conditions."""
         linked = self._linked(hole)
         return [
             code
@@ -69,11 +69,11 @@ class FutureConditions:
         ]
 
     def decorated(self, hole: str) -> frozenset[str]:
-        """Those of these holes whose values decorators may change."""
+        """The linked holes whose values decorators may change."""
         return self._decorated & self._linked(hole)
 
     def _linked(self, hole: str) -> frozenset[str]:
-        """The other holes that conditions join to this one."""
+        """The other holes that conditions link to this one, transitively."""
         found: frozenset[str] = frozenset()
         new = frozenset((hole,))
         while not new <= found:
@@ -85,15 +85,15 @@ class FutureConditions:
 def _is_sure(
     part: Conjunct, tags: Sequence[HoleTag], counts: Counter[str], rebound: AbstractSet[str]
 ) -> bool:
-    """Whether what stands behind a prompt holds of its holes wherever they come from, and means
-    the same before it is reached."""
+    """Whether a condition behind a prompt applies wherever its holes are filled, and has the same
+    meaning before the prompt is reached."""
     here = {tag.name for tag in tags}
     is_once = all(counts[hole] == 1 for hole in part.holes)
     return bool(part.holes & here) and is_once and rebound.isdisjoint(part.holes - here)
 
 
 def _kinds(tags: Sequence[HoleTag], clauses: WhereClauses) -> Iterator[Conjunct]:
-    """`type(X) is int` of holes that are nowhere of another kind."""
+    """`type(X) is int` for holes that have this kind everywhere."""
     written: dict[str, set[str]] = {}
     for tag in tags:
         written.setdefault(tag.name, set()).add(tag.kind.code.strip() if tag.kind else "")

@@ -1,7 +1,7 @@
-"""`from __future__ import annotations` in front of all else that a program says.
+"""Handles `from __future__ import annotations` at the start of a program.
 
-Python takes it at the beginning of a module alone, and a program's code stands in a function; so it
-is taken out, and Python's compiler gets it as a flag.
+Python allows it only at the start of a module, but a program's code is in a function; so it is
+removed and passed to Python's compiler as a flag.
 """
 
 import __future__
@@ -13,7 +13,7 @@ from client.query.reading.nodes import Nodes
 
 
 def flags_of(nodes: Nodes, statements: Sequence[ast.stmt]) -> tuple[int, int]:
-    """How many statements are such imports, and the flags for the compiler. Raises BadProgram."""
+    """The number of such imports, and the compiler flags. Raises BadProgram."""
     number = flags = 0
     for statement in statements:
         if not isinstance(statement, ast.ImportFrom) or statement.module != "__future__":

@@ -1,10 +1,10 @@
-"""What a text is given, and its own code binds anew: the variable begins with the given value.
+"""Variables that a text receives and assigns again: they start with the given value.
 
     options = options.split(",")        options = __tandem_given_options
                                         options = options.split(",")
 
-In a module that is Python. A program's code stands in a function, in which such a name would have
-no value until that line.
+In a module this is plain Python. A program's code is in a function, where such a name would be
+unbound until that line.
 """
 
 import ast
@@ -20,19 +20,20 @@ _GIVEN = f"{CALLS}_given_"
 def given_of(
     bound: AbstractSet[str], given: AbstractSet[str], holes: AbstractSet[str]
 ) -> AbstractSet[str]:
-    """Those of the names that a program binds which have a value from outside: `given` ones, and
-    Python's own. A hole with a name of Python's has none: that name was hardly meant.
+    """The names that a program binds and that have an outside value: `given` ones and builtins.
+
+    Holes named like a builtin are excluded, since the builtin is probably not meant.
     """
     return bound & (given | (set(dir(builtins)) - holes))
 
 
 def beginning(names: Iterable[str]) -> list[ast.stmt]:
-    """What the program's functions begin with."""
+    """The assignments at the start of the program's functions."""
     return [_assigned(name, f"{_GIVEN}{name}") for name in sorted(names)]
 
 
 def kept(names: Iterable[str]) -> list[ast.stmt]:
-    """What stands around these functions, where the names are still those from outside."""
+    """The assignments around these functions, where the names have their outside values."""
     return [_assigned(f"{_GIVEN}{name}", name) for name in sorted(names)]
 
 

@@ -1,18 +1,18 @@
-"""Methods of holes in conditions: whether `X.startswth("a")` is none is seen before X is there."""
+"""Finds unknown methods of holes in conditions, such as `X.startswth("a")`, before X is filled."""
 
 import ast
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from typing import ClassVar
 
-# Where a name may be another than the hole's.
+# Nodes in which a name may be another variable.
 _OTHER_SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-# Operators that say what a hole is.
+# Operators that determine the type of a hole.
 _TYPING = ("type", "int", "float")
 
 
 class HoleMethods:
-    """Owner of what the conditions of one program ask of holes by name."""
+    """Collects the attributes of holes in the conditions of one program."""
 
     known: ClassVar = frozenset(name for name in dir(str) if not name.startswith("_"))
 
@@ -22,7 +22,7 @@ class HoleMethods:
         self._typed: set[str] = set()
 
     def note(self, condition: ast.expr) -> None:
-        """What a condition asks; it is not rewritten yet."""
+        """Collect those of a condition, which is not rewritten yet."""
         nodes = list(ast.walk(condition))
         has_other_scopes = any(isinstance(node, _OTHER_SCOPES) for node in nodes)
         for node in nodes:
@@ -34,7 +34,7 @@ class HoleMethods:
                     self._typed.add(hole)
 
     def unknown(self, texts: AbstractSet[str]) -> Iterator[ast.Attribute]:
-        """Those that no text has, of holes that are text and of which no condition says else."""
+        """Those that str lacks, of holes that are text and that no condition gives another type."""
         for hole, node in self._asked:
             if hole in texts and hole not in self._typed and not hasattr(str, node.attr):
                 yield node

@@ -1,12 +1,12 @@
-"""Which holes of a body are the last that a run comes to: no await can follow them.
+"""Finds holes that are the last ones of a run: no await can follow them.
 
     "[X]"                       last
     if X: "a [Y]"               last
     else: "b [Z] c [W]"         Z is not, W is
-    while True: "[V]"           never: the loop may come back to it
+    while True: "[V]"           never: the loop may repeat it
 
-A hole is awaited, and so is everything else that could come to one. What this misses costs a
-request; what it finds must be true.
+A hole is awaited, and so is everything else that could reach one. A missed one costs a request; a
+found one must be correct.
 """
 
 import ast
@@ -18,7 +18,7 @@ _AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef)
 
 
 def mark_last(statements: Sequence[ast.stmt]) -> None:
-    """Tells the holes of a rewritten body that are last that they are."""
+    """Mark the last holes of a rewritten body with `is_last`."""
     _mark(statements, may_follow=False)
 
 

@@ -1,4 +1,4 @@
-"""Where the clauses and prompts of a program stand; frozen words between `clauses` and `rewriting`.
+"""The places of a program's clauses and prompts: the result of `clauses`, used by `rewriting`.
 
 import helpers                    preamble
 argmax(max_len=100)               decoder
@@ -24,7 +24,7 @@ class Distribution:
     values: SourceSpan
 
     def check(self, text: Text, holes: Sequence[str], where: str) -> None:
-        """Raises BadProgram if it is over none of the holes, which are those of `where`."""
+        """Raises BadProgram if its name is none of `holes`; `where` names their place."""
         if self.name in holes:
             return
         close = get_close_matches(self.name, holes, n=1)
@@ -35,7 +35,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """A statement of strings, with what stands behind them. `span` is all of it."""
+    """A statement of strings, with its clauses. `span`: the whole statement."""
 
     value: Fragment
     span: SourceSpan
@@ -45,7 +45,7 @@ class PromptText:
 
 @dataclass(frozen=True, slots=True)
 class DecoderText:
-    """A decoder's name and what stands in its brackets, None without brackets."""
+    """A decoder's name and the content of its brackets, None: no brackets."""
 
     name: str
     span: SourceSpan
@@ -54,7 +54,7 @@ class DecoderText:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines of Python. `margin` is the white space that the first of them counts as indented by."""
+    """Lines of Python. `margin`: the indentation of the first one."""
 
     span: SourceSpan
     margin: str = ""
@@ -62,7 +62,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A program's parts. `blocks` are its body: what stands on the decoder's line, and the rest."""
+    """A program's parts. `blocks`: the body, on the decoder's line and below."""
 
     preamble: Block | None = None
     decoder: DecoderText | None = None

@@ -1,11 +1,10 @@
-"""`global` in programs that are whole texts, whose variables are those of one function.
+"""Rewrites `global` in programs that are whole texts: their variables are those of a function.
 
     n = 0                           n = 0
     def f():                        def f():
         global n; n += 1                nonlocal n; n += 1
 
-Each run of a program has its own variables. So what a module would keep for itself is the run's:
-one of its replays does not see what another one did.
+Each run of a program has its own variables, so replays do not affect each other.
 """
 
 import ast
@@ -18,19 +17,19 @@ _FunctionT = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def let_globals_be_the_runs(nodes: Nodes, block: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The block of one function, changed in place. Raises BadProgram."""
+    """Rewrite the block of one function in place. Raises BadProgram."""
     changed = ast.Module(list(block), [])
     _Rewriter(nodes, names.bound(block)).visit(changed)
     return changed.body
 
 
 class _Rewriter(ast.NodeTransformer):
-    """`bound` are the names of the program itself; others are left to Python."""
+    """`bound`: names of the program itself; others are unchanged."""
 
     def __init__(self, nodes: Nodes, bound: set[str]) -> None:
         self._nodes = nodes
         self._bound = bound
-        # Of the functions and classes around a statement: the variables that each has for itself.
+        # For each enclosing function and class: its own variables.
         self._around: list[set[str]] = []
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
@@ -42,7 +41,7 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        # What a class binds is no variable of the functions in it.
+        # Names bound in a class are not visible in its functions.
         self._around.append(set())
         self.generic_visit(node)
         self._around.pop()

@@ -7,9 +7,9 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def used(node: ast.AST) -> dict[str, ast.Name]:
-    """Names that a tree reads from around it, in the order in which they first stand there.
+    """The free names of a tree, in order of first use.
 
-    What its own lambdas and comprehensions bind is none of these.
+    Without names bound by its own lambdas and comprehensions.
     """
     found: dict[str, ast.Name] = {}
     for name in sorted(_read(node, frozenset()), key=_position):
@@ -29,7 +29,7 @@ def _read(node: ast.AST, inner: frozenset[str]) -> Iterator[ast.Name]:
         case ast.Lambda():
             inner |= {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
-            # The first iterable is not within: x in [x for x in x].
+            # The first iterable is evaluated outside: x in [x for x in x].
             first, *_ = node.generators
             yield from _read(first.iter, inner)
             inner |= {name for each in node.generators for name in _bindings(each.target)}
@@ -62,7 +62,7 @@ def _bindings(node: ast.AST) -> Iterator[str]:
 
 
 def bound_anywhere(statements: Iterable[ast.stmt]) -> set[str]:
-    """Names that statements bind in their own scope, or in one of a function or class in them."""
+    """Names that statements bind in their own scope, or in nested functions and classes."""
     found: set[str] = set()
     for node in (each for statement in statements for each in ast.walk(statement)):
         found.update(_bindings(node))
@@ -72,7 +72,7 @@ def bound_anywhere(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def own_scope(statements: Iterable[ast.stmt]) -> Iterator[ast.AST]:
-    """All nodes of statements, without what is in functions and classes that they define."""
+    """All nodes of statements, without the bodies of nested functions and classes."""
     for statement in statements:
         yield from _nodes(statement)
 

@@ -1,4 +1,4 @@
-"""Trees of generated code, each node at the place of the program that it stands for."""
+"""Builds nodes of generated code, each with its place in the program."""
 
 import ast
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from typing import TypeVar
 from client.query.place import Place
 from client.query.reading.text import SourceSpan, Text
 
-# What generated code calls its two helpers; holes cannot be called so. Methods of classes may speak
-# of the context: Python changes names there, but none that ends like this.
+# The names of the two helpers in generated code; holes cannot have them. They end with underscores,
+# so Python does not mangle them in classes.
 CALLS = "__tandem"
 CONTEXT = "__tandem_context__"
 
@@ -28,7 +28,7 @@ class Nodes:
         return ast.Constant(len(self.places) - 1)
 
     def at(self, node: NodeT, span: SourceSpan) -> NodeT:
-        """The tree, with those of its nodes that have no place put at the span."""
+        """The tree, with nodes without a place set to the span."""
         line, column = self.text.byte_position(span.start)
         end_line, end_column = self.text.byte_position(span.end)
         for each in ast.walk(node):
@@ -38,13 +38,13 @@ class Nodes:
         return node
 
     def span(self, node: ast.expr | ast.stmt | ast.excepthandler | ast.alias) -> SourceSpan:
-        """Where a node stands."""
+        """The place of a node."""
         start = self.text.offset_of_bytes(node.lineno, node.col_offset)
         end = self.text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)
         return SourceSpan(start, end)
 
     def call(self, method: str, span: SourceSpan, *arguments: ast.expr) -> ast.expr:
-        """A call of `Calls`, with the number of the place first."""
+        """A call of `Calls`; its first argument is the number of the place."""
         return self.at(plain_call(CALLS, method, [self.number(span), *arguments]), span)
 
 

@@ -1,4 +1,4 @@
-"""The parameters of functions that are made of programs."""
+"""The parameters of functions made from programs."""
 
 import ast
 import inspect
@@ -8,7 +8,7 @@ from client.query.reading.nodes import arguments_of
 
 
 def parameters_of(signature: inspect.Signature, first: str | None) -> ast.arguments:
-    """A signature's parameters; that there are defaults is said, their values are set later."""
+    """A signature's parameters, with placeholders for defaults, which are set later."""
     made = arguments_of(())
     if first is not None:
         made.posonlyargs.append(ast.arg(first))
@@ -31,7 +31,7 @@ def parameters_of(signature: inspect.Signature, first: str | None) -> ast.argume
 
 
 def captured(make: ast.Module, extra: Sequence[str]) -> None:
-    """Let `make` take further names, which the functions in it close over."""
+    """Add parameters to `make`, which its inner functions capture."""
     function = make.body[0]
     assert isinstance(function, ast.FunctionDef)
     span = {key: getattr(function, key) for key in ("lineno", "col_offset")}

@@ -1,4 +1,4 @@
-"""The statements of prompts, put where the prompts stand in a program's body."""
+"""Inserts the statements of prompts into a program's body."""
 
 import ast
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from client.query.reading.prompts import Prompt, PromptRewriter
 
 
 class PlacedPrompts(ast.NodeTransformer):
-    """Puts the statements of prompts where they stand; strings in functions stay strings."""
+    """Replaces prompts by their statements; strings in functions stay strings."""
 
     def __init__(self, nodes: Nodes, body: Body, rewriter: PromptRewriter) -> None:
         self._nodes = nodes
@@ -36,7 +36,7 @@ class PlacedPrompts(ast.NodeTransformer):
         return node
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
-        """A class is shown by its own name, as in a module: prompts may recall its instances."""
+        """Give a class a qualified name as in a module: prompts may recall its instances."""
         self.generic_visit(node)
         named = ast.Assign([ast.Name("__qualname__", ast.Store())], ast.Constant(node.name))
         behind = 0 if ast.get_docstring(node) is None else 1
@@ -45,7 +45,7 @@ class PlacedPrompts(ast.NodeTransformer):
 
 
 def with_return(body: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """A last expression that does nothing but have a value is what the program returns."""
+    """Return the value of a last statement that is an expression without effect."""
     last = body[-1] if body else None
     if not isinstance(last, ast.Expr):
         return list(body)

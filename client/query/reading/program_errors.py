@@ -1,4 +1,4 @@
-"""Exceptions of a program's own code, pointed at the place of the program that they came from."""
+"""Locates exceptions of a program's own code in the program."""
 
 import builtins
 import dis
@@ -17,21 +17,21 @@ from client.query.place import Place
 from client.query.program import Program
 from client.query.reading.text import SourceSpan, Text
 
-# Where code lies that programs' authors did not write: Python's, installed packages, and our own.
+# Folders of code that is not the author's: Python's, installed packages, and our own.
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     f"{Path(__file__).parents[2]}{os.sep}",
     "<frozen",
 )
-# Names of Python's that programs use most.
+# The builtins that programs use most.
 _BUILTINS = ("bool", "dict", "enumerate", "float", "list", "print", "range", "sorted", "str", "zip")
 # A string on one line with a hole of this name in it.
 _IN_STRING = r"""(['"])(?:(?!\1).)*\[\s*{}\s*[\]:]"""
 
 
 def as_query_error(error: Exception, program: Program) -> QueryError:
-    """The error of a query that an exception is. A QueryError gets a place if it has none; any
-    other becomes a ProgramFailed with the exception as its cause."""
+    """Convert an exception to a QueryError: a QueryError gets a place if it has none, another one
+    becomes a ProgramFailed with the exception as its cause."""
     error = _as_raised(error)
     place = place_of(error, program) or _called_wrongly(error, program)
     if isinstance(error, QueryError):
@@ -50,7 +50,7 @@ def as_query_error(error: Exception, program: Program) -> QueryError:
 
 
 def _helper(error: BaseException, program: Program) -> str | None:
-    """Where outside of the program, in code of its author's, an exception came from."""
+    """The place of an exception in the author's code outside of the program, if any."""
     found = _innermost(error, program)
     called = None if found is None else found.tb_next
     helper = None
@@ -65,20 +65,20 @@ def _helper(error: BaseException, program: Program) -> str | None:
 
 
 def _as_raised(error: Exception) -> Exception:
-    """Python makes a RuntimeError of a StopIteration that leaves a coroutine, at no place."""
+    """Unwrap a StopIteration, which Python turns into a RuntimeError at a coroutine's end."""
     cause = error.__cause__
     is_made = str(error) == "coroutine raised StopIteration"
     return cause if is_made and isinstance(cause, StopIteration) else error
 
 
 def place_of(error: BaseException, program: Program) -> Place | None:
-    """The innermost place of the program that an exception came through, None if there is none."""
+    """The innermost place of an exception in the program; None: there is none."""
     found = _innermost(error, program)
     return None if found is None else _place(found, program)
 
 
 def _called_wrongly(error: Exception, program: Program) -> Place | None:
-    """Where a program is defined that was called with wrong arguments, and so was not begun."""
+    """The definition of a program that was called with wrong arguments and did not start."""
     if not isinstance(error, TypeError) or not str(error).startswith(f"{program.name}() "):
         return None
     text = Text(program.source)
@@ -106,7 +106,7 @@ def _innermost(error: BaseException, program: Program) -> TracebackType | None:
 
 
 def _hint(error: Exception, program: Program) -> str:
-    """What may have been meant, for the end of a message; nothing where that is not clear."""
+    """A suggestion for the end of a message; "" if there is none."""
     if isinstance(error, ValueError) and "format specifier" in str(error):
         return "; write '{{' and '}}' for the signs themselves"
     name, found = hints.unknown_name(error), _innermost(error, program)
@@ -129,7 +129,7 @@ def _hint(error: Exception, program: Program) -> str:
 
 
 def _is_bound_below(name: str, found: TracebackType, program: Program) -> bool:
-    """Whether it is a variable that nothing binds up to the line where it is missing."""
+    """Whether it is a variable that is bound only below the line where it is missing."""
     code = found.tb_frame.f_code
     is_own = name in code.co_varnames or name in code.co_cellvars
     owners = [code] if is_own else [c for c in _codes_of(program.body) if name in c.co_cellvars]
@@ -144,7 +144,7 @@ def _is_bound_below(name: str, found: TracebackType, program: Program) -> bool:
 
 
 def _is_about(name: str, variables: object) -> bool:
-    # Python 3.13 and later store two variables at once.
+    # Python 3.13 and later store two variables in one instruction.
     return name == variables or (isinstance(variables, tuple) and name in variables)
 
 
@@ -158,7 +158,7 @@ def _known(frame: FrameType, program: Program) -> Iterator[str]:
 
 def _codes_of(function: Callable[..., object] | None) -> Iterator[CodeType]:
     if isinstance(function, FunctionType):
-        # A method's is wrapped: its object goes before the arguments.
+        # A method is wrapped, to pass its object as the first argument.
         yield from _with_inner(unwrap(function).__code__)
 
 
@@ -175,7 +175,7 @@ def _place(traceback: TracebackType, program: Program) -> Place:
     positions = list(traceback.tb_frame.f_code.co_positions())
     line, end_line, column, end_column = positions[traceback.tb_lasti // 2]
     if line is None or end_line is None or column is None or end_column is None:
-        # Python was started without columns: the line it is.
+        # Python was started without column information: use the line.
         start = text.offset(traceback.tb_lineno - shift, 0)
         return text.place(
             SourceSpan(start, text.offset(traceback.tb_lineno - shift, len(text.text)))

@@ -1,7 +1,7 @@
-"""The module that functions and classes of a program in a text name as theirs.
+"""The module of functions and classes that a text program defines.
 
-It holds nothing of theirs: `dataclasses` and `typing` look a class's module up, and find in it
-what a type in quotation marks may begin with (`"ClassVar[int]"`).
+It does not contain them: `dataclasses` and `typing` look up a class's module, to resolve prefixes
+of quoted types (`"ClassVar[int]"`).
 """
 
 import dataclasses

@@ -1,9 +1,9 @@
-"""Prompts among the statements of a line, with the clauses of their own behind them.
+"""Finds the prompts among the statements of a line, with their own clauses.
 
     if x: "a [X]" where len(X) < 3; "b"
           `-------- a prompt -----'  `-- another
 
-It knows no clauses of programs, except that `from` ends a line of prompts.
+Clauses of programs are handled elsewhere, but `from` ends a line of prompts.
 """
 
 from collections.abc import Sequence
@@ -18,21 +18,22 @@ from client.query.reading.tokens import NAME, OP, STRING, Token
 _BLOCKS = frozenset(
     "if elif else for while try except finally with async def class match case".split()
 )
-# What a condition cannot end with, and what one cannot begin with: it goes on over the line's end.
+# Tokens that a condition cannot end with, or that no statement begins with: the condition
+# continues.
 _OPEN_ENDS = frozenset("and or not in is if else lambda where distribution distribute over".split())
 _OPEN_SIGNS = frozenset("< > <= >= == != + - * / // % @ & | ^ ~ << >> ** , .".split())
 _GOES_ON = frozenset({"and", "or"})
 
 
 class PromptLines:
-    """The tokens of a program, read line by line."""
+    """Reads the tokens of a program line by line."""
 
     def __init__(self, text: Text, tokens: Sequence[Token]) -> None:
         self._text = text
         self._tokens = tokens
 
     def read(self, index: int) -> tuple[int, list[PromptText]]:
-        """The prompts of a line, and the token behind it or at which a clause begins."""
+        """The prompts of a line, and the token behind it or at the next clause."""
         prompts: list[PromptText] = []
         begin = index
         starts_statement = True
@@ -65,7 +66,7 @@ class PromptLines:
         return index < len(self._tokens) and self._tokens[index].is_name("from")
 
     def _prompt(self, index: int) -> tuple[PromptText | None, int]:
-        """The prompt of a statement, None if it is no string; and the token to go on with."""
+        """The prompt of a statement (None: it is no string), and the next token."""
         strings, stop = self._strings(index)
         if not strings or not all(map(is_prompt_literal, strings)):
             return None, index + 1
@@ -86,7 +87,7 @@ class PromptLines:
         return PromptText(literal_of(self._text, strings), span, where, distribution), stop
 
     def _strings(self, index: int) -> tuple[tuple[Token, ...], int]:
-        """Adjacent strings, perhaps in brackets, and the token behind them."""
+        """Adjacent strings, possibly in brackets, and the token behind them."""
         if self._tokens[index].is_op("("):
             stop = index + 1
             while self._tokens[stop].kind == STRING:
@@ -108,15 +109,15 @@ class PromptLines:
         return self._tokens[index].is_op(";") or self._is_from(index)
 
     def _is_own(self, index: int, prompt: int) -> bool:
-        """Whether a clause belongs to the prompt: on its line, or on the next one and further right
-        than the prompt, if that begins its line."""
+        """Whether a clause belongs to the prompt: it is on its line, or on the next one, indented
+        more than a prompt that begins its line."""
         if not begins_where(self._tokens, index) and not begins_distribution(self._tokens, index):
             return False
         token, first = self._tokens[index], self._tokens[prompt]
         return not token.begins or (first.begins and token.indent > first.indent)
 
     def _condition_end(self, index: int) -> int:
-        """Behind an expression that begins here: at the end of its line, unless it must go on."""
+        """The end of an expression that begins here: its line end, unless it must continue."""
         begin = index
         while index < len(self._tokens):
             token = self._tokens[index]
@@ -136,7 +137,7 @@ class PromptLines:
         return not _is_open(before) and token.text not in _GOES_ON
 
     def begins_statement(self, index: int) -> bool:
-        """Whether a line begins here that no condition in front of it can go on with."""
+        """Whether a line begins here that cannot continue a condition."""
         token, before = self._tokens[index], self._tokens[index - 1]
         if not token.begins or token.depth or _is_open(before):
             return False
@@ -145,7 +146,7 @@ class PromptLines:
         return token.kind == NAME and token.text not in OPERATOR_WORDS
 
     def distribution(self, index: int, behind: int) -> Distribution:
-        """`distribute NAME over values`, up to a token. Raises BadProgram."""
+        """Parse `distribute NAME over values` up to a token. Raises BadProgram."""
         word = self._tokens[index]
         if behind < index + 2 or self._tokens[index + 1].kind != NAME:
             raise self._bad(f"behind `{word.text}` comes the name of a hole", word)
@@ -156,7 +157,7 @@ class PromptLines:
         return Distribution(name.text, SourceSpan(name.start, name.end), values)
 
     def _filled(self, index: int, behind: int, what: str) -> SourceSpan:
-        """What stands behind a word."""
+        """The text behind a keyword."""
         word = self._tokens[index]
         if behind <= index + 1:
             raise self._bad(f"behind `{word.text}` comes {what}", word)
@@ -167,5 +168,5 @@ class PromptLines:
 
 
 def _is_open(token: Token) -> bool:
-    """Whether an expression cannot end with this."""
+    """Whether an expression cannot end with this token."""
     return token.text in (_OPEN_ENDS if token.kind == NAME else _OPEN_SIGNS)

@@ -1,4 +1,4 @@
-"""Prompts rewritten: fixed text to `say`, tags to `role`, holes to awaited `hole`s.
+"""Rewrites prompts: fixed text to `say`, tags to `role`, holes to awaited `hole` calls.
 
 "Q: {x} [@f Y: int]" where c    ->    context.say(f"Q: {x} ", 0)
                                       Y = await context.hole(Hole("Y", int, f, lambda: c))
@@ -33,7 +33,7 @@ _CONVERSIONS = {"s": ord("s"), "r": ord("r"), "a": ord("a")}
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt and its pieces. `span` is that of the whole statement."""
+    """A prompt and its parts. `span`: the whole statement."""
 
     parts: tuple[TemplatePart, ...]
     span: SourceSpan
@@ -50,11 +50,12 @@ def prompt_of(prompt: PromptText, parts: tuple[TemplatePart, ...]) -> Prompt:
 
 
 class PromptRewriter:
-    """Makes the statements of a program's prompts.
+    """Generates the statements of a program's prompts.
 
-    `prompts` are all of them, and those in `sure` come in every run; `program_where` the names
-    under which the body knows the program's own conditions; `supports` the distributions of the
-    program by hole; `rebound` the holes whose variables the program's own code binds, too.
+    prompts:       all prompts; every run reaches those in `sure`
+    program_where: the program's own conditions, with their names in the body
+    supports:      the program's distributions, by hole
+    rebound:       holes whose variables the program's own code assigns, too
     """
 
     def __init__(
@@ -81,11 +82,11 @@ class PromptRewriter:
 
     @property
     def python_names(self) -> Sequence[ast.Name]:
-        """Names in the braces and tags rewritten so far, each where it is first."""
+        """Python names in the braces and tags rewritten so far, at their first places."""
         return tuple(self._python_names.values())
 
     def statements(self, prompt: Prompt) -> list[ast.stmt]:
-        """What a prompt does, piece by piece. Raises BadProgram."""
+        """The statements of a prompt, part by part. Raises BadProgram."""
         made: list[ast.stmt] = []
         said: list[FixedText | Recall] = []
         for part in prompt.parts:
@@ -102,7 +103,7 @@ class PromptRewriter:
         return made or [self._nodes.at(ast.Pass(), prompt.span)]
 
     def _behind(self, prompt: Prompt) -> list[Conjunct]:
-        """What stands behind a prompt's `where`."""
+        """The conditions behind a prompt's `where`."""
         self._check_clauses(prompt)
         if prompt.where is None:
             return []
@@ -113,8 +114,8 @@ class PromptRewriter:
     def _chosen(
         self, prompts: Sequence[Prompt], sure: AbstractSet[SourceSpan]
     ) -> Iterator[Conjunct]:
-        """`Y in [...]` of the holes that are nowhere chosen from anything but these constants, and
-        that surely come: else a run that has no Y could not have what only Y's values forbid."""
+        """`Y in [...]` for holes that every run reaches and that are always chosen from these
+        constants. Otherwise runs without Y would be restricted by Y's values."""
         found: dict[str, set[Distribution | None]] = {}
         for prompt in prompts:
             for tag in prompt.holes:
@@ -171,16 +172,16 @@ class PromptRewriter:
         return [self._nodes.at(ast.Constant(recall.shows_code), recall.span), value]
 
     def _code(self, fragment: Fragment, what: str) -> ast.expr:
-        """Code in a prompt, whose names are noted."""
+        """Parse code in a prompt, and record its names."""
         code = self._read(fragment, what)
         for name, node in names.used(code).items():
             self._python_names.setdefault(name, node)
         return code
 
     def _read(self, fragment: Fragment, what: str) -> ast.expr:
-        """Code in a prompt: with the string's escapes read, or else as it stands in the program.
+        """Parse code in a prompt: with the string's escapes resolved or, if invalid, as written.
 
-        So `{"\\n".join(x)}` means the same in a raw string and in others.
+        So `{"\\n".join(x)}` works in raw and other strings.
         """
         try:
             return expression(self._text, fragment, what)
@@ -189,7 +190,7 @@ class PromptRewriter:
             as_it_stands = self._text.slice(SourceSpan(start, end))
             if as_it_stands.code == fragment.code:
                 raise
-            with suppress(BadProgram):  # the first complaint is about what was meant
+            with suppress(BadProgram):  # the first error is the relevant one
                 return expression(self._text, as_it_stands, what)
             raise
 
@@ -236,7 +237,7 @@ class PromptRewriter:
         return self._nodes.at(behind, self._nodes.span(part.function))
 
     def _future_keyword(self, tag: HoleTag) -> list[ast.keyword]:
-        """What is known of other holes, where conditions join any to this one."""
+        """The argument `future`, if conditions link other holes to this one."""
         conditions = self._future.conditions(tag.name)
         decorated = sorted(self._future.decorated(tag.name))
         if not conditions and not decorated:

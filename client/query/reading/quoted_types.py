@@ -1,8 +1,9 @@
-"""Types in quotation marks: in classes that a program in a text defines, `next: "Node | None"`, and
-within a hole's type, `[X: list["Node"]]`.
+"""Resolves quoted types.
 
-Python looks such names up in a module. These classes are local to one run of their program, and so
-are the names that they mean.
+They occur in classes that a text program defines, `next: "Node | None"`, and within a hole's type,
+`[X: list["Node"]]`.
+
+Python resolves such names in a module, but these classes and names are local to one run.
 """
 
 import inspect
@@ -17,8 +18,9 @@ from client.query.reading import program_text
 
 
 def with_names_found(kind: object, names: Mapping[str, object]) -> object:
-    """A hole's type, with what its words mean among the names that are known where it stands; the
-    program's own classes in it say their types so, too. Raises BadCondition.
+    """A hole's type with quoted names resolved in `names`, also in the program's own classes in it.
+
+    Raises BadCondition.
     """
     kind = _without_quotes(kind, names)
     seen: set[int] = set()
@@ -36,8 +38,8 @@ def with_names_found(kind: object, names: Mapping[str, object]) -> object:
 
 
 def _without_quotes(kind: object, names: Mapping[str, object]) -> object:
-    """A type of others, such as list["Node"], with what their names mean. A string that is a hole's
-    whole type is a pattern.
+    """A generic type such as list["Node"] with resolved names. A string that is the whole type of a
+    hole is a pattern.
     """
     if not any(isinstance(each, str | ForwardRef) for each in _parts(kind)):
         return kind
@@ -46,14 +48,14 @@ def _without_quotes(kind: object, names: Mapping[str, object]) -> object:
 
 
 def _parts(kind: object) -> Iterator[object]:
-    """The types in a type, and those in these."""
+    """All types in a type, recursively."""
     for each in () if get_origin(kind) is Literal else get_args(kind):
         yield each
         yield from _parts(each)
 
 
 def _own(kind: object) -> Iterator[type]:
-    """The program's own class that a type is, and those that it is derived from."""
+    """The type and its base classes, if the program defines them."""
     if isinstance(kind, type) and (is_dataclass(kind) or is_typeddict(kind)):
         for each in kind.__mro__:
             if each.__module__ == program_text.__name__:
@@ -61,9 +63,7 @@ def _own(kind: object) -> Iterator[type]:
 
 
 def _find(owner: Any, names: Mapping[str, object]) -> None:
-    """Let a class say what the types of its own fields are; one that is not found stays, so that
-    the hole's plan reports it.
-    """
+    """Resolve the field types of a class; an unknown one stays, and the hole's plan reports it."""
     own = inspect.get_annotations(owner)
     for name, said in own.items():
         alone = type(owner.__name__, (), {"__annotations__": {name: said}})

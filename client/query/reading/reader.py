@@ -1,6 +1,6 @@
-"""The door: from a program's text to a Program.
+"""The public functions that parse programs.
 
-read            standalone programs (decoder, body, from, where, distribute) and bare bodies
+read            text programs (decoder, body, from, where, distribute) and plain bodies
 read_function   functions whose docstring or whose body is a program
 read_template   one prompt and its condition
 """
@@ -40,8 +40,9 @@ def read(
 ) -> Program:
     """The program of a text.
 
-    `name` and `first_line` say where the text comes from: a path, or a name in angle brackets.
-    `namespace`: the names that it sees besides Python's own. `parameters`: its arguments.
+    name, first_line: the text's origin: a path, or a name in angle brackets
+    namespace:        the names in scope besides builtins
+    parameters:       its parameters
     Raises BadProgram.
     """
     with TrimmedTracebacks():
@@ -59,10 +60,10 @@ def read(
 
 
 def read_function(function: Callable[..., object], *, around: Enclosing | None = None) -> Program:
-    """The program that a function holds: in its docstring, or as its body.
+    """The program in a function's docstring, or the function's body.
 
-    It sees the function's globals and closure. `around`: the function around it, whose names Python
-    does not close over for a docstring's sake.
+    Its scope is the function's globals and closure. `around`: the enclosing function, for which
+    Python creates no closure in case of a docstring.
     The Program's parameters and their defaults are the function's. Raises BadProgram.
     """
     if not isinstance(function, FunctionType):
@@ -85,10 +86,10 @@ def read_template(
     name: str = "<template>",
     namespace: Mapping[str, object] | None = None,
 ) -> Program:
-    """The program of one prompt, given as its value: escapes are read already.
+    """The program of one prompt, given as a string value: escapes are resolved already.
 
-    `condition`: what would stand behind `where`. Names that the template uses, and that neither
-    `namespace` nor Python has, are the program's parameters, in the order of their first use.
+    `condition`: as behind `where`. Names in the template that are neither in `namespace` nor
+    builtins are the program's parameters, in order of first use.
     Raises BadProgram.
     """
     with TrimmedTracebacks():
@@ -129,7 +130,7 @@ def _program(source: Source, region: SourceSpan, around: Surroundings, scope: Sc
 
 
 def _check_characters(text: Text) -> None:
-    """Python reads no null characters, and no halves of characters."""
+    """Refuse null characters and lone surrogates, which Python cannot parse."""
     for offset, char in enumerate(text.text):
         if char == "\0" or "\ud800" <= char <= "\udfff":
             raise text.bad(f"the character {char!r} cannot stand in a program", offset)

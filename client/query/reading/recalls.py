@@ -1,4 +1,4 @@
-"""Strings in conditions that recall holes."""
+"""Rewrites strings in conditions that recall holes."""
 
 import ast
 import re
@@ -11,9 +11,9 @@ _RECALL = re.compile(r"\{\s*([^\W\d]\w*)\s*\}")
 
 
 class Recalls(ast.NodeTransformer):
-    """`"{X}"` in a condition's string recalls a hole, as in a prompt; `"[X]"` cannot ask for one.
+    """In a condition, `"{X}"` recalls a hole, as in a prompt; `"[X]"` is refused.
 
-    Other brackets are signs: patterns and stop phrases are full of them.
+    Other brackets are literal, since patterns and stop phrases often contain them.
     """
 
     def __init__(self, nodes: Nodes, holes: AbstractSet[str]) -> None:

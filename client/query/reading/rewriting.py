@@ -1,15 +1,15 @@
-"""A program's layout to Python functions.
+"""Rewrites a program's layout into Python functions.
 
 def make(calls, *captured):
-    given = value                               of names from outside that a text binds anew
+    given = value                               for given names that a text assigns again
     async def program(context, *parameters):    preamble, conditions, body
-    def taking(*parameters):                    nothing; it is called first: what Python says of
-                                                wrong arguments counts no context
+    def taking(*parameters):                    no effect; called first, so that Python's message
+                                                about wrong arguments does not count the context
     def decoder(*parameters):                   preamble, the decoder's arguments
     def model(*parameters):                     preamble, the model's expression
     return program, taking, decoder, model
 
-These names begin so that programs, which see what stands around them, cannot mean them.
+These names have a prefix, so programs cannot refer to them by accident.
 """
 
 import ast
@@ -49,14 +49,14 @@ _PROGRAM, _TAKING = "__tandem_program", "__tandem_taking"
 _DECODER, _MODEL = "__tandem_decoder", "__tandem_model"
 _WHERE = "__tandem_where"
 _WORD = re.compile(r"\w+")
-# Braces in prompts may bind names, too.
+# Expressions in braces may bind names, too.
 _WALRUS = re.compile(r"(\w+)\s*:=")
-# Words of programs that find out which names there are, or go on without them.
+# Words in programs that inspect names, or handle missing ones.
 _LOOKING = re.compile(r"\b(?:globals|locals|vars|NameError|except|suppress|exec|eval)\b")
 # Python 3.12 and later need the names of type parameters.
 _EMPTY: dict[str, Any] = {"type_params": []} if "type_params" in ast.FunctionDef._fields else {}
 _Function: TypeAlias = ast.AsyncFunctionDef | ast.FunctionDef
-# What a program may call the one who runs it, if it means nothing else by that.
+# The name of the Context in programs, unless they bind it themselves.
 _CONTEXT_FOR_PEOPLE = "context"
 
 
@@ -64,8 +64,10 @@ _CONTEXT_FOR_PEOPLE = "context"
 class Written:
     """A program in Python.
 
-    `module` defines `make`. `used` are names that it reads, by their first place, each with that;
-    `bound` those that it binds itself. `compiler_flags` are what it asks of Python's compiler.
+    module:         defines `make`
+    compiler_flags: for Python's compiler
+    used:           names that it reads, with their first places
+    bound:          names that it binds
     """
 
     module: ast.Module
@@ -80,11 +82,11 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a program stands in: the name and parameters of its function, names around it.
+    """The surroundings of a program: its function's name and parameters, and names in scope.
 
-    `is_callable(name)`: the surroundings bind the name to something that can be called.
-    `is_module`: it is a text of its own, so that what its functions call global is the program's;
-    `given` are the names that such a text is given.
+    is_callable(name): whether the surroundings bind the name to a callable
+    is_module: it is a text of its own, so `global` in its functions refers to the program
+    given:     the names that such a text receives
     """
 
     name: str
@@ -95,7 +97,7 @@ class Surroundings:
 
 
 def written(nodes: Nodes, layout: Layout, around: Surroundings) -> Written:
-    """The program in Python, but for the names that `make` captures. Raises BadProgram."""
+    """The program in Python, without the parameters of `make`. Raises BadProgram."""
     return _Writer(nodes, layout, around).written()
 
 
@@ -157,18 +159,18 @@ class _Writer:
         )
 
     def _texts(self) -> AbstractSet[str]:
-        """The holes whose values are what the model writes, and nothing made of that."""
+        """The holes whose values are the model's texts, unconverted."""
         tags = [tag for prompt in self._body.prompts for tag in prompt.holes]
         others = {tag.name for tag in tags if tag.kind or tag.decorators}
         return self._holes - others - self._rebound()
 
     def _rebound(self) -> AbstractSet[str]:
-        """The holes whose variables the program's own code binds, too."""
+        """The holes whose variables the program's own code assigns, too."""
         bound = names.bound_anywhere([*self._preamble, *self._body.up_to_last_prompt])
         return self._holes & bound.union(_WALRUS.findall(self._text.text))
 
     def _own_names(self) -> AbstractSet[str]:
-        """Names that are no operators: what the program binds, and functions around it."""
+        """Names that hide operators: those that the program binds, and callables in scope."""
         bound = names.bound(self._preamble) | names.bound(self._body.statements)
         parameters = set(self._around.parameters.parameters)
         words = set(_WORD.findall(self._text.text))
@@ -176,7 +178,7 @@ class _Writer:
         return bound | parameters | self._holes | around
 
     def _conditions(self, clauses: WhereClauses) -> list[tuple[str, Conjunct]]:
-        """The program's own conditions, each with the name under which the body knows it."""
+        """The program's own conditions, each with its name in the body."""
         if self._layout.where is None:
             return []
         fragment = self._text.slice(self._layout.where)
@@ -187,8 +189,8 @@ class _Writer:
     def _unbound(
         self, clauses: WhereClauses, prompts: PromptRewriter, body: Sequence[ast.stmt]
     ) -> list[ast.stmt]:
-        """The names in conditions and prompts that nothing here binds: where Python does not know
-        them either, it raises before any request. Not in programs that may look for names, too."""
+        """Statements that read the unbound names in conditions and prompts, so that unknown ones
+        raise before any request. Not for programs that may inspect names."""
         if _LOOKING.search(self._text.text):
             return []
         own = names.bound_anywhere([*self._preamble, *body])
@@ -209,7 +211,7 @@ class _Writer:
         return self._nodes.at(made, span)
 
     def _own_globals(self, block: list[ast.stmt], span: SourceSpan) -> list[ast.stmt]:
-        """In a text of its own: the variables that a module would have, for this run alone."""
+        """For a text program: module variables become variables of the run."""
         if not self._around.is_module:
             return block
         bound = names.bound(block) - self._around.parameters.parameters.keys()
@@ -244,7 +246,7 @@ class _Writer:
         return [self._function(_DECODER, call, span)]
 
     def _decoder_call(self, arguments: SourceSpan) -> ast.Call:
-        """The decoder's arguments, read together with their brackets."""
+        """The decoder's arguments, parsed with their brackets."""
         inner = self._text.slice(arguments)
         bracket = arguments.start - 1
         offsets = [bracket, bracket, *inner.offsets, arguments.end + 1]
@@ -267,7 +269,7 @@ class _Writer:
         return self._nodes.at(ast.FunctionDef(name, parameters, block, [], **_EMPTY), span)
 
     def _module(self, functions: Sequence[_Function]) -> ast.Module:
-        """`make`, whose further parameters are added by `capturing`."""
+        """`make`; `captured` adds further parameters."""
         span = self._whole()
         given = ast.Return(tuple_of([load(function.name) for function in functions]))
         block = [*kept(self._given), *functions, given]

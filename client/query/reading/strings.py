@@ -1,4 +1,4 @@
-"""String literals, character by character: a place in a prompt is a place in the program."""
+"""Parses string literals, mapping each character to its place in the program."""
 
 import re
 import unicodedata
@@ -28,9 +28,9 @@ _PLAIN = {
 
 
 def literal_of(text: Text, tokens: tuple[Token, ...]) -> Fragment:
-    """The joined value of adjacent literals, escapes read unless they are raw. Raises BadProgram.
+    """The joined value of adjacent literals, with escapes resolved. Raises BadProgram.
 
-    What Python would put into an f-string is left as it stands, in braces.
+    Content in braces of f-strings is left unchanged.
     """
     chars: list[str] = []
     offsets: list[int] = []
@@ -49,7 +49,7 @@ def literal_of(text: Text, tokens: tuple[Token, ...]) -> Fragment:
 
 
 def prefix_of(token: Token) -> str:
-    """The letters in front of the quotes, in lower case."""
+    """The prefix before the quotes, in lower case."""
     match = _LITERAL.match(token.text)
     assert match is not None
     return match[1].lower()
@@ -69,7 +69,7 @@ def _quotes_of(token: Token) -> str:
 
 
 def _require_one_line(text: Text, body: str, start: int) -> None:
-    """Before 3.12 Python's tokens go on behind an escaped backslash at the end of a line."""
+    """Refuse line ends: before 3.12 Python's tokens include them behind an escaped backslash."""
     match = _ONE_LINE.match(body)
     assert match is not None
     if match.end() < len(body):
@@ -77,7 +77,7 @@ def _require_one_line(text: Text, body: str, start: int) -> None:
 
 
 def is_prompt_literal(token: Token) -> bool:
-    """Whether it is a string and none of bytes."""
+    """Whether it is a string and not bytes."""
     match = _LITERAL.match(token.text)
     return match is not None and "b" not in match[1].lower()
 
@@ -102,7 +102,7 @@ def _unescape(text: Text, body: str, start: int, chars: list[str], offsets: list
 
 
 def _meaning(match: re.Match[str]) -> str | None:
-    """What an escape stands for; None if it is malformed."""
+    """The value of an escape; None: it is malformed."""
     if match["plain"] is not None:
         return _PLAIN[match["plain"]]
     if match["octal"] is not None:

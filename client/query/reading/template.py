@@ -1,4 +1,4 @@
-"""What is in a prompt: fixed text, recalled values, roles and holes.
+"""Parses the parts of a prompt: fixed text, recalled values, roles and holes.
 
 "Q: {question!r:>9} {:assistant} [@trim ANSWER: int]"
  Words  Recall      RoleTag      HoleTag
@@ -30,7 +30,7 @@ class FixedText:
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """`{code}`, as in an f-string. `shows_code`: what `=` asks for."""
+    """`{code}`, as in an f-string. `shows_code`: the text for `=`."""
 
     code: Fragment
     span: SourceSpan
@@ -61,12 +61,12 @@ TemplatePart: TypeAlias = FixedText | Recall | RoleTag | HoleTag
 
 
 def template_parts(text: Text, value: Fragment) -> tuple[TemplatePart, ...]:
-    """The pieces of a prompt's value. Raises BadProgram."""
+    """The parts of a prompt's value. Raises BadProgram."""
     return _Reader(text, value).parts()
 
 
 class _Reader:
-    """A walk over the characters of one prompt."""
+    """Reads the characters of one prompt."""
 
     def __init__(self, text: Text, value: Fragment) -> None:
         self._text = text
@@ -167,7 +167,7 @@ class _Reader:
         return Recall(fragment, span, conversion, spec, shown), end + 1
 
     def _spec(self, index: int, start: int) -> tuple[tuple[FixedText | Recall, ...], int]:
-        """A format specification up to its '}', which may recall values too."""
+        """A format specification up to its '}'; it may recall values, too."""
         made: list[FixedText | Recall] = []
         begin = index
         while index < len(self._chars):

@@ -1,8 +1,8 @@
-"""A program's text, and the ways in which its places are counted.
+"""A program's text, and conversions between kinds of places.
 
-offset      characters from the beginning of the text, from 0: how this package counts
-line, byte  lines from 1 and bytes of UTF-8 from 0: how Python's trees count
-Place       lines and columns from 1: how people count
+offset      characters from the start of the text, from 0: used in this package
+line, byte  lines from 1 and bytes of UTF-8 from 0: used in Python's trees
+Place       lines and columns from 1: for people
 """
 
 from bisect import bisect_right
@@ -23,9 +23,9 @@ class SourceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Python code that stands in a text, perhaps in pieces or with escapes in it.
+    """Python code from a text, possibly joined from several places or with escapes resolved.
 
-    `offsets[i]` is where its character i comes from, with one more for its end.
+    `offsets[i]`: the origin of its character i, with one more for its end.
     """
 
     code: str
@@ -36,7 +36,7 @@ class Text:
     """The text of a source. Lines end in newlines alone, see `normalized`."""
 
     def __init__(self, source: Source, shown: str | None = None) -> None:
-        """`shown`: what is read for it, of the same length; else the source's text."""
+        """`shown`: a replacement of the same length for parsing; default: the source's text."""
         self.source = source
         self.text = source.text if shown is None else shown
         self._starts = [0]
@@ -51,7 +51,7 @@ class Text:
         return offset - self._starts[self.line_of(offset) - 1]
 
     def offset(self, line: int, column: int) -> int:
-        """The offset of a line, from 1, and a column, from 0; held within the line and the text."""
+        """The offset of a line (from 1) and a column (from 0), clamped to the line and the text."""
         if line > len(self._starts):
             return len(self.text)
         start = self._starts[max(line, 1) - 1]
@@ -59,7 +59,7 @@ class Text:
         return min(start + max(column, 0), end)
 
     def byte_position(self, offset: int) -> tuple[int, int]:
-        """Line, and bytes in front of the offset in it."""
+        """The line of an offset, and the bytes before it in the line."""
         line = self.line_of(offset)
         start = self._starts[line - 1]
         return line, len(self.text[start:offset].encode("utf-8", "replace"))
@@ -75,25 +75,24 @@ class Text:
         return Fragment(self.text[span.start : span.end], range(span.start, span.end + 1))
 
     def place(self, span: SourceSpan) -> Place:
-        """A span for people."""
+        """The span as a Place."""
         line, end_line = self.line_of(span.start), self.line_of(span.end)
         column, end_column = self.column_of(span.start) + 1, self.column_of(span.end) + 1
         return Place(line, column, end_line, end_column)
 
     def bad(self, message: str, start: int, end: int | None = None) -> BadProgram:
-        """What is wrong with the text from `start` on."""
+        """An error at a place of the text."""
         stop = start + 1 if end is None else max(end, start)
         return BadProgram(message, self.place(SourceSpan(start, stop)), self.source)
 
 
 def normalized(text: str) -> str:
-    """The text with newlines alone at the ends of its lines, as Python reads it, and without the
-    mark that some editors put in front of a file."""
+    """The text with only newlines as line ends, as Python reads it; without a byte order mark."""
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def blanked(text: str, keep: SourceSpan) -> str:
-    """The text with nothing but lines outside of a span, so that places stay."""
+    """The text with blanks outside of a span; line ends and places stay."""
     before, after = text[: keep.start], text[keep.end :]
     return _blank(before) + text[keep.start : keep.end] + _blank(after)
 

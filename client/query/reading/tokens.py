@@ -1,9 +1,7 @@
 """The tokens of a program.
 
-Clauses are no Python, so that Python's tokenizer reads them in brackets: there, indentation means
-nothing to it, and what a logical line is, is found here.
-
-It knows no clauses.
+Clauses are not valid Python, so Python's tokenizer reads the text as if in brackets, where it
+ignores indentation. Logical lines are determined here.
 """
 
 import io
@@ -18,21 +16,23 @@ NAME, STRING, OP = tokenize.NAME, tokenize.STRING, tokenize.OP
 _SKIPPED = {tokenize.COMMENT, tokenize.ENCODING, tokenize.INDENT, tokenize.DEDENT}
 _BREAKS = {tokenize.NL, tokenize.NEWLINE}
 _CLOSING = {")": "(", "]": "[", "}": "{"}
-# Signs that Python does not know, and what is written for them.
+# Signs that Python does not have, and replacements for tokenizing.
 _MEANT = {
     "!": "; write `not`",
     **dict.fromkeys("\u201c\u201d\u201e\u2018\u2019", "; strings have \" or ' around them"),
 }
-# Python 3.12 and later take f-strings apart.
+# Python 3.12 and later split f-strings into tokens.
 _STARTS = {getattr(tokenize, name, None) for name in ("FSTRING_START", "TSTRING_START")} - {None}
 _ENDS = {getattr(tokenize, name, None) for name in ("FSTRING_END", "TSTRING_END")} - {None}
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token. `depth`: how many brackets are open around it.
+    """A token.
 
-    `begins`: it is the first of a logical line. `indent`: the column of that line.
+    depth:  the number of enclosing brackets
+    begins: whether it is the first one of a logical line
+    indent: the column of that line
     """
 
     kind: int
@@ -85,7 +85,7 @@ def tokens_of(text: Text, region: SourceSpan) -> list[Token]:
 
 
 def beside_code(text: Text, region: SourceSpan) -> list[str]:
-    """The strings and comments of a region, in which Python reads no code. Raises BadProgram."""
+    """The strings and comments of a region. Raises BadProgram."""
     kinds = (STRING, tokenize.COMMENT)
     return [shown for kind, shown, _, _ in _joined(text, region) if kind in kinds]
 
@@ -100,7 +100,7 @@ def _close(text: Text, open_brackets: list[tuple[str, int]], sign: str, offset: 
 
 def _unreadable(text: Text, shown: str, offset: int) -> BadProgram:
     if not shown.strip():
-        # Python's tokenizer stops in front of the spaces that stand before what it cannot read.
+        # Python's tokenizer stops before the spaces in front of an invalid character.
         rest = text.text[offset:]
         offset += len(rest) - len(rest.lstrip())
         shown = text.text[offset : offset + 1] or " "

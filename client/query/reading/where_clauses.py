@@ -1,12 +1,12 @@
-"""Conditions rewritten into calls of `conditions/build.py`.
+"""Rewrites conditions into calls of `conditions/build.py`.
 
     len(words(X)) < n and X != Y and check(X)
     ->  lambda: compare(called("len", called("words", ref("X"))), "<", n)
         lambda: compare(ref("X"), "!=", ref("Y"))
         lambda: opaque(("X",), lambda X: check(X), "check(X)")
 
-Each part of the outermost `and` is a condition of its own, asked for at the holes that it names:
-Python's variables in the others may have no value yet. What names no hole stays Python.
+Each part of the outermost `and` is a separate condition, evaluated at the holes that it mentions,
+since variables in the others may be unbound yet. Expressions without holes stay Python.
 """
 
 import ast
@@ -37,7 +37,7 @@ _RELATIONS: dict[type[ast.cmpop], str] = {
 }
 _METHODS = {"startswith": "starts_with", "endswith": "ends_with"}
 _OPERATORS_OF_PYTHON = frozenset({"len", "int", "float", "type"})
-# Values that Python takes for true or false by how many things are in them.
+# Values that are true in Python if they are not empty.
 _NO_CONDITIONS = (ast.List, ast.Set, ast.Dict, ast.JoinedStr, ast.Lambda, ast.GeneratorExp)
 _REFUSED = {
     ast.Await: "`await`",
@@ -49,9 +49,9 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Conjunct:
-    """A part of a condition: the holes that it names, and a function that makes its term.
+    """A part of a condition: the holes that it mentions, and a function that makes its term.
 
-    `is_plain`: it is made of holes, operators and constants alone, and means the same at any time.
+    is_plain: it consists of holes, operators and constants only, so its meaning never changes
     """
 
     holes: frozenset[str]
@@ -59,9 +59,9 @@ class Conjunct:
     is_plain: bool
 
     def concerns(self, hole: str, here: Collection[str]) -> bool:
-        """Whether it is asked for at a hole; what names no hole is asked for at each.
+        """Whether it is evaluated at a hole; one without holes is evaluated at each.
 
-        Behind a prompt with the holes `here`, what names none of these is asked for at each, too.
+        Behind a prompt with the holes `here`, one without any of these is evaluated at each, too.
         """
         names_others = bool(here) and self.holes.isdisjoint(here)
         return not self.holes or hole in self.holes or names_others
@@ -70,7 +70,7 @@ class Conjunct:
 class WhereClauses:
     """Rewrites the conditions of one program.
 
-    `own` are names that are the program's own functions, whatever operators there are.
+    own: names of the program's own functions, which hide operators
     """
 
     def __init__(self, nodes: Nodes, holes: AbstractSet[str], own: AbstractSet[str]) -> None:
@@ -81,12 +81,12 @@ class WhereClauses:
 
     @property
     def python_names(self) -> Sequence[ast.Name]:
-        """Names in the conditions read so far that only Python can know, each where it is first."""
+        """Python names in the conditions read so far, at their first places."""
         return tuple(self._python_names.values())
 
     def check_methods(self, texts: AbstractSet[str]) -> None:
-        """Raises BadProgram for a method that no text has, of a hole that is text; `texts` are
-        those that no prompt makes anything else."""
+        """Raises BadProgram for a method that str lacks, of a hole in `texts`, which are always
+        text."""
         for node in self._methods.unknown(texts):
             meant = hints.meant(node.attr, HoleMethods.known)
             raise self._bad(f"text has no `{node.attr}`{meant}", node)
@@ -109,7 +109,7 @@ class WhereClauses:
                 self._python_names.setdefault(name, node)
 
     def of_kind(self, hole: str, kind: str, span: SourceSpan) -> list[Conjunct]:
-        """`type(hole) is kind`, where these words mean what they say; else nothing."""
+        """`type(hole) is kind`, unless the program binds these names otherwise."""
         if {"type", kind} & self._words.own:
             return []
         about = ast.Call(load("type"), [load(hole)], [])
@@ -132,7 +132,7 @@ class WhereClauses:
                 self._check_operator(node)
 
     def _check_operator(self, call: ast.Call) -> None:
-        """An operator that Python does not have needs a hole."""
+        """Refuse an operator without a hole, unless Python has a function of that name."""
         name = self._words.operator(call)
         if name is None or name in _OPERATORS_OF_PYTHON:
             return
@@ -141,7 +141,7 @@ class WhereClauses:
         raise self._bad(f"`{shown}` is asked of a hole; holes of this program: {holes}", call)
 
     def _check_is_condition(self, node: ast.expr) -> None:
-        """Raises for what is true whatever its holes are, so that it was meant otherwise."""
+        """Raises for a condition that is always true, which is probably a mistake."""
         if isinstance(node, ast.Tuple):
             raise self._bad("conditions are joined by `and`, not by a comma", node)
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
@@ -151,7 +151,7 @@ class WhereClauses:
     # Terms
 
     def _condition(self, node: ast.expr) -> ast.expr:
-        """What is true or false. `a if t else b` is `t and a or not t and b`."""
+        """Rewrite a condition. `a if t else b` becomes `t and a or not t and b`."""
         self._check_is_condition(node)
         if not isinstance(node, ast.IfExp) or not self._words.named(node):
             return self._rewritten(node)
@@ -199,7 +199,7 @@ class WhereClauses:
         return self._nodes.at(lambda_of((), self._condition(node)), self._nodes.span(node))
 
     def _compared(self, node: ast.Compare) -> ast.expr:
-        """A comparison; of a chain, each pair is one."""
+        """Rewrite a comparison; a chain becomes one for each pair."""
         sides = [node.left, *node.comparators]
         pairs = []
         for left, relation, right in zip(sides, node.ops, sides[1:], strict=False):
@@ -241,7 +241,7 @@ class WhereClauses:
         return self._nodes.call("opaque", span, named, lambda_of(holes, node), shown)
 
     def _shown(self, node: ast.expr) -> str:
-        """What the program says there, in one line."""
+        """The source text on one line."""
         span = self._nodes.span(node)
         return " ".join(self._nodes.text.text[span.start : span.end].split())
 

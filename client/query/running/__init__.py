@@ -1,1 +1,1 @@
-"""Programs run: traces, decoders, backtracking, distributions."""
+"""Runs programs: traces, decoders, backtracking, distributions."""

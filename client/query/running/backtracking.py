@@ -1,12 +1,12 @@
-"""One trace to its end, hole by hole, going back where a text turns out wrong: argmax and sample.
+"""Backtracking decoding of one trace, hole by hole, for argmax and sample.
 
-    X -> Y -> Z    a check fails on Z:  Z is asked again, its text refused
-                   nothing is left of Z, or it was asked `tries` times: back to the last hole that
-                   promised something, its text refused; what came behind it is forgotten
+    X -> Y -> Z    a check fails on Z:  Z is requested again, excluding its text
+                   no text is left for Z, or it was requested `tries` times: back to the last hole
+                   that affects later ones, excluding its text; holes behind it are dropped
 
-A hole has promised where its conditions speak of holes behind it, too, and where it is one of a
-nested query of whose value conditions speak. A text is refused only behind the very texts that it
-was tried behind. A walk goes back at most `tries` times.
+A hole affects later ones if its conditions mention them, or if it belongs to a nested query whose
+value conditions mention. A text is excluded only behind the same earlier texts. One trace
+backtracks at most `tries` times.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from client.query.running.decoding import Asker, AtHole, Rejected, Start, Trace,
 
 @dataclass(slots=True)
 class HoleAttempt:
-    """A hole on the path, as it was come to, and the texts that were wrong there."""
+    """A hole on the path, and the texts that failed there."""
 
     at: AtHole
     num_asked: int = 0
@@ -27,14 +27,14 @@ class HoleAttempt:
 
     @property
     def affects_later_holes(self) -> bool:
-        """Holes behind this one may turn out impossible because of its text."""
+        """Whether its text may make later holes impossible."""
         deferred = self.at.plan.deferred
         return self.at.has_outer_conditions or any(
             self.at.hole.name in check.names for check in deferred
         )
 
     def again(self) -> AtHole:
-        """The hole without these texts. Raises Unsatisfiable where nothing else can come."""
+        """The hole without the failed texts. Raises Unsatisfiable if no other text is possible."""
         if not self.refused:
             return self.at
         at = self.at.refusing(self.refused)
@@ -46,13 +46,13 @@ class HoleAttempt:
 
     @property
     def may_vary(self) -> bool:
-        """Asked again, another text may come, even if no constraint keeps the last one out."""
+        """Whether a repeated request may give another text, without a constraint."""
         sampling = self.at.call.sampling
         return sampling.temperature > 0 and sampling.seed is None
 
 
 class BacktrackingDecoder:
-    """Owner of one walk's path."""
+    """Owner of the path of one trace."""
 
     def __init__(self, asker: Asker, tries: int) -> None:
         self._asker = asker
@@ -60,13 +60,14 @@ class BacktrackingDecoder:
         self._path: list[HoleAttempt] = []
         self._num_back = 0
         self._num_rejected = 0
-        # What is wrong still, a rejected text before all else, and where on the path its hole is.
+        # The unresolved error (preferably a rejected text), and the position of its hole on the
+        # path.
         self._wrong: Rejected | Unsatisfiable | None = None
         self._wrong_at = 0
 
     async def to_end(self, trace: Trace) -> TraceEnd:
-        """Raises NotSatisfied when checks failed on every try, Unsatisfiable when nothing was
-        there to try.
+        """Decode to the end. Raises NotSatisfied if checks failed on every try, Unsatisfiable if
+        there was no text to try.
         """
         while not isinstance(trace, TraceEnd):
             self._path.append(HoleAttempt(trace))
@@ -74,7 +75,7 @@ class BacktrackingDecoder:
         return trace
 
     async def _fill_last_hole(self) -> Trace:
-        """The trace behind the path's last hole, or behind one that was gone back to."""
+        """The trace behind the path's last hole, or behind one reached by backtracking."""
         while True:
             attempt = self._path[-1]
             try:
@@ -93,7 +94,7 @@ class BacktrackingDecoder:
                 self._num_rejected += 1
                 self._ask_again(attempt, error)
             except Unsatisfiable as error:
-                # The next hole is impossible behind this text, or behind one before it.
+                # The next hole is impossible behind this text or an earlier one.
                 self._mark_filled()
                 if self._wrong is None:
                     self._wrong, self._wrong_at = error, len(self._path) + 1
@@ -103,13 +104,13 @@ class BacktrackingDecoder:
                 return behind
 
     def _mark_filled(self) -> None:
-        """The path's last hole is filled: its earlier errors no longer matter."""
+        """Clear the errors of the path's last hole, which is filled now."""
         if len(self._path) == self._wrong_at:
             self._wrong = None
             self._num_rejected = 0
 
     def _ask_again(self, attempt: HoleAttempt, error: Rejected) -> None:
-        """The same hole, if a try is left and may help."""
+        """Try the same hole again if useful, else backtrack."""
         is_repeated = attempt.last in attempt.refused and not attempt.may_vary
         if attempt.num_asked < self._tries and not is_repeated:
             attempt.refused.append(attempt.last)
@@ -118,7 +119,7 @@ class BacktrackingDecoder:
         self._backtrack(error)
 
     def _backtrack(self, error: QueryError) -> None:
-        """To the last hole of the path that promised something and may be asked again."""
+        """Go back to the last hole that affects later ones and may be requested again."""
         while self._path and self._num_back < self._tries:
             attempt = self._path[-1]
             if attempt.affects_later_holes and attempt.num_asked < self._tries:
@@ -141,7 +142,7 @@ class BacktrackingDecoder:
         ) from error
 
     def _tried(self) -> str:
-        """How much was tried, for the end of a message."""
+        """The number of tries, for the end of a message."""
         if not self._num_rejected:
             return f" (behind {self._num_back} other texts before it, too; tries={self._tries})"
         if self._num_rejected == 1:
@@ -150,18 +151,18 @@ class BacktrackingDecoder:
 
 
 def _why_no_more(error: QueryError, cause: QueryError) -> str:
-    """Why no further try was made, where it is neither the message nor the number of tries."""
+    """The reason for no further try, unless it is the message itself or the number of tries."""
     is_new = error.message != cause.message and isinstance(error, Unsatisfiable)
     return f"; {error.message}" if is_new else ""
 
 
 async def decode_trace(start: Start, index: int, asker: Asker, tries: int) -> TraceEnd:
-    """Trace `index` to its end."""
+    """Decode trace `index` to its end."""
     return await BacktrackingDecoder(asker, tries).to_end(await _started(start, index))
 
 
 async def _started(start: Start, index: int) -> Trace:
-    """The trace at its first hole. Behind a check that fails before there is nothing to ask."""
+    """The trace at its first hole. A check that fails before it is final."""
     try:
         return await start(index)
     except Rejected as error:
@@ -169,7 +170,7 @@ async def _started(start: Start, index: int) -> Trace:
 
 
 def no_tries_left(error: QueryError) -> QueryError:
-    """The error where nothing is left to try: NotSatisfied of a rejected text."""
+    """The final error: NotSatisfied for a rejected text."""
     if isinstance(error, Rejected):
         return NotSatisfied(error.message, error.value, error.place, error.source)
     return error

@@ -1,16 +1,16 @@
 """Scripted beam search: the best traces of a whole program, over its holes and its branches.
 
-    live:  n traces, each in the middle of a hole     one request for all of them
-    step:  all traces' next tokens, by the log-probability of the whole trace
-           a token that finishes a hole    the program runs on: to its next hole, or its end
-           any other token                 the trace with it
-    the n best live ones are kept; those that ended keep their place by score
+    active: n traces, each in the middle of a hole    one request for all of them
+    step:   all traces' next tokens, by the log-probability of the whole trace
+            a token that finishes a hole    the program continues to its next hole, or its end
+            any other token                 the trace with that token
+    the n best active traces are kept; ended ones are ranked by score
 
-The server makes the steps, and answers when a hole is finished behind which the program goes on.
-Where nothing can come behind a hole it goes on by itself: so a program of one hole is one request.
+The server makes the steps, and answers when a hole is finished behind which the program continues.
+If no hole can follow, the server continues alone: so a program with one hole needs one request.
 
-With one hole it is the beam search that transformers' `generate(num_beams=n)` does, token for
-token; of traces that end, those count that are among the n best of a step.
+With one hole it equals transformers' `generate(num_beams=n)`, token for token; ended traces count
+if they are among the n best of a step.
 """
 
 import math
@@ -34,16 +34,16 @@ from client.query.running.branches import (
 from client.query.running.concurrently import gather_or_cancel
 from client.query.running.decoding import Asker, AtHole, Start, TraceEnd
 
-# So many more candidates are asked for where those received are not enough.
+# The factor by which more candidates are requested if those received are not enough.
 _MORE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """The `n` best traces that beams of `n` find, the best first.
+    """Beam search with `n` beams; returns the `n` best traces, best first.
 
     A trace's score is its log-probability / (its tokens ** length_penalty): 0 compares plain sums.
-    The search is over when no live trace can take the place of the worst of n ended ones:
+    The search ends when no active trace can replace the worst of n ended ones:
         early_stopping False     at its present length; exact for a length_penalty of 0
                        True      as soon as n have ended
                        "never"   at any length it may still get, `max_len` at most
@@ -55,11 +55,11 @@ class Beam:
     max_len: int | None = None
 
     async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
-        """Fewer than n where the program has no more traces. Raises as argmax if it has none."""
+        """Fewer than n if the program has no more traces. Raises like argmax if it has none."""
         search = _Search(self, asker)
         found = await search.run(start)
         if found is None:
-            # A hole was not the last one after all: the server is to stop at each.
+            # A hole was not the last one after all: let the server stop at every hole.
             found = await _Search(self, asker, trusts_last=False).run(start)
         assert found is not None, "traces that ended by their programs have ended"
         return found
@@ -67,7 +67,7 @@ class Beam:
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """A trace whose last hole has this text; its program has not received it yet."""
+    """A trace with the text of its last hole, which its program has not received yet."""
 
     branch: Branch
     text: str
@@ -80,21 +80,21 @@ class _Scored:
 
 
 class _Search:
-    """Owner of one search's traces, and of the runs that wait at their holes."""
+    """Owner of one search's traces and their waiting runs."""
 
     def __init__(self, beam: Beam, asker: Asker, *, trusts_last: bool = True) -> None:
         self._beam = beam
         self._asker = asker
         self._trusts_last = trusts_last
         self._active: list[Branch] = []
-        # Holes at which a run may wait.
+        # Holes with a run that may be waiting.
         self._open: list[AtHole] = []
         self._ended: list[_Scored] = []
         self._failure: QueryError | None = None
         self._num_candidates: int | None = None
 
     async def run(self, start: Start) -> Sequence[TraceEnd] | None:
-        """The results. None: a program did not end with the hole that was to be its last."""
+        """The results. None: a program did not end behind its supposedly last hole."""
         try:
             self._keep(self._track(await branch_after(await start(0), self._asker)))
         except DEAD as error:
@@ -108,7 +108,7 @@ class _Search:
         return None if None in ended else [each for each in ended if each is not None]
 
     async def _go_on(self) -> None:
-        """One request, and what its answer means for the program."""
+        """Send one request and process its answer."""
         ats = distinct_holes(self._active)
         answer, failures = await self._asker.search(ats, self._call(ats))
         for failure in failures:
@@ -120,13 +120,13 @@ class _Search:
             await self._step(answer, ats)
 
     def _track(self, place: AnyBranch) -> AnyBranch:
-        """A place that was just come to."""
+        """Record a new branch's hole as open."""
         if isinstance(place, Branch):
             self._open.append(place.at)
         return place
 
     async def _close_dropped(self) -> None:
-        """Ends the runs at holes that no live trace stands at."""
+        """End the runs at holes without an active trace."""
         kept = {id(branch.at) for branch in self._active}
         dropped = [at for at in self._open if id(at) not in kept]
         self._open = [at for at in self._open if id(at) in kept]
@@ -147,10 +147,10 @@ class _Search:
             num_candidates=self._num_candidates,
         )
 
-    # What a step leads to
+    # Processing a step
 
     async def _step(self, answer: BeamsAnswer, ats: Sequence[AtHole]) -> None:
-        """Runs the programs whose holes are finished, and keeps the best traces."""
+        """Continue the programs whose holes are finished, and keep the best traces."""
         self._num_candidates = None
         if answer.candidates is None:
             for place in await gather_or_cancel(
@@ -170,9 +170,9 @@ class _Search:
     async def _selected(
         self, candidates: Sequence[BeamState], num_considered: int, ats: Sequence[AtHole]
     ) -> tuple[Sequence[AnyBranch], bool]:
-        """The best n that go on, of so many that are considered; what ends must be among n.
+        """The best n active traces among those considered, and ended ones of rank below n.
 
-        And whether no further candidate can be one of them.
+        Also returns whether no further candidate can be one of them.
         """
         kept: list[AnyBranch] = []
         rank = num_tried = num_active = 0
@@ -191,7 +191,7 @@ class _Search:
         return kept, rank == num_considered or num_active == self._beam.n
 
     async def _advance(self, state: BeamState, ats: Sequence[AtHole]) -> AnyBranch | None:
-        """Where a trace comes to.
+        """The branch behind a state.
 
         None: its text fails a check, or makes the next hole impossible.
         """
@@ -216,7 +216,7 @@ class _Search:
 
 
 async def _finish(trace: FinishedBranch | _Filled) -> TraceEnd | None:
-    """The trace at its end, once its program knows the last text; None if that does not end it."""
+    """The ended trace, after its program got the last text; None: the program has not ended."""
     if isinstance(trace, FinishedBranch):
         return trace.trace
     try:

@@ -1,7 +1,7 @@
 """A trace in the middle of a hole, the unit of beam search.
 
-The program's side of it is here: where a trace comes to behind a hole. The tokens are the server's
-to look for, which is asked for many branches at once; so their words for it are here, too.
+This is the program's side: the place that a trace reaches behind a hole. The server searches for
+the tokens of many branches at once; the conversions for its calls are here, too.
 """
 
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from client.beams import BeamHole, BeamState
 from client.query.errors import NotSatisfied, Unsatisfiable
 from client.query.running.decoding import Asker, AtHole, HoleAnswer, Rejected, Trace, TraceEnd
 
-# What ends a branch and is no fault of the program's: nothing may follow, or a check fails.
+# Errors that end a branch but not the search: no text is possible, or a check fails.
 DEAD = (Unsatisfiable, Rejected, NotSatisfied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """A trace at a hole, and the tokens that it has of it.
+    """A trace at a hole, and its tokens of the hole so far.
 
-    `logprob` and `num_tokens` are of the whole trace, end tokens among them.
+    `logprob`, `num_tokens`: of the whole trace, with end tokens.
     """
 
     at: AtHole
@@ -29,7 +29,7 @@ class Branch:
     output_logprob: float = 0.0
 
     def state(self, hole: int) -> BeamState:
-        """In the words of a call that has its hole under this number."""
+        """As a BeamState of a call that has its hole under this number."""
         return BeamState(
             hole=hole,
             output=self.output,
@@ -39,13 +39,13 @@ class Branch:
         )
 
     def filled(self, text: str) -> HoleAnswer:
-        """The hole's text, if its output ends here and says this."""
+        """The answer if the output ends here with this text."""
         return HoleAnswer(text=text, logprob=self.output_logprob, num_tokens=len(self.output))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedBranch:
-    """A trace at its end, with what it is judged by."""
+    """An ended trace, with the values for its score."""
 
     trace: TraceEnd
     logprob: float
@@ -58,9 +58,9 @@ AnyBranch = Branch | FinishedBranch
 async def branch_after(
     trace: Trace, asker: Asker, logprob: float = 0.0, num_tokens: int = 0
 ) -> AnyBranch:
-    """Where a trace comes to that is searched: holes of distributions are filled.
+    """The branch of a trace; fills holes of distributions first.
 
-    Raises what is in DEAD.
+    Raises the errors in DEAD.
     """
     while not isinstance(trace, TraceEnd):
         if trace.score_call is None:
@@ -72,21 +72,21 @@ async def branch_after(
 
 
 async def advance(branch: Branch, text: str, asker: Asker) -> AnyBranch:
-    """Where the trace comes to once its hole has this text. Raises what is in DEAD."""
+    """The branch behind a hole with this text. Raises the errors in DEAD."""
     trace = await branch.at.answered(branch.filled(text))
     return await branch_after(trace, asker, branch.logprob, branch.num_tokens)
 
 
-# In the words of a call
+# Conversions for calls
 
 
 def distinct_holes(branches: Sequence[Branch]) -> list[AtHole]:
-    """The holes that they stand at, each once."""
+    """The distinct holes of the branches."""
     return list({id(branch.at): branch.at for branch in branches}.values())
 
 
 def beam_hole(at: AtHole, *, is_last: bool) -> BeamHole:
-    """The hole, asked from its beginning."""
+    """The hole as a BeamHole, from its start."""
     call = at.call
     return BeamHole(
         prompt=call.prompt,
@@ -99,7 +99,7 @@ def beam_hole(at: AtHole, *, is_last: bool) -> BeamHole:
 
 
 def branch_of(state: BeamState, ats: Sequence[AtHole]) -> Branch:
-    """What an answer says of one, at the holes that were asked about."""
+    """The branch of a BeamState; `ats`: the holes of the call."""
     return Branch(
         at=ats[state.hole],
         logprob=state.logprob,

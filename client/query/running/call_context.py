@@ -1,7 +1,7 @@
-"""One call of a program within a run: the Context that its body talks to.
+"""One call of a program within a run: the Context of its body.
 
-A nested query gets a frame of its own on the same run: its holes follow the prompt so far, its
-variables and conditions are its own.
+A nested query gets a context of its own in the same run: its holes continue the prompt, its
+variables and conditions are separate.
 """
 
 import inspect
@@ -29,7 +29,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class CallContext:
-    """Owner of the values of one call's holes, and of what later holes have to keep."""
+    """Owner of the values of one call's holes, and of the checks deferred to later holes."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class CallContext:
         has_outer_conditions: bool = False,
         is_nested: bool = False,
     ) -> None:
-        """`has_outer_conditions`: conditions speak of the hole that this call fills."""
+        """`has_outer_conditions`: conditions mention the hole that this call fills."""
         self._run = run
         self._query = program.name
         self._source = program.source
@@ -101,20 +101,20 @@ class CallContext:
         )
 
     def _has_conditions_on(self, hole: Hole, terms: tuple[Term, ...]) -> bool:
-        """Whether a condition may fail because of what this hole will be."""
+        """Whether a condition depends on this hole."""
         about = [*map(names_of, terms), *(check.names for check in self._deferred_checks)]
         return any(hole.name in names for names in about)
 
     async def _terms(self, hole: Hole) -> tuple[Term, ...]:
-        """The conditions, asked now. What is wrong with them is not the body's to catch."""
+        """Evaluate the conditions' terms; the body cannot catch their errors."""
         try:
             return tuple(map(self._asked, hole.conditions))
         except QueryError as error:
             await self._abort(error, hole)
 
     def _asked(self, condition: Condition) -> Term:
-        """A condition. What one behind a prompt says of other holes alone is no hole's own: it is
-        held against those that are finished, and kept for those to come. Raises Unsatisfiable."""
+        """The term of a condition. Parts of a prompt's condition that mention only other holes are
+        checked against finished ones or deferred to future ones. Raises Unsatisfiable."""
         term = condition()
         if not isinstance(condition, PromptCondition):
             return term
@@ -131,7 +131,7 @@ class CallContext:
         return term
 
     def _changed(self, condition: PromptCondition) -> dict[str, object]:
-        """The variables of finished holes that hold something else by now."""
+        """The variables of finished holes that have other values by now."""
         values = {}
         for name, read in condition.variables:
             if name in self.values:
@@ -167,7 +167,7 @@ class CallContext:
         try:
             body = sub.program.body(inner, *sub.arguments, **sub.keywords)
         except TypeError as error:
-            # It takes other arguments: that is wrong where it is called.
+            # Wrong arguments are an error of the caller.
             raise ProgramFailed(f"TypeError: {error}", hole.place, self._source) from error
         try:
             value = await body
@@ -185,7 +185,7 @@ class CallContext:
         return await self._bind(hole, known.Finished(value, text, has_tokens=False))
 
     async def _refuse_false(self, hole: Hole, terms: tuple[Term, ...]) -> None:
-        """What names no hole is known before the nested query asks anything."""
+        """Check the parts without holes before the nested query sends requests."""
         try:
             for part in (part for term in terms for part in conjuncts_of(term)):
                 if not names_of(part):
@@ -194,7 +194,7 @@ class CallContext:
             await self._abort(error, hole)
 
     async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
-        """The conditions on a nested query's value: no mask keeps these."""
+        """Check the conditions on a nested query's value, which no mask enforces."""
         values = {**self.values, hole.name: known.Finished(value, text, has_tokens=False)}
         own = (Check(term, names_of(term), written(term)) for term in terms)
         about = [check for check in (*self._deferred_checks, *own) if hole.name in check.names]
@@ -224,7 +224,7 @@ class CallContext:
 
 
 def _refuse_false(term: Term, values: known.Values) -> None:
-    """Raise Unsatisfiable, with what its holes are, where it does not hold."""
+    """Raise Unsatisfiable with the values of its holes if it does not hold."""
     if evaluate(term, values) is not False:
         return
     names = sorted(names_of(term))
@@ -234,7 +234,7 @@ def _refuse_false(term: Term, values: known.Values) -> None:
 
 
 async def _decorated(decorator: Decorator, value: object, text: str) -> object:
-    """The function's answer. A parameter `text` gets the hole's text too."""
+    """The decorator's result. A parameter `text` gets the hole's text, too."""
     function = decorator.function
     given = {"text": text} if _takes_text(function) else {}
     made = function(value, **given)

@@ -1,11 +1,11 @@
-"""Tasks that run what users wrote, ended whatever that catches.
+"""Ends tasks that run user code, even if that catches CancelledError.
 
-    cancelled   it cleans up and has ended       nearly always
-    then closed `within_s` later, where somebody swallows CancelledError: what cleans up does so
-                as far as it awaits nothing; a warning says where it stood
+    cancelled   it cleans up and ends            nearly always
+    closed      `within_s` later, if it ignores CancelledError: clean-up code may run as far as it
+                awaits nothing; a warning shows where it was
 
-A helper of the program's author that tries again for ever is no part of the program's text, in
-which `reading/closing.py` sees to it that runs end. Whoever cancels a query is not to wait for it.
+`reading/closable_runs.py` makes the program's own text end. This module handles the author's helper
+functions that retry without end, so that cancelling a query returns.
 """
 
 import asyncio
@@ -23,18 +23,18 @@ _LIBRARIES = (
     *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")),
     f"{Path(__file__).parents[2]}{os.sep}",
 )
-# What stands in a frame by the prefix of its attributes, and the one that says what it awaits.
+# By prefix of the attributes of a coroutine type, the attribute with what it awaits.
 _AWAITS = {"cr": "cr_await", "gi": "gi_yieldfrom", "ag": "ag_await"}
 
 
 class CancellationSwallowed(RuntimeWarning):
-    """Code that a program awaits goes on where the program's run is over."""
+    """Code that a program awaits continues after the program's run was cancelled."""
 
 
 async def end(task: asyncio.Task[Any], within_s: float = CLOSING_S) -> None:
-    """Cancel it, and wait until it has ended; what it raises meanwhile is nobody's.
+    """Cancel a task and wait for its end; its exceptions are ignored.
 
-    One that goes on for so long is broken off, and so is one whose end nobody waits for any more.
+    If it takes too long, or if the wait itself is cancelled, the task is aborted.
     """
     task.add_done_callback(_look_at)
     task.cancel()
@@ -49,13 +49,13 @@ async def end(task: asyncio.Task[Any], within_s: float = CLOSING_S) -> None:
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
-    """An exception that nobody looks at is logged."""
+    """Retrieve the exception, so that it is not logged."""
     if not task.cancelled():
         task.exception()
 
 
 def _break_off(task: asyncio.Task[Any]) -> None:
-    """GeneratorExit where it stands; woken then, the task finds its coroutine at its end."""
+    """Raise GeneratorExit in its coroutine, and wake up the task, which then ends."""
     coroutine: Any = task.get_coro()
     with contextlib.suppress(Exception, asyncio.CancelledError):
         coroutine.close()
@@ -63,9 +63,9 @@ def _break_off(task: asyncio.Task[Any]) -> None:
 
 
 def _warn(stack: list[FrameType], within_s: float) -> None:
-    """Shown at the line of whoever wrote the program that goes on, not of what it awaits.
+    """Warn at the line of the user code that continues, not of the library code it awaits.
 
-    No frame shows which of them caught the error.
+    The frame that caught the error is unknown.
     """
     shown = [frame for frame in stack if not _is_library(frame)] or stack
     message = (
@@ -88,7 +88,7 @@ def _warn(stack: list[FrameType], within_s: float) -> None:
 
 
 def _is_library(frame: FrameType) -> bool:
-    """Whether the code is Python's own, an installed package's or ours."""
+    """Whether the code belongs to Python, an installed package or this one."""
     return frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
@@ -98,7 +98,7 @@ def _message_frame(frame: FrameType) -> str:
 
 
 def _stack(awaiting: Any) -> list[FrameType]:
-    """Where a coroutine stands, and what it awaits: the innermost one last."""
+    """The frames of a coroutine and of what it awaits, innermost last."""
     frames: list[FrameType] = []
     while kind := next((kind for kind in _AWAITS if hasattr(awaiting, f"{kind}_frame")), None):
         frame = getattr(awaiting, f"{kind}_frame")

@@ -1,4 +1,4 @@
-"""Several things under way at once, and the first failure that ends them all."""
+"""Runs coroutines concurrently; the first failure cancels the others."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 async def gather_or_cancel(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order. When one part fails the others are cancelled, and it is raised."""
+    """All results in order. If one fails, the others are cancelled and its error is raised."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:
         return await asyncio.gather(*tasks)

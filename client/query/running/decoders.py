@@ -1,6 +1,6 @@
 """Decoders by name: `argmax`, `sample(n=2, temperature=0.8)`, with every option checked.
 
-A clause of a program and the Python functions of the same names end here.
+Used for clauses of programs and for the Python functions of the same names.
 """
 
 import warnings
@@ -22,19 +22,19 @@ from client.sampling import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
 
 
 class OptionIgnored(UserWarning):
-    """A decoder's option that other systems have and this one does not."""
+    """An option of other systems that is ignored here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """A decoder and its options, checked. Made by `argmax()`, `sample()` or `beam()`."""
+    """A decoder with validated options. Made by `argmax()`, `sample()` or `beam()`."""
 
     name: str
     decoder: Decoder
     options: Options
 
 
-# A rule in words, and whether a value keeps it.
+# A rule in words, and its predicate.
 Rule = tuple[str, Callable[[object], bool]]
 
 
@@ -51,19 +51,19 @@ _OPTIONS: Mapping[str, Rule] = {
     "stops": ('"cut" or "exact"', lambda value: value in [mode.value for mode in StopMode]),
     "normalised": ("True or False", lambda value: isinstance(value, bool)),
 }
-# What other systems take: it changes no result here, or is not served.
+# Options of other systems that are ignored or not supported.
 _NEEDLESS = ("chunksize", "step_budget", "verbose", "openai_nonstop", "chunk_timeout", "cache")
 _UNSERVED = ("no_repeat_ngram_size",)
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderKind:
-    """A kind of decoder. `count` is its option that says how many traces, and may come unnamed.
+    """A kind of decoder.
 
-    `temperature` is the default it samples with; None: it
-    does not sample, and takes none. `own` are the options that no other kind has. One that
-    `searches` chooses its tokens among all that masks allow, so that phrases end its holes by
-    masks, too.
+    count:       its option for the number of traces, which may be positional
+    temperature: the default for sampling; None: it does not sample, and has no such option
+    own:         options that no other kind has
+    searches:    it searches over tokens, so masks must end holes at stop phrases
     """
 
     make: Callable[[int, Options, Mapping[str, Any]], Decoder]
@@ -102,7 +102,7 @@ KINDS: Mapping[str, DecoderKind] = {
 
 
 def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, object]) -> Decoding:
-    """The decoder of this name. Raises ValueError: which option, its value, the rule."""
+    """The decoder of this name. Raises ValueError with the option, its value and the rule."""
     kind = KINDS.get(name)
     if kind is None:
         advice = "; use `beam` for the most probable traces" if name == "best_k" else ""
@@ -122,7 +122,7 @@ def decoding(name: str, arguments: tuple[object, ...], given: Mapping[str, objec
 
 
 def clause_decoding(clause: DecoderClause, source: Source) -> Decoding:
-    """The decoder of a program's clause. Raises BadProgram, pointing at it."""
+    """The decoder of a program's clause. Raises BadProgram at its place."""
     try:
         return decoding(clause.name, clause.arguments, clause.options)
     except ValueError as error:
@@ -146,7 +146,7 @@ def _options(name: str, kind: DecoderKind, named: Mapping[str, object]) -> Optio
         else:
             known = [*_SAMPLING, *_OPTIONS, kind.count, *kind.own]
             raise ValueError(f"`{name}` has no option `{option}`{hints.meant(option, known)}")
-    # Every value has been held to its rule, which is that of its field.
+    # Every value has been checked by the rule of its field.
     return Options(sampling=Sampling(**sampling), **others)  # type: ignore[arg-type]
 
 

@@ -1,14 +1,14 @@
-"""How a decoder drives traces: the one interface between searching and running.
+"""The interface between decoders and runs of programs.
 
-A trace is a value: the log of the holes that were finished so far. It stands at a hole or has
-ended, and neither is ever changed: answering a hole gives the trace behind it. So a trace may be
-kept, answered twice (a fork) or answered anew after a mistake (going back); the program's body is
-run again with the known answers where that is needed.
+A trace is a value: the log of the finished holes. It is at a hole or has ended. It is immutable:
+answering a hole returns the trace behind it. So a trace may be stored, answered twice (a fork) or
+answered again after a failure (backtracking); if necessary the program's body is run again with the
+known answers.
 
     start(0) -> AtHole -> answered(text) -> AtHole -> answered(text) -> TraceEnd
                    \\-> answered(other text) -> ...
 
-All that is asked of the model goes through an Asker, which keeps the books.
+All requests go through an Asker, which records them.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -28,11 +28,14 @@ from client.sampling import Sampling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a decoder clause asks for besides its name.
+    """The options of a decoder clause.
 
-    `max_tokens` bounds each hole, `max_len` all holes of a trace together; None: what the model's
-    context leaves. `tries` is how often one hole may be asked at most. `sampling.seed` is that of
-    trace 0; trace i has seed + i. `stops` is how pure stop phrases end a hole: cut or exact.
+    sampling:   its seed is that of trace 0; trace i has seed + i
+    max_tokens: limit for each hole; None: what the model's context leaves
+    max_len:    limit for all holes of a trace together; None: as above
+    tries:      the most requests of one hole
+    stops:      how stop phrases end a hole: cut or exact
+    normalised: distributions choose by the mean log-probability per token
     """
 
     sampling: Sampling
@@ -45,10 +48,10 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice(Pickled):
-    """A hole whose value was chosen from a support: log-probabilities by value.
+    """The distribution of a hole over its support: log-probabilities by value.
 
-    `plain` are of the values as they are (sums over their tokens), `normalised` of their means per
-    token; both over the support alone, so that each adds up to one.
+    `plain`: from sums over tokens, `normalised`: from means per token; both are normalised over the
+    support, so the probabilities add up to one.
     """
 
     plain: Mapping[str, float]
@@ -57,10 +60,10 @@ class Choice(Pickled):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HoleAnswer:
-    """What the model wrote into a hole.
+    """The model's answer for a hole.
 
-    `text` as it was made, a kept stop phrase among it; `logprob` the sum over its tokens, the end
-    token among them.
+    text:    as generated, with a kept stop phrase
+    logprob: the sum over its tokens, with the end token
     """
 
     text: str
@@ -71,7 +74,7 @@ class HoleAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedHole:
-    """A hole behind us: its name, what was written and what its variable is bound to."""
+    """A finished hole: its name, the answer, and the value of its variable."""
 
     name: str
     answer: HoleAnswer
@@ -79,7 +82,7 @@ class FinishedHole:
 
 
 class Rejected(QueryError):
-    """A check fails on a hole's text. `text` is what was tried, `value` what it meant."""
+    """A check fails on a hole's text. `value`: the converted text."""
 
     def __init__(
         self, message: str, text: str, value: object, place: Place, source: Source
@@ -99,22 +102,22 @@ class AtHole(Protocol):
 
     @property
     def hole(self) -> Hole:
-        """Where it stands."""
+        """The hole."""
         ...
 
     @property
     def query(self) -> str:
-        """The name of the program in which the hole stands."""
+        """The name of the program with the hole."""
         ...
 
     @property
     def source(self) -> Source:
-        """The program's text in which the hole stands."""
+        """The source of the program with the hole."""
         ...
 
     @property
     def plan(self) -> HolePlan:
-        """What its conditions mean."""
+        """The plan made from its conditions."""
         ...
 
     @property
@@ -127,7 +130,7 @@ class AtHole(Protocol):
 
     @property
     def score_call(self) -> ScoreCall | None:
-        """Of a distribution: the one request that scores its support; else None."""
+        """For a distribution, the one request that scores its support; else None."""
         ...
 
     @property
@@ -137,7 +140,7 @@ class AtHole(Protocol):
 
     @property
     def has_outer_conditions(self) -> bool:
-        """Whether conditions speak of a hole around it, which a nested query fills."""
+        """Whether conditions mention the hole that this nested query fills."""
         ...
 
     @property
@@ -147,7 +150,7 @@ class AtHole(Protocol):
 
     @property
     def finished(self) -> Sequence[FinishedHole]:
-        """The log: all holes before this one, in their order."""
+        """The log: all earlier holes in order."""
         ...
 
     @property
@@ -158,29 +161,29 @@ class AtHole(Protocol):
     async def answered(self, answer: HoleAnswer) -> "Trace":
         """The trace behind this hole: at the next one, or at its end.
 
-        Raises Rejected when a check fails on the text, Unsatisfiable when the next hole's `where`
-        cannot be kept after it, ProgramFailed when the program's own code raises. May be called
-        again with another answer.
+        Raises Rejected if a check fails on the text, Unsatisfiable if the next hole's `where` is
+        impossible behind it, ProgramFailed if the program's own code raises. May be called again
+        with another answer.
         """
         ...
 
     def refusing(self, texts: Sequence[str]) -> "AtHole":
-        """The same, asking for anything but these texts; Unsatisfiable when nothing is left."""
+        """The same hole without these texts. Raises Unsatisfiable if no text is left."""
         ...
 
     async def close(self) -> None:
-        """End the body's run, and wait until it has ended.
+        """End the body's run, and wait for its end.
 
-        Nothing is lost, since a closed trace is replayed when needed.
+        The trace stays usable: it is replayed when needed.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEnd:
-    """A trace whose body has returned: number, whole log, return value and prompt.
+    """A trace whose body has returned: number, log, return value and prompt.
 
-    `variables` are those of the program's holes, at their last value.
+    `variables`: of the program's holes, with their last values.
     """
 
     index: int
@@ -199,10 +202,9 @@ Trace: TypeAlias = AtHole | TraceEnd
 
 
 class Asker(Protocol):
-    """Asks the model on behalf of traces, and keeps the books: requests, usage, partial states.
+    """Sends the requests of traces, and records requests, usage and partial states.
 
-    Errors are those of `client.errors`; a refused constraint comes as an Unsatisfiable that points
-    at the hole.
+    Raises the errors of `client.errors`; a refused constraint becomes an Unsatisfiable at the hole.
     """
 
     async def generate(self, at: AtHole, call: GenerateCall) -> Answer:
@@ -216,21 +218,21 @@ class Asker(Protocol):
     async def search(
         self, ats: Sequence[AtHole], call: BeamsCall
     ) -> tuple[BeamsAnswer, Sequence[QueryError]]:
-        """One request for beams at these holes, and what is wrong with those that were dropped."""
+        """One request for beams at these holes; also returns the errors of dropped ones."""
         ...
 
     async def fill(self, at: AtHole) -> HoleAnswer:
-        """The hole's own request (`call`, or `score_call` of a distribution) as an answer."""
+        """Send the hole's request (`call`, or `score_call` for a distribution)."""
         ...
 
 
-# Starts trace i: a fresh run of the body.
+# Starts trace i with a new run of the body.
 Start: TypeAlias = Callable[[int], Coroutine[Any, Any, Trace]]
 
 
 class Decoder(Protocol):
-    """A way to search for the texts of holes. Frozen; owns nothing between two runs."""
+    """A decoding algorithm. Frozen; has no state between runs."""
 
     async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
-        """One or more traces, the best first where they are ranked."""
+        """One or more traces, best first if they are ranked."""
         ...

@@ -1,4 +1,4 @@
-"""Scores of a distribution's support, as probabilities over it."""
+"""Converts scores of a distribution's support to probabilities."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from client.query.running.decoding import Choice, HoleAnswer
 
 
 def choice_of(values: Sequence[str], scored: Sequence[Scored]) -> Choice:
-    """How probable each value is among them."""
+    """The probability of each value among these."""
     by_value = dict(zip(values, scored, strict=True))
     return Choice(
         plain=_shares({value: one.total for value, one in by_value.items()}),
@@ -18,10 +18,10 @@ def choice_of(values: Sequence[str], scored: Sequence[Scored]) -> Choice:
 
 
 def best_of(choice: Choice, *, normalised: bool) -> str:
-    """The most probable value, the first of equals.
+    """The most probable value; on a tie the first.
 
-    normalised: by the mean log-probability per token, so that long values are not at a
-                disadvantage; else by that of the whole value.
+    normalised: by the mean log-probability per token, which does not penalise long values; else by
+                that of the whole value
     """
     shares = choice.normalised if normalised else choice.plain
     return max(shares, key=shares.__getitem__)
@@ -36,7 +36,7 @@ def chosen(values: Sequence[str], scored: Sequence[Scored], *, normalised: bool)
 
 
 def _shares(scores: Mapping[str, float]) -> Mapping[str, float]:
-    """Log-probabilities over these values: a log-softmax."""
+    """The log-softmax of the scores."""
     top = max(scores.values())
     if top == -math.inf:
         even = -math.log(len(scores))

@@ -1,4 +1,4 @@
-"""Errors and their places in programs."""
+"""Attaches places in programs to errors."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +13,13 @@ _SHOWN_LEN = 80
 
 
 def shortened(value: object) -> str:
-    """A value for a message: its beginning, if it is long."""
+    """A value for a message, shortened if it is long."""
     shown = repr(value)
     return shown if len(shown) <= _SHOWN_LEN else f"{shown[:_SHOWN_LEN]}…"
 
 
 def locate(error: QueryError, place: Place, source: Source) -> None:
-    """Point an error into the program: at its own place, or at this one if it has none."""
+    """Set the source of an error, and its place unless it has one."""
     if error.source is None:
         error.source = source
         error.place = error.place or place
@@ -27,9 +27,9 @@ def locate(error: QueryError, place: Place, source: Source) -> None:
 
 @contextmanager
 def located_errors(find: Callable[[Exception], Program]) -> Iterator[None]:
-    """What a program's own code raises here, as an error that points into it; ours as they are.
+    """Context: converts exceptions of a program's own code to errors with places.
 
-    `find` gives the program from which an exception comes.
+    `find` returns the program that raised an exception.
     """
     try:
         yield

@@ -1,15 +1,14 @@
-"""One run of a program's body: it replays a log, then waits at the first hole that is not in it.
+"""One run of a program's body: replays a log, then waits at the first hole that is not in it.
 
     log: X Y      body: ...[X] ...[Y] ...[Z]
-                            |      |      `-- arrives: who runs it plans Z and gives an entry
+                            |      |      `-- reached: the caller plans Z and fills it
                             `------`--------- known, no request
 
-Values are made of their texts anew in each run, so that a program which changes one in place does
-not change it for other runs.
+Each run converts texts to new values, so that modifying one in place does not affect other runs.
 
-A run that is closed while it waits ends by a CancelledError. Programs may catch that and go on, as
-if a hole had failed; so it is raised again where a body catches it, begins a loop once more or asks
-for a hole (see `reading/closing.py`).
+A run that is closed while it waits ends by a CancelledError. Programs may catch it as if a hole had
+failed, so it is raised again in handlers, at the next loop iteration and at the next hole (see
+`reading/closable_runs.py`).
 """
 
 import asyncio
@@ -32,7 +31,7 @@ from client.query.running.transcript import PromptParts, Transcript
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A program and what it is called with."""
+    """A program and its arguments."""
 
     program: Program
     arguments: tuple[object, ...] = ()
@@ -41,11 +40,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEntry:
-    """A finished hole in a log: all that a run needs to go past it.
+    """A finished hole in a log, with everything that a replay needs.
 
-    `behind` is the prompt that it was asked behind; `value` makes the variable's value of the text,
-    `is_mixed` says of which sort (HolePlan); `promises` are the frame's checks that later holes
-    have to keep.
+    prompt_before:   the prompt at the hole
+    value, is_mixed: as in HolePlan
+    deferred_checks: the call's checks for later holes
     """
 
     finished: FinishedHole
@@ -80,7 +79,7 @@ class HoleReached:
 
 
 class Execution:
-    """Owner of one task of a body. `arrive` and `give` alternate."""
+    """Owner of one task of a body. `next_hole` and `fill` alternate."""
 
     def __init__(self, log: Sequence[LogEntry]) -> None:
         loop = asyncio.get_running_loop()
@@ -90,21 +89,21 @@ class Execution:
         self._given: asyncio.Future[LogEntry] = loop.create_future()
         self._task: asyncio.Task[object] | None = None
         self._raised: tuple[Exception, Program] | None = None
-        # What was wrong while a hole was waited for.
+        # An error that occurred while waiting at a hole.
         self._fault: BadProgram | None = None
         self._is_closed = False
         self._hole_after_close = False
 
     def begin(self, body: Coroutine[Any, Any, object]) -> None:
-        """The body, which calls `next_entry` at each hole."""
+        """Start the body, which calls `next_entry` at each hole."""
         self._task = asyncio.create_task(_without_exits(body))
 
-    # Who runs the program
+    # For the caller of the program
 
     async def next_hole(self) -> HoleReached | None:
         """The next hole that is not in the log, None at the end of the body.
 
-        Raises what the body raised, or what it was stuck with.
+        Raises the body's exception, or the error of `abort`.
         """
         assert self._task is not None
         either: set[asyncio.Future[Any]] = {self._task, self._reached}
@@ -120,19 +119,19 @@ class Execution:
 
     @property
     def returned(self) -> object:
-        """What the body returned; only at its end."""
+        """The body's return value; only after its end."""
         assert self._task is not None
         return self._task.result()
 
     def failed_program(self, error: Exception) -> Program | None:
-        """The nested program that an error of the body comes from."""
+        """The nested program that raised an error of the body, if any."""
         return self._raised[1] if self._raised and self._raised[0] is error else None
 
     def fill(self, entry: LogEntry) -> None:
-        """What fills the hole that was arrived at.
+        """Fill the hole that was reached.
 
-        Raises BadProgram if nobody waits for it: a timeout of the program's own, say. When that
-        ends a hole depends on the clock, so no log can record it.
+        Raises BadProgram if the program no longer waits for it, for example after a timeout of its
+        own: that depends on the clock, so a replay could not reproduce it.
         """
         given, loop = self._given, asyncio.get_running_loop()
         if self._fault is not None:
@@ -145,17 +144,17 @@ class Execution:
         given.set_result(entry)
 
     async def close(self) -> None:
-        """End the body, and wait until it has ended; what it raises meanwhile is nobody's."""
+        """End the body, and wait for its end; its exceptions are ignored."""
         assert self._task is not None
         self._is_closed = True
         await end(self._task)
 
-    # The program
+    # For the program
 
     async def next_entry(
         self, hole: Hole, source: Source, reached: Callable[[], HoleReached]
     ) -> LogEntry:
-        """What fills the hole: from the log, or when it is given."""
+        """The entry of the hole: from the log, or from `fill`."""
         if self._known:
             entry = self._known.popleft()
             if entry.finished.name != hole.name:
@@ -175,34 +174,34 @@ class Execution:
         return await self._given
 
     def note(self, error: Exception, program: Program) -> None:
-        """A nested program raises this; the innermost one is where it comes from."""
+        """Record that a nested program raised this error; the innermost one counts."""
         if self._raised is None or self._raised[0] is not error:
             self._raised = (error, program)
 
     async def abort(self, error: Exception) -> NoReturn:
-        """Tell who runs the program that it cannot go on; the program itself does not see it."""
+        """Report an error to the caller of the program; the program cannot catch it."""
         self._leave_if_closed()
         if not self._reached.done():
             self._reached.set_exception(error)
         await self._wait_forever()
 
-    # The program, once it is closed
+    # For the program, after it was closed
 
     def on_hole(self) -> None:
-        """Raises CancelledError where there is nobody left to fill it."""
+        """Raises CancelledError in a closed run."""
         self._hole_after_close = self._is_closed
         self._leave_if_closed()
 
     def on_caught(self) -> None:
-        """In a handler: raises what ends a closed run again."""
+        """Called in handlers: raises the exception again if it ends a closed run."""
         error = sys.exc_info()[1]
         if self._is_closed and error is not None and not isinstance(error, Exception):
             raise error
 
     def on_loop(self, *, cleans_up: bool) -> None:
-        """Raises CancelledError where a loop would go on in a closed run.
+        """Called in loops: raises CancelledError in a closed run.
 
-        One that cleans up may, as long as nobody has asked for a hole since.
+        Clean-up loops may continue, unless a hole was requested since.
         """
         if self._hole_after_close or not cleans_up:
             self._leave_if_closed()
@@ -213,11 +212,11 @@ class Execution:
 
     async def _wait_forever(self) -> NoReturn:
         await asyncio.get_running_loop().create_future()
-        raise AssertionError("nobody wakes a run that is stuck")
+        raise AssertionError("nobody wakes an aborted run")
 
 
 async def _without_exits(body: Coroutine[Any, Any, object]) -> object:
-    """A task that ends by SystemExit takes the event loop along, and all that runs beside it."""
+    """Convert SystemExit, which would end the event loop and everything else in it."""
     try:
         return await body
     except SystemExit as error:
@@ -226,6 +225,6 @@ async def _without_exits(body: Coroutine[Any, Any, object]) -> object:
 
 
 def other_prompt(hole: Hole, source: Source) -> BadProgram:
-    """The error of a program that has another prompt when it runs again."""
+    """The error if a replay has a different prompt."""
     what = f"run again, its prompt in front of [{hole.name}] is another"
     return BadProgram(f"the program is not pure: {what}", hole.place, source)

@@ -1,4 +1,4 @@
-"""What a hole asks of the model, and what its answer means. Pure.
+"""Makes the request of a hole, and evaluates the answer. Pure functions.
 
 HoleReached -> HolePlan -> GenerateCall, or ScoreCall of a distribution
 HoleAnswer -> Entry of the log, or Rejected
@@ -25,7 +25,7 @@ from client.sampling import MAX_SEED
 
 
 def plan_of(reached: HoleReached, options: Options, refused: tuple[str, ...]) -> HolePlan:
-    """What the hole's conditions mean for its request. Raises Unsatisfiable, BadCondition."""
+    """The plan of the hole's request. Raises Unsatisfiable, BadCondition."""
     terms = _terms(reached)
     try:
         if reached.hole.support is not None:
@@ -51,7 +51,7 @@ def _decorated(hole: Hole) -> frozenset[str]:
 
 
 def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
-    """A distribution is not masked: its hole's kind says what a value means, and that is all."""
+    """The plan for a distribution: no mask, only the conversion of values."""
     hole, known = reached.hole, {reached.hole.name, *reached.values}
     read = plan((), hole.name, hole.kind, reached.values, StopMode.CUT)
     about = ((term, names_of(term)) for term in terms)
@@ -66,7 +66,7 @@ def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
 
 
 def _terms(reached: HoleReached) -> tuple[Term, ...]:
-    """The hole's own conditions, and what was promised of it."""
+    """The hole's own conditions, and the checks deferred to it."""
     promised = (check.term for check in reached.deferred_checks if reached.hole.name in check.names)
     return (*reached.terms, *(term for term in promised if term not in reached.terms))
 
@@ -74,7 +74,7 @@ def _terms(reached: HoleReached) -> tuple[Term, ...]:
 def generate_call(
     reached: HoleReached, plan: HolePlan, options: Options, index: int, log: Sequence[LogEntry]
 ) -> GenerateCall:
-    """The one request of a hole. Raises Unsatisfiable when `max_len` leaves it nothing."""
+    """The request of a hole. Raises Unsatisfiable if `max_len` leaves no tokens."""
     seed = options.sampling.seed
     return GenerateCall(
         prompt=prompt_of(reached.prompt_parts),
@@ -102,8 +102,8 @@ def _budget(
 
 
 def score_call(reached: HoleReached, plan: HolePlan, refused: tuple[str, ...]) -> ScoreCall | None:
-    """The one request of a distribution: the values of its support that its hole's type has and
-    the conditions allow."""
+    """The request of a distribution: the values of its support that the hole's type and the
+    conditions allow."""
     support = reached.hole.support
     if support is None:
         return None
@@ -132,7 +132,7 @@ def _is_allowed(reached: HoleReached, plan: HolePlan, text: str) -> bool:
 
 
 def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEntry:
-    """The finished hole. Raises Rejected when its text breaks a check."""
+    """The log entry of the answer. Raises Rejected if a check fails."""
     hole, source = reached.hole, reached.source
     value, shown = _read(reached, plan, answer)
     made = known.Finished(value, shown, answer.num_tokens, is_mixed=plan.is_mixed)
@@ -157,15 +157,15 @@ def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEnt
 
 
 def _left(reached: HoleReached, plan: HolePlan) -> tuple[Check, ...]:
-    """What holes to come have to keep, behind this one."""
+    """The checks deferred to holes behind this one."""
     others = (check for check in reached.deferred_checks if reached.hole.name not in check.names)
     return (*others, *plan.deferred)
 
 
 def _read(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> tuple[object, str]:
-    """The value and the text that stays in the prompt.
+    """The value, and the text that stays in the prompt.
 
-    A type says by a ValueError that a text is none of its own; other errors are its mistakes.
+    A ValueError of the type rejects the text; other errors are bugs of the type.
     """
     hole, source = reached.hole, reached.source
     what = f"[{hole.name}] cannot be read from {shortened(answer.text)}"

@@ -1,4 +1,4 @@
-"""argmax and sample: traces that know nothing of each other."""
+"""argmax and sample: independent traces."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from client.query.running.backtracking import decode_trace
 from client.query.running.concurrently import gather_or_cancel
 from client.query.running.decoding import Asker, Start, TraceEnd
 
-# More than servers run at once; a program waits at a hole for each.
+# The most concurrent traces; more than servers run at once.
 _MAX_CONCURRENT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class IndependentTraces:
-    """`num_traces` traces side by side, each hole one request; the server batches them.
+    """`num_traces` concurrent traces with one request for each hole; the server batches them.
 
-    Whether tokens are drawn or the most probable ones taken is the requests' temperature.
+    The requests' temperature decides between sampling and greedy decoding.
     """
 
     num_traces: int = 1

@@ -1,6 +1,6 @@
-"""Frozen dataclasses that hold mappings nobody can change: as pickles and as copies.
+"""Pickling and copying of frozen dataclasses with read-only mappings.
 
-Python does not pickle such mappings; they go as dicts, and are frozen again behind it.
+Python cannot pickle such mappings, so they are converted to dicts and back.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Pickled:
-    """A base of frozen dataclasses, which have to be made of keywords."""
+    """A base class for frozen dataclasses with keyword arguments."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""What a run has sent, in the order of its answers; and the file that every call is written to."""
+"""The requests of a run, in the order of their answers; and the file with all calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from client.query.running.to_json import fields_of, json_line, plain
 
 @dataclass(frozen=True, slots=True)
 class CallerTrace:
-    """Where a query that is called by a program's Python is booked, too: its caller's trace."""
+    """The trace of the calling program, in which a nested query's requests are recorded, too."""
 
     request_log: "RequestLog"
     trace: int
 
 
 class RequestLog:
-    """Owner of one run's rows. What is booked here is booked with the caller, too."""
+    """Owner of one run's requests, which are recorded with the caller, too."""
 
     def __init__(self, caller: CallerTrace | None = None) -> None:
         self._caller = caller
@@ -31,7 +31,7 @@ class RequestLog:
             self._caller.request_log.record(self._caller.trace, request)
 
     def of_trace(self, trace: int) -> tuple[Request, ...]:
-        """The requests of one trace, those of queries that it called among them."""
+        """The requests of one trace, with those of queries that it called."""
         return tuple(request for number, request in self._rows if number == trace)
 
 

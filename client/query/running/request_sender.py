@@ -1,4 +1,4 @@
-"""The Asker of a run: sends what traces ask for, books it, and shows how far they are."""
+"""The Asker of a run: sends the requests of traces, records them, and reports states."""
 
 import re
 import time
@@ -25,11 +25,11 @@ from client.query.running.transcript import PromptPart, PromptParts, spans_of, t
 
 OnState = Callable[[State], None]
 
-# What the server says of constraints that mean nothing; the other refusals are about what they ask.
+# Refusals of invalid constraints; other refusals mean that a constraint is unsatisfiable.
 _MEANINGLESS = ("malformed", "not_enforced")
 _BROKEN_OFF = ("deadline", "cancelled")
 _Generated = Answer | BeamsAnswer
-# How often one looks at what fills in.
+# The interval of reports while holes are being filled.
 _VIEW_S = 0.1
 _PROMPT = re.compile(r"(?:holes\[\d+\]\.)?text")
 _HOLE = re.compile(r"holes\[(\d+)\]")
@@ -37,7 +37,7 @@ _HOLE = re.compile(r"holes\[(\d+)\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSender:
-    """An Asker. `model_name` goes with every call; `on_state` gets a state for every token."""
+    """An Asker. `model_name`: sent with every call; `on_state`: called for every token."""
 
     model: Model
     request_log: RequestLog
@@ -48,7 +48,7 @@ class RequestSender:
     clock: Callable[[], float] = time.perf_counter
 
     async def fill(self, at: AtHole) -> HoleAnswer:
-        """The hole's own request answered. Raises NotSatisfied if its constraint was not kept."""
+        """Send the hole's request. Raises NotSatisfied if its constraint was violated."""
         if at.score_call is not None:
             return await self._choose(at, at.score_call)
         answer = await self.generate(at, at.call)
@@ -63,7 +63,7 @@ class RequestSender:
         )
 
     async def generate(self, at: AtHole, call: GenerateCall) -> Answer:
-        """One request; its row is booked when it has ended."""
+        """One request; recorded when it has ended."""
         call = replace(call, model=self.model_name)
         began_s = self.clock()
         try:
@@ -80,7 +80,7 @@ class RequestSender:
     async def search(
         self, ats: Sequence[AtHole], call: BeamsCall
     ) -> tuple[BeamsAnswer, Sequence[QueryError]]:
-        """One request; its row is that of the first hole. Raises BadCondition at once."""
+        """One request, recorded under the first hole. Raises BadCondition at once."""
         report_s = _VIEW_S if self.on_state is not None else call.report_s
         call = replace(call, model=self.model_name, report_s=report_s)
         began_s = self.clock()
@@ -179,10 +179,10 @@ def ended(trace: int, prompt_parts: PromptParts) -> State:
 
 
 def _point(at: AtHole, error: TandemError) -> None:
-    """Raise a refused constraint as what is wrong with the hole's conditions, and a refused empty
-    prompt as what is wrong with the program.
+    """Convert a refused constraint to an error of the hole's conditions, and a refused empty prompt
+    to an error of the program.
 
-    Any other error goes on as it is, with a note that says at which hole.
+    Other errors get a note with the hole.
     """
     if (
         isinstance(error, InvalidRequest)
@@ -199,7 +199,7 @@ def _point(at: AtHole, error: TandemError) -> None:
 
 
 def _is_prompt(field: str | None) -> bool:
-    """Whether an error is about a prompt: of a hole's own request, or of one in a search."""
+    """Whether a field is the prompt of a hole, also in a search."""
     return field is not None and _PROMPT.fullmatch(field) is not None
 
 
@@ -214,7 +214,7 @@ def _refusal(at: AtHole, error: ConstraintRefused) -> QueryError:
 
 
 def _fault_of(dropped: BeamDropped, ats: Sequence[AtHole]) -> QueryError:
-    """What is wrong with a beam behind which nothing may follow. Raises what is no such fault."""
+    """The error of a dropped beam. Raises errors that do not concern the beam."""
     at, error = ats[dropped.beam.hole], dropped.error
     if isinstance(error, ConstraintRefused):
         return _refusal(at, error)
@@ -227,7 +227,7 @@ def _fault_of(dropped: BeamDropped, ats: Sequence[AtHole]) -> QueryError:
 
 
 def _hole_of(error: TandemError) -> int:
-    """The number of the hole that a search's error is about; the first, where it does not say."""
+    """The index of the hole in a search's error; 0 if it names none."""
     field = error.field if isinstance(error, Refused) else None
     match = _HOLE.match(field or "")
     return 0 if match is None else int(match[1])

@@ -1,4 +1,4 @@
-"""What a run of a query gives. Frozen words."""
+"""The results of a run of a query. Frozen."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,14 +14,13 @@ ValueT_co = TypeVar("ValueT_co", covariant=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request that was sent. `kind` is generate, beams or score, `trace` the number of its
-    trace.
+    """A request that was sent.
 
-    `query` is the name of the program in which the hole stands: of a nested one where it is one of
-    its holes. Both are empty for what a program's Python asks by itself.
-
-    `finish_reason` is the server's; None for a score, and for a request that was not answered,
-    whose `error` says why.
+    kind:          generate, beams or score
+    query, hole:   the program of the hole (a nested one for its own holes), and the hole; both
+                   empty for calls by a program's Python code
+    trace:         the number of its trace
+    finish_reason: the server's; None for a score, and for a failed request, which has an `error`
     """
 
     kind: str
@@ -36,18 +35,17 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Pickled, Generic[ValueT_co]):
-    """One trace of a program, at its end.
+    """One finished trace of a program.
 
-    prompt:        the whole text, holes filled; turns of a chat begin with their tags
-    spans:         where in it the holes' texts are
+    prompt:        the whole text with filled holes; turns of a chat begin with their tags
+    spans:         the places of the holes' texts
     messages:      the turns of a chat; empty without roles
-    variables:     the holes of the program, at their last values
-    value:         what the program returned; None without a return statement
+    variables:     the last values of the program's holes
+    value:         the program's return value; None without a return statement
     distributions: of holes that were chosen from a support
-    logprob:       of all that the model wrote or chose, natural logarithm
+    logprob:       of all texts of the model, natural logarithm
     usage:         tokens of all requests of this trace
-    requests:      one for each request that was sent for it; traces that a decoder searched
-                   together share them all
+    requests:      its requests; traces of one search share all of them
     """
 
     prompt: str
@@ -67,7 +65,7 @@ class Result(Pickled, Generic[ValueT_co]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A program under way: the prompt of one trace up to now, what is written into `hole` included.
+    """The state of a running program: the prompt of one trace, with the text of `hole` so far.
 
     `hole` None: the trace has ended. `constraint` and `stop` are those of the hole.
     """

@@ -1,7 +1,7 @@
-"""A job run with a decoder, to its results.
+"""Runs a job with a decoder.
 
-A query that a program's Python calls finds what it runs in by a context variable: the model of its
-caller, and the ledger in which its requests are booked, too.
+A query called by a program's Python code gets its surroundings from a context variable: the
+caller's model, and the caller's log, in which its requests are recorded, too.
 """
 
 import time
@@ -27,7 +27,7 @@ AnswerT = TypeVar("AnswerT", Answer, Scores)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSurroundings:
-    """What a job runs in. `account`: where its requests are booked besides its own ledger."""
+    """The surroundings of a job. `caller_trace`: in which its requests are recorded, too."""
 
     model: Model
     model_name: str | None = None
@@ -40,12 +40,12 @@ _SURROUNDINGS: ContextVar[RunSurroundings | None] = ContextVar("_SURROUNDINGS", 
 
 
 def surroundings() -> RunSurroundings | None:
-    """Those of the program that calls, None outside of programs."""
+    """Those of the calling program; None: outside of programs."""
     return _SURROUNDINGS.get()
 
 
 async def booked(kind: str, call: object, answering: Awaitable[AnswerT]) -> AnswerT:
-    """The answer to a call without a program; booked with the program whose Python makes it."""
+    """The answer to a call without a program; recorded with the calling program, if any."""
     around, began_s = surroundings(), time.perf_counter()
     if around is None or around.caller_trace is None:
         return await answering
@@ -84,7 +84,7 @@ def _record(
 async def run_job(
     job: Job, decoding: Decoding, within: RunSurroundings
 ) -> tuple[Result[object], ...]:
-    """All results of the decoder, in its order."""
+    """All results of the decoder in its order."""
     request_log = RequestLog(within.caller_trace)
     sender = RequestSender(
         model=within.model,
@@ -106,7 +106,7 @@ async def run_job(
 
 
 def _enter(within: RunSurroundings, request_log: RequestLog, trace: int) -> None:
-    """What queries find that are called in a body of this trace; they show no states."""
+    """Set the surroundings for queries called in this trace; they report no states."""
     _SURROUNDINGS.set(
         RunSurroundings(
             model=within.model,

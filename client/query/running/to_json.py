@@ -1,16 +1,16 @@
-"""Frozen words as JSON's types, for files and for `launcher query --json`."""
+"""Converts results to JSON, for files and for `launcher query --json`."""
 
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 
-# What JSON may hold as it is, but readers of lines take for the end of one, or cannot encode.
+# Characters that JSON allows unescaped, but that some readers treat as line ends or cannot encode.
 _ESCAPED = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
 
 
 def plain(value: object) -> object:
-    """The value as dicts, lists, strings and numbers; what is none of these as its `str`."""
+    """The value as dicts, lists, strings and numbers; other objects as their `str`."""
     if is_dataclass(value) and not isinstance(value, type):
         return fields_of(value)
     if isinstance(value, Mapping):
@@ -23,7 +23,7 @@ def plain(value: object) -> object:
 
 
 def json_line(value: object) -> str:
-    """JSON that is one line whatever reads it, and can be encoded."""
+    """JSON on one line for every reader, encodable in UTF-8."""
     text = json.dumps(value, ensure_ascii=False)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

@@ -1,8 +1,7 @@
 """Traces as values: a log, and the hole or the end behind it. See `decoding.py`.
 
-A trace at a hole keeps the run that came there. Its first answer takes that run on; every further
-one replays the log. So argmax runs a body once, and a fork costs one replay, which asks the model
-nothing.
+A trace at a hole keeps its suspended run. The first answer resumes that run; every further one
+replays the log. So argmax runs a body once, and a fork costs one replay without requests.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -27,7 +26,7 @@ Log = tuple[LogEntry, ...]
 
 @dataclass(frozen=True, slots=True)
 class SuspendedExecution:
-    """A run that waits at a hole, and the frame of its program."""
+    """A run that waits at a hole, and the context of its program."""
 
     run: Execution
     context: CallContext
@@ -35,17 +34,17 @@ class SuspendedExecution:
 
 
 class Traces:
-    """Starts and follows the traces of one job. Owner of the runs under way."""
+    """Starts and resumes the traces of one job. Owner of its runs."""
 
     def __init__(self, job: Job, options: Options, enter: Callable[[int], None]) -> None:
-        """`enter` is called with a trace's number in the task that runs its body."""
+        """`enter`: called with the number of a trace in the task of its body."""
         self._job = job
         self._options = options
         self._enter = enter
         self._runs: set[Execution] = set()
 
     async def start(self, index: int) -> Trace:
-        """A fresh run of the body."""
+        """Start a new run of the body."""
         run, context = self._begin(index, ())
         async with self._closed_on_failure(run):
             return await self._next(run, context, index, ())
@@ -55,12 +54,12 @@ class Traces:
         await self.end(*self._runs)
 
     async def end(self, *runs: Execution) -> None:
-        """End these, and wait until they have ended."""
+        """End these runs, and wait for their ends."""
         self._runs.difference_update(runs)
         await gather_or_cancel(run.close() for run in runs)
 
     async def replay(self, index: int, log: Log, hole: Hole, source: Source) -> SuspendedExecution:
-        """A new run, at the hole behind the log."""
+        """A new run at the hole behind the log."""
         run, context = self._begin(index, log)
         async with self._closed_on_failure(run):
             reached = await self._reached(run)
@@ -73,7 +72,7 @@ class Traces:
     async def resume(
         self, suspended: SuspendedExecution, entry: LogEntry, index: int, log: Log
     ) -> Trace:
-        """Where a run comes to, once its hole is filled."""
+        """Fill the hole of a run; returns the trace behind it."""
         async with self._closed_on_failure(suspended.run):
             suspended.run.fill(entry)
             return await self._next(suspended.run, suspended.context, index, (*log, entry))
@@ -81,7 +80,7 @@ class Traces:
     def at(
         self, reached: HoleReached, index: int, log: Log, refused: tuple[str, ...]
     ) -> tuple[HolePlan, GenerateCall, ScoreCall | None]:
-        """What a hole means and asks for."""
+        """The plan and the requests of a hole."""
         plan = plan_of(reached, self._options, refused)
         call = generate_call(reached, plan, self._options, index, log)
         return plan, call, score_call(reached, plan, refused)
@@ -115,7 +114,7 @@ class Traces:
 
     @asynccontextmanager
     async def _closed_on_failure(self, run: Execution) -> AsyncGenerator[None, None]:
-        """A run whose next place is not come to is in nobody's hands."""
+        """Context: end the run if it fails before its next hole."""
         try:
             yield
         except BaseException:
@@ -123,13 +122,13 @@ class Traces:
             raise
 
     async def _reached(self, run: Execution) -> HoleReached | None:
-        """The run's next hole; what the body raises points to its place."""
+        """The run's next hole; errors of the body get their places."""
         with located_errors(lambda error: run.failed_program(error) or self._job.program):
             return await run.next_hole()
 
 
 class WaitingTrace:
-    """A trace at a hole. `stands` holds the run that waits there, until an answer takes it on."""
+    """A trace at a hole. `suspended_runs`: the run that waits there, until an answer resumes it."""
 
     def __init__(
         self,
@@ -152,7 +151,7 @@ class WaitingTrace:
         self.prompt_parts = reached.prompt_parts
         self.has_outer_conditions = reached.has_outer_conditions
         self.plan, self.call, self.score_call = traces.at(reached, index, log, refused)
-        # What a check refuses may yet be asked for again.
+        # If a check fails, the hole may be requested again.
         self.is_last = reached.is_last and not self.plan.checks
 
     @property
@@ -187,7 +186,7 @@ class WaitingTrace:
         await self._traces.end(*runs)
 
     async def _suspended_here(self) -> tuple[SuspendedExecution, HolePlan]:
-        """A run at this hole. A new one has Python's variables anew, so its plan is its own."""
+        """A run at this hole. A new run has new Python variables, so it needs its own plan."""
         if self._suspended_runs:
             return self._suspended_runs.pop(), self.plan
         suspended = await self._traces.replay(self.index, self._log, self.hole, self.source)

@@ -1,7 +1,7 @@
-"""A trace's prompt as it grows: pieces of text, which hole made which, and whose turn it is.
+"""A trace's prompt: its parts, with the holes that made them and the turns of a chat.
 
 "{:user}Hi. {:assistant}[X]"  ->  |user| Hi. |assistant| Hello! (X) |
-without roles a prompt is plain text; with them it is turns for the model's chat template
+without roles a prompt is plain text; with roles it is a list of turns for the chat template
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ SYSTEM = "system"
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """A stretch of a prompt: fixed text, what `hole` made, or the beginning of `role`'s turn."""
+    """A part of a prompt: fixed text, the text of `hole`, or the start of a turn of `role`."""
 
     text: str
     hole: str | None = None
@@ -24,7 +24,7 @@ class PromptPart:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where in a prompt's text a hole's text stands: characters, the end exclusive."""
+    """The place of a hole's text in a prompt: characters, the end exclusive."""
 
     hole: str
     start: int
@@ -35,7 +35,7 @@ PromptParts = tuple[PromptPart, ...]
 
 
 class Transcript:
-    """Owner of one run's pieces."""
+    """Owner of one run's prompt parts."""
 
     def __init__(self) -> None:
         self._parts: list[PromptPart] = []
@@ -46,7 +46,7 @@ class Transcript:
 
     @property
     def is_plain(self) -> bool:
-        """No turn has begun."""
+        """Whether no turn has begun."""
         return all(part.role is None for part in self._parts)
 
     @property
@@ -58,11 +58,11 @@ class Transcript:
             self._parts.append(PromptPart(text))
 
     def turn(self, role: str) -> None:
-        """What follows is a turn of `role`."""
+        """Begin a turn of `role`."""
         self._parts.append(PromptPart(f"{{:{role}}}", role=role))
 
     def answer_now(self) -> None:
-        """A hole comes: in a chat it belongs to the assistant, whose turn begins if need be."""
+        """Prepare for a hole: in a chat, begin a turn of the assistant if necessary."""
         roles = [part.role for part in self._parts if part.role is not None]
         if roles and roles[-1] != ASSISTANT:
             self.turn(ASSISTANT)
@@ -71,11 +71,11 @@ class Transcript:
         self._parts.append(PromptPart(text, hole=hole))
 
     def mark(self) -> int:
-        """A place to cut at later."""
+        """A position for `truncate`."""
         return len(self._parts)
 
     def truncate(self, mark: int) -> PromptParts:
-        """Drop all behind the mark, and return it."""
+        """Remove the parts behind the mark, and return them."""
         dropped = tuple(self._parts[mark:])
         del self._parts[mark:]
         return dropped
@@ -87,7 +87,7 @@ def text_of(prompt_parts: Sequence[PromptPart]) -> str:
 
 
 def spans_of(prompt_parts: Sequence[PromptPart]) -> tuple[Span, ...]:
-    """Where in `text_of` the holes' texts stand."""
+    """The places of the holes' texts in `text_of`."""
     spans, position = [], 0
     for part in prompt_parts:
         end = position + len(part.text)
@@ -105,10 +105,10 @@ def prompt_of(prompt_parts: Sequence[PromptPart]) -> Prompt:
 
 
 def messages_of(prompt_parts: Sequence[PromptPart]) -> tuple[Message, ...]:
-    """The turns. White space around a turn is the program's layout and not part of it.
+    """The turns, without surrounding white space, which is layout of the program.
 
-    Text before the first tag is a turn of system. A last turn of the assistant keeps the white
-    space at its end, since the model goes on behind it; one that is empty is left to the template.
+    Text before the first tag is a system turn. A last turn of the assistant keeps its trailing
+    white space, since the model continues it; an empty one is left to the template.
     """
     turns: list[tuple[str, str]] = [(SYSTEM, "")]
     for part in prompt_parts:
