@@ -157,21 +157,21 @@ class ExampleInstances:
 
     def _array(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:
         firsts = schema.get("prefixItems", [])
-        least_len = schema.get("minItems", 0)
-        if least_len > schema.get("maxItems", least_len):
+        needed_len = schema.get("minItems", 0)
+        if needed_len > schema.get("maxItems", needed_len):
             return None
-        items = [self._of(each, within) for each in firsts[:least_len]]
-        if least_len > len(items):
+        items = [self._of(each, within) for each in firsts[:needed_len]]
+        if needed_len > len(items):
             item = self._of(schema.get("items", True), within)
-            if item is None or (len(item) + 1) * least_len > MAX_LEN:
+            if item is None or (len(item) + 1) * needed_len > MAX_LEN:
                 return None
-            items += [item] * (least_len - len(items))
+            items += [item] * (needed_len - len(items))
         return self._joined("[", items, "]")
 
     def _object(self, schema: dict[str, Json], within: tuple[int, ...]) -> str | None:
         members: dict[str, str] = {}
-        least_len = max(schema.get("minProperties", 0), len(schema.get("required", ())))
-        if least_len > schema.get("maxProperties", least_len):
+        needed_len = max(schema.get("minProperties", 0), len(schema.get("required", ())))
+        if needed_len > schema.get("maxProperties", needed_len):
             return None
         length = 0
         for name in schema.get("required", ()):
@@ -181,12 +181,12 @@ class ExampleInstances:
             members[name] = value
             length += len(value)
         for name in self._other_names(schema, set(members)):
-            if len(members) >= least_len:
+            if len(members) >= needed_len:
                 break
             value = self._of(self._described(schema, name), within)
             if value is not None:
                 members[name] = value
-        if len(members) < least_len:
+        if len(members) < needed_len:
             return None
         # In the order of the engine: declared properties come first.
         declared = [name for name in schema.get("properties", ()) if name in members]

@@ -25,16 +25,16 @@ class Instances:
     """Example instances of one document. `whole`: a small instance of all of it, if found."""
 
     def __init__(self, document: Json | Rewritten, separators: tuple[str, str]) -> None:
-        self._least = ExampleInstances(document, separators)
-        self.whole = self._least.guess()
+        self._examples = ExampleInstances(document, separators)
+        self.whole = self._examples.guess()
 
     def parts(self, limit: TimeLimit) -> list[str]:
         """Small instances of parts, the shortest first."""
-        found = self._least.parts
-        for part in _parts(self._least.document):
+        found = self._examples.parts
+        for part in _parts(self._examples.document):
             if limit.is_over():
                 break
-            guess = self._least.of(part)
+            guess = self._examples.of(part)
             if guess is not None:
                 found.add(guess)
         return sorted(found - {self.whole}, key=lambda text: (len(text), text))

@@ -274,10 +274,10 @@ def shortest_completion(
     num_failed: searches of the same output that found nothing; each halves the limits of this one
     """
     is_bytewise = bytewise is not None
-    walked = byte_vocabulary() if is_bytewise else vocabulary
+    search_vocabulary = byte_vocabulary() if is_bytewise else vocabulary
     search = Search(
         bytewise or matcher,
-        walked,
+        search_vocabulary,
         _tails_in_bytes(tails, vocabulary) if is_bytewise else tails,
         splice_texts_of(tuple(hints)) if is_bytewise else _splice_texts_in(hints, vocabulary),
         None if is_bytewise or max_len > MAX_COUNTED else max_len,
@@ -290,14 +290,22 @@ def shortest_completion(
         max_nodes = min(max_nodes, limit, num_left)
         num_left -= max_nodes
         for path in search.completions(strategy, max_nodes):
-            found = _respelled(path, walked, matcher, vocabulary)
+            found = _respelled(path, search_vocabulary, matcher, vocabulary)
             if found is not None and len(found) <= max_len:
                 return found
-    return _long_completion(search, walked, matcher, vocabulary, max_len) if is_patient else None
+    return (
+        _long_completion(search, search_vocabulary, matcher, vocabulary, max_len)
+        if is_patient
+        else None
+    )
 
 
 def _long_completion(
-    search: Search, walked: Vocabulary, matcher: Matcher, vocabulary: Vocabulary, max_len: int
+    search: Search,
+    search_vocabulary: Vocabulary,
+    matcher: Matcher,
+    vocabulary: Vocabulary,
+    max_len: int,
 ) -> KnownCompletion | None:
     """A completion of any length below `max_len`, when no step waits for it."""
     found = long_completion(matcher, vocabulary, max_len)
@@ -306,7 +314,7 @@ def _long_completion(
     search.begin_anew()
     for strategy, max_nodes in LONG_PLAN:
         for path in search.completions(strategy, max_nodes):
-            found = _respelled(path, walked, matcher, vocabulary)
+            found = _respelled(path, search_vocabulary, matcher, vocabulary)
             if found is not None:
                 return found
     return None
@@ -331,12 +339,12 @@ def _splice_texts_in(hints: Sequence[bytes], vocabulary: Vocabulary) -> SpliceTe
 
 
 def _respelled(
-    path: KnownCompletion, walked: Vocabulary, matcher: Matcher, vocabulary: Vocabulary
+    path: KnownCompletion, search_vocabulary: Vocabulary, matcher: Matcher, vocabulary: Vocabulary
 ) -> KnownCompletion | None:
     """The text of the path in tokens that are legal, in few of them where that is easy to see."""
-    text = text_of(path, walked)
+    text = text_of(path, search_vocabulary)
     better = spelled(text, vocabulary)
-    if walked is not vocabulary:
+    if search_vocabulary is not vocabulary:
         singles = [alphabet_of(vocabulary).singles[byte] for byte in text]
         path = tuple(token_id for token_id in singles if token_id is not None)
         if len(path) < len(singles):

@@ -143,9 +143,9 @@ class GuidedOutput:
         if self.error is None and self._num_refused > _MAX_REFUSED:
             self.error = "the completion of the constraint that was known to fit was refused"
         elif self.error is None:
-            witness = self._ask(lambda guide: guide.completion_token())
+            completion = self._ask(lambda guide: guide.completion_token())
             if self.error is None:
-                set_bits(words, self._end_ids if witness is None else (witness,))
+                set_bits(words, self._end_ids if completion is None else (completion,))
         return False
 
     def advance(self, token_id: int) -> Advance | None:

@@ -1,4 +1,4 @@
-"""Constraints of every kind that guides and searches are tried on."""
+"""Constraints of every kind, for tests of output states and searches."""
 
 import json
 from typing import Any

@@ -27,7 +27,7 @@ from tests.constraints.walks import (
 BYTES = byte_vocabulary()
 
 
-def guide_of(
+def state_of(
     pattern: str, *strings: str, kept: bool = True, max_len: int = 30, cuts: bool = False
 ) -> OutputConstraintState:
     language = language_of(ConstraintSpec(Kind.REGEX, pattern), BYTES)
@@ -89,7 +89,7 @@ def test_what_is_left_of_an_output_at_its_first_stop_string_satisfies_the_constr
 
 
 def test_a_kept_string_ends_a_text_that_is_complete_with_it() -> None:
-    output_state = after(guide_of("a+b|a+bc", "b"), b"aa")
+    output_state = after(state_of("a+b|a+bc", "b"), b"aa")
     assert b"b" in legal_texts(output_state)
     output_state.advance(ord("b"))
     assert output_state.is_over
@@ -97,32 +97,32 @@ def test_a_kept_string_ends_a_text_that_is_complete_with_it() -> None:
 
 
 def test_a_kept_string_is_masked_where_the_text_goes_on() -> None:
-    output_state = after(guide_of("[ab]+c", "b"), b"a")
+    output_state = after(state_of("[ab]+c", "b"), b"a")
     assert sorted(legal_texts(output_state)) == [b"a", b"c"]
     with pytest.raises(IllegalToken):
         output_state.advance(ord("b"))
 
 
 def test_a_dropped_string_ends_a_text_that_was_complete_before_it() -> None:
-    output_state = after(guide_of("a(bcd)?", "bc", kept=False), b"ab")
+    output_state = after(state_of("a(bcd)?", "bc", kept=False), b"ab")
     assert legal_texts(output_state) == [b"c"]
     output_state.advance(ord("c"))
     assert output_state.is_over
 
 
 def test_a_dropped_string_is_masked_where_the_text_before_it_is_not_complete() -> None:
-    output_state = after(guide_of("a(bcd|be)", "bc", kept=False), b"ab")
+    output_state = after(state_of("a(bcd|be)", "bc", kept=False), b"ab")
     assert legal_texts(output_state) == [b"e"]
 
 
 def test_a_dropped_string_may_begin_inside_a_token() -> None:
-    output_state = guide_of("a(bcd)?", "bc", kept=False)
+    output_state = state_of("a(bcd)?", "bc", kept=False)
     output_state.advance(BYTES.tokens.index(b"ab"))
     assert legal_texts(output_state) == [b"c"]
 
 
 def test_a_token_that_runs_past_a_string_is_masked() -> None:
-    output_state = guide_of("[a-z ]+", "th")
+    output_state = state_of("[a-z ]+", "th")
     assert b"the" not in legal_texts(output_state)
     assert b"h" in legal_texts(after(output_state, b"t"))
 
@@ -131,22 +131,22 @@ def test_a_token_that_runs_past_a_string_is_masked() -> None:
 def test_of_strings_that_end_at_the_same_byte_the_longest_is_dropped(
     strings: tuple[str, ...], is_legal: bool
 ) -> None:
-    output_state = after(guide_of("xa|xabc|xabd", *strings, kept=False), b"xab")
+    output_state = after(state_of("xa|xabc|xabd", *strings, kept=False), b"xab")
     assert (b"c" in legal_texts(output_state)) is is_legal
 
 
 def test_a_constraint_that_needs_a_stop_string_inside_is_a_contradiction() -> None:
     with pytest.raises(Contradiction, match='"b"') as refused:
-        guide_of("ab+c", "b", "zz")
+        state_of("ab+c", "b", "zz")
     assert refused.value.parts == ("b", "zz")
 
 
 def test_a_pattern_that_goes_on_without_end_before_a_stop_string_is_a_contradiction() -> None:
     with pytest.raises(Contradiction, match='"b"'):
-        guide_of("[ac]*bc", "b")
+        state_of("[ac]*bc", "b")
     with pytest.raises(Contradiction, match='"a"'):
-        guide_of("[ab]*a", "a", kept=False)
-    assert not guide_of("[ab]*a", "a").is_over
+        state_of("[ab]*a", "a", kept=False)
+    assert not state_of("[ab]*a", "a").is_over
 
 
 def test_what_was_not_found_is_not_called_a_contradiction() -> None:
@@ -156,31 +156,31 @@ def test_what_was_not_found_is_not_called_a_contradiction() -> None:
 
 
 def test_no_token_leads_where_only_a_stop_string_could_follow() -> None:
-    output_state = guide_of("ab*c!|d", "c", "!")
+    output_state = state_of("ab*c!|d", "c", "!")
     assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
 
 
-def test_a_guide_that_cuts_its_budget_keeps_out_of_dead_ends_all_the_same() -> None:
-    output_state = guide_of("ab*c|d", "c", kept=False, max_len=3, cuts=True)
+def test_a_state_that_cuts_its_budget_keeps_out_of_dead_ends_all_the_same() -> None:
+    output_state = state_of("ab*c|d", "c", kept=False, max_len=3, cuts=True)
     assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
 
 
 def test_forced_runs_end_before_a_stop_string() -> None:
-    output_state = guide_of("abcdx?|abcdy", "cd")
+    output_state = state_of("abcdx?|abcdy", "cd")
     forced = b"".join(BYTES.tokens[token_id] for token_id in output_state.take_forced())
     assert forced == b"abc"
     assert legal_texts(output_state) == [b"d"]
 
 
 def test_text_after_the_beginning_of_a_stop_string_is_followed_however_long() -> None:
-    output_state = guide_of("a*(b|c)", "aaab", kept=False, max_len=60)
+    output_state = state_of("a*(b|c)", "aaab", kept=False, max_len=60)
     after(output_state, b"a" * 40)
     assert b"b" not in legal_texts(output_state)
     assert b"c" in legal_texts(output_state)
 
 
 def test_forks_meet_stop_strings_of_their_own() -> None:
-    output_state = after(guide_of("[abc]+", "bc"), b"ab")
+    output_state = after(state_of("[abc]+", "bc"), b"ab")
     twin = output_state.fork()
     output_state.advance(ord("c"))
     twin.advance(ord("a"))

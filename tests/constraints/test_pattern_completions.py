@@ -54,15 +54,15 @@ SCHEMAS = [
 ]
 
 
-def guide_of(spec: ConstraintSpec, max_len: int) -> OutputConstraintState:
+def state_of(spec: ConstraintSpec, max_len: int) -> OutputConstraintState:
     return OutputConstraintState(
         language_of(spec, demo_vocabulary()), demo_vocabulary(), Budget(max_len)
     )
 
 
 def drawn_tightly(spec: ConstraintSpec, slack: int) -> str:
-    max_len = guide_of(spec, MAX_LEN).needed_len + slack
-    output_state = guide_of(spec, max_len)
+    max_len = state_of(spec, MAX_LEN).needed_len + slack
+    output_state = state_of(spec, max_len)
     output = drawn(output_state, demo_vocabulary(), max_len, random.Random(f"{spec.text} {slack}"))
     assert output_state.is_satisfied
     return text_of(output, demo_vocabulary())

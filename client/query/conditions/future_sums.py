@@ -62,8 +62,8 @@ def _said(one: LinearComparison, current: CurrentHole, place: Place) -> Bounds:
     if relation == "==" and linear.is_whole and _is_indivisible(linear):
         return exactly(FALSE)
     needed = _all_needed(own, one, current.future.needed, place)
-    is_told = all(_is_number(each, current) and each.measure for each in linear.scales)
-    if not is_told or linear.is_rounded:
+    is_expressed = all(_is_number(each, current) and each.measure for each in linear.scales)
+    if not is_expressed or linear.is_rounded:
         return Bounds(FALSE, needed)
     return Bounds(_any_sure(own, one, current.future.sure, place), needed)
 

@@ -1,7 +1,7 @@
 """Plans the request of a hole from its conditions.
 
     terms -> conjuncts about this hole -> bounds (reduce.py) -> parts of a mask, and checks
-    parts -> stop strings, a bound of tokens, a constraint (asking.py)
+    parts -> stop strings, a bound of tokens, a constraint (request.py)
 
 Pure functions. Contradictions that are visible here raise Unsatisfiable at once; the server refuses
 the others (phrases and patterns that exclude each other).

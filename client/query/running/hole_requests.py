@@ -67,8 +67,8 @@ def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
 
 def _terms(reached: HoleReached) -> tuple[Term, ...]:
     """The hole's own conditions, and the checks deferred to it."""
-    promised = (check.term for check in reached.deferred_checks if reached.hole.name in check.names)
-    return (*reached.terms, *(term for term in promised if term not in reached.terms))
+    deferred = (check.term for check in reached.deferred_checks if reached.hole.name in check.names)
+    return (*reached.terms, *(term for term in deferred if term not in reached.terms))
 
 
 def generate_call(

@@ -110,15 +110,15 @@ def _some_names(place: Place, names: dict[str, Json], pointer: str) -> None:
             place.rewriter.refuse(pointer, _OTHER_NAMES)
 
 
-def _names_by_length(place: Place, least: int, most: Json, pointer: str) -> None:
-    if not least and most is None:
+def _names_by_length(place: Place, min_len: int, max_len: Json, pointer: str) -> None:
+    if not min_len and max_len is None:
         return  # every name is a string
-    if max(least, most or 0) > _MAX_NAME_LEN:
+    if max(min_len, max_len or 0) > _MAX_NAME_LEN:
         place.rewriter.refuse(pointer, f"lengths of names beyond {_MAX_NAME_LEN} are not enforced")
-    elif most is not None and most < least:
+    elif max_len is not None and max_len < min_len:
         place.out["maxProperties"] = 0
     else:
-        bounds = f"{{{least},{'' if most is None else int(most)}}}"
+        bounds = f"{{{min_len},{'' if max_len is None else int(max_len)}}}"
         _names_by_pattern(place, rf"^[\s\S]{bounds}$", pointer)
 
 

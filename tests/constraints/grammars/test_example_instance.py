@@ -289,7 +289,7 @@ def test_an_ordinary_schema_has_a_short_guess(schema: Any, text: str) -> None:
 
 
 @pytest.mark.parametrize(("schema", "text"), ALL, ids=str)
-def test_a_guide_knows_the_guess_and_keeps_to_its_length(schema: Any, text: str) -> None:
+def test_a_state_knows_the_guess_and_keeps_to_its_length(schema: Any, text: str) -> None:
     language = of_schema(schema)
     assert accepts(language, text)
     assert OutputConstraintState(

@@ -1,4 +1,4 @@
-"""Witnesses: known completions, kept true without a search."""
+"""Known completions, updated without a search."""
 
 import pytest
 

@@ -44,7 +44,7 @@ def mask_of(written: str, *prefix: bytes) -> set[bytes]:
     return {TOKENS[token_id] for token_id in legal(row)}
 
 
-def guide_of(kind: Kind, text: str, vocabulary: Vocabulary = VOCABULARY) -> OutputConstraintState:
+def state_of(kind: Kind, text: str, vocabulary: Vocabulary = VOCABULARY) -> OutputConstraintState:
     """An output state of a text that may be cut."""
     language = Compiler(vocabulary).compile(ConstraintSpec(kind, text))
     return OutputConstraintState(language, vocabulary, Budget(8, cuts=True))
@@ -102,7 +102,7 @@ def test_a_text_that_tokens_cannot_spell_is_refused_and_the_reason_told() -> Non
 def test_no_bytes_are_forced_that_tokens_may_be_unable_to_spell() -> None:
     matcher = compile_where(parse('X == "äb"'), VOCABULARY).matcher()
     assert matcher.deterministic_suffix() == b""
-    output_state = guide_of(Kind.WHERE, 'X == "äb"')
+    output_state = state_of(Kind.WHERE, 'X == "äb"')
     assert output_state.take_forced() == ()
 
 
@@ -113,7 +113,7 @@ def test_no_bytes_are_forced_that_tokens_may_be_unable_to_spell() -> None:
 def test_a_text_that_may_be_cut_takes_no_token_that_none_can_complete(
     kind: Kind, text: str
 ) -> None:
-    output_state = guide_of(kind, text)
+    output_state = state_of(kind, text)
     row = np.zeros(VOCABULARY.num_words, dtype=np.int32)
     output_state.fill(row)
     token_id = TOKENS.index(b"a\xe6")

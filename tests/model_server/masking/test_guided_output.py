@@ -21,12 +21,12 @@ class ScriptedGuide:
         self,
         allowed: Collection[int],
         accepted: Collection[int] = (),
-        witness: int | None = None,
+        completion: int | None = None,
         forced: tuple[int, ...] = (),
     ) -> None:
         self.allowed = allowed
         self.accepted = accepted
-        self.witness = witness
+        self.completion = completion
         self.forced = forced
         self.given: list[int] = []
         self.is_over = False
@@ -47,7 +47,7 @@ class ScriptedGuide:
         return token_id in self.accepted
 
     def completion_token(self) -> int | None:
-        return self.witness
+        return self.completion
 
     def advance(self, token_id: int) -> None:
         self.given.append(token_id)
@@ -93,11 +93,11 @@ def test_a_refused_token_is_taken_out_of_the_mask() -> None:
     assert output.error is None
 
 
-@pytest.mark.parametrize(("witness", "left"), [(9, [9]), (None, [EOS_ID, STOP_ID])])
+@pytest.mark.parametrize(("completion", "left"), [(9, [9]), (None, [EOS_ID, STOP_ID])])
 def test_after_a_few_refusals_only_the_known_completion_is_left(
-    witness: int | None, left: list[int]
+    completion: int | None, left: list[int]
 ) -> None:
-    guide = ScriptedGuide(set(range(1, 30)), accepted={9, EOS_ID, STOP_ID}, witness=witness)
+    guide = ScriptedGuide(set(range(1, 30)), accepted={9, EOS_ID, STOP_ID}, completion=completion)
     output = output_of(guide)
     for token_id in (1, 2, 3, 4):
         assert not output.accepts(token_id, output.words)
@@ -106,7 +106,7 @@ def test_after_a_few_refusals_only_the_known_completion_is_left(
 
 
 def test_an_ignored_end_is_legal_once_all_else_was_refused() -> None:
-    guide = ScriptedGuide({EOS_ID, 5, 6}, accepted={EOS_ID, STOP_ID}, witness=None)
+    guide = ScriptedGuide({EOS_ID, 5, 6}, accepted={EOS_ID, STOP_ID}, completion=None)
     output = output_of(guide, ignored_ids=(EOS_ID,))
     assert not output.accepts(5, output.words)
     assert allowed(output.words) == [6]
@@ -116,7 +116,7 @@ def test_an_ignored_end_is_legal_once_all_else_was_refused() -> None:
 
 
 def test_refusals_are_counted_anew_for_every_token() -> None:
-    guide = ScriptedGuide(set(range(1, 30)), accepted={9}, witness=9)
+    guide = ScriptedGuide(set(range(1, 30)), accepted={9}, completion=9)
     output = output_of(guide)
     for _ in range(3):
         output.fill()
@@ -128,7 +128,7 @@ def test_refusals_are_counted_anew_for_every_token() -> None:
 
 
 def test_a_known_completion_that_is_refused_as_well_is_an_error() -> None:
-    output = output_of(ScriptedGuide({1, 2, 3, 4, 5}, witness=5))
+    output = output_of(ScriptedGuide({1, 2, 3, 4, 5}, completion=5))
     for token_id in (1, 2, 3, 4, 5):
         assert not output.accepts(token_id, output.words)
     assert allowed(output.words) == []
