@@ -4,11 +4,11 @@ A tokenizer.json has added tokens beside its vocabulary, each with a flag for sp
 files may mark more. The others are text, for example `<tool_call>` of many models. The engine
 decides by their spelling instead. So it gets the tokenizer twice:
 
-    to mask:   with these tokens as parts of the vocabulary, where it reads them as text
-    to spell:  with them as they are, for texts in the tokens that a model knows, and without the
-               special ones, which text never stands for
+    to mask:   with these tokens in the vocabulary, where they are text
+    to spell:  with them as added tokens, which gives texts in the model's own tokens, and without
+               special tokens, which never represent text
 
-In both every id has a token in the vocabulary: what is not there would be numbered anew.
+In both every id has a token in the vocabulary: the engine would renumber missing ones.
 """
 
 import json

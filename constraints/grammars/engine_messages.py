@@ -1,4 +1,4 @@
-"""Classifies the engine's messages by what is wrong."""
+"""Maps the engine's messages to errors."""
 
 from constraints.errors import (
     ConstraintError,

@@ -90,7 +90,7 @@ class Definition:
 
 
 def definitions(found: Sequence[Word]) -> Iterator[Definition]:
-    """The rules and terminals of a grammar, of those lines that look like one."""
+    """The rules and terminals of a grammar: all lines that look like a definition."""
     for line in lines(found):
         if line[0].kind not in ("rule", "terminal"):
             continue
@@ -107,7 +107,7 @@ def _is_outside(before: Sequence[Word]) -> bool:
 
 
 def lines(found: Sequence[Word]) -> Iterator[list[Word]]:
-    """Statements and definitions; a line that begins with `|` goes on with the one before."""
+    """Statements and definitions; a line that begins with `|` continues the one before."""
     line: list[Word] = []
     for index, word in enumerate(found):
         if word.kind != "newline":

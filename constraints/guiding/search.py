@@ -355,7 +355,7 @@ def _respelled(
 
 
 def is_provably_dead(matcher: Matcher, vocabulary: Vocabulary) -> bool:
-    """Whether it is certain that no text goes on from here to its end."""
+    """Whether it is certain that no completion exists."""
     search = Search(matcher, vocabulary)
     found = next(search.completions(Strategy.NOVELTY, MAX_PROOF_NODES), None)
     return found is None and search.is_exhausted

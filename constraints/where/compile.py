@@ -184,7 +184,7 @@ def _without_stops(expression: Expression) -> Expression:
 
 
 def _is_empty(expression: Expression, vocabulary: Vocabulary, trie: TokenTrie) -> bool:
-    """Whether nothing satisfies the expression; False where this engine cannot tell."""
+    """Whether nothing satisfies the expression; False if this engine cannot decide it."""
     try:
         counts_tokens = counter_of(Measure.TOKENS, expression) is not None
         if counts_tokens or not alphabet_of(vocabulary).spells_utf8:

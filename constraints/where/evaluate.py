@@ -1,8 +1,8 @@
 """Evaluates expressions on texts with Python's own functions: the definition of their meaning.
 
 characters  code points: len(text)
-words       pieces of text.split(): runs of what is not whitespace, Unicode's whitespace included
-sentences   pieces that end with "." and the rest, if any: "a. b" has two, "..." three, "" none
+words       parts of text.split(): runs of other characters than whitespace, also Unicode's
+sentences   parts that end with "." and the rest, if any: "a. b" has two, "..." three, "" none
 tokens      given by the caller, since text does not determine them; without the end token
 integers    -?[0-9]+ with ASCII digits: "-0" is 0 and "007" is 7, " 7", "+7" and "1_000" are none
 patterns    re.fullmatch without flags: "." is no newline, classes like \\d are Unicode's

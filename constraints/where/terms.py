@@ -127,7 +127,7 @@ class StopsBefore:
 
     Only at the top level or as a part of And: it defines how an output ends, which is no truth
     value. The language of an expression has the outputs that satisfy it, and the same followed by
-    one of the phrases, nothing after it; `Language.dropped_phrases` says what is then cut off.
+    one of the phrases, nothing after it; `Language.dropped_phrases` has what is then dropped.
     Lengths and all else are those of the output without the phrase, but its tokens are counted.
     """
 

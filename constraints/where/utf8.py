@@ -1,9 +1,9 @@
 """A byte automaton of UTF-8 that distinguishes characters by a partition.
 
     place 0      between two characters
-    other places inside a character; equal if the same bytes can follow with the same outcome
+    other places inside a character; merged if the same bytes lead to the same labels
 
-Only well-formed UTF-8 has a way: no surrogates, no overlong forms, nothing above U+10FFFF.
+Only well-formed UTF-8 is accepted: no surrogates, no overlong forms, nothing above U+10FFFF.
 """
 
 from dataclasses import dataclass, replace

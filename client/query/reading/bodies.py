@@ -75,7 +75,7 @@ class Body:
         return self.statements[: with_prompts[-1] + 1] if with_prompts else ()
 
     def found(self, node: ast.AST) -> Prompt | PromptText | None:
-        """The prompt in place of which a statement stands; unparsed if in a function."""
+        """The prompt that a statement replaces; unparsed if in a function."""
         found = self._string_at(node)
         return None if found is None else self._prompts.get(found[0], found[1])
 

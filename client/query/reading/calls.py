@@ -109,7 +109,7 @@ class Calls:
         if program is not None:
             return Subquery(program)
         if value is None:
-            # As in annotations, the value stands for its type.
+            # As in annotations, None means its type.
             return NoneType
         try:
             names = ChainMap(body.f_locals, self._around, body.f_globals)

@@ -156,7 +156,7 @@ class _Splitter:
 
     def _begins_decoder(self, index: int) -> bool:
         token = self._tokens[index]
-        # On one line a decoder may stand behind a clause: from "model" argmax "[X]".
+        # On one line a decoder may follow a clause: from "model" argmax "[X]".
         is_first = token.begins or (self._beside is None and self._decoder is None)
         if not is_first or not token.is_name(*DECODER_WORDS):
             return False

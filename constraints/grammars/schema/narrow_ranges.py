@@ -12,7 +12,7 @@ from constraints.grammars.schema.unproductive_definitions import parts
 # Digits of a bound that the engine considers; numbers with more may lie between the ends.
 _NUM_DIGITS = 15
 _ENDS = (
-    # the open end, the closed one, how the other end may be said, the sign of the range
+    # the open end, the closed one, the keywords of the other end, the sign of the range
     ("exclusiveMinimum", "minimum", ("maximum", "exclusiveMaximum"), 1),
     ("exclusiveMaximum", "maximum", ("minimum", "exclusiveMinimum"), -1),
 )
