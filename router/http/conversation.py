@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Completion, Infer
-from router.http.body import Schema, parse
 from router.http.errors import problem_of
 from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.schema import Schema, parse
 from router.http.server.body import BodyReader, json_response, unless_disconnected
 from router.http.server.errors import Dialect, Problem
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers

@@ -1,4 +1,4 @@
-"""Fields of bodies that take several types, grammars among them, and fields that are refused.
+"""Fields of bodies that take several types, grammars among them.
 
 Hand-written checks, since a union's errors name every member but not the rule, and a list of half a
 million token ids would be tried against each. They check shapes alone: `router/request/grammar.py`
@@ -8,16 +8,12 @@ checks whether a value is a grammar.
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-import orjson
-from pydantic import ConfigDict, Field, GetJsonSchemaHandler, PlainValidator, WithJsonSchema
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic import PlainValidator, WithJsonSchema
 
 from constraints.spec import Whitespace
-from router.http.body import Schema
-from router.request.errors import InvalidRequest, Unsupported, WrongPart, quoted, wrong
+from router.request.errors import WrongPart
 from router.request.grammar import GRAMMAR_TYPES, RawGrammar
 
 Prompt = str | tuple[int, ...]
@@ -30,14 +26,11 @@ _ID_CHARS = re.compile(r"[-0-9]*")
 
 def _strings(value: Any) -> tuple[str, ...]:
     """One string or several."""
-    if isinstance(value, str):
-        return (value,)
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    given = value
-    if isinstance(value, list):
-        given = next(item for item in value if not isinstance(item, str))
-    raise WrongPart("must be a string or a list of strings", given)
+    strings = value if isinstance(value, list) else [value]
+    for string in strings:
+        if not isinstance(string, str):
+            raise WrongPart("must be a string or a list of strings", string)
+    return tuple(strings)
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
@@ -138,19 +131,16 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 CUTS: Mapping[str, bool] = MappingProxyType({"finish": False, "cut": True})
 
 
-def read_options(value: Mapping[str, Any]) -> dict[str, Any]:
+def _options(value: Mapping[str, Any]) -> dict[str, Any]:
     """`whitespace`, `lenient` and `on_budget`, as RawGrammar has them. Raises ValueError."""
-    whitespace, lenient, on_budget = (
-        value.get(name) for name in ("whitespace", "lenient", "on_budget")
-    )
     found: dict[str, Any] = {}
-    if whitespace is not None:
+    if (whitespace := value.get("whitespace")) is not None:
         found["whitespace"] = Whitespace(_one_of("whitespace", whitespace, _SPACES))
-    if lenient is not None:
+    if (lenient := value.get("lenient")) is not None:
         if not isinstance(lenient, bool):
             raise WrongPart("must have true or false for `lenient`", lenient)
         found["lenient"] = lenient
-    if on_budget is not None:
+    if (on_budget := value.get("on_budget")) is not None:
         found["cuts"] = CUTS[_one_of("on_budget", on_budget, tuple(CUTS))]
     return found
 
@@ -179,22 +169,20 @@ def _grammar(value: Any) -> RawGrammar:
         inner = inner.get("schema")
         if not isinstance(inner, dict):
             raise ValueError(f"of type `{_WRAPPED}` must have a `value` with a `schema`, an object")
-    return RawGrammar(GRAMMAR_TYPES[word], inner, **read_options(value))
+    return RawGrammar(GRAMMAR_TYPES[word], inner, **_options(value))
 
 
-OPTIONS_SCHEMA: Mapping[str, Any] = MappingProxyType(
-    {
-        "whitespace": {"enum": [*_SPACES, None]},
-        "lenient": {"type": ["boolean", "null"]},
-        "on_budget": {"enum": [*CUTS, None]},
-    }
-)
+_OPTIONS_SCHEMA = {
+    "whitespace": {"enum": [*_SPACES, None]},
+    "lenient": {"type": ["boolean", "null"]},
+    "on_budget": {"enum": [*CUTS, None]},
+}
 
 
 def _variant(words: list[str], value: dict[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {"type": {"enum": words}, "value": value, **OPTIONS_SCHEMA},
+        "properties": {"type": {"enum": words}, "value": value, **_OPTIONS_SCHEMA},
         "required": ["type", "value"],
     }
 
@@ -213,92 +201,3 @@ _GRAMMAR_SCHEMA = {
 }
 
 Grammar = Annotated[RawGrammar, PlainValidator(_grammar), WithJsonSchema(_GRAMMAR_SCHEMA)]
-
-# The values that change nothing; for an object, those of each of its keys.
-Harmless = tuple[Any, ...] | Mapping[str, tuple[Any, ...]]
-
-
-class StrictSchema(Schema):
-    """A body without unknown fields; of those in `unsupported` only harmless values are accepted.
-
-    Null is always harmless. Fields in `unsupported` are not declared.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    unsupported: ClassVar[Mapping[str, Harmless]] = MappingProxyType({})
-
-    def refuse_unsupported(self) -> None:
-        """Raises InvalidRequest for an unknown field, Unsupported for one that is not served."""
-        for field, value in (self.model_extra or {}).items():
-            values = self.unsupported.get(field)
-            if values is None:
-                raise InvalidRequest(f"`{field[:60]}` is not a parameter of this route", field[:60])
-            if isinstance(values, Mapping):
-                _check_object(field, value, values)
-            else:
-                _check_value(field, value, values)
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """As pydantic has it, but that what is refused is no part of it."""
-        schema = handler.resolve_ref_schema(handler(core_schema))
-        schema["additionalProperties"] = False
-        for field, values in cls.unsupported.items():
-            schema["properties"][field] = _documented(values)
-        return schema
-
-
-def _check_object(field: str, value: Any, values: Mapping[str, tuple[Any, ...]]) -> None:
-    if value is not None and not isinstance(value, dict):
-        raise wrong(field, "must be an object", value)
-    for key, inner in (value or {}).items():
-        _check_value(f"{field}.{key[:60]}", inner, values.get(key, ()))
-
-
-def _check_value(field: str, value: Any, values: tuple[Any, ...]) -> None:
-    if value is None or value in values:
-        return
-    if not values:
-        raise Unsupported(f"`{field}` is not served yet; leave it out", field)
-    shown = " or ".join(f"`{orjson.dumps(allowed).decode()}`" for allowed in values)
-    rule = f"is not served yet; leave it out or say {shown}"
-    raise Unsupported(f"`{field}` {rule}. Given: {quoted(value)}", field)
-
-
-def _documented(values: Harmless) -> dict[str, Any]:
-    if isinstance(values, tuple):
-        return {"enum": [None, *values]}
-    return {
-        "type": ["object", "null"],
-        "properties": {key: {"enum": [None, *inner]} for key, inner in values.items()},
-        "additionalProperties": {"type": "null"},
-    }
-
-
-def bounded(**bounds: float) -> Any:
-    """An optional number whose bounds the OpenAPI document shows; `parameters.py` checks them."""
-    return Field(default=None, json_schema_extra=dict(bounds))
-
-
-class SamplingFields(Schema):
-    """Sampling parameters whose names TGI, OpenAI, vLLM and LMTP share.
-
-    An API that documents other bounds, or reads another type, declares the field again.
-    """
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = bounded(minimum=0, maximum=1)
-    repetition_penalty: float | None = bounded(exclusiveMinimum=0)
-    presence_penalty: float | None = bounded(minimum=-2, maximum=2)
-    frequency_penalty: float | None = bounded(minimum=-2, maximum=2)
-    seed: int | None = None
-    logit_bias: LogitBias | None = None
-
-    def sampling(self) -> dict[str, Any]:
-        """The arguments of RawParams with these names."""
-        return {name: getattr(self, name) for name in SamplingFields.model_fields}

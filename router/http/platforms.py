@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from router.engine.infer import Infer
-from router.http.body import AnswerModel, Schema, parse, parse_part
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.schema import AnswerModel, Schema, parse, parse_part
 from router.http.server.body import BodyReader, json_response, unless_disconnected
 from router.http.server.docs import NO_MODEL, ApiRoute, Handler, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers

@@ -12,10 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from constraints.spec import Kind
-from router.http.body import Schema, object_schema
 from router.http.conversation import ChatPrompt, Setting, Turn, read_role, read_text, read_texts
-from router.http.fields import Harmless, StrictSchema
 from router.http.request_validator import normalize
+from router.http.schema import Harmless, Schema, StrictSchema, object_schema
 from router.http.tools.functions import Name, check_names
 from router.http.tools.grammar import AllowedTool, AllowedTools, arguments_schema
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong

@@ -22,12 +22,12 @@ from router.engine.beam_search.types import (
     SearchEnd,
     SearchOutcome,
 )
-from router.http.body import parse_part
 from router.http.lmtp.frames import Frame, Message, as_json, error_fields
 from router.http.lmtp.generate import MAX_TOP_LOGPROBS, raw_params
 from router.http.lmtp.schema import BeamFields, BeamsFields, GenerateFields, HoleFields
 from router.http.lmtp.stream_encoder import usage_fields
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
+from router.http.schema import parse_part
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import ConstraintRefused, InvalidRequest, RouterError

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import orjson
 
-from router.http.body import Schema, parse_part
 from router.http.errors import problem_of
+from router.http.schema import Schema, parse_part
 from router.http.server.body import check_depth, check_width
 from router.http.server.errors import Dialect, HttpError
 from router.request.errors import (

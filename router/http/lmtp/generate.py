@@ -3,13 +3,13 @@
 from contextlib import aclosing
 from dataclasses import replace
 
-from router.http.body import parse_part
 from router.http.lmtp.frames import Frame, Message
 from router.http.lmtp.prompts import Prompt
 from router.http.lmtp.schema import GenerateFields
 from router.http.lmtp.stream_encoder import EncoderV1, EncoderV2, StreamEncoder
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
 from router.http.request_validator import normalize
+from router.http.schema import parse_part
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import RouterError

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 from pydantic import Field, PlainValidator
 
 from router.engine.beam_search.types import EarlyStopping
-from router.http.body import Schema
-from router.http.fields import Grammar, LogitBias, SamplingFields
+from router.http.fields import Grammar, LogitBias
+from router.http.schema import SamplingFields, Schema
 from router.request.errors import WrongPart
 
 

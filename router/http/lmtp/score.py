@@ -9,11 +9,11 @@ Of several continuations the scheduler computes the prompt once.
 from collections.abc import Sequence
 
 from router.engine.infer import Completion
-from router.http.body import parse_part
 from router.http.lmtp.frames import Frame, Message, as_json, number
 from router.http.lmtp.schema import ScoreFields
 from router.http.lmtp.stream_encoder import usage_fields
 from router.http.lmtp.streams import SendMessages, StreamContext
+from router.http.schema import parse_part
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import InvalidRequest, RouterError

@@ -13,7 +13,6 @@ from contextlib import suppress
 
 from starlette.types import Receive, Send
 
-from router.http.body import parse_part
 from router.http.lmtp.beams import BeamStream
 from router.http.lmtp.frames import (
     Frame,
@@ -29,6 +28,7 @@ from router.http.lmtp.schema import HelloFields, ModelInfoFields
 from router.http.lmtp.score import ScoreStream
 from router.http.lmtp.streams import LmtpServices, StreamContext, Streams, StreamTask
 from router.http.request_validator import RequestRecord
+from router.http.schema import parse_part
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import RouterError, wrong

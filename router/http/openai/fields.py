@@ -7,11 +7,11 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from router.http.body import Schema
-from router.http.fields import SamplingFields, Strings
+from router.http.fields import Strings
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.openai.formats import Formats
 from router.http.request_validator import normalize
+from router.http.schema import SamplingFields, Schema
 from router.request.errors import InvalidRequest, Unsupported, wrong
 from router.request.validation import Limits, RawParams
 

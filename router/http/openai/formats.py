@@ -12,8 +12,8 @@ from constraints.spec import Kind, Whitespace
 from constraints.where.cursor import MAX_TEXT_LEN
 from constraints.where.terms import Contains, Not, all_of
 from constraints.where.writing import text
-from router.http.body import Schema
 from router.http.fields import CUTS
+from router.http.schema import Schema
 from router.request.errors import InvalidRequest, Unsupported
 from router.request.grammar import RawGrammar
 

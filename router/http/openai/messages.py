@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
-from router.http.body import Schema, object_schema
+from router.http.schema import Schema, object_schema
 from router.http.tools.functions import Function
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 

@@ -5,11 +5,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from router.http.body import AnswerModel, ConstrainedAnswer
 from router.http.conversation import ChatPrompt, Setting
 from router.http.fields import Prompts
 from router.http.openai.fields import OpenAiBody
 from router.http.openai.messages import ChatTool, Message, check_tools
+from router.http.schema import AnswerModel, ConstrainedAnswer
 from router.http.tools.functions import Choice, allowed_functions, shown_functions
 from router.http.tools.grammar import AllowedTools
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from constraints.results import Judgement, JudgeResult
 from constraints.spec import ConstraintSpec
-from router.http.body import AnswerModel, Schema, parse
 from router.http.fields import Grammar
+from router.http.schema import AnswerModel, Schema, parse
 from router.http.server.body import BodyReader, json_response, unless_disconnected
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.request.errors import ConstraintRefused, InvalidRequest

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Infer
-from router.http.body import AnswerModel
+from router.http.schema import AnswerModel
 from router.http.server.body import json_response
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.errors import HttpError, model_not_found

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import PlainValidator, WithJsonSchema
 
-from router.http.body import object_schema
 from router.http.conversation import Turn, read_role, read_texts
+from router.http.schema import object_schema
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 
 

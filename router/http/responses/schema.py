@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from constraints.spec import Kind
-from router.http.body import Schema
 from router.http.conversation import ChatPrompt, Setting, Turn
-from router.http.fields import Harmless, SamplingFields, StrictSchema, Strings
+from router.http.fields import Strings
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.request_validator import normalize
 from router.http.responses.items import Items
+from router.http.schema import Harmless, SamplingFields, Schema, StrictSchema
 from router.http.tools.functions import (
     Function,
     Name,

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Infer
-from router.http.body import parse
 from router.http.openai.chat import ChatRoutes
 from router.http.openai.schema import ChatBody
 from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.schema import parse
 from router.http.server.body import BodyReader, json_response, unless_disconnected
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers, stream_headers

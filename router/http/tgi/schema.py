@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from router.http.body import AnswerModel, ConstrainedAnswer, Schema
-from router.http.fields import Grammar, SamplingFields, bounded
+from router.http.fields import Grammar
+from router.http.schema import AnswerModel, ConstrainedAnswer, SamplingFields, Schema, bounded
 from router.request.errors import wrong
 from router.request.validation import RawParams
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, PlainValidator, WithJsonSchema
 
-from router.http.body import Schema
+from router.http.schema import Schema
 from router.http.tools.grammar import AllowedTool, AllowedTools, arguments_schema
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
 

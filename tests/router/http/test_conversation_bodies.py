@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.http.anthropic.schema import CountBody, MessagesBody
-from router.http.body import parse
 from router.http.responses.schema import CountInputBody, ResponseBody
+from router.http.schema import parse
 from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest
 from router.request.parameters import Limits

@@ -5,8 +5,7 @@ from types import MappingProxyType
 import orjson
 import pytest
 
-from router.http.body import parse
-from router.http.fields import StrictSchema
+from router.http.schema import StrictSchema, parse
 from router.request.errors import InvalidRequest, Unsupported
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from router.http.body import Schema
 from router.http.openai.fields import StreamOptions
 from router.http.openai.schema import (
     ChatBody,
@@ -15,6 +14,7 @@ from router.http.openai.schema import (
     TextCompletion,
     TextCompletionChunk,
 )
+from router.http.schema import Schema
 from tests.router.http.harness import housing
 from tests.router.http.openai.asking import (
     CHAT,

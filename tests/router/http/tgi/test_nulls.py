@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from router.http.body import Schema
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms import VertexBody
+from router.http.schema import Schema
 from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, TokenizeBody
 from tests.fakes import FakeShard, saying
 from tests.router.http.harness import housing

@@ -7,11 +7,11 @@ import pytest
 from pydantic import Field
 
 from router.http.anthropic.schema import CountBody, MessagesBody
-from router.http.body import Schema, parse
 from router.http.lmtp.schema import BeamsFields, GenerateFields, ScoreFields
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms import VertexBody
 from router.http.responses.schema import CountInputBody, ResponseBody
+from router.http.schema import Schema, parse
 from router.http.server.body import MAX_CONTAINERS, MAX_DEPTH
 from router.http.server.errors import HttpError
 from router.http.tgi.schema import CompatBody, TokenizeBody

@@ -9,12 +9,17 @@ floats of are read exactly here, so that a field's own rule can refuse them.
 
 import json
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
+from router.http.fields import LogitBias
 from router.http.server.body import parse_json
-from router.request.errors import InvalidRequest, WrongPart, cut, quoted, wrong
+from router.request.errors import InvalidRequest, Unsupported, WrongPart, cut, quoted, wrong
 
 Place = tuple[int | str, ...]
 
@@ -121,3 +126,93 @@ def _path(loc: Place) -> str:
         name = f"[{step}]" if isinstance(step, int) else cut(step)
         path += f".{name}" if path and isinstance(step, str) else name
     return path
+
+
+# The values that change nothing; for an object, those of each of its keys.
+Harmless = tuple[Any, ...] | Mapping[str, tuple[Any, ...]]
+
+
+class StrictSchema(Schema):
+    """A body without unknown fields; of those in `unsupported` only harmless values are accepted.
+
+    Null is always harmless. Fields in `unsupported` are not declared.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    unsupported: ClassVar[Mapping[str, Harmless]] = MappingProxyType({})
+
+    def refuse_unsupported(self) -> None:
+        """Raises InvalidRequest for an unknown field, Unsupported for one that is not served."""
+        for field, value in (self.model_extra or {}).items():
+            values = self.unsupported.get(field)
+            if values is None:
+                raise InvalidRequest(f"`{field[:60]}` is not a parameter of this route", field[:60])
+            if isinstance(values, Mapping):
+                _check_object(field, value, values)
+            else:
+                _check_value(field, value, values)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """As pydantic has it, but that what is refused is no part of it."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        schema["additionalProperties"] = False
+        for field, values in cls.unsupported.items():
+            schema["properties"][field] = _documented(values)
+        return schema
+
+
+def _check_object(field: str, value: Any, values: Mapping[str, tuple[Any, ...]]) -> None:
+    if value is not None and not isinstance(value, dict):
+        raise wrong(field, "must be an object", value)
+    for key, inner in (value or {}).items():
+        _check_value(f"{field}.{key[:60]}", inner, values.get(key, ()))
+
+
+def _check_value(field: str, value: Any, values: tuple[Any, ...]) -> None:
+    if value is None or value in values:
+        return
+    if not values:
+        raise Unsupported(f"`{field}` is not served yet; leave it out", field)
+    shown = " or ".join(f"`{orjson.dumps(allowed).decode()}`" for allowed in values)
+    rule = f"is not served yet; leave it out or say {shown}"
+    raise Unsupported(f"`{field}` {rule}. Given: {quoted(value)}", field)
+
+
+def _documented(values: Harmless) -> dict[str, Any]:
+    if isinstance(values, tuple):
+        return {"enum": [None, *values]}
+    return {
+        "type": ["object", "null"],
+        "properties": {key: {"enum": [None, *inner]} for key, inner in values.items()},
+        "additionalProperties": {"type": "null"},
+    }
+
+
+def bounded(**bounds: float) -> Any:
+    """An optional number whose bounds the OpenAPI document shows; `parameters.py` checks them."""
+    return Field(default=None, json_schema_extra=dict(bounds))
+
+
+class SamplingFields(Schema):
+    """Sampling parameters whose names TGI, OpenAI, vLLM and LMTP share.
+
+    An API that documents other bounds, or reads another type, declares the field again.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = bounded(minimum=0, maximum=1)
+    repetition_penalty: float | None = bounded(exclusiveMinimum=0)
+    presence_penalty: float | None = bounded(minimum=-2, maximum=2)
+    frequency_penalty: float | None = bounded(minimum=-2, maximum=2)
+    seed: int | None = None
+    logit_bias: LogitBias | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The arguments of RawParams with these names."""
+        return {name: getattr(self, name) for name in SamplingFields.model_fields}
