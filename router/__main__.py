@@ -19,12 +19,14 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
 
 import orjson
 import uvloop
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from constraints.worker.pool import PoolRules, VocabularyFile
 from processes.logs import start_logging
@@ -189,57 +191,27 @@ def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
 async def _start(config: RouterConfig) -> _Router:
     """Raises BadConfig, StartupFailed, ShardFailed or ListenFailed."""
     tracer = start_tracing(config.otlp_endpoint, config.otlp_service_name)
-    bound = bind_configured(config)
-    try:
-        return await _connect(config, bound, tracer)
-    except BaseException:
-        bound.close()
-        raise
-
-
-async def _connect(config: RouterConfig, bound: BoundSocket, tracer: Tracer) -> _Router:
-    tokenizer = _load_tokenizer(config, config.tokenizer_name) if config.tokenizer_name else None
     timeouts = ShardTimeouts(
         connect_s=config.shard_connect_timeout,
         warmup_s=config.shard_warmup_timeout,
         step_s=config.shard_step_timeout,
     )
-    shards = await Shards.connect(config.master_shard_uds_path, timeouts, time.time_ns(), tracer)
-    try:
-        return await _warm_up(config, bound, tokenizer, shards, tracer)
-    except BaseException:
-        await shards.close()
-        raise
-
-
-async def _warm_up(
-    config: RouterConfig,
-    bound: BoundSocket,
-    tokenizer: Tokenizer | None,
-    shards: Shards,
-    tracer: Tracer,
-) -> _Router:
-    info = await shards.info()
-    if tokenizer is None:
-        tokenizer = _load_tokenizer(config, info.model_id)
-    pool = await shards.warmup(
-        config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
-    )
-    limits = limits_of(config, info, pool)
-    _logger.info(
-        "%s (%s, %s on %s, attention %s): %d KV blocks of %d tokens, prompts up to %d tokens, "
-        "prompt and answer up to %d",
-        info.model_id,
-        info.model_type,
-        info.dtype,
-        info.device_type,
-        info.attention_backend,
-        pool.num_blocks,
-        pool.block_size,
-        limits.max_input_len,
-        limits.max_total_len,
-    )
-    return _wire(config, bound, tokenizer, shards, info, pool, limits, tracer)
+    async with AsyncExitStack() as closed_on_failure:
+        bound = bind_configured(config)
+        closed_on_failure.callback(bound.close)
+        name = config.tokenizer_name
+        tokenizer = _load_tokenizer(config, name) if name else None
+        path = config.master_shard_uds_path
+        shards = await Shards.connect(path, timeouts, time.time_ns(), tracer)
+        closed_on_failure.push_async_callback(shards.close)
+        info = await shards.info()
+        tokenizer = tokenizer or _load_tokenizer(config, info.model_id)
+        pool = await shards.warmup(
+            config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
+        )
+        router = _wire(config, bound, tokenizer, shards, info, pool, tracer)
+        closed_on_failure.pop_all()
+    return router
 
 
 def _wire(
@@ -249,9 +221,15 @@ def _wire(
     shards: Shards,
     info: ModelInfo,
     pool: PoolLimits,
-    limits: Limits,
     tracer: Tracer,
 ) -> _Router:
+    limits = limits_of(config, info, pool)
+    _logger.info(
+        "%s (%s, %s on %s, attention %s): %d KV blocks of %d tokens, prompts up to %d tokens, "
+        "prompt and answer up to %d",
+        *(info.model_id, info.model_type, info.dtype, info.device_type, info.attention_backend),
+        *(pool.num_blocks, pool.block_size, limits.max_input_len, limits.max_total_len),
+    )
     metrics = Metrics(
         CollectorRegistry(),
         max_input_len=limits.max_input_len,
@@ -272,7 +250,15 @@ def _wire(
         tracer=tracer,
         judges=checks,
     )
-    app = create_app(
+    http = HttpServer(
+        *(_app(config, services), bound, _LAST_BYTES_S),
+        configured_limits(config, metrics.connections_cut),
+    )
+    return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks)
+
+
+def _app(config: RouterConfig, services: Services) -> ASGIApp:
+    return create_app(
         services,
         max_body_len=config.payload_limit,
         body_timeout_s=config.body_timeout,
@@ -286,8 +272,6 @@ def _wire(
             max_beams=config.max_beams,
         ),
     )
-    http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
-    return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks)
 
 
 def _batcher(
