@@ -9,11 +9,10 @@ prompt, and Ctrl-C ends the client.
 
 import asyncio
 import os
-import readline
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +21,10 @@ from client.cli.line import KEYS, call_of, read_line
 from client.cli.terminal import ExitCode, Screen, notice_text
 from client.errors import BadInput, TandemError
 from client.lmtp.model import LmtpModel
+
+# Some builds of Python lack it: then lines are typed without editing and history.
+with suppress(ImportError):
+    import readline
 
 HISTORY_NAME = "client_history"
 _HISTORY_LEN = 1000
@@ -182,15 +185,22 @@ def _answer_terminal(chat: Chat) -> None:
 def _history_in(folder: Path) -> Iterator[None]:
     """Keep what is typed in a file of the folder, which only its owner reads, if that can be."""
     path = folder / HISTORY_NAME
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
-        readline.read_history_file(path)
-    except OSError:
-        yield
-        return
-    readline.set_history_length(_HISTORY_LEN)
+    is_kept = "readline" in sys.modules and _read_history(path)
     try:
         yield
     finally:
-        readline.write_history_file(path)
+        if is_kept:
+            readline.set_history_length(_HISTORY_LEN)
+            with suppress(OSError):
+                readline.write_history_file(path)
+
+
+def _read_history(path: Path) -> bool:
+    """Read the file, made if it is missing; False: that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+        readline.read_history_file(path)
+    except OSError:
+        return False
+    return True
