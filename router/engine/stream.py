@@ -65,12 +65,8 @@ class Stream:
         self._text = OutputText(request, tokenizer) if text is None else text
         # A token that ends a text under a constraint is no part of what satisfies it.
         self._keeps_stop_token = stop.keep_stop_string and constraint is None
-        # A client that pauses chooses among the alternatives, even if the first one ends the text.
-        is_stepped = request.pause_after is not None
-        # Of tokens made before: the text shown, and the text held back; only for a pause.
-        has_stood = is_stepped and request.output_ids
-        self._before = self._text.standing() if has_stood else ("", "")
-        keeps = is_stepped or (stop.keep_stop_string and not dropped)
+        # A search that pauses chooses among the alternatives, even if the first one ends the text.
+        keeps = request.pause_after is not None or (stop.keep_stop_string and not dropped)
         self._held = HeldTokens(keeps_alternatives=keeps)
         self._prompt_logprobs: list[float] = []
         self._prompt_top_tokens: list[tuple[TopToken, ...]] = []
@@ -151,7 +147,6 @@ class Stream:
         self._held.show(len(tail))
         self._events += self._held.all() if is_paused else self._held.cut()
         sampling = self.request.sampling
-        text_before, tail_before = self._before
         self.end = Finished(
             reason=FinishReason.STOP_STRING if matched is not None else reason,
             text="".join(self._texts) + tail,
@@ -166,8 +161,6 @@ class Stream:
             constraint_satisfied=(
                 None if is_paused else self._is_satisfied(matched is not None, satisfied)
             ),
-            text_before=text_before,
-            tail_before=tail_before,
         )
         self._events.append(self.end)
 

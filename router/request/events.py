@@ -72,9 +72,6 @@ class Finished:
     `num_prompt_tokens` counts all tokens of the request, those made before among them;
     `num_generated_tokens` what is new.
 
-    Of an output that pauses, where it stood before: `text_before` was shown of the tokens
-    made before, `tail_before` held back; together they are its text if it ended there.
-
     `constraint_satisfied`: whether it belongs to the request's constraint, None without one and at
     a pause;
     `violation` says what is wrong where that is known, which is where the text itself was checked.
@@ -92,8 +89,6 @@ class Finished:
     timings: Timings | None = None
     constraint_satisfied: bool | None = None
     violation: str | None = None
-    text_before: str = ""
-    tail_before: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,9 +61,8 @@ class RawParams:
     API promises, whatever the server's own limit. `grammar_parts` are what `grammar` was made of,
     by the fields that hold them: each must be a grammar that can be kept by itself.
 
-    `output_ids` are tokens of this output that were made before; `pause_after` so many further
-    ones it pauses. `prompt_from` is the position in the prompt from which on
-    `decoder_input_details` reports.
+    `output_ids` are tokens of this output that were made before. `prompt_from` is the position in
+    the prompt from which on `decoder_input_details` reports.
     """
 
     best_of: int | None = None
@@ -97,7 +96,6 @@ class RawParams:
     max_time: float | None = None
     deadline_s: float | None = None
     output_ids: tuple[int, ...] = ()
-    pause_after: int | None = None
     prompt_from: int = 0
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -159,7 +157,6 @@ _NUMBERS = (
     _Range("max_new_tokens", 1, is_whole=True),
     _Range("min_new_tokens", 0, is_whole=True),
     _Range("max_time", 0, is_open=True),
-    _Range("pause_after", 1, is_whole=True),
     _Range("prompt_from", 0, is_whole=True),
 )
 

@@ -130,7 +130,6 @@ class Validation:
             deadline_s=raw.deadline_s,
             trace_id=trace_id,
             output_ids=raw.output_ids,
-            pause_after=_pause_after(raw, max_new_tokens),
         )
         if request.output_ids:
             matched = OutputText(request, self._tokenizer).matched
@@ -178,11 +177,6 @@ class Validation:
             rule = f"at most `{new}`, which is {max_new_tokens}"
             raise raw.refuse("min_new_tokens", rule, raw.min_new_tokens)
         return max_new_tokens
-
-
-def _pause_after(raw: RawParams, max_new_tokens: int) -> int | None:
-    """As asked for; beyond the output's own end it means nothing, whatever its size."""
-    return None if raw.pause_after is None else min(raw.pause_after, max_new_tokens + 1)
 
 
 async def _checked(

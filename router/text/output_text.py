@@ -119,9 +119,9 @@ class OutputText:
         other.text_before += other.push(token_id)[1]
         return other
 
-    def standing(self) -> tuple[str, str]:
-        """Of the tokens made before: the text shown, and the text held back."""
-        return self.text_before, self.fork().flush()
+    def standing(self) -> str:
+        """The text of the tokens made before, if it ends there."""
+        return self.text_before + self.fork().flush()
 
     @property
     def is_watched(self) -> bool:

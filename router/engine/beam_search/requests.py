@@ -1,7 +1,6 @@
 """A beam search's asks as requests, and the results and texts of their outputs."""
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import replace
 
 from proto.contract import FinishReason, LogprobParams, SamplingParams
@@ -15,8 +14,9 @@ from router.engine.beam_search.types import (
     NextTokens,
     ProbeTokens,
 )
+from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, GenerationFailed
-from router.request.events import Event, Failed, Finished, TokenGenerated
+from router.request.events import Failed, Finished, TokenGenerated
 from router.request.request import GenerateRequest
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
@@ -55,17 +55,17 @@ def request_of(ask: Ask, hole: Hole) -> GenerateRequest:
     return replace(request, sampling=sampling, logprobs=_WITH_ALTERNATIVES)
 
 
-def result_of(
-    ask: Ask, events: Iterable[Event], end: Finished | Failed, end_token_ids: frozenset[int]
-) -> AskResult:
-    """The result of an ask from its sequence's events. Raises the RouterError of a failure."""
+def result_of(ask: Ask, stream: Stream, end_token_ids: frozenset[int]) -> AskResult:
+    """The result of an ask from its stream, which has ended. Raises the error of a failure."""
+    end = stream.end
+    assert end is not None, "a group advances when its streams have ended"
     if isinstance(end, Failed):
         if isinstance(end.error, ConstraintRefused):
             return DeadEnd(end.error)
         raise end.error
     if isinstance(ask, CheckHole):
-        return EndedHole(end.text_before + end.text, end.constraint_satisfied is not False)
-    for event in events:
+        return EndedHole(stream.text_before + end.text, end.constraint_satisfied is not False)
+    for event in stream.taken():
         if isinstance(event, TokenGenerated):
             return _probed(event, end, end_token_ids)
     raise GenerationFailed(f"a step of a beam brought no token ({end.reason.value})")
@@ -98,7 +98,7 @@ class OutputTexts:
 
     def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
         """The whole text of an output that ends there."""
-        return "".join(self._at(hole, output_ids).standing())
+        return self._at(hole, output_ids).standing()
 
     def is_ended(self, hole: Hole, output_ids: tuple[int, ...]) -> bool:
         """Whether a stop string ends the output."""

@@ -163,8 +163,7 @@ class BeamRun:
             return
         asks = self._asks[len(self._results) :]
         for ask, stream in zip(asks, self._streams, strict=False):
-            assert stream.end is not None, "a group advances when its streams have ended"
-            result = result_of(ask, stream.taken(), stream.end, self.group.end_token_ids)
+            result = result_of(ask, stream, self.group.end_token_ids)
             self._results.append(result)
             self._count(ask, stream)
         if len(self._results) < len(self._asks):

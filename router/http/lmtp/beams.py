@@ -134,14 +134,13 @@ class GroupReader:
             timeout_s=body.timeout_s,
         )
         raw = raw_params(fields, prompt, services.info.limits, version=2)
-        raw, adds = replace(raw, pause_after=1), prompt.add_special_tokens
         request = await services.validator.check(
-            self._context.record, prompt.content, raw, add_special_tokens=adds
+            self._context.record, prompt.content, raw, add_special_tokens=prompt.add_special_tokens
         )
         if request.constraint is not None and request.constraint.is_judged_at_end:
             rule = "must not be a lenient schema, of which masks keep a part only"
             raise InvalidRequest(f"`constraint` {rule}", "constraint")
-        return Hole(request, hole.is_last)
+        return Hole(replace(request, pause_after=1), hole.is_last)
 
     def _beam(self, fields: BeamFields, place: str, holes: Sequence[Hole | DeadEnd]) -> Beam:
         if fields.hole >= len(holes):

@@ -68,10 +68,6 @@ class TestRefusals:
                 " it",
             ),
             (
-                raw(pause_after=0),
-                "`pause_after` must be a whole number of at least 1. Given: 0",
-            ),
-            (
                 raw(decoder_input_details=True, prompt_from=4),
                 "`prompt_from` must be less than the prompt's 4 tokens. Given: 4",
             ),
@@ -214,16 +210,11 @@ def test_pieces_of_cut_streams_are_the_text_of_the_whole(
     assert end.num_generated_tokens == whole.num_generated_tokens - done
 
 
-def test_a_pause_reports_where_the_output_stood() -> None:
+def test_a_stream_knows_what_was_shown_of_the_tokens_before_it() -> None:
     ids = tuple(byte_ids("ab日c"))
     request = asking(max_new_tokens=99, stop=("bx",), keep_stop_string=False)
-    pausing = replace(request, pause_after=1)
-    stood = [
-        (end.text_before, end.tail_before)
+    streams = [
+        Stream(1, replace(request, output_ids=ids[:num_made]), byte_tokenizer(), 0.0)
         for num_made in range(len(ids))
-        for _, _, end in [fed(replace(pausing, output_ids=ids[:num_made]), ids[num_made:])]
     ]
-    broken = ("a", "b\ufffd")
-    assert stood == [("", ""), ("a", ""), ("a", "b"), broken, broken, ("ab日", "")]
-    _, _, end = fed(replace(request, output_ids=ids[:2]), ids[2:])
-    assert (end.text_before, end.tail_before) == ("", "")
+    assert [stream.text_before for stream in streams] == ["", "a", "a", "a", "a", "ab日"]

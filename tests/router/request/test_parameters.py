@@ -261,13 +261,6 @@ async def test_top_k_beyond_the_vocabulary_keeps_all_of_it(validation: Validatio
     assert (await validation.validate("fox", RawParams(top_k=10**30))).sampling.top_k == 500
 
 
-async def test_a_pause_that_never_comes_is_as_long_as_the_wire_holds(
-    validation: Validation,
-) -> None:
-    raw = RawParams(max_new_tokens=5, pause_after=10**30)
-    assert (await validation.validate("fox", raw)).pause_after == 6
-
-
 async def test_a_request_does_not_change_with_what_it_was_made_from(
     validation: Validation,
 ) -> None:
