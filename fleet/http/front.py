@@ -1,11 +1,13 @@
 """The front as an ASGI application: it answers its own routes and passes the others on.
 
-front_routes | find_route -> model name -> Model -> Lease -> proxy
+front_routes | read_requested_model -> Model -> Lease -> proxy
 """
 
 import asyncio
 import logging
+import re
 from contextlib import closing
+from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,16 +15,38 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from fleet.errors import FleetError, ServerGone
 from fleet.http.front_routes import FrontRoutes
 from fleet.http.proxy import CommentTimes, EventStream, forward, send_back
-from fleet.http.routes import ModelSource, find_route, methods_of, read_requested_model
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, ModelNames, no_model_named
 from router.http.server.access import AccessRecord
-from router.http.server.body import BodyReader, ClientLeft, unless_disconnected
+from router.http.server.body import BodyReader, ClientLeft, parse_json, unless_disconnected
+from router.http.server.docs import OPENAPI_PATH
 from router.http.server.errors import Dialect, HttpError, Problem
 
 _logger = logging.getLogger("fleet")
 _MAX_TRIES = 3
+# Of the router's API; the front answers its GET routes itself.
+_POST_PATHS = frozenset(
+    {
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/tokenize",
+        "/chat_tokenize",
+        "/invocations",
+        "/vertex",
+        "/constraints/check",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    }
+)
+_STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/input_items)?")
+_DOCUMENTS = frozenset({OPENAPI_PATH, "/docs"})
+_MAX_QUOTED_LEN = 60
 
 
 class Front:
@@ -69,10 +93,9 @@ class Front:
 
     async def _pass_on(self, request: Request, stream: EventStream, send: Send) -> None:
         path = request.scope["path"]
-        source = find_route(request.method, path)
-        if source is None:
+        if request.method not in methods_of(path):
             raise self._no_route(request.method, path)
-        if source is ModelSource.LOADED:
+        if is_of_loaded_model(path):
             await self._ask_loaded(request, stream, send)
             return
         requested = await read_requested_model(request, self._bodies)
@@ -142,3 +165,47 @@ async def model_of(name: str | None, names: ModelNames, manager: ModelManager) -
     if default is None:
         raise await asyncio.to_thread(no_model_named, names)
     return default
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedModel:
+    """A request's body, unchanged, with its `model` (or that of the query string) and `stream`."""
+
+    body: bytes
+    model: str | None
+    is_stream: bool = False
+
+
+def methods_of(path: str) -> set[str]:
+    """The methods by which requests for a path are passed on."""
+    if stored := _STORED.fullmatch(path):
+        return {"GET", "HEAD"} if stored[1] else {"GET", "HEAD", "DELETE"}
+    if path in _DOCUMENTS:
+        return {"GET", "HEAD"}
+    return {"POST"} if path in _POST_PATHS else set()
+
+
+def is_of_loaded_model(path: str) -> bool:
+    """Whether any loaded model that has what the path names may answer, as a stored response."""
+    return path in _DOCUMENTS or _STORED.fullmatch(path) is not None
+
+
+async def read_requested_model(request: Request, bodies: BodyReader) -> RequestedModel:
+    """The request's body and what it names. Raises HttpError."""
+    in_query = request.query_params.get("model")
+    body = await bodies.read(request)
+    fields = parse_json(body)
+    if not isinstance(fields, dict):
+        raise _invalid(request, "the body must be a JSON object")
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        shown = repr(model)[:_MAX_QUOTED_LEN]
+        raise _invalid(request, f"`model` must be a valid string. Given: {shown}", "model")
+    return RequestedModel(body, model or in_query, fields.get("stream") is True)
+
+
+def _invalid(request: Request, message: str, field: str | None = None) -> HttpError:
+    """As the router answers it."""
+    if Dialect.of_path(request.scope["path"]) is Dialect.TGI:
+        return HttpError(422, "validation", f"Input validation error: {message}", field=field)
+    return HttpError(400, "validation", message, field=field)

@@ -90,7 +90,6 @@ class Relay:
         self._streams: dict[tuple[str, int | None], bool] = {}
         self._lease: Lease | None = None
         self._connection: ClientConnection | None = None
-        self._server_id = 0
         self._reading: asyncio.Task[None] | None = None
 
     async def set_version(self, version: int) -> None:
@@ -101,13 +100,13 @@ class Relay:
 
     async def forward(self, frame: Frame) -> None:
         """Send a frame to the server, which is started first if necessary. Raises NotNow."""
-        if self._connection is None or self._lease is None:
+        if self._connection is None:
             if frame.command == "CANCEL":
                 return  # no stream is open, and the model is not loaded for this
-            connection = await self._connect(frame)
-        else:
-            connection = self._connection
-        # From the lease to here nothing awaits, so that `_read` does not end it.
+            await self._connect(await self._acquire(frame))
+        connection = self._connection
+        assert connection is not None
+        # Since it was looked at nothing awaits, so that `_read` does not close it.
         self._metrics.requests.inc(self.model.name)
         if frame.command != "CANCEL":
             # In version 2 the last token of a generation is followed by DONE.
@@ -118,25 +117,17 @@ class Relay:
             await connection.send(frame.text)
 
     def close(self) -> None:
-        """Close the connection, which cancels what the server does for it."""
-        self._disconnect()
-        self._end_lease()
+        """Close the connection, which cancels what the server does for it, and end the lease."""
+        if self._reading is not None and self._reading is not asyncio.current_task():
+            self._reading.cancel()
+        if self._connection is not None:
+            self._connection.transport.abort()
+        if self._lease is not None:
+            self._lease.close()
+        self._connection = self._reading = self._lease = None
 
-    async def _connect(self, frame: Frame) -> ClientConnection:
-        """The connection to the server of a model that is leased from now on. Raises NotNow."""
-        lease = await self._acquire(frame)
-        try:
-            connection = self._connection
-            if connection is None or self._server_id != lease.server_id:
-                connection = await self._open(lease)
-        except BaseException:
-            lease.close()
-            raise
+    async def _connect(self, lease: Lease) -> None:
         self._lease = lease
-        return connection
-
-    async def _open(self, lease: Lease) -> ClientConnection:
-        self._disconnect()
         try:
             connection = await unix_connect(
                 str(lease.socket),
@@ -151,36 +142,25 @@ class Relay:
             )
         except (OSError, WebSocketException, TimeoutError) as error:
             self._manager.report_failure(lease)
+            self.close()
             raise _gone() from error
         if self._version > 1:
             await self._greet(connection)
-        self._connection, self._server_id = connection, lease.server_id
+        self._connection = connection
         self._reading = asyncio.create_task(self._read(connection))
-        return connection
 
     async def _greet(self, connection: ClientConnection) -> None:
         hello = f'HELLO {{"stream_id":{_HELLO_ID},"version":{self._version}}}'
         with contextlib.suppress(WebSocketException):  # `_read` notices it too
             await connection.send(hello)
 
-    def _disconnect(self) -> None:
-        if self._reading is not None:
-            self._reading.cancel()
-        if self._connection is not None:
-            self._connection.transport.abort()
-        self._connection = self._reading = None
-
-    def _end_lease(self) -> None:
-        if self._lease is not None:
-            lease, self._lease = self._lease, None
-            lease.close()
-
     async def _read(self, connection: ClientConnection) -> None:
-        """Relay the server's frames until one of both ends is gone."""
+        """Relay the server's frames until no stream is open, or one of both ends is gone."""
         with contextlib.suppress(OSError):  # the client left, which its socket notices too
             with contextlib.suppress(WebSocketException):
-                async for text in connection:
-                    await self._relay(str(text))
+                while self._streams:
+                    await self._relay(str(await connection.recv()))
+                self.close()
             await self._fail_streams()
 
     async def _relay(self, text: str) -> None:
@@ -190,8 +170,6 @@ class Relay:
             return  # said of the model's server, not of the front
         self._note_ends(text)
         await self._send(text)
-        if not self._streams:
-            self._end_lease()
 
     def _note_ends(self, text: str) -> None:
         """Forget the streams that a frame of the server ends."""
@@ -207,12 +185,11 @@ class Relay:
                 self._streams.pop(key, None)
 
     async def _fail_streams(self) -> None:
-        """The server is gone: end its streams with an error."""
-        self._connection = None
+        """Where the server is gone: end its streams with an error."""
         streams, self._streams = self._streams, {}
         if self._lease is not None:
             self._manager.report_failure(self._lease)
-        self._end_lease()
+            self.close()
         if not streams:
             return
         error = _gone()

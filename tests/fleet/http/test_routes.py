@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.http.routes import ModelSource, find_route, methods_of
+from fleet.http.front import is_of_loaded_model, methods_of
 from router.http.app import openapi_without_server
 
 PATHS = openapi_without_server("0.0.1")["paths"]
@@ -31,16 +31,17 @@ def test_every_route_of_the_router_is_passed_on_or_answered_by_the_front(path: s
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "source"),
+    ("path", "methods", "is_of_loaded"),
     [
-        ("POST", "/generate", ModelSource.BODY),
-        ("GET", "/generate", None),
-        ("DELETE", "/v1/responses/resp_1", ModelSource.LOADED),
-        ("POST", "/v1/responses/input_tokens", ModelSource.BODY),
-        ("GET", "/wp-login.php", None),
+        ("/generate", {"POST"}, False),
+        ("/v1/responses/resp_1", {"GET", "HEAD", "DELETE"}, True),
+        ("/v1/responses/resp_1/input_items", {"GET", "HEAD"}, True),
+        ("/v1/responses/input_tokens", {"POST"}, False),
+        ("/docs", {"GET", "HEAD"}, True),
+        ("/wp-login.php", set(), False),
     ],
 )
-def test_a_route_says_where_the_model_is_named(
-    method: str, path: str, source: ModelSource | None
+def test_a_path_says_which_model_may_answer(
+    path: str, methods: set[str], is_of_loaded: bool
 ) -> None:
-    assert find_route(method, path) is source
+    assert (methods_of(path), is_of_loaded_model(path)) == (methods, is_of_loaded)
