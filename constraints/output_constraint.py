@@ -78,9 +78,9 @@ class OutputConstraintState:
         self._takes_forced = takes_forced
         self._matcher = self._new_matcher()
         has_stops = isinstance(self._matcher, StoppedMatcher)
-        self._max_len = ANY_LEN if budget.cuts else budget.max_len
+        self._max_len = ANY_LEN if budget.may_truncate else budget.max_len
         # Stop strings lead to dead ends, whatever the budget is.
-        may_run_out = not budget.cuts or not alphabet_of(vocabulary).spells_utf8
+        may_run_out = not budget.may_truncate or not alphabet_of(vocabulary).spells_utf8
         self._needs_completion = has_stops or (may_run_out and not language.knows_distances)
         self._num_tokens = 0
         self._is_ended = False
@@ -88,7 +88,7 @@ class OutputConstraintState:
         self._checked: tuple[int, KnownCompletion | None] | None = None
         # Failed searches; each successful one subtracts one.
         self._num_failed = 0
-        begins = self._needs_completion or not budget.cuts
+        begins = self._needs_completion or not budget.may_truncate
         self._known_completion = self._first_completion() if begins else ()
 
     def _new_matcher(self) -> Matcher:
@@ -176,7 +176,7 @@ class OutputConstraintState:
     @property
     def _room(self) -> int | None:
         """The tokens left for the text; None: it may be truncated."""
-        return None if self._budget.cuts else self._remaining
+        return None if self._budget.may_truncate else self._remaining
 
     @property
     def is_search_prepared(self) -> bool:
@@ -320,7 +320,7 @@ class OutputConstraintState:
         The run was not drawn from a mask that knows distances, and the model's spelling may be
         longer than necessary. Where there is a known completion, `check` tests every token.
         """
-        if not run or self._needs_completion or self._budget.cuts:
+        if not run or self._needs_completion or self._budget.may_truncate:
             return True
         left = self._remaining - len(run)
         if left < 0:

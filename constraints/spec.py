@@ -54,11 +54,11 @@ class StopRule:
 class Budget:
     """How many tokens an output may have; an end token does not count.
 
-    max_len: the most tokens
-    min_len: end tokens are masked before so many tokens, unless nothing else is legal
-    cuts:    the text may be truncated at `max_len`: masks do not steer it to a complete end
+    max_len:      the most tokens
+    min_len:      end tokens are masked before so many tokens, unless nothing else is legal
+    may_truncate: the text may end at `max_len` incomplete: masks do not steer it to its end
     """
 
     max_len: int
     min_len: int = 0
-    cuts: bool = False
+    may_truncate: bool = False

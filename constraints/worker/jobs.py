@@ -33,12 +33,12 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Compile, and find a text of at most `max_len` tokens; of any length if `cuts`."""
+    """Compile, and find a text of at most `max_len` tokens; of any length if `may_truncate`."""
 
     spec: ConstraintSpec
     stops: StopRule
     max_len: int
-    cuts: bool = False
+    may_truncate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,11 @@ def job_to_json(job: Job) -> dict[str, Any]:
     fields: dict[str, Any] = {"spec": spec, "max_len": job.max_len}
     if isinstance(job, Check):
         stops = {"stops": list(job.stops.strings), "kept": job.stops.kept}
-        return fields | stops | {"stop_token_ids": list(job.stops.token_ids), "cuts": job.cuts}
+        return (
+            fields
+            | stops
+            | {"stop_token_ids": list(job.stops.token_ids), "may_truncate": job.may_truncate}
+        )
     return fields | {"texts": list(job.texts)}
 
 
@@ -105,7 +109,7 @@ def job_from_json(fields: Mapping[str, Any]) -> Job:
     if "texts" in fields:
         return Judge(spec, tuple(fields["texts"]), fields["max_len"])
     stops = StopRule(tuple(fields["stops"]), fields["kept"], tuple(fields["stop_token_ids"]))
-    return Check(spec, stops, fields["max_len"], fields["cuts"])
+    return Check(spec, stops, fields["max_len"], fields["may_truncate"])
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:

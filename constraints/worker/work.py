@@ -110,7 +110,10 @@ class Work:
             return judge(language, self._vocabulary, job.spec, job.texts, job.max_len)
         # Raises Contradiction with the stop strings, DoesNotFit, TooComplex.
         output_state = OutputConstraintState(
-            language, self._vocabulary, Budget(job.max_len, cuts=job.cuts), job.stops
+            language,
+            self._vocabulary,
+            Budget(job.max_len, may_truncate=job.may_truncate),
+            job.stops,
         )
         compile_s = time.process_time() - started_s
         if compile_s > _FOLLOWED_FROM_S:

@@ -386,7 +386,7 @@ class Preparing:
 
 
 def _key(job: Check) -> _Key:
-    return (*_spec_key(job.spec), job.stops, job.max_len, job.cuts)
+    return (*_spec_key(job.spec), job.stops, job.max_len, job.may_truncate)
 
 
 def _spec_key(spec: ConstraintSpec) -> _Key:

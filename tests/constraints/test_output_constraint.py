@@ -78,7 +78,7 @@ def test_a_budget_below_the_shortest_text_found_is_refused_with_both_numbers(nam
 
 
 def test_a_state_that_cuts_lets_the_budget_run_out() -> None:
-    output_state = state_of(FLAT, Budget(3, cuts=True))
+    output_state = state_of(FLAT, Budget(3, may_truncate=True))
     for token_id in spelled('{"name":')[:3]:
         assert output_state.check(token_id)
         output_state.advance(token_id)
@@ -92,7 +92,7 @@ def test_a_state_that_cuts_takes_no_forced_token_beyond_the_budget(name: str, ma
         "regex": ConstraintSpec(Kind.REGEX, "[xy]a{70}b"),
         "where": ConstraintSpec(Kind.WHERE, f'X in ["x{"a" * 70}b", "y{"a" * 70}b"]'),
     }[name]
-    output_state = state_of(spec, Budget(max_len, cuts=True), byte_vocabulary())
+    output_state = state_of(spec, Budget(max_len, may_truncate=True), byte_vocabulary())
     output_state.advance(ord("x"))
     assert len(output_state.take_forced()) == max_len - 1
     assert output_state.take_forced() == ()
@@ -327,14 +327,14 @@ LIKE_SPECIAL = [
 ]
 
 
-@pytest.mark.parametrize("cuts", [False, True])
+@pytest.mark.parametrize("may_truncate", [False, True])
 @pytest.mark.parametrize("spec", LIKE_SPECIAL, ids=lambda spec: spec.text)
 def test_forced_text_that_looks_like_a_special_token_is_spelled(
-    spec: ConstraintSpec, cuts: bool
+    spec: ConstraintSpec, may_truncate: bool
 ) -> None:
     vocabulary = demo_vocabulary()
     for seed in range(4):
-        output_state = state_of(spec, Budget(60, cuts=cuts))
+        output_state = state_of(spec, Budget(60, may_truncate=may_truncate))
         output = drawn(output_state, vocabulary, 60, random.Random(seed))
         assert judge_of(spec)(text_of(output, vocabulary), len(output))
 
@@ -348,7 +348,7 @@ def test_a_tokenizer_that_puts_a_space_in_front_forces_nothing_else() -> None:
     backend = LLTokenizer(TokenizerWrapper(Spaced(tokens, 256)), n_vocab=257)
     vocabulary = Vocabulary(tuple(tokens), (256,), "with spaces", backend)
     output_state = state_of(
-        ConstraintSpec(Kind.REGEX, "[ab]cd[xy]"), Budget(9, cuts=True), vocabulary
+        ConstraintSpec(Kind.REGEX, "[ab]cd[xy]"), Budget(9, may_truncate=True), vocabulary
     )
     output_state.advance(ord("a"))
     assert output_state.take_forced() == ()

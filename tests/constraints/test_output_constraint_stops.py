@@ -28,11 +28,11 @@ BYTES = byte_vocabulary()
 
 
 def state_of(
-    pattern: str, *strings: str, kept: bool = True, max_len: int = 30, cuts: bool = False
+    pattern: str, *strings: str, kept: bool = True, max_len: int = 30, may_truncate: bool = False
 ) -> OutputConstraintState:
     language = language_of(ConstraintSpec(Kind.REGEX, pattern), BYTES)
     return OutputConstraintState(
-        language, BYTES, Budget(max_len, cuts=cuts), StopRule(strings, kept)
+        language, BYTES, Budget(max_len, may_truncate=may_truncate), StopRule(strings, kept)
     )
 
 
@@ -161,7 +161,7 @@ def test_no_token_leads_where_only_a_stop_string_could_follow() -> None:
 
 
 def test_a_state_that_cuts_its_budget_keeps_out_of_dead_ends_all_the_same() -> None:
-    output_state = state_of("ab*c|d", "c", kept=False, max_len=3, cuts=True)
+    output_state = state_of("ab*c|d", "c", kept=False, max_len=3, may_truncate=True)
     assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
 
 

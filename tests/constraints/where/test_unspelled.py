@@ -47,7 +47,7 @@ def mask_of(written: str, *prefix: bytes) -> set[bytes]:
 def state_of(kind: Kind, text: str, vocabulary: Vocabulary = VOCABULARY) -> OutputConstraintState:
     """An output state of a text that may be cut."""
     language = Compiler(vocabulary).compile(ConstraintSpec(kind, text))
-    return OutputConstraintState(language, vocabulary, Budget(8, cuts=True))
+    return OutputConstraintState(language, vocabulary, Budget(8, may_truncate=True))
 
 
 @settings(max_examples=120, deadline=None)

@@ -38,7 +38,7 @@ SPEC = ConstraintSpec(Kind.JSON_SCHEMA, '{"const": "é\\u0000"}', Whitespace.SPA
     "job",
     [
         Check(SPEC, StopRule(("\n\n", "é"), kept=False, token_ids=(3, 5)), 77),
-        Check(ConstraintSpec(Kind.WHERE, "len(X) < 3"), StopRule(), 1, cuts=True),
+        Check(ConstraintSpec(Kind.WHERE, "len(X) < 3"), StopRule(), 1, may_truncate=True),
         Judge(SPEC, ("", "é\n"), 9),
         Judge(SPEC, (), 9),
     ],
