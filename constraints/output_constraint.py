@@ -15,13 +15,13 @@ from constraints.errors import (
     IllegalToken,
     TooComplex,
 )
-from constraints.grammars.stop_emptiness import leaves_nothing
+from constraints.grammars.stop_emptiness import is_empty_under_stops
 from constraints.guiding.alphabet import alphabet_of
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.completion import (
     KnownCompletion,
     completes,
-    narrow,
+    keep_tokens_that_shorten,
     next_completion,
     spelled,
     tails_of,
@@ -124,7 +124,9 @@ class OutputConstraintState:
     def _none_found(self) -> ConstraintError:
         if not isinstance(self._matcher, StoppedMatcher):
             return TooComplex("no text that satisfies the constraint was found within the limits")
-        if leaves_nothing(self._language, self._stops) or self._is_provably_dead(self._matcher):
+        if is_empty_under_stops(self._language, self._stops) or self._is_provably_dead(
+            self._matcher
+        ):
             return stop_contradiction(self._stops)
         return TooComplex(
             "no text was found within the limits that satisfies the constraint and meets none of"
@@ -159,7 +161,9 @@ class OutputConstraintState:
         self._matcher.fill_mask(row, self._room)
         if self._is_tight:
             clear_bits(row, self._ends)
-            narrow(row, self._matcher, self._vocabulary, self._known_completion, self._ends)
+            keep_tokens_that_shorten(
+                row, self._matcher, self._vocabulary, self._known_completion, self._ends
+            )
         if not self._matcher.is_complete:
             return
         if self._num_tokens < self._budget.min_len:

@@ -14,7 +14,7 @@ from constraints.grammars import engine_messages, json_schema
 from constraints.grammars.engine import HEADER
 from constraints.grammars.lark_greed import rules_without_text
 from constraints.grammars.lark_loops import may_run_on
-from constraints.grammars.lark_negation import about_texts
+from constraints.grammars.lark_negation import negations_as_texts
 from constraints.grammars.lark_reader import (
     Word,
     check_nesting,
@@ -71,7 +71,7 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkG
             text, unproductive[0], f"rule `{names[0]}` never ends: no text follows it"
         )
         raise Contradiction(str(wrong), names)
-    written = about_texts(text, found, dict(_rewritten(text, found, whitespace)))
+    written = negations_as_texts(text, found, dict(_rewritten(text, found, whitespace)))
     pieces, at = [HEADER], 0
     for word in found:
         if word.start in written:

@@ -17,7 +17,9 @@ _CLOSING = (")", "]")
 _BORDERS = ("|", ":", "->")
 
 
-def about_texts(text: str, found: Sequence[Word], written: Mapping[int, str]) -> dict[int, str]:
+def negations_as_texts(
+    text: str, found: Sequence[Word], written: Mapping[int, str]
+) -> dict[int, str]:
     """By place, the words of `text` that are replaced for the engine.
 
     written: replacements made before, which ignore negations

@@ -21,7 +21,7 @@ UNCUT_LIMITS = Limits(compile_fuel=1_000_000)
 _ONE_PATTERN = re.compile(rf"{re.escape(HEADER)}start: /(?P<pattern>[^/\n]*)/\n")
 
 
-def leaves_nothing(language: Language, stops: StopRule) -> bool:
+def is_empty_under_stops(language: Language, stops: StopRule) -> bool:
     """Whether it is certain that every text of the language contains a stop string before its end.
 
     False for languages that are not a single pattern, and where a limit is reached.

@@ -37,7 +37,7 @@ def completes(matcher: Matcher, vocabulary: Vocabulary, tokens: KnownCompletion)
     return ahead.is_complete
 
 
-def rest_of(
+def rest_after(
     matcher: Matcher, vocabulary: Vocabulary, known_completion: KnownCompletion, token_id: int
 ) -> KnownCompletion | None:
     """The known completion behind this token, if its bytes begin with the token's bytes.
@@ -81,7 +81,7 @@ def _after(
     return ()
 
 
-def overlaps(
+def completions_by_overlap(
     known_completion: KnownCompletion, token_id: int, vocabulary: Vocabulary
 ) -> Iterator[KnownCompletion]:
     """The known completion behind bytes with which it begins and the token ends."""
@@ -120,7 +120,7 @@ def next_completion(
     max_tries: int = MAX_TRIES,
 ) -> KnownCompletion | None:
     """A completion behind this token, derived from the known one without a search."""
-    rest = rest_of(matcher, vocabulary, known_completion, token_id)
+    rest = rest_after(matcher, vocabulary, known_completion, token_id)
     if rest is not None and len(rest) <= max_len:
         return rest
     padding = _rest_of_character(vocabulary.tokens[token_id])
@@ -128,7 +128,7 @@ def next_completion(
         return _padded(matcher, vocabulary, known_completion, token_id, max_len, padding)
     whole = (known_completion,) if len(known_completion) <= max_len else ()
     tails = tails_of(known_completion, max_len, max_tries)
-    for tail in chain(whole, overlaps(known_completion, token_id, vocabulary), tails):
+    for tail in chain(whole, completions_by_overlap(known_completion, token_id, vocabulary), tails):
         if len(tail) <= max_len and completes(matcher, vocabulary, (token_id, *tail)):
             return tail
     return None
@@ -172,7 +172,7 @@ def tails_of(
         yield known_completion[start:]
 
 
-def narrow(
+def keep_tokens_that_shorten(
     row: Bitmask,
     matcher: Matcher,
     vocabulary: Vocabulary,

@@ -18,7 +18,7 @@ from constraints.where.error_position import short
 from constraints.where.limits import OutOfReach
 from constraints.where.machine import Machine, build
 from constraints.where.measures import counter_of
-from constraints.where.reduction import reduced
+from constraints.where.reduction import minimised
 from constraints.where.stop_phrases import with_stop_phrases
 from constraints.where.terms import (
     Contains,
@@ -160,8 +160,8 @@ def _coaccessible_slacks(
 
 def _machine(expression: Expression) -> Machine:
     phrases = _dropped(expression)
-    machine = reduced(build(_without_stops(expression)))
-    return reduced(with_stop_phrases(machine, phrases)) if phrases else machine
+    machine = minimised(build(_without_stops(expression)))
+    return minimised(with_stop_phrases(machine, phrases)) if phrases else machine
 
 
 def _accepted(machine: Machine, counter_grid: CounterGrid) -> tuple[Slacks, ...]:

@@ -38,7 +38,9 @@ class MatcherState(Protocol):
         """A copy."""
 
 
-def fewest(state: MatcherState, distances: Distances, max_len: int) -> tuple[int, ...] | None:
+def shortest_by_distances(
+    state: MatcherState, distances: Distances, max_len: int
+) -> tuple[int, ...] | None:
     """The fewest tokens that complete the text, plain tokens first; None: more than `max_len`."""
     needed = _smallest(
         lambda length: state.is_alive(distances.within(state.made_len, length)), max_len
@@ -55,7 +57,7 @@ def fewest(state: MatcherState, distances: Distances, max_len: int) -> tuple[int
     return tuple(tokens)
 
 
-def along(
+def shortest_along_routes(
     state: MatcherState, routes: Distances, coaccessible_slacks: Slacks, max_len: int
 ) -> tuple[int, ...] | None:
     """Few tokens that complete the text; None: more than `max_len`, or no route is near.
@@ -65,11 +67,11 @@ def along(
     tokens: list[int] = []
     ahead = state.fork()
     for _ in range(1 + min(_MAX_INSIDE, max_len)):
-        rest = fewest(ahead, routes, max_len - len(tokens))
+        rest = shortest_by_distances(ahead, routes, max_len - len(tokens))
         if rest is not None:
             return (*tokens, *rest)
         token_id = (
-            _towards(ahead, routes, coaccessible_slacks, max_len - len(tokens))
+            _next_towards_route(ahead, routes, coaccessible_slacks, max_len - len(tokens))
             if ahead.is_inside
             else None
         )
@@ -80,7 +82,7 @@ def along(
     return None
 
 
-def _towards(
+def _next_towards_route(
     state: MatcherState, routes: Distances, coaccessible_slacks: Slacks, max_len: int
 ) -> int | None:
     """The token that leads to the shortest route, or else further into the character."""

@@ -26,7 +26,7 @@ from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_steps import ByteSteps
 from constraints.where.byte_table import ByteTable
-from constraints.where.completions import along, fewest
+from constraints.where.completions import shortest_along_routes, shortest_by_distances
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.distances import MAX_WORK, Distances
 from constraints.where.machine import Machine
@@ -311,10 +311,12 @@ class WhereMatcher:
             return ()
         language = self._language
         if language.distances is not None:
-            return fewest(self, language.distances, max_len)
+            return shortest_by_distances(self, language.distances, max_len)
         found = None
         if language.routes is not None:
-            found = along(self, language.routes, language.coaccessible_slacks, max_len)
+            found = shortest_along_routes(
+                self, language.routes, language.coaccessible_slacks, max_len
+            )
             # Where every byte has a token, routes lead from every place to an end.
             if language.spells_utf8:
                 return found

@@ -32,16 +32,16 @@ class ContainsAny:
     phrases: tuple[str, ...]
 
 
-def grouped(expression: Expression) -> Expression:
+def group_phrases(expression: Expression) -> Expression:
     """The normal form with grouped phrases; some atoms are ContainsAny."""
-    return _grouped(to_nnf(expression))
+    return _group_phrases(to_nnf(expression))
 
 
-def _grouped(expression: Expression) -> Expression:
+def _group_phrases(expression: Expression) -> Expression:
     match expression:
         case Or(parts):
             phrases = [part.phrase for part in parts if isinstance(part, Contains)]
-            others = [_grouped(part) for part in parts if not isinstance(part, Contains)]
+            others = [_group_phrases(part) for part in parts if not isinstance(part, Contains)]
             return any_of([*_any_of_phrases(phrases), *others])
         case And(parts):
             return all_of(_conjunction(parts))
@@ -63,7 +63,7 @@ def _conjunction(parts: Sequence[Expression]) -> list[Expression]:
             case StopsAt(phrases):
                 stops.extend(phrases)
             case _:
-                others.append(_grouped(part))
+                others.append(_group_phrases(part))
     none = [Not(each) for each in (*_any_of_phrases(excluded), *with_lists_joined(lists))]
     return [*others, *none, *([StopsAt(tuple(stops))] if stops else [])]
 

@@ -13,7 +13,7 @@ from constraints.where import automata, numerals, regex_dfa
 from constraints.where.automata import Automaton
 from constraints.where.code_points import Partition, join
 from constraints.where.grid import MEASURES, Grid, holds, is_counted, may_hold
-from constraints.where.grouping import ContainsAny, grouped
+from constraints.where.grouping import ContainsAny, group_phrases
 from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
 from constraints.where.measures import Counter, atoms, counter_of
 from constraints.where.sources import Steps
@@ -103,7 +103,7 @@ def _shape_automaton(atom: Expression) -> Automaton:
 
 def build(expression: Expression) -> Machine:
     """The machine of an expression without stops_before. Raises OutOfReach, TooComplex."""
-    expression = grouped(expression)
+    expression = group_phrases(expression)
     finite: dict[Expression, None] = dict.fromkeys(
         atom
         for atom in atoms(expression)

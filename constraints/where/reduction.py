@@ -10,7 +10,7 @@ from constraints.where.machine import Machine
 from constraints.where.sources import Sources, Steps
 
 
-def reduced(machine: Machine) -> Machine:
+def minimised(machine: Machine) -> Machine:
     """The equivalent machine with the fewest states; state 0 is dead."""
     machine = _without_hopeless(machine)
     kept = np.flatnonzero(_reachable(machine.steps, machine.start))

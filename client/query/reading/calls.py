@@ -27,7 +27,7 @@ from client.query.program import (
     PromptCondition,
     Subquery,
 )
-from client.query.reading.quoted_types import with_names_found
+from client.query.reading.quoted_types import resolve_quoted_types
 
 
 class Calls:
@@ -113,7 +113,7 @@ class Calls:
             return NoneType
         try:
             names = ChainMap(body.f_locals, self._around, body.f_globals)
-            return with_names_found(value, names)
+            return resolve_quoted_types(value, names)
         except BadCondition as error:
             raise BadCondition(error.message, self._places[number], self._source) from error
 

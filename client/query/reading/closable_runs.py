@@ -22,7 +22,7 @@ _TryT = TypeVar("_TryT", ast.Try, ast.TryStar)
 _LoopT = TypeVar("_LoopT", ast.For, ast.AsyncFor, ast.While)
 
 
-def can_be_closed(nodes: Nodes, statements: Sequence[ast.stmt]) -> None:
+def make_closable(nodes: Nodes, statements: Sequence[ast.stmt]) -> None:
     """Insert these calls into a rewritten body and the async functions that it defines."""
     rewriter = _Rewriter(nodes)
     for statement in statements:

@@ -21,7 +21,7 @@ from client.query.reading.expressions import PLACED
 from client.query.reading.layout import Layout
 from client.query.reading.nodes import Nodes
 from client.query.reading.parameters import captured
-from client.query.reading.rewriting import MAKE, Surroundings, written
+from client.query.reading.rewriting import MAKE, Surroundings, rewrite_program
 from client.query.reading.text import Text
 
 _WORD = re.compile(r"\w+")
@@ -53,10 +53,12 @@ class Scope:
         return callable(self.globals.get(name))
 
 
-def made(text: Text, layout: Layout, around: Surroundings, scope: Scope, filename: str) -> Program:
+def compile_program(
+    text: Text, layout: Layout, around: Surroundings, scope: Scope, filename: str
+) -> Program:
     """The program of a layout. Raises BadProgram."""
     nodes = Nodes(text)
-    program = written(nodes, layout, around)
+    program = rewrite_program(nodes, layout, around)
     late = _late(program.used, around.name, scope)
     if late is not None:
         scope = replace(scope, cells={**scope.cells, **late.cells})
@@ -124,7 +126,7 @@ def _taking(body: types.FunctionType, take: types.FunctionType) -> Callable[...,
 def free_names(text: Text, layout: Layout, around: Surroundings, scope: Scope) -> dict[str, Place]:
     """The unbound names that a program uses, by their first places."""
     nodes = Nodes(text)
-    program = written(nodes, layout, around)
+    program = rewrite_program(nodes, layout, around)
     known = program.hole_names | program.bound | set(dir(builtins))
     return {
         name: text.place(nodes.span(node))

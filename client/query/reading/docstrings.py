@@ -41,7 +41,7 @@ def is_program(text: Text, held: SourceSpan, known: AbstractSet[str]) -> bool:
     shown = text.text[held.start : held.end]
     if _PROMPT_OR_DECODER.search(shown):
         return True
-    if _PROMPT_BEHIND_COLON.search(shown) and asks(text, held):
+    if _PROMPT_BEHIND_COLON.search(shown) and has_holes(text, held):
         return True
     try:
         return _does_something(text, held, known)
@@ -50,7 +50,7 @@ def is_program(text: Text, held: SourceSpan, known: AbstractSet[str]) -> bool:
         return False
 
 
-def asks(text: Text, held: SourceSpan) -> bool:
+def has_holes(text: Text, held: SourceSpan) -> bool:
     """Whether it is a program with holes; lines of a prompt may begin with quotes, too."""
     try:
         return _has_holes(layout_of(text, held))

@@ -16,7 +16,7 @@ from types import FunctionType
 from client.query.errors import BadProgram
 from client.query.place import Source
 from client.query.reading.compiled_functions import Scope
-from client.query.reading.docstrings import asks, is_program
+from client.query.reading.docstrings import has_holes, is_program
 from client.query.reading.enclosing import Enclosing
 from client.query.reading.expressions import statements
 from client.query.reading.strings import content_of
@@ -91,7 +91,7 @@ def _region(
     held = _held_by(text, string, known)
     if all(map(_is_nothing, function.body[1:])):
         return held or string
-    if held is not None and asks(text, held):
+    if held is not None and has_holes(text, held):
         what = "a program in a docstring, and code behind it, which would not be run"
         raise text.bad(f"{what}: put both into the docstring", string.start, string.end)
     return span

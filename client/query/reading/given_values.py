@@ -17,7 +17,7 @@ from client.query.reading.nodes import CALLS, load
 _GIVEN = f"{CALLS}_given_"
 
 
-def given_of(
+def given_names(
     bound: AbstractSet[str], given: AbstractSet[str], holes: AbstractSet[str]
 ) -> AbstractSet[str]:
     """The names that a program binds and that have an outside value: `given` ones and builtins.
@@ -27,12 +27,12 @@ def given_of(
     return bound & (given | (set(dir(builtins)) - holes))
 
 
-def beginning(names: Iterable[str]) -> list[ast.stmt]:
+def initial_assignments(names: Iterable[str]) -> list[ast.stmt]:
     """The assignments at the start of the program's functions."""
     return [_assigned(name, f"{_GIVEN}{name}") for name in sorted(names)]
 
 
-def kept(names: Iterable[str]) -> list[ast.stmt]:
+def outer_assignments(names: Iterable[str]) -> list[ast.stmt]:
     """The assignments around these functions, where the names have their outside values."""
     return [_assigned(f"{_GIVEN}{name}", name) for name in sorted(names)]
 

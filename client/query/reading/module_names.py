@@ -16,7 +16,7 @@ from client.query.reading.nodes import Nodes
 _FunctionT = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def let_globals_be_the_runs(nodes: Nodes, block: Sequence[ast.stmt]) -> list[ast.stmt]:
+def rewrite_globals(nodes: Nodes, block: Sequence[ast.stmt]) -> list[ast.stmt]:
     """Rewrite the block of one function in place. Raises BadProgram."""
     changed = ast.Module(list(block), [])
     _Rewriter(nodes, names.bound(block)).visit(changed)

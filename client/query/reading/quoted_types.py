@@ -17,7 +17,7 @@ from client.query.errors import BadCondition
 from client.query.reading import program_text
 
 
-def with_names_found(kind: object, names: Mapping[str, object]) -> object:
+def resolve_quoted_types(kind: object, names: Mapping[str, object]) -> object:
     """A hole's type with quoted names resolved in `names`, also in the program's own classes in it.
 
     Raises BadCondition.

@@ -17,7 +17,7 @@ from client.query.place import Source
 from client.query.program import Program
 from client.query.reading import program_text
 from client.query.reading.clauses import layout_of
-from client.query.reading.compiled_functions import Scope, filename_of, free_names, made
+from client.query.reading.compiled_functions import Scope, compile_program, filename_of, free_names
 from client.query.reading.enclosing import Enclosing
 from client.query.reading.foreign_comments import without_foreign_comments
 from client.query.reading.functions import program_in, scope_of
@@ -114,7 +114,7 @@ def _template(
         places = free_names(text, layout, plain, scope)
         names = [inspect.Parameter(each, kind) for each in places]
         around = replace(plain, parameters=inspect.Signature(names))
-        program = made(text, layout, around, scope, filename_of(text.source))
+        program = compile_program(text, layout, around, scope, filename_of(text.source))
         return replace(program, parameter_places=places)
     except RecursionError:
         raise text.bad(_TOO_DEEP, 0) from None
@@ -124,7 +124,7 @@ def _program(source: Source, region: SourceSpan, around: Surroundings, scope: Sc
     text = Text(source, without_foreign_comments(source.text, region))
     _check_characters(text)
     try:
-        return made(text, layout_of(text, region), around, scope, filename_of(source))
+        return compile_program(text, layout_of(text, region), around, scope, filename_of(source))
     except RecursionError:
         raise text.bad(_TOO_DEEP, region.start) from None
 

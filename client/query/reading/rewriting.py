@@ -23,12 +23,12 @@ from typing import Any, TypeAlias
 
 from client.query.reading import names
 from client.query.reading.bodies import Body
-from client.query.reading.closable_runs import can_be_closed
+from client.query.reading.closable_runs import make_closable
 from client.query.reading.expressions import expression
-from client.query.reading.given_values import beginning, given_of, kept
+from client.query.reading.given_values import given_names, initial_assignments, outer_assignments
 from client.query.reading.last_holes import mark_last
 from client.query.reading.layout import Layout
-from client.query.reading.module_names import let_globals_be_the_runs
+from client.query.reading.module_names import rewrite_globals
 from client.query.reading.nodes import (
     CALLS,
     CONTEXT,
@@ -61,7 +61,7 @@ _CONTEXT_FOR_PEOPLE = "context"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class RewrittenProgram:
     """A program in Python.
 
     module:         defines `make`
@@ -96,7 +96,7 @@ class Surroundings:
     given: frozenset[str] = frozenset()
 
 
-def written(nodes: Nodes, layout: Layout, around: Surroundings) -> Written:
+def rewrite_program(nodes: Nodes, layout: Layout, around: Surroundings) -> RewrittenProgram:
     """The program in Python, without the parameters of `make`. Raises BadProgram."""
     return _Writer(nodes, layout, around).written()
 
@@ -114,7 +114,7 @@ class _Writer:
         self._preamble = self._body.preamble
         self._given: set[str] = set()
 
-    def written(self) -> Written:
+    def written(self) -> RewrittenProgram:
         self._body.check(self._around.parameters.parameters.keys(), self._layout)
         clauses = WhereClauses(self._nodes, self._holes, self._own_names())
         conditions = self._conditions(clauses)
@@ -144,7 +144,7 @@ class _Writer:
         ]
         used = names.used(ast.Module(list(functions), []))
         module = self._module(functions)
-        return Written(
+        return RewrittenProgram(
             module=module,
             compiler_flags=self._body.compiler_flags,
             hole_names=self._holes,
@@ -206,7 +206,7 @@ class _Writer:
             opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
         parameters = parameters_of(self._around.parameters, CONTEXT)
         block = self._own_globals([*opening, *body], span) or [ast.Pass()]
-        can_be_closed(self._nodes, block)
+        make_closable(self._nodes, block)
         made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
         return self._nodes.at(made, span)
 
@@ -215,10 +215,10 @@ class _Writer:
         if not self._around.is_module:
             return block
         bound = names.bound(block) - self._around.parameters.parameters.keys()
-        given = given_of(bound, self._around.given, self._holes)
+        given = given_names(bound, self._around.given, self._holes)
         self._given |= given
-        begun = [self._nodes.at(statement, span) for statement in beginning(given)]
-        return [*begun, *let_globals_be_the_runs(self._nodes, block)]
+        begun = [self._nodes.at(statement, span) for statement in initial_assignments(given)]
+        return [*begun, *rewrite_globals(self._nodes, block)]
 
     def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:
         name = _CONTEXT_FOR_PEOPLE
@@ -272,7 +272,7 @@ class _Writer:
         """`make`; `captured` adds further parameters."""
         span = self._whole()
         given = ast.Return(tuple_of([load(function.name) for function in functions]))
-        block = [*kept(self._given), *functions, given]
+        block = [*outer_assignments(self._given), *functions, given]
         make = ast.FunctionDef(MAKE, arguments_of([CALLS]), block, [], **_EMPTY)
         return ast.Module([self._nodes.at(make, span)], [])
 

@@ -25,7 +25,7 @@ _Split = tuple[Term | None, Term | None]
 _MAX_SIZE = 2000
 
 
-def unrolled(name: str, term: Term) -> Term:
+def as_loop(name: str, term: Term) -> Term:
     """The rule's term as a loop, if its own name occurs at one end only; else unchanged."""
     if all(each.name != name for each in names(term)):
         return term
@@ -80,7 +80,7 @@ def _beside(others: tuple[Term, ...], part: Term | None, is_right: bool) -> Term
     return sequence((*others, part) if is_right else (part, *others))
 
 
-def flat_rules(rules: Mapping[str, Term]) -> set[str]:
+def rules_without_stack(rules: Mapping[str, Term]) -> set[str]:
     """The rules that reach no recursive rule and are not too large when written out."""
     mentions = {
         name: list(dict.fromkeys(each.name for each in names(term))) for name, term in rules.items()

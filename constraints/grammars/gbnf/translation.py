@@ -6,7 +6,7 @@ text -> reading -> loops (rules that need no stack) -> terminals (over greed) ->
 from constraints.errors import Contradiction
 from constraints.grammars.definition_graph import check_depth, closure
 from constraints.grammars.engine import HEADER
-from constraints.grammars.gbnf.loops import flat_rules, unrolled
+from constraints.grammars.gbnf.loops import as_loop, rules_without_stack
 from constraints.grammars.gbnf.reading import ROOT, read
 from constraints.grammars.gbnf.terminals import split_terminals
 from constraints.grammars.gbnf.terms import Alternation, Name, Repetition, Sequence, Term, names
@@ -30,8 +30,8 @@ def to_grammar(text: str) -> str:
         what = f"rule `{unproductive[0]}` never ends: no text follows it"
         wrong = complaint(text, at, at + len(unproductive[0]), what)
         raise Contradiction(str(wrong), tuple(unproductive))
-    rules = {name: unrolled(name, term) for name, term in terms.items()}
-    found = split_terminals(rules, flat_rules(rules), ROOT)
+    rules = {name: as_loop(name, term) for name, term in terms.items()}
+    found = split_terminals(rules, rules_without_stack(rules), ROOT)
     return HEADER + write(found, rules, ROOT)
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from constraints.grammars.stop_emptiness import leaves_nothing
+from constraints.grammars.stop_emptiness import is_empty_under_stops
 from constraints.spec import ConstraintSpec, Kind, StopRule
 from tests.constraints.walks import byte_vocabulary, language_of
 
@@ -18,7 +18,7 @@ STOPS = st.lists(st.sampled_from(["a", "b", "ab", "ba", "bb"]), min_size=1, max_
 
 def is_emptied(kind: Kind, text: str, *strings: str, kept: bool = True) -> bool:
     language = language_of(ConstraintSpec(kind, text), byte_vocabulary())
-    return leaves_nothing(language, StopRule(strings, kept))
+    return is_empty_under_stops(language, StopRule(strings, kept))
 
 
 def is_uncut(text: str, strings: list[str], *, kept: bool) -> bool:

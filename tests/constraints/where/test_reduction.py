@@ -12,7 +12,7 @@ from constraints.where.automata import can_reach
 from constraints.where.code_points import Partition
 from constraints.where.compile import compile_where
 from constraints.where.machine import Machine
-from constraints.where.reduction import reduced
+from constraints.where.reduction import minimised
 from constraints.where.sources import Sources
 from constraints.where.terms import OneOf
 from tests.constraints.walks import byte_vocabulary
@@ -56,7 +56,7 @@ def test_equal_states_are_one_and_no_others(
     table: Table, accepting: set[int], texts: list[str]
 ) -> None:
     machine = machine_of(table, accepting)
-    least = reduced(machine)
+    least = minimised(machine)
     assert [accepts(least, text) for text in texts] == [accepts(machine, text) for text in texts]
     assert not least.accepts[0].any()
     # By going round among pairs: two states are the same where nothing tells them apart.
