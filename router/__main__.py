@@ -40,7 +40,6 @@ from router.engine.infer import Infer
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.streams import SocketLimits
-from router.http.operations.startup import limits_of, server_info
 from router.http.server.listen import (
     BoundSocket,
     HttpServer,
@@ -48,6 +47,7 @@ from router.http.server.listen import (
     bind_configured,
     configured_limits,
 )
+from router.http.server_info import limits_of, server_info
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.validation import Limits, Validation
 from router.scheduler.allocator import Allocator

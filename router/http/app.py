@@ -25,8 +25,8 @@ from router.http.lmtp.prompts import Prompts
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.streams import LmtpServices, SocketLimits
 from router.http.logprobs import TokenNames
-from router.http.openai.chat import ChatRoutes
 from router.http.openai.completions import CompletionRoutes
+from router.http.openai.routes import ChatRoutes
 from router.http.operations.constraints_check import ConstraintRoutes, Judges
 from router.http.operations.routes import OperationsRoutes
 from router.http.platforms import InvocationRoutes, VertexRoutes

@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from router.engine.infer import Infer
-from router.http.openai.chat import ChatRoutes
+from router.http.openai.routes import ChatRoutes
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.schema import AnswerModel, Schema, parse, parse_part

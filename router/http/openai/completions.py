@@ -9,16 +9,11 @@ from starlette.responses import Response
 from router.engine.infer import Completion, ranked
 from router.http.logprobs import OldLogprobs, TokenNames, joined
 from router.http.openai.reply import completion_reason, prompt_fields
-from router.http.openai.routes import OpenAiRoutes
-from router.http.openai.schema import (
-    LAST_EVENT,
-    CompletionBody,
-    TextCompletion,
-    TextCompletionChunk,
-)
+from router.http.openai.routes import OpenAiRoutes, openai_docs
+from router.http.openai.schema import CompletionBody, TextCompletion, TextCompletionChunk
 from router.http.openai.stream import CompletionEncoder
 from router.http.request_validator import RequestRecord
-from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server.docs import ApiRoute
 from router.http.server_info import constraint_fields
 from router.request.errors import InvalidRequest
 from router.request.events import PromptScored
@@ -32,15 +27,7 @@ class CompletionRoutes(OpenAiRoutes):
 
     def routes(self) -> list[ApiRoute]:
         """The route, documented."""
-        docs = RouteDocs(
-            tag="OpenAI",
-            body=CompletionBody,
-            answer=TextCompletion,
-            events=TextCompletionChunk,
-            last_event=LAST_EVENT,
-            generates=True,
-            failures=NO_MODEL,
-        )
+        docs = openai_docs(CompletionBody, TextCompletion, TextCompletionChunk)
         return [ApiRoute("POST", "/v1/completions", self.completions, docs)]
 
     async def completions(self, request: Request) -> Response:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from constraints.spec import Kind, Whitespace
 from constraints.where.cursor import MAX_TEXT_LEN
@@ -143,8 +143,6 @@ class ResponseFormat(Options):
 
 class StructuredOutputs(Options):
     """vLLM's `structured_outputs`: one of these; `where` is ours."""
-
-    model_config = ConfigDict(extra="ignore")
 
     json_: Any = Field(default=None, alias="json")
     regex: str | None = None

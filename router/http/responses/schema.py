@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import ConfigDict, Field
 
 from constraints.spec import Kind
 from router.http.conversation import ChatPrompt, Setting, Turn
@@ -14,30 +14,17 @@ from router.http.request_validator import normalize
 from router.http.responses.items import Items
 from router.http.schema import Harmless, SamplingFields, Schema, StrictSchema
 from router.http.tools.functions import (
+    Choice,
     Function,
     Name,
     ToolChoice,
     allowed_functions,
-    read_choice,
     shown_functions,
 )
 from router.http.tools.grammar import AllowedTools
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 from router.request.grammar import RawGrammar
 from router.request.validation import Limits, RawParams
-
-_FLAT = '{"type": "function", "name": ...}'
-
-
-def _choice(value: Any) -> ToolChoice:
-    return read_choice(value, _FLAT)
-
-
-Choice = Annotated[
-    ToolChoice,
-    PlainValidator(_choice),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
-]
 
 
 class FunctionTool(Schema):

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Infer
-from router.http.openai.chat import ChatRoutes
+from router.http.openai.routes import ChatRoutes
 from router.http.openai.schema import ChatBody
 from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.schema import parse

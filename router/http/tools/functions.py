@@ -24,7 +24,6 @@ _CUSTOM = "custom"
 # The arguments of a function without parameters.
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 MAX_TOOLS = 128
-_NESTED = '{"type": "function", "function": {"name": ...}}'
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +44,8 @@ def _name(value: Any) -> str:
     raise ValueError("must be 1 to 128 letters, digits, `_` or `-`")
 
 
-def read_choice(value: Any, example: str = _NESTED) -> ToolChoice:
-    """`tool_choice`; `example` names a tool in the ValueError raised."""
+def _choice(value: Any) -> ToolChoice:
+    """`tool_choice`. Raises ValueError."""
     if isinstance(value, str):
         return ToolChoice(value) if value in _MODES else ToolChoice(_NAMED, value)
     if isinstance(value, dict):
@@ -54,15 +53,15 @@ def read_choice(value: Any, example: str = _NESTED) -> ToolChoice:
         if kind == _CUSTOM:
             return ToolChoice(_CUSTOM)
         if kind == "allowed_tools":
-            return _read_subset(value.get("allowed_tools", value), example)
+            return _read_subset(value.get("allowed_tools", value))
         function = value.get("function", value)
         name = function.get("name") if isinstance(function, dict) else None
         if kind == "function" and isinstance(name, str):
             return ToolChoice(_NAMED, name)
-    raise ValueError(f'must be "none", "auto", "required" or {example}')
+    raise ValueError('must be "none", "auto", "required" or an object that names a function')
 
 
-def _read_subset(value: Any, example: str) -> ToolChoice:
+def _read_subset(value: Any) -> ToolChoice:
     """OpenAI's `allowed_tools`: only some of the tools that the model sees."""
     tools = value.get("tools") if isinstance(value, dict) else None
     mode = value.get("mode") if isinstance(value, dict) else None
@@ -73,7 +72,7 @@ def _read_subset(value: Any, example: str) -> ToolChoice:
         function = tool.get("function", tool) if isinstance(tool, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         if not isinstance(name, str):
-            raise ValueError(f"must have `tools` like {example}")
+            raise ValueError("must have `tools` that name functions")
         names.append(name)
     return ToolChoice(mode, allowed=tuple(names))
 
@@ -85,7 +84,7 @@ Name = Annotated[
 ]
 Choice = Annotated[
     ToolChoice,
-    PlainValidator(read_choice),
+    PlainValidator(_choice),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
 ]
 
