@@ -15,7 +15,7 @@ from constraints.where.writing import text
 from router.http.fields import CUTS
 from router.http.schema import Schema
 from router.request.errors import InvalidRequest, Unsupported
-from router.request.grammar import RawGrammar
+from router.request.grammar import GRAMMAR_TYPES, RawGrammar
 
 _MAX_WORDS = 500
 
@@ -40,14 +40,6 @@ def _without(words: list[str]) -> RawGrammar:
 
 
 _ANY_OBJECT = {"type": "object"}
-_VALUED = {
-    "json": Kind.JSON_SCHEMA,
-    "regex": Kind.REGEX,
-    "choice": Kind.CHOICE,
-    "lark": Kind.LARK,
-    "gbnf": Kind.GBNF,
-    "where": Kind.WHERE,
-}
 _TYPES = "`text`, `json_object`, `json_schema` or `grammar` (or `json`, `regex`, `choice`, "
 _TYPES += "`lark`, `gbnf` and `where`, with a `value`)"
 _KINDS = {
@@ -118,10 +110,10 @@ class ResponseFormat(Options):
             return RawGrammar(Kind.JSON_SCHEMA, schema)
         if self.type == "json_schema":
             return RawGrammar(Kind.JSON_SCHEMA, self._json_schema())
-        if self.type in _VALUED:
+        if self.type in GRAMMAR_TYPES:
             if self.value is None:
                 raise _missing("value")
-            return RawGrammar(_VALUED[self.type], self.value)
+            return RawGrammar(GRAMMAR_TYPES[self.type], self.value)
         if self.type == "grammar":
             if self.grammar_ is None:
                 raise _missing("grammar")
