@@ -27,7 +27,7 @@ class _Halving(Generic[Part]):
         self._is_over = False
 
     def needed(self, given: list[Part], parts: list[Part], *, is_new: bool) -> list[Part]:
-        """Those of `parts` that conflict with `given`; `is_new`: `given` was not checked yet."""
+        """A minimal subset that conflicts with `given`; `is_new`: `given` was not checked yet."""
         if is_new and not self._is_over:
             answer = self._is_empty(given)
             if answer:

@@ -133,7 +133,7 @@ def _encoding(decoder: dict[str, Any]) -> dict[int, str] | str | None:
 
 
 def _puts_space_in_front(normalizer: dict[str, Any]) -> bool:
-    """Whether the normalizer puts a space before a text, which decoding restores."""
+    """Whether normalized tokens begin with a space, which decoding adds again."""
     steps = [normalizer, *normalizer.get("normalizers", [])]
     return any(step.get("type") == "Prepend" for step in steps)
 
