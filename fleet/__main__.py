@@ -101,7 +101,7 @@ async def _run(command: FleetCommand, folder: Path) -> int:
     app = _app(config, manager, names, metrics, sockets)
     http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     await http.start()
-    _logger.info("ready at %s for %s", http.address, ", ".join(command.models))
+    _logger.info("ready at %s for %s", http.address, ", ".join(command.config.model))
     await signals.first.wait()
     _logger.info("draining, at most %g s", config.graceful_termination_timeout)
     draining = asyncio.create_task(manager.drain())
@@ -143,7 +143,7 @@ def _app(
 
 def _names(command: FleetCommand) -> ModelNames:
     if not command.config.takes_any:
-        return ListedModels(command.models)
+        return ListedModels(command.config.model)
     config = command.config
     hub = HuggingFaceHub() if config.hub_models else None
     root = config.models_folder or Path.cwd()

@@ -114,11 +114,6 @@ class FleetCommand:
     child_flags: tuple[str, ...]
     environ: Mapping[str, str]
 
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The models that the command line names."""
-        return self.config.model
-
 
 def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> FleetCommand:
     """What a command line without the program's name, and an environment, say. Raises BadConfig."""

@@ -9,8 +9,7 @@ Everything runs in one event loop; only the manager changes the table.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -236,51 +235,47 @@ class ModelManager:
 
     async def _check(self, name: str) -> None:
         _logger.info("checking %s", name)
-        try:
-            async with self._loading(name):
-                await self._factory.check(self._models[name])
-        except DidNotStart as error:
-            self._fail(name, str(error), "refused")
-            return
-        self._table.mark_checked(name, time.monotonic())
-        self._advance()
+        if await self._tried(name, self._factory.check(self._models[name]), "refused"):
+            self._table.mark_checked(name, time.monotonic())
+            self._advance()
 
     async def _load(self, name: str) -> None:
-        started_s = time.monotonic()
         _logger.info("loading %s", name)
-        try:
-            async with self._loading(name):
-                num_others = self._table.num_loaded - 1
-                server = await self._factory.start(self._models[name], num_others)
-        except DidNotStart as error:
-            self._fail(name, str(error), "failed")
-            return
+        if await self._tried(name, self._start_server(name), "failed"):
+            self._table.mark_loaded(name, time.monotonic())
+            if self._is_draining:
+                self._start_unload(name, "stop")
+                return
+            self._start(self._watch(name, self._servers[name]))
+            self._advance()
+
+    async def _start_server(self, name: str) -> None:
+        started_s = time.monotonic()
+        num_others = self._table.num_loaded - 1
+        self._servers[name] = await self._factory.start(self._models[name], num_others)
         duration_s = time.monotonic() - started_s
         self._metrics.loads.inc("loaded")
         self._metrics.load_duration.observe(duration_s)
         _logger.info("%s is ready after %.1f s", name, duration_s)
-        self._servers[name] = server
-        self._table.mark_loaded(name, time.monotonic())
-        if self._is_draining:
-            self._start_unload(name, "stop")
-            return
-        self._start(self._watch(name, server))
-        self._advance()
 
-    @asynccontextmanager
-    async def _loading(self, name: str) -> AsyncIterator[None]:
-        """Turn every error into DidNotStart, or the model would be loading for ever."""
+    async def _tried(self, name: str, work: Coroutine[Any, Any, None], outcome: str) -> bool:
+        """Whether the work succeeded. Every error is a failure of the model, or it would be
+        loading for ever; `outcome` counts it."""
         try:
-            yield
-        except DidNotStart:
-            raise
-        except asyncio.CancelledError as error:
-            raise DidNotStart("the server is shutting down") from error
-        except Exception as error:
+            await work
+        except DidNotStart as error:
+            reason = str(error)
+        except asyncio.CancelledError:
+            reason = "the server is shutting down"
+        except Exception:
             _logger.exception("loading %s failed by a bug", name)
-            raise DidNotStart("a bug; the server's log has more") from error
+            reason = "a bug; the server's log has more"
+        else:
+            return True
         finally:
             del self._loads[name]
+        self._fail(name, reason, outcome)
+        return False
 
     def _fail(self, name: str, reason: str, outcome: str) -> None:
         _logger.error("%s could not be loaded: %s", name, reason)

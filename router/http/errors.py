@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from router.http.server.errors import (
-    DRAINING_HEADER,
     Dialect,
     HttpError,
     Problem,
@@ -93,8 +92,6 @@ def problem_of(
     kind = _kind_of(error)
     retry_after_s = _retry_after_s(error)
     headers = retry_headers(retry_after_s)
-    if isinstance(error, Draining):
-        headers[DRAINING_HEADER] = "draining"
     if dialect is Dialect.TGI:
         body = tgi_body(kind.text.format(error), kind.error_type, **_details(error))
         return Problem(kind.status, kind.error_type, body, headers, retry_after_s)

@@ -11,7 +11,7 @@ from processes.settings import BadConfig
 def test_models_flags_and_the_servers_flags_are_kept_apart() -> None:
     argv = ["--model", "a,b", "--port", "1", "--model", "-c d", "--", "--port", "2", "--dtype", "x"]
     command = read_config(argv, {"MAX_LOADED_MODELS": "3", "API_KEY": "k,l"})
-    assert command.models == ("a,b", "-c d")
+    assert command.config.model == ("a,b", "-c d")
     assert (command.config.port, command.config.max_loaded_models) == (1, 3)
     assert command.config.api_key == ("k", "l")
     assert command.child_flags == ("--port", "2", "--dtype", "x")

@@ -13,9 +13,6 @@ from math import ceil
 import orjson
 from starlette.responses import Response
 
-# In any dialect, the header of a server's answer that says that it is shutting down.
-DRAINING_HEADER = "x-tandem-state"
-
 
 class Dialect(Enum):
     """The API whose error body a route answers."""
