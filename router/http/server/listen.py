@@ -35,18 +35,6 @@ class ListenFailed(Exception):
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, limits: ConnectionLimits) -> None:
-        super().__init__(config)
-        self._limits = limits
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        connections = cast(set[Connection], self.server_state.connections)
-        watching = asyncio.create_task(watch(connections, self._limits))
-        try:
-            await super().serve(sockets)
-        finally:
-            watching.cancel()
-
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals are handled outside of the server."""
@@ -161,8 +149,9 @@ class HttpServer:
         )
         config.load()
         config.ssl = bound.tls
-        self._server = _Server(config, limits)
+        self._server = _Server(config)
         self._bound = bound
+        self._limits = limits
         self._serving: asyncio.Task[None] | None = None
 
     @property
@@ -172,7 +161,10 @@ class HttpServer:
 
     async def start(self) -> None:
         """Returns once connections are accepted."""
+        connections = cast(set[Connection], self._server.server_state.connections)
+        watching = asyncio.create_task(watch(connections, self._limits))
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._bound.socket]))
+        self._serving.add_done_callback(lambda _: watching.cancel())
         while not self._server.started:
             if self._serving.done():
                 self._serving.result()
