@@ -115,15 +115,27 @@ LogitBias = Annotated[
 _WRAPPED = "json_schema"
 _SPACES = tuple(whitespace.value for whitespace in Whitespace)
 _WORDS = ", ".join(f"`{word}`" for word in GRAMMAR_TYPES)
-_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "json": ((dict, bool, str), "an object, true, false or a string"),
-    "json_object": ((dict, bool, str), "an object, true, false or a string"),
-    _WRAPPED: ((dict,), "an object"),
-    "regex": ((str,), "a string"),
-    "choice": ((list,), "a list"),
-    "lark": ((str,), "a string"),
-    "gbnf": ((str,), "a string"),
-    "where": ((str,), "a string"),
+_OBJECT = {"type": "object"}
+_FILLED_TEXT = {"type": "string", "minLength": 1}
+# Of a grammar's value, by its type: the Python types, their names, the schema of the document.
+_Value = tuple[tuple[type, ...], str, dict[str, Any]]
+_ANY_SCHEMA: _Value = (
+    *((dict, bool, str), "an object, true, false or a string"),
+    {"anyOf": [_OBJECT, {"type": "boolean"}, _FILLED_TEXT]},
+)
+_SOURCE: _Value = ((str,), "a string", _FILLED_TEXT)
+_VALUES: Mapping[str, _Value] = {
+    "json": _ANY_SCHEMA,
+    "json_object": _ANY_SCHEMA,
+    _WRAPPED: (
+        *((dict,), "an object"),
+        {**_OBJECT, "properties": {"schema": _OBJECT}, "required": ["schema"]},
+    ),
+    "regex": _SOURCE,
+    "choice": ((list,), "a list", {"type": "array", "items": _TEXT, "minItems": 1}),
+    "lark": _SOURCE,
+    "gbnf": _SOURCE,
+    "where": _SOURCE,
 }
 
 
@@ -162,7 +174,7 @@ def _grammar(value: Any) -> RawGrammar:
     if value.get("value") is None:
         raise ValueError("must have a `value`")
     inner: Any = value["value"]
-    types, shown = _TYPES[word]
+    types, shown, _ = _VALUES[word]
     if type(inner) not in types:
         raise WrongPart(f"of type `{word}` must have {shown} for its `value`", inner)
     if word == _WRAPPED:
@@ -177,26 +189,14 @@ _OPTIONS_SCHEMA = {
     "lenient": {"type": ["boolean", "null"]},
     "on_budget": {"enum": [*CUTS, None]},
 }
-
-
-def _variant(words: list[str], value: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"type": {"enum": words}, "value": value, **_OPTIONS_SCHEMA},
-        "required": ["type", "value"],
-    }
-
-
-_OBJECT = {"type": "object"}
-_FILLED_TEXT = {"type": "string", "minLength": 1}
 _GRAMMAR_SCHEMA = {
     "oneOf": [
-        _variant(["json", "json_object"], {"anyOf": [_OBJECT, {"type": "boolean"}, _FILLED_TEXT]}),
-        _variant(
-            [_WRAPPED], {**_OBJECT, "properties": {"schema": _OBJECT}, "required": ["schema"]}
-        ),
-        _variant(["regex", "lark", "gbnf", "where"], _FILLED_TEXT),
-        _variant(["choice"], {"type": "array", "items": {"type": "string"}, "minItems": 1}),
+        {
+            "type": "object",
+            "properties": {"type": {"const": word}, "value": schema, **_OPTIONS_SCHEMA},
+            "required": ["type", "value"],
+        }
+        for word, (_, _, schema) in _VALUES.items()
     ]
 }
 

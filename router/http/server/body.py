@@ -7,7 +7,6 @@ of the server waits.
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from itertools import accumulate
 from typing import Any, TypeVar
 
 import orjson
@@ -126,7 +125,7 @@ def check_width(body: bytes) -> None:
 
 def check_depth(body: bytes, value: Mapping[str, Any]) -> None:
     """Raise HttpError for a value that is nested too deep; `body` is its text."""
-    if _num_openings(body) <= MAX_DEPTH or _depth(_brackets(body)) <= MAX_DEPTH:
+    if _num_openings(body) <= MAX_DEPTH:
         return
     for key, child in value.items():
         if _is_deeper(child, MAX_DEPTH - 1):
@@ -143,10 +142,6 @@ def _brackets(body: bytes) -> bytes:
     """Those that are no part of a string, in their order."""
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
     return b"".join(plain.split(b'"')[::2]).translate(None, _NO_BRACKETS)
-
-
-def _depth(brackets: bytes) -> int:
-    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets))
 
 
 def _is_deeper(value: Any, max_depth: int) -> bool:

@@ -20,7 +20,7 @@ from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening
 from tests.router.rig import PATIENT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 _NUM_BODIES = 2000
 _NUM_CLIENTS = 4
