@@ -14,7 +14,6 @@ from types import MappingProxyType
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.errors import InvalidRequest, cut
 from router.request.grammar import RawGrammar
-from router.request.request import Constraint
 from router.text.tokenizer import check_unicode
 
 _MAX_SEED = (1 << 64) - 1
@@ -183,16 +182,6 @@ def check_parameters(raw: RawParams, limits: Limits) -> None:
     if raw.prompt_from and not raw.decoder_input_details:
         rule = f"0 without `{raw.name('decoder_input_details')}`"
         raise raw.refuse("prompt_from", rule, raw.prompt_from)
-
-
-def constraint_of(raw: RawParams, limits: Limits) -> Constraint | None:
-    """The grammar's constraint, as far as its text alone allows. Raises InvalidRequest."""
-    if raw.grammar is None:
-        return None
-    name = raw.name("grammar")
-    if not limits.takes_grammars:
-        raise InvalidRequest("grammar is not supported", name)
-    return raw.grammar.constraint(name)
 
 
 def sampling_params(raw: RawParams, limits: Limits, draw_seed: Callable[[], int]) -> SamplingParams:

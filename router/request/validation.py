@@ -16,7 +16,6 @@ from router.request.parameters import (
     Limits,
     RawParams,
     check_parameters,
-    constraint_of,
     logprob_params,
     sampling_params,
     stop_params,
@@ -140,12 +139,12 @@ class Validation:
 
     async def _constraint(self, raw: RawParams, stop: StopParams) -> Constraint | None:
         """The constraint, if it can be kept within the request's tokens. Raises InvalidRequest."""
-        name = raw.name("grammar")
-        if raw.grammar is not None and self._checks is None:
-            raise InvalidRequest("grammar is not supported", name)
-        constraint = constraint_of(raw, self.limits)
-        if constraint is None or self._checks is None:
+        if raw.grammar is None:
             return None
+        name = raw.name("grammar")
+        if self._checks is None or not self.limits.takes_grammars:
+            raise InvalidRequest("grammar is not supported", name)
+        constraint = raw.grammar.constraint(name)
         max_len = stop.max_new_tokens
         for field, part in raw.grammar_parts:
             await _checked(self._checks, part.constraint(field), StopRule(), max_len, field)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from time import monotonic
 
 import grpc
@@ -13,6 +14,7 @@ from router.request.errors import ShardFailed, Unhealthy
 from tests.fakes import FakeShard
 from tests.router.rig import (
     PROMPT,
+    QUICK,
     Rig,
     asking,
     end_of,
@@ -77,7 +79,7 @@ async def test_once_the_shards_are_back_nobody_is_refused() -> None:
 
 async def test_a_deadline_passes_while_the_shards_do_not_begin_anew() -> None:
     shard = FakeShard()
-    async with routing(shard) as rig:
+    async with routing(shard, timeouts=replace(QUICK, control_s=1.0)) as rig:
         shard.faults.hangs.add("ClearCache")
         shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
         assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), ShardFailed)

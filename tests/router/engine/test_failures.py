@@ -25,6 +25,7 @@ from router.text.detokenizer import Detokenizer
 from tests.fakes import FakeShard
 from tests.router.rig import (
     PROMPT,
+    QUICK,
     RESTLESS,
     asking,
     byte_tokenizer,
@@ -93,7 +94,7 @@ async def test_what_waits_outlives_a_failed_step() -> None:
 
 async def test_a_hanging_step_fails_at_its_deadline() -> None:
     shard = FakeShard()
-    async with routing(shard) as rig:
+    async with routing(shard, timeouts=replace(QUICK, step_s=1.0)) as rig:
         shard.faults.hangs.add("Decode")
         error = error_of(await events_of(rig.batcher.submit(asking())))
         assert "Decode: DEADLINE_EXCEEDED" in str(error)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 
 import grpc
@@ -14,7 +15,7 @@ from router.engine.beam_search.types import Place, SearchEnd, SearchOutcome
 from router.request.errors import GenerationFailed, ShardFailed
 from tests.fakes import FakeShard
 from tests.router.engine.beam_search.beams import searching
-from tests.router.rig import ANY_TEXT, PATIENT, Rig, asking, methods, routing, settled
+from tests.router.rig import ANY_TEXT, PATIENT, QUICK, Rig, asking, methods, routing, settled
 
 # A router that waits long until it asks failed shards again, and far longer than a test.
 SELDOM = BatcherLimits(retry_s=60.0, tick_s=60.0)
@@ -69,7 +70,7 @@ async def test_a_bug_under_a_search_ends_it_at_once() -> None:
 
 async def test_a_search_ends_at_its_deadline_though_a_step_hangs() -> None:
     shard = slow_shard()
-    async with routing(shard) as rig:
+    async with routing(shard, timeouts=replace(QUICK, step_s=1.0)) as rig:
         run = searching(rig, asking(max_new_tokens=90, deadline_s=monotonic() + 0.5), report_s=0.0)
         assert await run.next() is None
         shard.faults.hangs |= {"Prefill", "Decode"}
