@@ -50,7 +50,7 @@ from router.http.server.tls import server_tls
 BUNDLED_MODEL = Path(__file__).resolve().parent / "models" / "demo"
 BUNDLED_NAME = "tandem-demo"
 # For the router alone, and by its environment: everybody on the machine sees command lines.
-SECRETS = ("API_KEY", "SSL_KEYFILE_PASSWORD")
+_API_KEY = "API_KEY"
 # TGI's launcher has other defaults than its router.
 _DEFAULTS = {"max_batch_prefill_tokens": "2048", "waiting_served_ratio": "0.3"}
 _CODE_OF_ANYBODY = (
@@ -177,7 +177,6 @@ def deployment_of(
     server_tls(router)
     if router.port == 0:
         raise BadConfig("--port '0': must be at least 1")
-    secrets = zip(SECRETS, (",".join(router.api_key), router.ssl_keyfile_password), strict=True)
     service_name = f"{router.otlp_service_name.removesuffix('.router')}.server"
     shard_flags = [*flags_of(fields(ServeConfig), by_flag), f"--otlp-service-name={service_name}"]
     device, attention = (by_flag.get(name, "auto").lower() for name in ("device", "attention"))
@@ -199,7 +198,7 @@ def deployment_of(
         router_flags=tuple(flags_of(fields(RouterConfig), by_flag)),
         has_tls=router.ssl_certfile is not None,
         json_output=router.json_output,
-        secrets={variable: text for variable, text in secrets if text},
+        secrets={_API_KEY: ",".join(router.api_key)} if router.api_key else {},
         http_uds=router.http_uds,
         parent_pid=config.parent_pid,
     )
@@ -209,7 +208,7 @@ def deployment_of(
 
 def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
     """The environment that all children begin with; `hub_cache` as huggingface_hub reads it."""
-    shared = {name: value for name, value in environ.items() if name not in SECRETS}
+    shared = {name: value for name, value in environ.items() if name != _API_KEY}
     # Its notes on forks and the like do not concern whoever serves a model.
     shared.setdefault("GRPC_VERBOSITY", "ERROR")
     return {**shared, **({"HF_HUB_CACHE": str(hub_cache)} if hub_cache else {})}

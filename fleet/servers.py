@@ -39,7 +39,6 @@ _FRONT_VARIABLES = frozenset(
         "CORS_ALLOW_ORIGIN",
         "SSL_CERTFILE",
         "SSL_KEYFILE",
-        "SSL_KEYFILE_PASSWORD",
         "CUDA_MEMORY_FRACTION",
     }
 )

@@ -71,11 +71,11 @@ def test_custom_kernels_are_not_used_where_that_is_asked_for() -> None:
 
 
 def test_secrets_are_no_flags() -> None:
-    plan = deployment("--api-key", "hush", SSL_KEYFILE_PASSWORD="")
+    plan = deployment("--api-key", "hush")
     assert plan.secrets == {"API_KEY": "hush"}
     assert "hush" not in str(plan.router_flags + plan.shard_flags)
     assert deployment(API_KEY="a,b").secrets == {"API_KEY": "a,b"}
-    environ = children_environ({"API_KEY": "hush", "SSL_KEYFILE_PASSWORD": "x", "PATH": "/"}, None)
+    environ = children_environ({"API_KEY": "hush", "PATH": "/"}, None)
     assert environ == {"PATH": "/"} | _QUIET
 
 

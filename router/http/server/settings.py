@@ -116,13 +116,6 @@ class FrontConfig:
     ssl_keyfile: Path | None = setting(
         None, "the certificate's private key (PEM)", file, group=Group.ACCESS, front_only=True
     )
-    ssl_keyfile_password: str | None = setting(
-        None,
-        "what opens the private key; better by its variable",
-        group=Group.ACCESS,
-        secret=True,
-        front_only=True,
-    )
     header_limit: int = setting(
         32_768, "bytes of a request's headers, at most", Whole(1024), group=Group.ACCESS
     )
@@ -174,5 +167,3 @@ class FrontConfig:
             if self.ssl_certfile is None:
                 given, missing = missing, given
             raise BadConfig(f"{given} needs {missing} beside it")
-        if self.ssl_keyfile_password is not None and self.ssl_keyfile is None:
-            raise BadConfig("--ssl-keyfile-password needs --ssl-certfile and --ssl-keyfile")

@@ -11,38 +11,25 @@ def server_tls(config: FrontConfig) -> ssl.SSLContext | None:
     """The TLS context that the flags name; None for plain HTTP. Raises as `load_tls`."""
     if config.ssl_certfile is None or config.ssl_keyfile is None:
         return None
-    return load_tls(config.ssl_certfile, config.ssl_keyfile, config.ssl_keyfile_password)
+    return load_tls(config.ssl_certfile, config.ssl_keyfile)
 
 
-def load_tls(certfile: Path, keyfile: Path, password: str | None) -> ssl.SSLContext:
+def load_tls(certfile: Path, keyfile: Path) -> ssl.SSLContext:
     """A server's TLS context. The files are PEM; `certfile` holds the chain, its own first.
 
     Raises BadConfig with the flag at fault, its value and the rule.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
-    for flag, path, begin in (
-        ("--ssl-certfile", certfile, "-----BEGIN CERTIFICATE-----"),
-        ("--ssl-keyfile", keyfile, "PRIVATE KEY-----"),
-    ):
-        _require(flag, path, begin)
-    asked: list[bool] = []
-
-    def give_password() -> str:
-        # Without one OpenSSL would ask at the terminal, and wait.
-        asked.append(True)
-        return password or ""
-
+    _require("--ssl-certfile", certfile, "-----BEGIN CERTIFICATE-----")
+    _require("--ssl-keyfile", keyfile, "PRIVATE KEY-----")
     try:
-        context.load_cert_chain(certfile, keyfile, give_password)
+        # For an encrypted key OpenSSL would ask at the terminal, and wait.
+        context.load_cert_chain(certfile, keyfile, password="")
     except (ssl.SSLError, OSError) as error:
-        if asked:
-            which = "does not open it" if password else "is missing"
-            rule = f"is encrypted, and --ssl-keyfile-password {which}"
-        elif getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+        rule = f"must go with {str(certfile)!r}, and not be encrypted: {error}"
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
             rule = f"must be the key of the certificate in {str(certfile)!r}"
-        else:
-            rule = f"must go with {str(certfile)!r}: {error}"
         raise BadConfig(f"--ssl-keyfile {str(keyfile)!r}: {rule}") from error
     return context
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-PASSWORD = "open sesame"
-
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
@@ -32,7 +30,7 @@ def make_certificate(folder: Path) -> Certificate:
     )
     _openssl(
         *("pkcs8", "-topk8", "-in", str(made.key), "-out", str(made.encrypted_key)),
-        *("-passout", f"pass:{PASSWORD}"),
+        *("-passout", "pass:open sesame"),
     )
     return made
 

@@ -19,7 +19,7 @@ from router.http.server.tls import load_tls
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.fakes import FakeShard, letters, serving
 from tests.router.http.harness import House, housing, listening
-from tests.router.http.server.certificates import PASSWORD, Certificate, make_certificate
+from tests.router.http.server.certificates import Certificate, make_certificate
 from tests.router.process import launched
 from tests.router.rig import settled
 
@@ -35,7 +35,7 @@ def pem(tmp_path: Path) -> Certificate:
 async def serving_tls(
     pem: Certificate, rules: ConnectionLimits | None = None, shard: FakeShard | None = None
 ) -> AsyncIterator[tuple[House, int]]:
-    tls = load_tls(pem.cert, pem.key, None)
+    tls = load_tls(pem.cert, pem.key)
     async with (
         housing(shard or FakeShard(script=letters)) as house,
         listening(house.app, rules, tls) as port,
@@ -77,10 +77,6 @@ async def test_answers_and_streams_are_served_over_tls(pem: Certificate) -> None
     assert len(tokens.json()) == 100
 
 
-async def test_an_encrypted_key_opens_with_its_password(pem: Certificate) -> None:
-    assert load_tls(pem.cert, pem.encrypted_key, PASSWORD).cert_store_stats() is not None
-
-
 async def test_files_that_do_not_serve_are_refused_with_the_reason(
     pem: Certificate, tmp_path: Path
 ) -> None:
@@ -89,19 +85,18 @@ async def test_files_that_do_not_serve_are_refused_with_the_reason(
     empty.write_text("")
     broken = tmp_path / "broken.pem"
     broken.write_text("-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n")
-    for cert, key, password, words in (
-        (tmp_path / "none", pem.key, None, "--ssl-certfile .*No such file"),
-        (pem.cert, tmp_path, None, "--ssl-keyfile .*directory"),
-        (empty, pem.key, None, "--ssl-certfile .*empty.pem.*BEGIN CERTIFICATE"),
-        (pem.cert, pem.cert, None, "--ssl-keyfile .*PRIVATE KEY"),
-        (pem.key, pem.cert, None, "--ssl-certfile .*BEGIN CERTIFICATE"),
-        (broken, pem.key, None, "broken.pem"),
-        (pem.cert, other.key, None, "--ssl-keyfile .*: must be the key of the certificate in"),
-        (pem.cert, pem.encrypted_key, None, "--ssl-keyfile-password is missing"),
-        (pem.cert, pem.encrypted_key, "wrong", "--ssl-keyfile-password does not open it"),
+    for cert, key, words in (
+        (tmp_path / "none", pem.key, "--ssl-certfile .*No such file"),
+        (pem.cert, tmp_path, "--ssl-keyfile .*directory"),
+        (empty, pem.key, "--ssl-certfile .*empty.pem.*BEGIN CERTIFICATE"),
+        (pem.cert, pem.cert, "--ssl-keyfile .*PRIVATE KEY"),
+        (pem.key, pem.cert, "--ssl-certfile .*BEGIN CERTIFICATE"),
+        (broken, pem.key, "broken.pem"),
+        (pem.cert, other.key, "--ssl-keyfile .*: must be the key of the certificate in"),
+        (pem.cert, pem.encrypted_key, "--ssl-keyfile .*not be encrypted"),
     ):
         with pytest.raises(BadConfig, match=words):
-            load_tls(cert, key, password)
+            load_tls(cert, key)
 
 
 async def test_plain_http_on_the_tls_port_is_turned_away_and_harms_nobody(pem: Certificate) -> None:
