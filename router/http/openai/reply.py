@@ -69,7 +69,7 @@ class Usage:
 
     def __init__(self, num_draws: int, *, counts_generated: bool = True) -> None:
         self._num_draws = num_draws
-        self._counts_generated = counts_generated
+        self.counts_generated = counts_generated
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
@@ -84,13 +84,13 @@ class Usage:
         if index % self._num_draws == 0:
             self._num_prompt_tokens += end.num_prompt_tokens
             self._num_cached_tokens += end.num_cached_tokens
-        if self._counts_generated:
+        if self.counts_generated:
             self._num_generated_tokens += end.num_generated_tokens
 
     def fields(self) -> dict[str, Any]:
         """OpenAI's fields. There is no audio, no prediction and no reasoning."""
         return {
-            **_totals(self._num_prompt_tokens, self._num_generated_tokens),
+            **token_counts(self._num_prompt_tokens, self._num_generated_tokens),
             "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens, "audio_tokens": 0},
             "completion_tokens_details": {
                 "reasoning_tokens": 0,
@@ -101,24 +101,8 @@ class Usage:
         }
 
 
-class RunningUsage:
-    """Counts tokens while they are streamed, over all choices, for vLLM's usage in each chunk."""
-
-    def __init__(self, num_prompt_tokens: int, *, counts_generated: bool) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-        self._counts_generated = counts_generated
-        self._num_generated_tokens = 0
-
-    def add_token(self) -> None:
-        """One more token was generated."""
-        self._num_generated_tokens += self._counts_generated
-
-    def fields(self) -> dict[str, Any]:
-        """vLLM's fields."""
-        return _totals(self._num_prompt_tokens, self._num_generated_tokens)
-
-
-def _totals(num_prompt_tokens: int, num_generated_tokens: int) -> dict[str, Any]:
+def token_counts(num_prompt_tokens: int, num_generated_tokens: int) -> dict[str, Any]:
+    """The usage without details, as vLLM has it in each chunk."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_generated_tokens,

@@ -18,7 +18,6 @@ from router.http.openai.fields import OpenAiBody
 from router.http.openai.reply import (
     FINISH_REASONS,
     Envelope,
-    RunningUsage,
     Usage,
     calls_message,
     calls_reason,
@@ -140,12 +139,11 @@ class OpenAiRoutes:
         choices: Sequence[ChoiceEncoder],
     ) -> Response:
         """The draws' events as one stream. Raises Refused before anything is sent."""
-        running = None
+        num_prompt_tokens = None
         if body.has_running_usage:
             num_prompt_tokens = sum(len(draw.prompt_ids) for draw in draws[:: body.num_draws])
-            running = RunningUsage(num_prompt_tokens, counts_generated=not body.only_scores)
-        has_usage = body.includes_usage
-        frames = ChunkFrames(record, envelope, choices, _usage(body), running, has_usage=has_usage)
+        usage = _usage(body) if body.includes_usage else None
+        frames = ChunkFrames(record, envelope, choices, usage, num_prompt_tokens)
         return await self.service.stream(record, draws, frames)
 
 

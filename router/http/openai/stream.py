@@ -10,11 +10,11 @@ from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames
 from router.http.openai.reply import (
     FINISH_REASONS,
     Envelope,
-    RunningUsage,
     Usage,
     calls_delta,
     calls_reason,
     completion_reason,
+    token_counts,
 )
 from router.http.openai.schema import CompletionBody
 from router.http.request_validator import RequestRecord
@@ -208,7 +208,8 @@ class CompletionEncoder(ChoiceEncoder):
 class ChunkFrames:
     """Frames of one stream. `choices` are in the order of the draws.
 
-    With `running` each chunk holds the usage so far, in the place of null.
+    `usage` is sent at the end. With `num_prompt_tokens` each chunk holds the counts so far, in the
+    place of null.
     """
 
     def __init__(
@@ -216,22 +217,21 @@ class ChunkFrames:
         record: RequestRecord,
         envelope: Envelope,
         choices: Sequence[ChoiceEncoder],
-        usage: Usage,
-        running: RunningUsage | None,
-        *,
-        has_usage: bool,
+        usage: Usage | None,
+        num_prompt_tokens: int | None,
     ) -> None:
         self._record = record
         self._envelope = envelope
         self._choices = choices
         self._usage = usage
-        self._has_usage = has_usage
-        self._running = running
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_generated_tokens = 0
 
     def render(self, index: int, burst: Sequence[Event]) -> bytes:
         """The chunks of a choice's events."""
-        if self._running is not None:
-            return b"".join([self._counted(index, event, self._running) for event in burst])
+        if self._num_prompt_tokens is not None:
+            num_prompt = self._num_prompt_tokens
+            return b"".join([self._counted(index, event, num_prompt) for event in burst])
         if len(burst) == 1:
             return self._chunks(index, burst[0])
         return b"".join([self._chunks(index, event) for event in burst])
@@ -244,15 +244,16 @@ class ChunkFrames:
 
     def end(self) -> bytes:
         """The usage, if it was asked for, and the end."""
-        if not self._has_usage:
+        if self._usage is None:
             return _DONE
         usage = orjson.dumps(self._usage.fields())
         return self._envelope.chunk_head() + b'],"usage":' + usage + b"}\n\n" + _DONE
 
-    def _counted(self, index: int, event: Event, running: RunningUsage) -> bytes:
-        if isinstance(event, TokenGenerated):
-            running.add_token()
-        usage = b'"usage":' + orjson.dumps(running.fields()) + b"}\n\n"
+    def _counted(self, index: int, event: Event, num_prompt_tokens: int) -> bytes:
+        if isinstance(event, TokenGenerated) and self._usage and self._usage.counts_generated:
+            self._num_generated_tokens += 1
+        counts = token_counts(num_prompt_tokens, self._num_generated_tokens)
+        usage = b'"usage":' + orjson.dumps(counts) + b"}\n\n"
         return self._chunks(index, event).replace(_NO_USAGE, usage)
 
     def _chunks(self, index: int, event: Event) -> bytes:
@@ -260,7 +261,8 @@ class ChunkFrames:
         if isinstance(event, TokenGenerated):
             return choice.token(event)
         if isinstance(event, Finished):
-            self._usage.add(index, event)
+            if self._usage is not None:
+                self._usage.add(index, event)
             self._record.finished(event)
             return choice.finished(event)
         if isinstance(event, Failed):
