@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from launcher import main
-from processes.addresses import free_port
 
 LAUNCHER_FILE = Path(__file__).resolve().parents[2] / "launcher.py"
 
@@ -151,15 +150,6 @@ def test_a_port_in_use_is_refused_at_once(launcher: Launcher) -> None:
         answer = launcher("serve", "--port", str(port))
     assert answer.returncode == 1
     assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr
-
-
-def test_the_model_may_come_from_its_variable(
-    monkeypatch: pytest.MonkeyPatch, launcher: Launcher
-) -> None:
-    monkeypatch.setenv("MODEL_ID", "/no such/folder")
-    run = launcher("serve", "--port", str(free_port()))
-    assert run.returncode == 1
-    assert "/no such/folder" in run.stderr
 
 
 @pytest.mark.parametrize("command", [("-m", "launcher"), ("launcher.py",)])

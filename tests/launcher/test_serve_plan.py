@@ -45,6 +45,11 @@ def test_each_process_gets_the_flags_that_it_has() -> None:
     assert (plan.port, plan.model_id) == (81, "m")
 
 
+def test_the_model_may_come_from_its_variable() -> None:
+    assert deployment(MODEL_ID="/no such/folder").model_id == "/no such/folder"
+    assert deployment("m", MODEL_ID="/no such/folder").model_id == "m"
+
+
 def test_tgi_s_launcher_has_defaults_of_its_own() -> None:
     assert "--max-batch-prefill-tokens=2048" in deployment().router_flags
     assert "--max-batch-prefill-tokens=9" in deployment("--max-batch-prefill-tokens=9").router_flags
