@@ -79,11 +79,6 @@ class AccessRecord:
         """Ties the record to an ASGI scope."""
         scope[_SCOPE_KEY] = self
 
-    def cut(self, error_type: str, status: int | None = None) -> None:
-        """The server hung up on the client, after an answer of `status` if it could give one."""
-        self.cut_by = error_type
-        self.status = status or self.status
-
     @property
     def is_routine(self) -> bool:
         """Whether its line is for debugging alone."""
@@ -148,8 +143,7 @@ class Access:
         async def send_marked(message: Message) -> None:
             nonlocal is_complete
             if message["type"] == "http.response.start":
-                if record.cut_by is None:
-                    record.status = message["status"]
+                record.status = message["status"]
                 record.is_stream = _is_stream(message.get("headers", ()))
                 message = _with_id(message, record)
             elif not message.get("more_body", False):

@@ -114,7 +114,7 @@ class SlowReaderCheck:
         """Counts and logs the cut, and notes it for the line of the request."""
         record = None if scope is None else AccessRecord.within(scope)
         if record is not None:
-            record.cut("slow_reader")
+            record.cut_by = "slow_reader"
         self._limits.cuts.inc("slow_reader")
         _logger.info(
             "request_id=%s error_type=slow_reader client=%s: cut with %d bytes untaken",
