@@ -248,7 +248,6 @@ def _wire(
         metrics=metrics,
         info=server_info(config, shards.num_ranks, info, pool, limits),
         tracer=tracer,
-        judges=checks,
     )
     http = HttpServer(
         *(_app(config, services), bound, _LAST_BYTES_S),

@@ -35,7 +35,6 @@ _POST_PATHS = frozenset(
         "/chat_tokenize",
         "/invocations",
         "/vertex",
-        "/constraints/check",
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/responses",

@@ -13,11 +13,10 @@ compiles them beside its forward.
 
 import asyncio
 import hashlib
-import json
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -33,7 +32,7 @@ from constraints.errors import (
 from constraints.results import CheckResult, JudgeResult, VerifyResult
 from constraints.spec import ConstraintSpec, StopRule
 from constraints.trivial_schemas import obvious_len
-from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
+from constraints.worker.jobs import Check, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed
 from router.request.errors import (
@@ -185,27 +184,6 @@ class ConstraintCheck:
             min_len=passed.min_len,
         )
 
-    async def judge(self, spec: ConstraintSpec, texts: Sequence[str]) -> JudgeResult:
-        """Each of the texts under a constraint.
-
-        Raises ConstraintRefused for the constraint, otherwise as `check`.
-        """
-        job = Judge(spec, tuple(texts), self._vocabulary.max_len)
-        key = _key(Check(spec, StopRule(), job.max_len))
-        # It may be the texts that take too long, which is no fault of the constraint's.
-        own_key = (*_spec_key(spec), _digest(json.dumps(job.texts))) if texts else key
-        for each in (key, own_key):
-            known = self._memory.find(each, self._clock())
-            if isinstance(known, TooComplex):
-                raise self._refused(known)
-        try:
-            judged = await self._ask(job)
-        except ConstraintError as error:
-            self._memory.keep(own_key, error)
-            raise self._refused(error) from None
-        assert isinstance(judged, JudgeResult)
-        return judged
-
     async def violation(self, constraint: Constraint, text: str) -> str | None:
         """A finished text's violation of a lenient schema, or why it was not checked."""
         try:
@@ -273,7 +251,7 @@ class ConstraintCheck:
         return finding
 
     async def _ask(
-        self, job: Check | Judge | Verify, until_s: float | None = None
+        self, job: Check | Verify, until_s: float | None = None
     ) -> CheckResult | JudgeResult | VerifyResult:
         """Raises ConstraintError and RouterError."""
         pool = self._pool
@@ -386,12 +364,7 @@ class Preparing:
 
 
 def _key(job: Check) -> _Key:
-    return (*_spec_key(job.spec), job.stops, job.max_len, job.may_truncate)
-
-
-def _spec_key(spec: ConstraintSpec) -> _Key:
-    return (spec.kind, spec.whitespace, spec.lenient, _digest(spec.text))
-
-
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+    spec = job.spec
+    digest = hashlib.sha256(spec.text.encode("utf-8", "surrogatepass")).digest()
+    rules = (job.stops, job.max_len, job.may_truncate)
+    return (spec.kind, spec.whitespace, spec.lenient, digest, *rules)

@@ -27,7 +27,6 @@ from router.http.lmtp.streams import LmtpServices, SocketLimits
 from router.http.logprobs import TokenNames
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.routes import ChatRoutes
-from router.http.operations.constraints_check import ConstraintRoutes, Judges
 from router.http.operations.routes import OperationsRoutes
 from router.http.platforms import InvocationRoutes, VertexRoutes
 from router.http.request_validator import RequestRecord, RequestValidator
@@ -66,7 +65,6 @@ class Services:
     metrics: Metrics
     info: ServerInfo
     tracer: Tracer = NO_TRACES
-    judges: Judges | None = None
     sockets: Sockets = field(default_factory=Sockets)
 
 
@@ -171,7 +169,6 @@ def _api_routes(services: Services, bodies: BodyReader) -> list[ApiRoute]:
         completions,
         ResponseRoutes(service, names, ResponseStore()),
         MessageRoutes(service),
-        ConstraintRoutes(services.judges, bodies, info.limits),
         OperationsRoutes(infer, services.metrics, info),
     )
     return [route for group in groups for route in group.routes()]

@@ -56,19 +56,6 @@ def test_answers_match_patterns_that_look_around(server: RunningServer) -> None:
         assert re.fullmatch(pattern, answer["generated_text"])
 
 
-def test_a_grammar_is_judged_and_refused_with_its_place(server: RunningServer) -> None:
-    body: dict[str, Any] = {
-        "grammar": {"type": "gbnf", "value": LISTS},
-        "texts": ["[xy,[7]]", "[x"],
-    }
-    told = posted(server, "/constraints/check", body).json()
-    assert [each["accepted"] for each in told["results"]] == [True, False]
-    body = {"grammar": {"type": "gbnf", "value": "root ::= <think>"}, "text": "a"}
-    refused = posted(server, "/constraints/check", body)
-    assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
-    assert "position 9: tokens that stand for no text" in refused.text
-
-
 def test_a_text_that_may_be_cut_is_cut_within_what_is_forced(server: RunningServer) -> None:
     grammar = {"type": "regex", "value": "a{50}", "on_budget": "cut"}
     parameters = {"grammar": grammar, "max_new_tokens": 5, "details": True}

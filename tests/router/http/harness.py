@@ -13,7 +13,6 @@ from starlette.types import ASGIApp
 
 from router.engine.batcher import BatcherLimits
 from router.http.app import Services, create_app
-from router.http.operations.constraints_check import Judges
 from router.http.server.listen import HttpServer, bind
 from router.http.server.protocol import ConnectionLimits
 from router.http.server_info import ServerInfo
@@ -58,7 +57,6 @@ async def housing(
     max_duration_s: float | None = None,
     takes_grammars: bool = True,
     checks: FakeChecks | None = None,
-    judges: Judges | None = None,
     batcher_limits: BatcherLimits | None = None,
     timeouts: ShardTimeouts = QUICK,
     **edge: Any,
@@ -97,7 +95,6 @@ async def housing(
                 validation_workers=2,
                 compute_type="test",
             ),
-            judges=judges,
         )
         yield House(create_app(services, max_body_len=max_body_len, **edge), shard, rig)
 
