@@ -15,6 +15,7 @@ No weight is read and nothing listens, so another server may go on beside it.
 import asyncio
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from pathlib import Path
 from processes.addresses import answers_health, socket_listens, url_of
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
-from processes.logs import Console
+from processes.logs import Console, write
 from processes.signals import Signals, Stopped
 
 _POLL_S = 0.05
@@ -57,10 +58,7 @@ class Supervisor:
             await self._start_shards()
             await self._start_router(folder)
             self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
-            place = url_of(plan.hostname, plan.port, has_tls=plan.has_tls)
-            self._console.say(
-                f"Tandem serves at {f'unix:{plan.http_uds}' if plan.http_uds else place}"
-            )
+            self._print_example()
             await self._signals.unless_stopped(self._until_a_child_ends())
         except Stopped:
             await self._drain()
@@ -103,6 +101,22 @@ class Supervisor:
         if process.returncode != 0:
             raise ChildFailed(f"{self._deployment.model_id} could not be fetched (see above)")
         return Path(stdout.decode().strip().splitlines()[-1])
+
+    def _print_example(self) -> None:
+        plan = self._deployment
+        url = url_of(plan.hostname, plan.port, has_tls=plan.has_tls)
+        if plan.http_uds is not None or self._console.as_json:
+            place = url if plan.http_uds is None else f"unix:{plan.http_uds}"
+            self._console.say(f"Tandem serves at {place}")
+            return
+        key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in plan.secrets else ""
+        body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
+        write(
+            sys.stdout,
+            f"\nTandem serves at {url}. Try:\n\n"
+            f"    curl -N {url}/generate_stream{key} -H 'Content-Type: application/json' \\\n"
+            f"      -d '{body}'\n\n",
+        )
 
     async def _start_shards(self) -> None:
         plan = self._deployment

@@ -30,6 +30,7 @@ def test_the_hello_names_the_address_and_a_line_to_try(server: RunningServer) ->
     while "curl" not in server.said and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert f"Tandem serves at {server.url}" in server.said
+    assert f"curl -N {server.url}/generate_stream" in server.said
 
 
 def test_generate_answers_text(server: RunningServer) -> None:
