@@ -51,7 +51,6 @@ class Supervisor:
 
     async def run(self) -> int:
         """Serve until a signal or a death. Returns the exit code."""
-        plan = self._deployment
         started_s = time.monotonic()
         try:
             folder = await self._signals.unless_stopped(self._download())
