@@ -43,7 +43,7 @@ from processes.settings import (
     setting,
     sources_of,
 )
-from processes.supervisor import Supervisor, dry_run
+from processes.supervisor import Supervisor
 from router.config import RouterConfig
 from router.http.server.tls import server_tls
 
@@ -63,11 +63,9 @@ _OF_ONE_MODEL = {
     "tokenizer_config_path": "it belongs to one model; with several, put it into the folder",
     "shard_uds_path": "each of several models has sockets of its own",
     "master_port": "each of several models takes a free port of its own",
-    "dry_run": "it is about one model; of several, ask for each alone",
 }
 # What the front of several models gives its servers.
-_OF_FRONT: Any = {"group": Group.FLEET, "env": False, "front_only": True}
-_OWN_SWITCH: Any = {**_OF_FRONT, "group": Group.LOGS, "kind": Kind.SWITCH}
+_OF_FRONT: Any = {"env": False, "front_only": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +109,15 @@ class LaunchConfig:
     shard_startup_timeout: float = setting(
         1800.0, "seconds until a load counts as hung", seconds, group=Group.TIME, env=False
     )
-    env: bool = setting(False, "print the environment first", spelling="-e", **_OWN_SWITCH)
-    dry_run: bool = setting(
-        False, "check whether the model could be served, without loading it", **_OWN_SWITCH
+    env: bool = setting(
+        False,
+        "print the environment first",
+        group=Group.LOGS,
+        kind=Kind.SWITCH,
+        spelling="-e",
+        **_OF_FRONT,
     )
-    parent_pid: int | None = setting(None, "", Whole(1), **_OF_FRONT)
-    turn_file: Path | None = setting(None, "", Path, **_OF_FRONT)
+    parent_pid: int | None = setting(None, "", Whole(1), group=Group.FLEET, **_OF_FRONT)
     cuda_graphs: str | None = setting(None, "no step is recorded", str, group=Group.INERT)
     kv_cache_dtype: None = refused("the cache has the model's own precision")
     rope_scaling: None = refused("positions are scaled as the checkpoint's config.json says")
@@ -278,15 +279,14 @@ def serve(context: typer.Context) -> None:
     fleet = read_settings(FleetConfig, {**by_flag, **several}, os.environ)
     with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
         deployment, trusts_code = deployment_of(config, models, by_flag, os.environ, folder)
-        if not config.dry_run:
-            _require_addresses(deployment, config.shard_uds_path)
+        _require_addresses(deployment, config.shard_uds_path)
         if fleet.model:
             if fleet.takes_any and fleet.hub_models and trusts_code:
                 raise BadConfig(_CODE_OF_ANYBODY)
             argv = fleet_argv(models, by_flag, os.environ)
             # Nothing is to be watched but the front, so no process stays to watch it.
             os.execve(argv[0], argv, deployment.router_environ(environ))
-        raise typer.Exit(asyncio.run(_run(config, deployment, environ)))
+        raise typer.Exit(asyncio.run(_run(deployment, environ)))
 
 
 def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> None:
@@ -300,12 +300,8 @@ def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> No
         require_socket_path("--shard-uds-path", Path(shard_uds_path).absolute(), "-0")
 
 
-async def _run(config: LaunchConfig, deployment: Deployment, environ: Mapping[str, str]) -> int:
-    console = Console(deployment.json_output)
-    if not config.dry_run:
-        return await Supervisor(deployment, environ, console).run()
-    check_flags = [f"--turn-file={config.turn_file}"] if config.turn_file else []
-    return await dry_run(deployment, environ, console, check_flags)
+async def _run(deployment: Deployment, environ: Mapping[str, str]) -> int:
+    return await Supervisor(deployment, environ, Console(deployment.json_output)).run()
 
 
 @app.command("download-weights", short_help="Fetch a checkpoint and print its folder.")

@@ -14,7 +14,7 @@ _SAMPLE = re.compile(r"(?P<name>[A-Za-z_:][\w:]*)(\{(?P<labels>.*)\})?(?P<rest> 
 _SUFFIXES = ("", "_total", "_bucket", "_sum", "_count", "_created")
 # From a tiny model on a warm disk to a large one from the hub.
 _LOAD_BUCKETS = tuple(0.5 * 2**k for k in range(13))
-_OUTCOMES = ("loaded", "failed", "refused")
+_OUTCOMES = ("loaded", "failed")
 _CAUSES = ("room", "idle", "died", "stop")
 REFUSALS = (
     "model_not_found",

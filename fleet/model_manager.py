@@ -1,7 +1,7 @@
 """The model manager: leases models to requests, and loads and unloads as the table decides.
 
     acquire --> open in the table? ----------------------------------------> Lease
-                `-> wait; table.next_step: check, load, unload --> servers --> grant the waiting
+                `-> wait; table.next_step: download, load, unload --> servers --> grant the waiting
 
 Everything runs in one event loop; only the manager changes the table.
 """
@@ -61,7 +61,7 @@ class ModelManager:
         # By model, in order of arrival.
         self._waiting: dict[str, list[asyncio.Future[Lease]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        # Checks and loads; a model has at most one.
+        # Downloads and loads; a model has at most one.
         self._loads: dict[str, asyncio.Task[None]] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._is_draining = False
@@ -165,7 +165,7 @@ class ModelManager:
         if entry.request_state == "queued":
             message = f"there was no room for the model {name!r} {within}: others are in use"
             return NoRoom(message, _RETRY_AFTER_S)
-        work = "loaded" if entry.state is ModelState.LOADING else "fetched or checked"
+        work = "loaded" if entry.state is ModelState.LOADING else "downloaded"
         message = f"the model {name!r} is still being {work}; it was not ready {within}"
         return StillLoading(message, _RETRY_AFTER_S)
 
@@ -185,8 +185,8 @@ class ModelManager:
         while (entry := self._table.next_step(time.monotonic())) is not None:
             if entry.state is ModelState.LOADING:
                 self._loads[entry.name] = self._start(self._load(entry.name))
-            elif entry.state is ModelState.CHECKING:
-                self._loads[entry.name] = self._start(self._check(entry.name))
+            elif entry.state is ModelState.DOWNLOADING:
+                self._loads[entry.name] = self._start(self._download(entry.name))
             else:
                 cause = "room" if self._table.num_waiting > 0 else "idle"
                 self._start(self._unload(entry.name, cause))
@@ -233,15 +233,15 @@ class ModelManager:
         for granted in refused:
             granted.set_exception(error)
 
-    async def _check(self, name: str) -> None:
-        _logger.info("checking %s", name)
-        if await self._tried(name, self._factory.check(self._models[name]), "refused"):
-            self._table.mark_checked(name, time.monotonic())
+    async def _download(self, name: str) -> None:
+        _logger.info("downloading %s", name)
+        if await self._tried(name, self._factory.download(self._models[name])):
+            self._table.mark_downloaded(name, time.monotonic())
             self._advance()
 
     async def _load(self, name: str) -> None:
         _logger.info("loading %s", name)
-        if await self._tried(name, self._start_server(name), "failed"):
+        if await self._tried(name, self._start_server(name)):
             self._table.mark_loaded(name, time.monotonic())
             if self._is_draining:
                 self._start_unload(name, "stop")
@@ -258,9 +258,9 @@ class ModelManager:
         self._metrics.load_duration.observe(duration_s)
         _logger.info("%s is ready after %.1f s", name, duration_s)
 
-    async def _tried(self, name: str, work: Coroutine[Any, Any, None], outcome: str) -> bool:
+    async def _tried(self, name: str, work: Coroutine[Any, Any, None]) -> bool:
         """Whether the work succeeded. Every error is a failure of the model, or it would be
-        loading for ever; `outcome` counts it."""
+        loading for ever."""
         try:
             await work
         except DidNotStart as error:
@@ -274,12 +274,12 @@ class ModelManager:
             return True
         finally:
             del self._loads[name]
-        self._fail(name, reason, outcome)
+        self._fail(name, reason)
         return False
 
-    def _fail(self, name: str, reason: str, outcome: str) -> None:
+    def _fail(self, name: str, reason: str) -> None:
         _logger.error("%s could not be loaded: %s", name, reason)
-        self._metrics.loads.inc(outcome)
+        self._metrics.loads.inc("failed")
         now_s = time.monotonic()
         self._table.mark_failed(name, reason, now_s)
         try:

@@ -1,12 +1,12 @@
 """The table of models: which are in memory, who uses or awaits them, what is to be done next.
 
-    absent, failed --> checking --> absent, failed
+    absent, failed --> downloading --> absent, failed
     absent, failed --> loading --> ready --> draining --> absent
                           `--> failed
 
 Pure: no processes, and no clock (times are arguments, in monotonic seconds). `next_step` decides on
-one step and records it; the caller carries it out and reports by `mark_checked`, `mark_loaded`,
-`mark_failed` or `mark_unloaded`.
+one step and records it; the caller carries it out and reports by `mark_downloaded`,
+`mark_loaded`, `mark_failed` or `mark_unloaded`.
 
 * At most `max_loaded` models are in memory, those being loaded or unloaded included.
 * Models are loaded one at a time: each measures the memory that the others have left.
@@ -14,7 +14,6 @@ one step and records it; the caller carries it out and reports by `mark_checked`
   with users stays; but when it was ready for `turn_s` while another was awaited, it takes no
   further users and is unloaded after its last one. So a busy model delays another, and never
   starves it.
-* Before a model is unloaded for another, that one is checked as far as possible without loading.
 * A model that is not local is downloaded, which may take hours, before it takes a place in memory
   or in the queue of the local ones.
 * A model that could not be loaded is not tried again before `retry_after_s`.
@@ -26,15 +25,14 @@ from enum import StrEnum
 
 from fleet.errors import LoadFailed
 
-# Of local models, and as many of others: downloads do not hold up short checks.
-_MAX_CHECKS = 4
+_MAX_DOWNLOADS = 4
 
 
 class ModelState(StrEnum):
     """The state of a model, as `/v1/models` shows it."""
 
     ABSENT = "absent"
-    CHECKING = "checking"
+    DOWNLOADING = "downloading"
     LOADING = "loading"
     READY = "ready"
     DRAINING = "draining"
@@ -44,10 +42,10 @@ class ModelState(StrEnum):
 _IN_MEMORY = frozenset({ModelState.LOADING, ModelState.READY, ModelState.DRAINING})
 LEGAL_MOVES = frozenset(
     {
-        (ModelState.ABSENT, ModelState.CHECKING),
-        (ModelState.FAILED, ModelState.CHECKING),
-        (ModelState.CHECKING, ModelState.ABSENT),
-        (ModelState.CHECKING, ModelState.FAILED),
+        (ModelState.ABSENT, ModelState.DOWNLOADING),
+        (ModelState.FAILED, ModelState.DOWNLOADING),
+        (ModelState.DOWNLOADING, ModelState.ABSENT),
+        (ModelState.DOWNLOADING, ModelState.FAILED),
         (ModelState.ABSENT, ModelState.LOADING),
         (ModelState.FAILED, ModelState.LOADING),
         (ModelState.LOADING, ModelState.READY),
@@ -73,8 +71,7 @@ class ModelEntry:
     """One model's entry. Only the model table writes to it.
 
     `server_id` numbers the servers that were started, and `since_s` is the time of the last state
-    change. `is_checked`: a check passed, so other models may be unloaded for it. `is_local`:
-    nothing of it has to be downloaded.
+    change. `is_local`: nothing of it has to be downloaded, so other models may be unloaded for it.
     """
 
     name: str
@@ -85,14 +82,13 @@ class ModelEntry:
     num_users: int = 0
     num_waiting: int = 0
     waiting_since_s: float = 0.0
-    is_checked: bool = False
-    is_local: bool = True
+    is_local: bool = False
     failure: str = ""
 
     @property
     def request_state(self) -> str:
         """The state of the requests that wait for it, as clients are notified."""
-        is_loading = self.state in (ModelState.CHECKING, ModelState.LOADING)
+        is_loading = self.state in (ModelState.DOWNLOADING, ModelState.LOADING)
         return "loading" if is_loading else "queued"
 
 
@@ -159,8 +155,8 @@ class ModelTable:
     def add_waiting(self, name: str, now_s: float, *, is_local: bool = True) -> None:
         """Record another request that waits for the model."""
         entry = self._entries.setdefault(name, ModelEntry(name))
-        if entry.state is not ModelState.CHECKING:
-            entry.is_local = is_local
+        if entry.state is not ModelState.DOWNLOADING:
+            entry.is_local = is_local or entry.is_local
         if not entry.num_waiting:
             entry.waiting_since_s = now_s
         entry.num_waiting += 1
@@ -172,7 +168,7 @@ class ModelTable:
         entry.num_waiting -= count
 
     def next_step(self, now_s: float) -> ModelEntry | None:
-        """A model that is to be checked, loaded or unloaded, as its new state says.
+        """A model that is to be downloaded, loaded or unloaded, as its new state says.
 
         Call it until it returns None.
         """
@@ -180,16 +176,12 @@ class ModelTable:
         self._remove_stale(now_s)
         num_free = self._rules.max_loaded - self.num_loaded
         loadable = [entry for entry in missing if entry.state is not ModelState.DRAINING]
-        local = [entry for entry in loadable if entry.is_local or entry.is_checked]
+        local = [entry for entry in loadable if entry.is_local]
         if local and num_free > 0 and not self._count(ModelState.LOADING):
-            # The check may be outdated when the model is loaded again.
-            local[0].is_checked = False
             return self._move(local[0], ModelState.LOADING, now_s)
-        is_short = len(missing) > self._num_coming()
-        for entry in loadable:
-            needs_check = not entry.is_checked and (is_short or not entry.is_local)
-            if needs_check and not self._are_checks_full(entry):
-                return self._move(entry, ModelState.CHECKING, now_s)
+        remote = [entry for entry in loadable if not entry.is_local]
+        if remote and self._count(ModelState.DOWNLOADING) < _MAX_DOWNLOADS:
+            return self._move(remote[0], ModelState.DOWNLOADING, now_s)
         victim = self._victim(now_s)
         return self._move(victim, ModelState.DRAINING, now_s) if victim else None
 
@@ -203,11 +195,11 @@ class ModelTable:
         times += [end_s for end_s in self._turn_ends().values() if end_s > now_s]
         return min(times, default=None)
 
-    def mark_checked(self, name: str, now_s: float) -> None:
-        """The check passed."""
+    def mark_downloaded(self, name: str, now_s: float) -> None:
+        """The download succeeded."""
         entry = self._entries[name]
         self._move(entry, ModelState.ABSENT, now_s)
-        entry.is_checked = True
+        entry.is_local = True
 
     def mark_loaded(self, name: str, now_s: float) -> None:
         """The load succeeded: the model is ready."""
@@ -218,7 +210,7 @@ class ModelTable:
         entry.used_s = now_s
 
     def mark_failed(self, name: str, reason: str, now_s: float) -> None:
-        """The check or the load failed."""
+        """The download or the load failed."""
         entry = self._entries[name]
         self._move(entry, ModelState.FAILED, now_s)
         entry.failure = reason
@@ -242,11 +234,6 @@ class ModelTable:
     def _count(self, state: ModelState) -> int:
         return sum(entry.state is state for entry in self._entries.values())
 
-    def _are_checks_full(self, entry: ModelEntry) -> bool:
-        """Whether as many models of its kind (local or not) are being checked as allowed."""
-        checking = [each for each in self._entries.values() if each.state is ModelState.CHECKING]
-        return sum(each.is_local == entry.is_local for each in checking) >= _MAX_CHECKS
-
     def _missing(self) -> list[ModelEntry]:
         """Awaited models that are to be loaded, the longest wait first."""
         absent = (ModelState.ABSENT, ModelState.FAILED, ModelState.DRAINING)
@@ -255,7 +242,7 @@ class ModelTable:
 
     def _demand(self) -> list[ModelEntry]:
         """Missing models for which others may be unloaded."""
-        return [b for b in self._missing() if b.is_checked or b.state is ModelState.DRAINING]
+        return [entry for entry in self._missing() if entry.is_local]
 
     def _num_coming(self) -> int:
         """Places in memory that are free, or will be without a further unload."""

@@ -1,4 +1,4 @@
-"""Starts a server per model, each a whole `launcher serve` at a unix socket, and checks models."""
+"""Starts a server per model, each a whole `launcher serve` at a unix socket; downloads models."""
 
 import asyncio
 import contextlib
@@ -66,14 +66,14 @@ class Server(Protocol):
 
 
 class Servers(Protocol):
-    """Starts servers and checks models."""
+    """Starts servers and downloads models."""
 
     def is_local(self, model: Model) -> bool:
         """Whether nothing of a model has to be downloaded."""
         ...
 
-    async def check(self, model: Model) -> None:
-        """Check a model without loading it. Raises DidNotStart. May be cancelled."""
+    async def download(self, model: Model) -> None:
+        """Download a model to the hub's cache. Raises DidNotStart. May be cancelled."""
         ...
 
     async def start(self, model: Model, num_others: int) -> Server:
@@ -98,19 +98,14 @@ class ServerRules:
         """The command of a server beside `num_others`."""
         # The share includes the memory that the others hold.
         share = self.memory_fraction * (num_others + 1) / self.max_loaded
-        return [*self._serve(model, share), "--http-uds", str(socket)]
-
-    def check_argv(self, model: Model) -> list[str]:
-        """The command of a check."""
-        # Other models may be unloaded for it.
-        argv = [*self._serve(model, self.memory_fraction), "--dry-run"]
-        # One check at a time computes, for some seconds on one core; downloads go on beside it.
-        return [*argv, "--turn-file", str(self.folder / "turn")]
-
-    def _serve(self, model: Model, share: float) -> list[str]:
-        argv = [sys.executable, "-m", "launcher", "serve", model.source]
+        argv = [sys.executable, "-m", "launcher", "serve", model.source, "--http-uds", str(socket)]
         argv += ["--parent-pid", str(os.getpid()), "--served-model-name", model.name]
         return [*argv, *self.flags, "--cuda-memory-fraction", f"{share:.4f}"]
+
+    def download_argv(self, model: Model) -> list[str]:
+        """The command of a download."""
+        argv = [sys.executable, "-m", "model_server", "download-weights", model.source]
+        return [*argv, "--parent-pid", str(os.getpid())]
 
 
 class LaunchedServer:
@@ -139,10 +134,7 @@ class LaunchedServer:
 
 
 class LaunchedServers:
-    """Starts servers as child processes, each at a numbered socket.
-
-    A model that passed a check, or was loaded, is not checked again while its files are the same.
-    """
+    """Starts servers as child processes, each at a numbered socket."""
 
     def __init__(
         self,
@@ -158,30 +150,24 @@ class LaunchedServers:
         }
         self._console = console
         self._num_started = 0
-        self._checked: dict[str, object] = {}
 
     def is_local(self, model: Model) -> bool:
         """Whether the model is a folder, or its weights are in the hub's cache."""
         return os.path.isdir(model.source) or self._is_cached(model.source)
 
-    async def check(self, model: Model) -> None:
-        """Check a model in a child process, which downloads it if necessary. Raises DidNotStart."""
-        files = _files_of(model)
-        if model.source in self._checked and self._checked[model.source] == files:
-            return
-        child = await self._start_child(model.name, self._rules.check_argv(model))
+    async def download(self, model: Model) -> None:
+        """Download a model in a child process. Raises DidNotStart."""
+        child = await self._start_child(model.name, self._rules.download_argv(model))
         try:
             if await child.wait():
                 raise DidNotStart(exit_reason(child))
         finally:
             await child.stop(_FAILED_STOP_S)
-        self._checked[model.source] = files
 
     async def start(self, model: Model, num_others: int) -> LaunchedServer:
         """A server that answers GET /health/ready. Raises DidNotStart."""
         self._num_started += 1
         socket = self._rules.folder / f"{self._num_started}.sock"
-        files = _files_of(model)
         child = await self._start_child(model.name, self._rules.argv(model, socket, num_others))
         try:
             while not await answers_health("", 0, uds=socket):
@@ -192,7 +178,6 @@ class LaunchedServers:
         except BaseException:
             await child.stop(_FAILED_STOP_S)
             raise
-        self._checked[model.source] = files
         return LaunchedServer(child, socket, self._rules.graceful_timeout_s + _STOP_SLACK_S)
 
     async def _start_child(self, name: str, argv: Sequence[str]) -> Child:
@@ -223,12 +208,3 @@ def _message(line: str) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         return str(json.loads(line)["message"])
     return _PROCESS_NAME.sub("", line)
-
-
-def _files_of(model: Model) -> tuple[tuple[str, int, int], ...] | None:
-    """Name, size and modification time of a folder's files; None for a model of the hub."""
-    try:
-        found = [(path, path.stat()) for path in sorted(Path(model.source).iterdir())]
-    except OSError:
-        return None
-    return tuple((path.name, stat.st_size, stat.st_mtime_ns) for path, stat in found)

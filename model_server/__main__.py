@@ -1,10 +1,9 @@
 """Wires one shard by hand: configuration, ranks, model, sampler, runner, gRPC server.
 
     python -m model_server serve MODEL_ID
-    python -m model_server check MODEL_ID
     python -m model_server download-weights MODEL_ID
 
-Exit codes: 0 stopped when asked, or found in order; 1 refused to start or became unfit; 2 a bad
+Exit codes: 0 stopped when asked, or fetched; 1 refused to start or became unfit; 2 a bad
 flag or variable. Beside 1 and 2 there is a line on stderr.
 """
 
@@ -19,7 +18,7 @@ from typing import Any
 from model_server import config
 from model_server.errors import FetchStalled, ShardError
 from model_server.model.checkpoint import find_checkpoint
-from model_server.model.loading import check_model, load
+from model_server.model.loading import load
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from model_server.tracing import StepTracer, start_tracing
@@ -47,11 +46,6 @@ def main(argv: list[str]) -> int:
             end_when_orphaned(settings.parent_pid)
             folder = find_checkpoint(settings.model_id, settings.revision)
             sys.stdout.write(f"{folder}\n")
-            return 0
-        if isinstance(settings, config.CheckConfig):
-            start_logging(settings.logger_level, json_output=settings.json_output)
-            end_when_orphaned(settings.parent_pid)
-            sys.stdout.write(f"{check_model(settings)}\n")
             return 0
         start_logging(settings.logger_level, json_output=settings.json_output)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)

@@ -4,7 +4,6 @@ The only file of this tier that touches either. It knows no torch, so that `--he
 and the launcher may import it.
 
     python -m model_server serve MODEL_ID [--uds-path P | --listen HOST:PORT] ...
-    python -m model_server check MODEL_ID ...
     python -m model_server download-weights MODEL_ID ...
 
 Ranks come from the environment, as torchrun and TGI's launcher set them: RANK, WORLD_SIZE,
@@ -223,30 +222,8 @@ class ServeConfig(ModelConfig):
         return tuple(f"{name}:{port + rank}" for rank in ranks)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckConfig(ServeConfig):
-    """A model that is checked and not loaded: as it would be served, beside other processes."""
-
-    folder_file: Path | None = setting(
-        None,
-        "where the model's folder is written, if all is in order",
-        Path,
-        group=Group.MODEL,
-        env=False,
-    )
-    turn_file: Path | None = setting(
-        None,
-        "locked during the check, so that of several checks one at a time takes a core; the host's "
-        "memory is then judged when the model is loaded, for which others may be unloaded",
-        Path,
-        group=Group.MODEL,
-        env=False,
-    )
-
-
 _COMMANDS = {
     "serve": (ServeConfig, "Load a model and serve it to the router over gRPC."),
-    "check": (CheckConfig, "Say whether a model could be served, without loading it."),
     "download-weights": (DownloadConfig, "Fetch a checkpoint from the hub."),
 }
 _NO_QUANTIZE = (
@@ -257,7 +234,7 @@ _NO_QUANTIZE = (
 
 def parse(
     argv: Sequence[str], environ: Mapping[str, str] | None = None
-) -> ServeConfig | CheckConfig | DownloadConfig:
+) -> ServeConfig | DownloadConfig:
     """Read `argv` (without the program's name). Raises BadConfig; --help exits."""
     command, *rest = argv or ("--help",)
     if command == "quantize":

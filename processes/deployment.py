@@ -41,19 +41,14 @@ class Deployment:
         """The command of every rank; they differ in the environment alone."""
         return [*self._model_server("serve"), "--uds-path", self.uds_path, *self.shard_flags]
 
-    def check_argv(self, folder_file: Path) -> list[str]:
-        """The command that checks the model without loading it, and writes its folder there."""
-        argv = [*self._model_server("check"), "--folder-file", str(folder_file)]
-        return argv + list(self.shard_flags)
-
     def download_argv(self) -> list[str]:
         """The command that fetches the checkpoint and prints its folder."""
         revision = [] if self.revision is None else [f"--revision={self.revision}"]
         return self._model_server("download-weights") + revision
 
-    def router_argv(self, tokenizer_folder: Path, module: str = "router") -> list[str]:
-        """The router's command, or that of another module that reads the router's flags."""
-        argv = [sys.executable, "-m", module, "--tokenizer-name", str(tokenizer_folder)]
+    def router_argv(self, tokenizer_folder: Path) -> list[str]:
+        """The router's command."""
+        argv = [sys.executable, "-m", "router", "--tokenizer-name", str(tokenizer_folder)]
         argv += ["--master-shard-uds-path", f"{self.uds_path}-0", "--parent-pid", str(os.getpid())]
         return argv + list(self.router_flags)
 

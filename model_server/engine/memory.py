@@ -103,17 +103,6 @@ def require_weights_fit(device: torch.device, needed_bytes: int, available: int 
         )
 
 
-def require_share(device: torch.device, needed_bytes: int, memory_fraction: float) -> None:
-    """Raise OutOfMemory when weights cannot fit on a GPU, even an empty one."""
-    limit = int(torch.cuda.get_device_properties(device).total_memory * memory_fraction)
-    if needed_bytes > limit:
-        raise OutOfMemory(
-            f"weights of {needed_bytes / 2**30:.2f} GiB do not fit into the"
-            f" {limit / 2**30:.2f} GiB that the model may fill of {device}"
-            " (--cuda-memory-fraction)"
-        )
-
-
 def keep_freed_memory(kept_bytes: int = 512 * 2**20) -> bool:
     """Let up to `kept_bytes` of memory that is freed from here on stay with the process.
 

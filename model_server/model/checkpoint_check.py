@@ -2,8 +2,7 @@
 
     files, headers -> config -> class without weights -> gate's rule and self-test -> dtype, bytes
 
-Loading begins with it. The command `check` runs it alone, while another model still has the memory.
-It reads no weights and keeps nothing.
+Loading begins with it. It reads no weights and keeps nothing.
 """
 
 import logging

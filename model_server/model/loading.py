@@ -1,30 +1,19 @@
-"""Loading: from a configuration to the runner with its ranks, model, sampler and guides.
+"""Loading: from a configuration to the runner with its ranks, model, sampler and guides."""
 
-The command `check` checks a model without loading it, while others go on computing:
-
-    download if needed -> lock -> files, class, self-test -> memory
-
-Downloads take no lock: they need the network, the rest needs a core.
-"""
-
-import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
-from model_server.config import CheckConfig, ServeConfig
+from model_server.config import ServeConfig
 from model_server.engine.distributed import World
 from model_server.engine.memory import (
     available_bytes,
     keep_freed_memory,
-    require_share,
     require_weights_fit,
     weights_of_all,
 )
@@ -44,7 +33,6 @@ _log = logging.getLogger(__name__)
 
 # Masks are made while the forward runs; on a CPU both share the cores.
 _MAX_MASK_THREADS = 8
-_CHECK_NICENESS = 10
 # More than any device has: stands for an unknown number where ranks agree on the least.
 _UNKNOWN = 1 << 62
 
@@ -85,45 +73,6 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         *(settings.model_id, time.monotonic() - started_s, model.dtype, model.attention_backend),
     )
     return runner, _info(settings, model), constraints
-
-
-def check_model(settings: CheckConfig) -> Path:
-    """The model's folder, after every check that needs no weights.
-
-    Raises ShardError with the reason.
-    """
-    # Other processes serve requests meanwhile.
-    os.nice(_CHECK_NICENESS)
-    torch.set_num_threads(1)
-    device = device_of(settings.device, settings.world_size - 1)
-    folder = find_checkpoint(settings.model_id, settings.revision)
-    with _lock(settings.turn_file):
-        checked = check_checkpoint(model_settings(settings, folder, device), settings.world_size)
-    _require_room_unloaded(settings, device, checked.bytes_of_rank)
-    if settings.folder_file is not None:
-        settings.folder_file.write_text(str(folder))
-    return folder
-
-
-def _require_room_unloaded(settings: CheckConfig, device: torch.device, rank_bytes: int) -> None:
-    """Raises OutOfMemory for what other processes cannot make room for."""
-    needed = weights_of_all(device, rank_bytes, settings.world_size)
-    if device.type == "cuda":
-        # What other processes hold of it they may free.
-        require_share(device, needed, settings.cuda_memory_fraction)
-    elif settings.turn_file is None:
-        require_weights_fit(device, needed, available_bytes(device))
-
-
-@contextmanager
-def _lock(path: Path | None) -> Iterator[None]:
-    """Holds the lock on a file; a process that ends releases its lock."""
-    if path is None:
-        yield
-        return
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def load_model(settings: ModelSettings, world: World) -> PagedModel:

@@ -52,31 +52,25 @@ class FakeServer:
 class FakeServers:
     """Starts servers when `may_start` is set; `sockets` are those of the models.
 
-    `faults` are found by a check, `refusals` by a load alone; `far` ones have to be fetched. A
-    check waits where `may_check` was cleared.
+    `faults` are found by a download, `refusals` by a load; `far` ones have to be downloaded.
     """
 
     sockets: dict[str, Path] = field(default_factory=dict)
     refusals: dict[str, str] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     far: set[str] = field(default_factory=set)
-    checked: list[str] = field(default_factory=list)
+    downloaded: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     others: list[int] = field(default_factory=list)
     by_name: dict[str, FakeServer] = field(default_factory=dict)
     may_start: asyncio.Event = field(default_factory=asyncio.Event)
-    may_check: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.may_check.set()
 
     def is_local(self, model: Model) -> bool:
         return model.name not in self.far
 
-    async def check(self, model: Model) -> None:
-        self.checked.append(model.name)
+    async def download(self, model: Model) -> None:
+        self.downloaded.append(model.name)
         await asyncio.sleep(0)
-        await self.may_check.wait()
         if model.name in self.faults:
             raise DidNotStart(self.faults[model.name])
 

@@ -223,8 +223,8 @@ async def test_a_load_that_fails_by_a_bug_is_a_failed_load() -> None:
     assert states(manager) == {"a": ModelState.FAILED}
 
 
-async def test_a_model_that_a_check_finds_broken_takes_nobodys_place() -> None:
-    servers = FakeServers(faults={"b": "no weights"})
+async def test_a_model_that_cannot_be_downloaded_takes_nobodys_place() -> None:
+    servers = FakeServers(faults={"b": "no weights"}, far={"b"})
     servers.may_start.set()
     manager = manager_over(servers)
     (await manager.acquire(model("a"))).close()
@@ -233,7 +233,7 @@ async def test_a_model_that_a_check_finds_broken_takes_nobodys_place() -> None:
     ) as refused:
         await manager.acquire(model("b"))
     assert 29 < refused.value.retry_after_s <= 30
-    assert (servers.checked, servers.started) == (["b"], ["a"])
+    assert (servers.downloaded, servers.started) == (["b"], ["a"])
     assert states(manager) == {"a": ModelState.READY, "b": ModelState.FAILED}
     assert not servers.by_name["a"].is_stopped
 
@@ -252,7 +252,7 @@ async def test_a_model_that_left_for_one_that_failed_comes_back() -> None:
 
 async def test_a_request_that_waits_for_the_downloads_of_others_fails_with_the_reason() -> None:
     class Slow(FakeServers):
-        async def check(self, model: Model) -> None:
+        async def download(self, model: Model) -> None:
             await asyncio.sleep(60)
 
     servers = Slow(far={f"far-{number}" for number in range(5)})
@@ -270,16 +270,16 @@ async def test_a_request_that_waits_for_the_downloads_of_others_fails_with_the_r
     await manager.drain()
 
 
-async def test_a_request_that_waits_for_too_long_a_check_fails_with_the_reason() -> None:
+async def test_a_request_that_waits_for_too_long_a_download_fails_with_the_reason() -> None:
     class Slow(FakeServers):
-        async def check(self, model: Model) -> None:
+        async def download(self, model: Model) -> None:
             await asyncio.sleep(60)
 
-    servers = Slow()
+    servers = Slow(far={"b"})
     servers.may_start.set()
     manager = manager_over(servers, load_timeout_s=0.05)
     (await manager.acquire(model("a"))).close()
-    with pytest.raises(StillLoading, match="'b' is still being fetched or checked"):
+    with pytest.raises(StillLoading, match="'b' is still being downloaded"):
         await manager.acquire(model("b"))
     (await manager.acquire(model("a"))).close()
     await manager.drain()

@@ -19,8 +19,8 @@ def load(name: str) -> Step:
     return name, ModelState.LOADING
 
 
-def check(name: str) -> Step:
-    return name, ModelState.CHECKING
+def download(name: str) -> Step:
+    return name, ModelState.DOWNLOADING
 
 
 def unload(name: str) -> Step:
@@ -34,12 +34,6 @@ def serve(table: ModelTable, name: str, now_s: float) -> int:
     table.mark_loaded(name, now_s)
     table.remove_waiting(name)
     return table.add_user(name, now_s)
-
-
-def prove(table: ModelTable, name: str, now_s: float) -> None:
-    """Nothing speaks against `name`, for which there is no room."""
-    assert step(table, now_s) == check(name)
-    table.mark_checked(name, now_s)
 
 
 def test_a_model_is_loaded_when_somebody_waits_for_it() -> None:
@@ -56,20 +50,19 @@ def test_an_idle_model_leaves_for_one_that_waits() -> None:
     generation = serve(table, "a", 0)
     table.remove_user("a", generation, 1)
     table.add_waiting("b", 2)
-    prove(table, "b", 2)
     assert step(table, 2) == unload("a")
     assert step(table, 2) is None
     table.mark_unloaded("a", 3)
     assert step(table, 3) == load("b")
 
 
-def test_no_model_leaves_for_one_that_is_not_checked_or_not_sound() -> None:
+def test_no_model_leaves_for_one_that_is_not_downloaded() -> None:
     table = ModelTable(RULES)
     table.remove_user("a", serve(table, "a", 0), 1)
-    table.add_waiting("b", 2)
-    assert step(table, 2) == check("b")
+    table.add_waiting("b", 2, is_local=False)
+    assert step(table, 2) == download("b")
     assert step(table, 2) is None
-    assert table.entry("b").state is ModelState.CHECKING
+    assert table.entry("b").state is ModelState.DOWNLOADING
     table.remove_waiting("b")
     table.mark_failed("b", "no weights", 3)
     assert step(table, 3) is None
@@ -78,21 +71,14 @@ def test_no_model_leaves_for_one_that_is_not_checked_or_not_sound() -> None:
         table.check_failure("b", 4)
 
 
-def test_where_there_is_room_nothing_is_checked() -> None:
-    table = ModelTable(LoadingRules(max_loaded=2))
-    table.remove_user("a", serve(table, "a", 0), 1)
-    table.add_waiting("b", 2)
-    assert step(table, 2) == load("b")
-
-
 def test_a_model_that_has_to_be_fetched_takes_no_place_meanwhile() -> None:
     table = ModelTable(RULES)
     table.add_waiting("far", 0, is_local=False)
-    assert step(table, 0) == check("far")
+    assert step(table, 0) == download("far")
     assert step(table, 0) is None
     assert table.entry("far").request_state == "loading"
     generation = serve(table, "near", 1)
-    table.mark_checked("far", 2)
+    table.mark_downloaded("far", 2)
     assert step(table, 2) is None
     table.remove_user("near", generation, 3)
     assert step(table, 3) == unload("near")
@@ -106,43 +92,14 @@ def test_many_that_are_fetched_keep_nobody_waiting_who_is_at_hand() -> None:
     for number in range(6):
         table.add_waiting(f"far-{number}", 1, is_local=False)
     for number in range(4):
-        assert step(table, 1) == check(f"far-{number}")
+        assert step(table, 1) == download(f"far-{number}")
     assert step(table, 1) is None
     assert table.entry("far-5").request_state == "queued"
     table.add_waiting("near", 2)
-    prove(table, "near", 2)
     assert step(table, 2) == unload("a")
     table.remove_waiting("far-1")
     table.mark_failed("far-1", "no such weights", 3)
-    assert step(table, 3) == check("far-4")
-
-
-def test_many_that_are_checked_keep_nobody_from_being_fetched() -> None:
-    table = ModelTable(RULES)
-    serve(table, "a", 0)
-    for number in range(5):
-        table.add_waiting(f"near-{number}", 1)
-    assert [step(table, 1) for _ in range(5)][3:] == [check("near-3"), None]
-    table.add_waiting("far", 2, is_local=False)
-    assert step(table, 2) == check("far")
-    assert table.entry("near-4").request_state == "queued"
-    table.mark_checked("near-0", 3)
-    assert table.entry("near-0").request_state == "queued"
-
-
-def test_a_model_that_left_the_memory_is_checked_before_another_leaves_for_it() -> None:
-    table = ModelTable(RULES)
-    for name, now_s in (("a", 0.0), ("b", 10.0)):
-        table.add_waiting(name, now_s)
-        if now_s:
-            prove(table, name, now_s)
-            assert step(table, now_s) == unload("a")
-            table.mark_unloaded("a", now_s)
-        step(table, now_s)
-        table.mark_loaded(name, now_s)
-        table.remove_waiting(name)
-    table.add_waiting("a", 20)
-    assert step(table, 20) == check("a")
+    assert step(table, 3) == download("far-4")
 
 
 def test_the_least_recently_used_leaves_first() -> None:
@@ -151,7 +108,6 @@ def test_the_least_recently_used_leaves_first() -> None:
         table.remove_user(name, serve(table, name, now_s), now_s)
     table.remove_user("a", table.add_user("a", 5), 6)
     table.add_waiting("c", 7)
-    prove(table, "c", 7)
     assert step(table, 7) == unload("b")
 
 
@@ -159,7 +115,6 @@ def test_a_busy_model_stays_and_closes_after_its_turn() -> None:
     table = ModelTable(RULES)
     generation = serve(table, "a", 0)
     table.add_waiting("b", 5)
-    prove(table, "b", 5)
     assert step(table, 14.9) is None
     assert table.is_open("a", 14.9)
     assert table.next_alarm_s(14.9) == 15.0
@@ -174,7 +129,6 @@ def test_a_model_opens_again_when_nobody_waits_for_its_room() -> None:
     table = ModelTable(RULES)
     serve(table, "a", 0)
     table.add_waiting("b", 0)
-    prove(table, "b", 0)
     step(table, 10)
     assert not table.is_open("a", 10)
     table.remove_waiting("b")
@@ -190,12 +144,10 @@ def test_a_turn_begins_with_the_model_and_not_with_the_wait() -> None:
     table.remove_user("a", first, 50)
     # The manager, which lets waiting requests into an open model, is missing here.
     table.remove_waiting("a")
-    prove(table, "b", 50)
     assert step(table, 50) == unload("a")
     table.mark_unloaded("a", 51)
     table.add_waiting("a", 51)
     assert step(table, 51) == load("b")
-    prove(table, "a", 51)
     table.mark_loaded("b", 90)
     table.remove_waiting("b")
     table.add_user("b", 90)

@@ -11,7 +11,7 @@ NAMES = st.sampled_from("abcd")
 
 
 class World(RuleBasedStateMachine):
-    """Requests come, wait, run and leave; checks and loads succeed and fail; servers die; time
+    """Requests come, wait, run and leave; downloads and loads succeed and fail; servers die; time
     passes."""
 
     def __init__(self) -> None:
@@ -20,8 +20,7 @@ class World(RuleBasedStateMachine):
         self.table = ModelTable(LoadingRules(self.max_loaded, 5.0, 8.0, 20.0))
         self.now_s = 0.0
         self.users: list[tuple[str, int]] = []
-        self.to_check: set[str] = set()
-        self.proven: set[str] = set()
+        self.to_download: set[str] = set()
         self.to_load: set[str] = set()
         self.to_unload: set[str] = set()
         self.alarm_s: float | None = None
@@ -38,13 +37,12 @@ class World(RuleBasedStateMachine):
                 break
             if step.state is ModelState.LOADING:
                 assert len(self.to_load) == 0
-                assert self.table.entry(step.name).is_local or step.name in self.proven
-                self.proven.discard(step.name)
+                assert step.is_local
                 self.to_load.add(step.name)
-            elif step.state is ModelState.CHECKING:
-                self.to_check.add(step.name)
+            elif step.state is ModelState.DOWNLOADING:
+                self.to_download.add(step.name)
             else:
-                assert self.takers() or self.is_overdue(step.name)
+                assert self.takers(step.name) or self.is_overdue(step.name)
                 assert all(name != step.name for name, _ in self.live_users())
                 self.to_unload.add(step.name)
         else:
@@ -52,10 +50,8 @@ class World(RuleBasedStateMachine):
         self.alarm_s = self.table.next_alarm_s(self.now_s)
         assert self.alarm_s is None or self.alarm_s > self.now_s
 
-    def pass_check(self) -> None:
-        name = self.to_check.pop()
-        self.table.mark_checked(name, self.now_s)
-        self.proven.add(name)
+    def finish_download(self) -> None:
+        self.table.mark_downloaded(self.to_download.pop(), self.now_s)
 
     def live_users(self) -> list[tuple[str, int]]:
         return [
@@ -65,11 +61,14 @@ class World(RuleBasedStateMachine):
             and self.table.entry(name).state is ModelState.READY
         ]
 
-    def takers(self) -> list[str]:
-        """Models that may be loaded in place of another one: checked, or known from before."""
-        entries = self.table.entries()
+    def takers(self, victim: str) -> list[str]:
+        """Models that may be loaded in place of the victim: nothing of them is to be downloaded."""
+        absent = (ModelState.ABSENT, ModelState.FAILED, ModelState.DRAINING)
         return [
-            b.name for b in entries if b.num_waiting and (b.is_checked or b.name in self.to_unload)
+            entry.name
+            for entry in self.table.entries()
+            if entry.num_waiting and entry.is_local and entry.state in absent
+            if entry.name != victim
         ]
 
     def is_overdue(self, name: str) -> bool:
@@ -112,13 +111,13 @@ class World(RuleBasedStateMachine):
             self.table.mark_failed(name, "bad luck", self.now_s)
         self.settle()
 
-    @precondition(lambda self: self.to_check)
+    @precondition(lambda self: self.to_download)
     @rule(goes_well=st.booleans())
-    def check_ends(self, goes_well: bool) -> None:
+    def download_ends(self, goes_well: bool) -> None:
         if goes_well:
-            self.pass_check()
+            self.finish_download()
         else:
-            name = self.to_check.pop()
+            name = self.to_download.pop()
             self.table.remove_waiting(name, self.table.entry(name).num_waiting)
             self.table.mark_failed(name, "bad luck", self.now_s)
         self.settle()
@@ -157,7 +156,7 @@ class World(RuleBasedStateMachine):
         """With all users gone and all work done, whoever waits is being helped."""
         waiting = any(entry.num_waiting for entry in self.table.entries())
         if waiting and not self.live_users():
-            assert self.to_load or self.to_unload or self.to_check
+            assert self.to_load or self.to_unload or self.to_download
 
     def teardown(self) -> None:
         """Whoever waits is served in the end, if everybody else leaves."""
@@ -167,8 +166,8 @@ class World(RuleBasedStateMachine):
                 self.table.remove_user(*self.users.pop(), self.now_s)
             while self.to_unload:
                 self.table.mark_unloaded(self.to_unload.pop(), self.now_s)
-            while self.to_check:
-                self.pass_check()
+            while self.to_download:
+                self.finish_download()
             while self.to_load:
                 self.table.mark_loaded(self.to_load.pop(), self.now_s)
             self.settle()

@@ -39,6 +39,15 @@ def command_at(path: Path) -> str:
         return ""  # a process of somebody else's that ended meanwhile
 
 
+def processes_of(word: str) -> list[Path]:
+    """The other processes whose command has that word."""
+    return [
+        path
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if word in command_at(path) and int(path.parent.name) != os.getpid()
+    ]
+
+
 async def ended_with(script: str) -> Child:
     child = await Child.start("x", [sys.executable, "-c", script], {}, Console())
     await child.wait()
@@ -113,12 +122,7 @@ async def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> Non
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
-    left = [
-        path
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if str(tmp_path / "up") in command_at(path) and int(path.parent.name) != os.getpid()
-    ]
-    assert left == []
+    assert processes_of(str(tmp_path / "up")) == []
 
 
 async def test_what_is_the_fronts_own_reaches_no_server(tmp_path: Path) -> None:
@@ -147,60 +151,38 @@ def test_rules_of_one_place_give_it_all_the_memory() -> None:
     assert argv[argv.index("--cuda-memory-fraction") + 1] == "0.8000"
 
 
-def test_a_check_is_a_dry_run_with_the_servers_flags() -> None:
-    argv = RULES.check_argv(model("a"))
-    assert argv[1:5] == ["-m", "launcher", "serve", "/models/a"]
-    assert argv[argv.index("--dtype") + 1] == "float32"
-    # What others fill of a GPU they may give back.
-    assert argv[argv.index("--cuda-memory-fraction") + 1] == "0.8000"
-    # One at a time takes a core.
-    assert argv[-3:] == ["--dry-run", "--turn-file", "/tmp/f/turn"]
+def test_the_command_of_a_download_names_the_model_and_its_parent() -> None:
+    argv = RULES.download_argv(Model("far", "some/where"))
+    assert argv[1:5] == ["-m", "model_server", "download-weights", "some/where"]
+    assert argv[argv.index("--parent-pid") + 1] == str(os.getpid())
 
 
-def counted(folder: Path, *, is_sound: bool = True) -> LaunchedServers:
-    """Servers whose checks write a letter into a file, and which are ready at once."""
-    end = "" if is_sound else "print('error: no weights'); raise SystemExit(1)"
-    runs = str(folder / "runs")
+class Downloading(ServerRules):
+    """Starts a script instead of a download."""
 
-    class Counted(Scripted):
-        def check_argv(self, model: object) -> list[str]:
-            return [sys.executable, "-c", f"open({runs!r}, 'a').write('x'); {end}"]
-
-    return LaunchedServers(Counted((_ANSWERS,), folder, 1, 0.9, 1.0), os.environ, Console())
+    def download_argv(self, model: Model) -> list[str]:
+        return [sys.executable, "-c", *self.flags]
 
 
-_ANSWERS = """
-import asyncio, sys
-async def answer(reader, writer):
-    await reader.readuntil(b"\\r\\n\\r\\n")
-    writer.write(b"HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n")
-    writer.close()
-async def serve():
-    server = await asyncio.start_unix_server(answer, sys.argv[1])
-    await server.serve_forever()
-asyncio.run(serve())
-"""
+async def test_a_download_that_fails_says_why(tmp_path: Path) -> None:
+    rules = Downloading(("raise SystemExit('error: no such model')",), tmp_path, 1, 0.9, 1.0)
+    with pytest.raises(DidNotStart, match=r"^no such model$"):
+        await LaunchedServers(rules, os.environ, Console()).download(model("far"))
 
 
-async def test_a_sound_model_is_checked_again_when_its_files_have_changed(
-    tmp_path: Path,
-) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    servers, sound = counted(tmp_path), Model("m", str(folder))
-    await servers.check(sound)
-    await servers.check(sound)
-    assert (tmp_path / "runs").read_text() == "x"
-    (folder / "config.json").write_text("{}")
-    await servers.check(sound)
-    assert (tmp_path / "runs").read_text() == "xx"
-
-
-async def test_a_model_that_was_loaded_is_not_checked_any_more(tmp_path: Path) -> None:
-    servers = counted(tmp_path)
-    await (await servers.start(model("a"), 0)).stop()
-    await servers.check(model("a"))
-    assert not (tmp_path / "runs").exists()
+async def test_a_download_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:
+    up = tmp_path / "up"
+    script = f"import time, pathlib; pathlib.Path({str(up)!r}).touch(); time.sleep(60)"
+    rules = Downloading((script,), tmp_path, 1, 0.9, 1.0)
+    downloading = asyncio.create_task(
+        LaunchedServers(rules, os.environ, Console()).download(model("far"))
+    )
+    while not up.exists():
+        await asyncio.sleep(0.01)
+    downloading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await downloading
+    assert processes_of(str(up)) == []
 
 
 def test_a_folder_is_local_and_what_cannot_be_one_is_asked_of_the_cache(
@@ -220,28 +202,3 @@ async def test_a_server_is_stopped_though_its_socket_cannot_be_removed(tmp_path:
     child = await Child.start("a", argv, os.environ, Console())
     await LaunchedServer(child, socket, 5.0).stop()
     assert child.returncode is not None
-
-
-async def test_a_folder_is_checked_while_another_model_is_fetched(tmp_path: Path) -> None:
-    class Fetching(ServerRules):
-        def check_argv(self, model: Model) -> list[str]:
-            seconds = 0 if Path(model.source).is_dir() else 60
-            return [sys.executable, "-c", f"import time; time.sleep({seconds})"]
-
-    servers = LaunchedServers(Fetching((), tmp_path, 1, 0.9, 1.0), os.environ, Console())
-    fetching = asyncio.create_task(servers.check(Model("far", "some/where")))
-    await asyncio.sleep(0)
-    async with asyncio.timeout(30):
-        await servers.check(Model("near", str(tmp_path)))
-    assert not fetching.done()
-    fetching.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await fetching
-
-
-async def test_a_model_that_is_not_in_order_is_checked_each_time(tmp_path: Path) -> None:
-    servers = counted(tmp_path, is_sound=False)
-    for _ in range(2):
-        with pytest.raises(DidNotStart, match=r"^no weights$"):
-            await servers.check(Model("m", str(tmp_path / "none")))
-    assert (tmp_path / "runs").read_text() == "xx"

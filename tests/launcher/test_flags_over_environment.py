@@ -37,7 +37,7 @@ def found(name: str, flag: str, environ: dict[str, str]) -> list[bool]:
     everywhere: list[Any] = [
         config,
         read_router(deployment.router_flags, environ),
-        read_front(fleet_argv(["m"], {**by_flag, "dry_run": "false"}, environ)[3:], environ).config,
+        read_front(fleet_argv(["m"], by_flag, environ)[3:], environ).config,
         read_shard(shard_argv, deployment.shard_environ(0, environ)),
     ]
     values = [getattr(each, name) for each in everywhere if hasattr(each, name)]

@@ -103,7 +103,6 @@ def test_no_child_outlives_a_launcher_that_was_killed() -> None:
     each = (
         deployment().shard_argv(),
         deployment().download_argv(),
-        deployment().check_argv(Path("f")),
     )
     for argv in (*each, deployment().router_argv(Path("t"))):
         assert parent in " ".join(argv)
