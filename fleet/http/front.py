@@ -43,7 +43,7 @@ _POST_PATHS = frozenset(
         "/v1/messages/count_tokens",
     }
 )
-_STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/input_items)?")
+_STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+")
 _DOCUMENTS = frozenset({OPENAPI_PATH, "/docs"})
 _MAX_QUOTED_LEN = 60
 
@@ -177,8 +177,8 @@ class RequestedModel:
 
 def methods_of(path: str) -> set[str]:
     """The methods by which requests for a path are passed on."""
-    if stored := _STORED.fullmatch(path):
-        return {"GET", "HEAD"} if stored[1] else {"GET", "HEAD", "DELETE"}
+    if _STORED.fullmatch(path):
+        return {"GET", "HEAD", "DELETE"}
     if path in _DOCUMENTS:
         return {"GET", "HEAD"}
     return {"POST"} if path in _POST_PATHS else set()

@@ -31,14 +31,6 @@ class MessageItem:
         """What the chat template sees."""
         return Turn(self.role, "".join(self.parts))
 
-    def fields(self) -> dict[str, Any]:
-        """As OpenAI tells it."""
-        if self.role == "assistant":
-            parts = [output_part(text, []) for text in self.parts]
-        else:
-            parts = [input_part(text) for text in self.parts]
-        return message_fields(self.item_id, self.role, self.status, parts)
-
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
@@ -94,17 +86,6 @@ class FunctionOutput:
         """What the chat template sees."""
         return Turn("tool", "".join(self.output), call_id=self.call_id)
 
-    def fields(self) -> dict[str, Any]:
-        """As OpenAI tells it."""
-        output = self.output
-        return {
-            "id": self.item_id,
-            "type": "function_call_output",
-            "status": self.status,
-            "call_id": self.call_id,
-            "output": output if isinstance(output, str) else [input_part(text) for text in output],
-        }
-
 
 Item = MessageItem | FunctionCall | FunctionOutput
 
@@ -131,11 +112,6 @@ def message_fields(
 ) -> dict[str, Any]:
     """A message item."""
     return {"id": item_id, "type": "message", "status": status, "role": role, "content": parts}
-
-
-def input_part(text: str) -> dict[str, Any]:
-    """A part of the input as a response shows it."""
-    return {"type": "input_text", "text": text}
 
 
 def output_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from proto.contract import FinishReason
 from router.http.logprobs import ChatLogprobs
 from router.http.responses.items import (
     FunctionCall,
-    Item,
     MessageItem,
     message_fields,
     new_item_id,
@@ -74,7 +73,7 @@ class Output:
         """The end as clients see it, once all is taken."""
         return end if self._reader is None else self._reader.settled(end)
 
-    def items(self, status: str) -> tuple[Item, ...]:
+    def items(self, status: str) -> tuple[MessageItem | FunctionCall, ...]:
         """What there is so far; `status` is that of an answer that ends here."""
         calls = list(self.calls)
         if calls and self._reader is not None and self._reader.is_cut:
@@ -115,7 +114,7 @@ class Output:
             self.calls[-1] = replace(call, arguments=call.arguments + read.text)
         return read
 
-    def _fields(self, item: Item) -> dict[str, Any]:
+    def _fields(self, item: MessageItem | FunctionCall) -> dict[str, Any]:
         if not isinstance(item, MessageItem):
             return item.fields()
         parts = [output_part(item.parts[0], self._reported)]

@@ -30,7 +30,6 @@ from router.request.events import Finished
 
 _PATH = "/v1/responses"
 _UNKNOWN = {404: "The model is not served, or the response not known, or not any more"}
-_MAX_LISTED, _NUM_LISTED = 100, 20
 # The codes of what is not known, by the field that names it.
 _NOT_FOUND = {
     "response_id": "response_not_found",
@@ -49,15 +48,6 @@ _EVENT = {
 }
 _COUNT = {"type": "object", "required": ["object", "input_tokens"]}
 _DELETED = {"type": "object", "required": ["id", "object", "deleted"]}
-_LIST = {"type": "object", "required": ["object", "data", "first_id", "last_id", "has_more"]}
-_PAGING = [
-    {"name": name, "in": "query", "required": False, "schema": schema}
-    for name, schema in (
-        ("order", {"enum": ["asc", "desc"], "default": "desc"}),
-        ("after", {"type": "string"}),
-        ("limit", {"type": "integer", "minimum": 1, "maximum": _MAX_LISTED}),
-    )
-]
 
 
 class _ResponseId(StringConvertor):
@@ -81,13 +71,11 @@ class ResponseRoutes:
         docs = partial(RouteDocs, tag="OpenAI", failures=_UNKNOWN)
         create = docs(body=ResponseBody, answer=_RESPONSE, events=_EVENT, generates=True)
         count = docs(body=CountInputBody, answer=_COUNT)
-        items = docs(answer=_LIST, parameters=_PAGING)
         return [
             ApiRoute("POST", _PATH, self.create, create),
             ApiRoute("POST", f"{_PATH}/input_tokens", self.count, count),
             ApiRoute("GET", one, self.retrieve, docs(answer=_RESPONSE)),
             ApiRoute("DELETE", one, self.delete, docs(answer=_DELETED)),
-            ApiRoute("GET", f"{one}/input_items", self.input_items, items),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -146,12 +134,6 @@ class ResponseRoutes:
             raise _not_found("Response", response_id, "response_id")
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
-    async def input_items(self, request: Request) -> Response:
-        """The items that a response answers, the latest first unless `order` is `asc`."""
-        stored = self._known(request)
-        before = self._history(request, stored.previous_id)
-        return json_response(_page([*before, *stored.given], request))
-
     async def _prompt(
         self, request: Request, body: CountInputBody, given: Sequence[Item], num_new_tokens: int
     ) -> str:
@@ -199,34 +181,6 @@ class ResponseRoutes:
             return self._store.conversation(_owner(request), previous_id)
         except KeyError as error:
             raise _not_found("Response", error.args[0], "previous_response_id") from error
-
-
-def _page(items: list[Item], request: Request) -> dict[str, Any]:
-    """One page of a list, by `order`, `after` and `limit`. Raises InvalidRequest."""
-    query = request.query_params
-    order = query.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidRequest(f"`order` must be `asc` or `desc`. Given: `{order[:60]}`", "order")
-    limit = query.get("limit", str(_NUM_LISTED))
-    is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MAX_LISTED))
-    if not (is_short and 1 <= int(limit) <= _MAX_LISTED):
-        rule = f"must be a whole number between 1 and {_MAX_LISTED}"
-        raise InvalidRequest(f"`limit` {rule}. Given: `{limit[:60]}`", "limit")
-    ordered = items if order == "asc" else items[::-1]
-    after = query.get("after")
-    if after is not None:
-        place = next((i for i, item in enumerate(ordered) if item.item_id == after), None)
-        if place is None:
-            raise InvalidRequest(f"`after` names no item: `{after[:60]}`", "after")
-        ordered = ordered[place + 1 :]
-    page = ordered[: int(limit)]
-    return {
-        "object": "list",
-        "data": [item.fields() for item in page],
-        "first_id": page[0].item_id if page else None,
-        "last_id": page[-1].item_id if page else None,
-        "has_more": len(page) < len(ordered),
-    }
 
 
 def _owner(request: Request) -> bytes:

@@ -35,7 +35,6 @@ def test_every_route_of_the_router_is_passed_on_or_answered_by_the_front(path: s
     [
         ("/generate", {"POST"}, False),
         ("/v1/responses/resp_1", {"GET", "HEAD", "DELETE"}, True),
-        ("/v1/responses/resp_1/input_items", {"GET", "HEAD"}, True),
         ("/v1/responses/input_tokens", {"POST"}, False),
         ("/docs", {"GET", "HEAD"}, True),
         ("/wp-login.php", set(), False),

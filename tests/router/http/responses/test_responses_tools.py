@@ -320,21 +320,6 @@ async def test_a_form_and_calls_that_are_json_are_refused() -> None:
     assert (status, error["param"], error["code"]) == (422, "text.format", "tool_error")
 
 
-async def test_calls_and_outputs_are_listed_as_input() -> None:
-    given = [
-        {"role": "user", "content": "hi"},
-        {"type": "function_call", "id": "fc_1", "call_id": "c", "name": "n", "arguments": "{}"},
-        {"type": "function_call_output", "id": "fco_1", "call_id": "c", "output": "sun"},
-    ]
-    async with house_of("ok") as house:
-        answer = await post(house, given, max_output_tokens=1)
-        async with house.client as client:
-            path = f"{PATH}/{answer['id']}/input_items?order=asc"
-            listed = (await client.get(path)).json()["data"]
-
-    assert listed[1:] == [{**item, "status": "completed"} for item in given[1:]]
-
-
 async def count(template: str, **fields: Any) -> int:
     """The length of a prompt, which may be too long to be answered."""
     house = housing(FakeShard(), templates={"default": template})

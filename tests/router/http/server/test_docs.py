@@ -93,7 +93,7 @@ async def test_every_part_of_a_path_is_a_parameter() -> None:
         "required": True,
         "schema": {"type": "string"},
     }
-    items = spec["paths"]["/v1/responses/{response_id}/input_items"]["get"]
+    items = spec["paths"]["/v1/responses/{response_id}"]["get"]
     names = [each["name"] for each in items["parameters"] if each["in"] == "path"]
     assert names == ["response_id"]
 
