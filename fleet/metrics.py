@@ -43,9 +43,6 @@ class FleetMetrics(Collector):
             label="reason",
             label_values=REFUSALS,
         )
-        self.cut = Counter(
-            "tandem_fleet_cut_answers", "Answers that a model's server left unfinished"
-        )
         self.loads = Counter(
             "tandem_fleet_loads", "Loads that ended, by outcome", "outcome", _OUTCOMES
         )

@@ -160,12 +160,12 @@ class ModelManager:
 
     def _timed_out(self, name: str) -> NotNow:
         """The error of a request that waited for too long."""
-        entry = self._table.entry(name)
+        state = self._table.entry(name).state
         within = f"within {self._load_timeout_s:g} s (--model-load-timeout)"
-        if entry.request_state == "queued":
+        if state not in (ModelState.DOWNLOADING, ModelState.LOADING):
             message = f"there was no room for the model {name!r} {within}: others are in use"
             return NoRoom(message, _RETRY_AFTER_S)
-        work = "loaded" if entry.state is ModelState.LOADING else "downloaded"
+        work = "loaded" if state is ModelState.LOADING else "downloaded"
         message = f"the model {name!r} is still being {work}; it was not ready {within}"
         return StillLoading(message, _RETRY_AFTER_S)
 

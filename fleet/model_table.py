@@ -85,12 +85,6 @@ class ModelEntry:
     is_local: bool = False
     failure: str = ""
 
-    @property
-    def request_state(self) -> str:
-        """The state of the requests that wait for it, as clients are notified."""
-        is_loading = self.state in (ModelState.DOWNLOADING, ModelState.LOADING)
-        return "loading" if is_loading else "queued"
-
 
 class ModelTable:
     """Owner of every model's state."""

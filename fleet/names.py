@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
-from fleet.errors import LoadFailed, NoModelNamed, UnknownModel
+from fleet.errors import LoadFailed, UnknownModel
 from processes.hub import HubError, NotOnHub, run_in_daemon_thread
 
 # Names that TGI's and the hub's clients send for the only model of a server.
@@ -50,22 +50,6 @@ class Hub(Protocol):
 
     def require(self, name: str) -> None:
         """Check that the model can be downloaded; takes seconds. Raises HubError."""
-
-
-class ModelNames(Protocol):
-    """The models that requests may name."""
-
-    async def find(self, name: str) -> Model:
-        """The model of this name. Raises UnknownModel or LoadFailed."""
-        ...
-
-    def default(self) -> Model | None:
-        """The model of requests that name none, if it does not depend on what is loaded."""
-        ...
-
-    def listed(self) -> list[str]:
-        """The known names. May read folders."""
-        ...
 
 
 class ListedModels:
@@ -174,11 +158,8 @@ class AnyModel:
             raise LoadFailed(message, _HUB_RETRY_AFTER_S) from None
 
 
-def no_model_named(names: ModelNames) -> NoModelNamed:
-    """The error of a request without a name where there is no default. May read folders."""
-    known = names.listed()[:5]
-    examples = f"; there are for example {', '.join(known)}" if known else ""
-    return NoModelNamed(f"`model` is required: no model is loaded that could be meant{examples}")
+# The models that requests may name.
+ModelNames = ListedModels | AnyModel
 
 
 def _is_valid(name: str) -> bool:

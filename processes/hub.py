@@ -49,10 +49,6 @@ class NotOnHub(HubError):
     """The hub has no such model, or not for us."""
 
 
-class HubUnreached(HubError):
-    """The hub did not answer, and its cache does not have the model."""
-
-
 class DownloadStalled(HubError):
     """Nothing came from the hub for too long; a thread still waits for it."""
 
@@ -87,7 +83,7 @@ def _fetched(name: str, revision: str | None, patterns: Sequence[str], noun: str
             "model set HF_TOKEN)"
         ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
-        kind = NotOnHub if HF_HUB_OFFLINE else HubUnreached
+        kind = NotOnHub if HF_HUB_OFFLINE else HubError
         raise kind(
             f"the {noun} {name!r} is no local folder and could not be fetched from the hub: "
             f"{_first_line(error)}"

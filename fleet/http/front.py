@@ -3,21 +3,19 @@
 front_routes | read_requested_model -> Model -> Lease -> proxy
 """
 
-import asyncio
 import logging
 import re
 from contextlib import closing
-from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from fleet.errors import FleetError, ServerGone
+from fleet.errors import FleetError, NoModelNamed, ServerGone
 from fleet.http.front_routes import FrontRoutes
-from fleet.http.proxy import CommentTimes, EventStream, forward, send_back
+from fleet.http.proxy import forward, send_back
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
-from fleet.names import PLACEHOLDERS, Model, ModelNames, no_model_named
+from fleet.names import PLACEHOLDERS, Model, ModelNames
 from router.http.server.access import AccessRecord
 from router.http.server.body import BodyReader, ClientLeft, parse_json, unless_disconnected
 from router.http.server.docs import OPENAPI_PATH
@@ -59,8 +57,6 @@ class Front:
         metrics: FleetMetrics,
         sockets: ASGIApp,
         bodies: BodyReader,
-        *,
-        comments: CommentTimes | None = None,
     ) -> None:
         self._manager = manager
         self._names = names
@@ -68,7 +64,6 @@ class Front:
         self._metrics = metrics
         self._sockets = sockets
         self._bodies = bodies
-        self._comments = comments or CommentTimes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or socket."""
@@ -76,38 +71,29 @@ class Front:
             await self._sockets(scope, receive, send)
             return
         request = Request(scope, receive)
-        stream = EventStream(request, send, self._comments)
         try:
             response = await self._front_routes.answer(request)
             if response is not None:
                 await response(scope, receive, send)
             else:
-                await self._pass_on(request, stream, send)
+                await self._pass_on(request, send)
         except HttpError as error:
-            problem = self._problem(request, error)
-            if stream.is_open:
-                await stream.fail(problem)
-            else:
-                await problem.response()(scope, receive, send)
+            await self._problem(request, error).response()(scope, receive, send)
 
-    async def _pass_on(self, request: Request, stream: EventStream, send: Send) -> None:
+    async def _pass_on(self, request: Request, send: Send) -> None:
         path = request.scope["path"]
         if request.method not in methods_of(path):
             raise self._no_route(request.method, path)
         if is_of_loaded_model(path):
-            await self._ask_loaded(request, stream, send)
+            await self._ask_loaded(request, send)
             return
-        requested = await read_requested_model(request, self._bodies)
-        model = await model_of(requested.model, self._names, self._manager)
+        body, name = await read_requested_model(request, self._bodies)
+        model = await model_of(name, self._names, self._manager)
         for num_tries in range(1, _MAX_TRIES + 1):
             acquiring = self._manager.acquire(model)
-            if stream.is_wanted(is_stream=requested.is_stream):
-                acquiring = stream.with_comments(
-                    acquiring, lambda: self._manager.entry(model.name).request_state
-                )
             with closing(await unless_disconnected(request, acquiring)) as lease:
                 try:
-                    response = await forward(request, lease.socket, requested.body)
+                    response = await forward(request, lease.socket, body)
                 except ServerGone:
                     # No response arrived, so the request may be sent again.
                     self._manager.report_failure(lease)
@@ -115,10 +101,10 @@ class Front:
                         raise
                     continue
                 self._metrics.requests.inc(model.name)
-                await send_back(request, response, stream, send, self._metrics)
+                await send_back(request, response, send)
                 return
 
-    async def _ask_loaded(self, request: Request, stream: EventStream, send: Send) -> None:
+    async def _ask_loaded(self, request: Request, send: Send) -> None:
         """The answer of the first loaded model's server that has what is requested."""
         for name in self._manager.ready():
             lease = self._manager.acquire_ready(name)
@@ -127,7 +113,7 @@ class Front:
             with closing(lease):
                 response = await forward(request, lease.socket, b"")
                 if response.status != 404:
-                    await send_back(request, response, stream, send, self._metrics)
+                    await send_back(request, response, send)
                     return
                 response.close()
         if request.scope["path"].startswith("/v1/responses/"):
@@ -162,17 +148,8 @@ async def model_of(name: str | None, names: ModelNames, manager: ModelManager) -
         return await names.find(name)
     default = names.default() or manager.last_used()
     if default is None:
-        raise await asyncio.to_thread(no_model_named, names)
+        raise NoModelNamed("`model` is required: no model is loaded that could be meant")
     return default
-
-
-@dataclass(frozen=True, slots=True)
-class RequestedModel:
-    """A request's body, unchanged, with its `model` (or that of the query string) and `stream`."""
-
-    body: bytes
-    model: str | None
-    is_stream: bool = False
 
 
 def methods_of(path: str) -> set[str]:
@@ -189,8 +166,8 @@ def is_of_loaded_model(path: str) -> bool:
     return path in _DOCUMENTS or _STORED.fullmatch(path) is not None
 
 
-async def read_requested_model(request: Request, bodies: BodyReader) -> RequestedModel:
-    """The request's body and what it names. Raises HttpError."""
+async def read_requested_model(request: Request, bodies: BodyReader) -> tuple[bytes, str | None]:
+    """The request's body, and the model that it or the query string names. Raises HttpError."""
     in_query = request.query_params.get("model")
     body = await bodies.read(request)
     fields = parse_json(body)
@@ -200,7 +177,7 @@ async def read_requested_model(request: Request, bodies: BodyReader) -> Requeste
     if model is not None and not isinstance(model, str):
         shown = repr(model)[:_MAX_QUOTED_LEN]
         raise _invalid(request, f"`model` must be a valid string. Given: {shown}", "model")
-    return RequestedModel(body, model or in_query, fields.get("stream") is True)
+    return body, model or in_query
 
 
 def _invalid(request: Request, message: str, field: str | None = None) -> HttpError:

@@ -15,7 +15,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleet.http.front import Front
 from fleet.http.front_routes import FrontRoutes
-from fleet.http.proxy import CommentTimes
 from fleet.http.sockets import FleetSockets, SocketServices
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
@@ -50,9 +49,10 @@ class Seen:
 class Upstreams:
     """The models' servers: what they received, and what they do.
 
-    A body with `refuse` is answered by 422. /generate answers who it is; /generate_stream counts up
-    to `num_events`, waiting for `go_on` behind the first; /v1/completions sends endless bytes.
-    `talk` serves sockets; `gone` are the models of those that were left.
+    A body with `refuse` is answered by 422. /generate answers who it is; /generate_stream, and a
+    body with `stream`, counts up to `num_events`, waiting for `go_on` behind the first;
+    /v1/completions sends endless bytes. `talk` serves sockets; `gone` are the models of those
+    that were left.
     """
 
     seen: list[Seen] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Upstreams:
     async def _answer(self, seen: Seen, receive: Receive, send: Send) -> None:
         if b'"refuse"' in seen.body:
             await _send_json(send, 422, {"error": "`x` is wrong", "error_type": "validation"})
-        elif seen.path == "/generate_stream":
+        elif seen.path == "/generate_stream" or b'"stream":true' in seen.body:
             await self._stream(receive, send)
         elif seen.path == "/v1/completions":
             await self._flood(send)
@@ -167,7 +167,6 @@ async def running_fleet(
     load_timeout_s: float = 5.0,
     keys: tuple[str, ...] = (),
     starts: bool = True,
-    comments: CommentTimes | None = None,
 ) -> AsyncIterator[RunningFleet]:
     """A front over servers of these models; `starts` False: loads wait for servers.may_start."""
     upstreams, servers = Upstreams(), FakeServers()
@@ -188,7 +187,6 @@ async def running_fleet(
     app: ASGIApp = Front(
         *(manager, names, front_routes, metrics, sockets),
         BodyReader(100_000, 30.0, metrics.connections_cut),
-        comments=comments,
     )
     if keys:
         app = ApiKeyAuth(app, keys, metrics.rejected, protects_metrics=False)

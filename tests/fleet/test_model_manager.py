@@ -260,8 +260,8 @@ async def test_a_request_that_waits_for_the_downloads_of_others_fails_with_the_r
     manager = manager_over(servers, load_timeout_s=1.0)
     asking = [asyncio.create_task(manager.acquire(model(f"far-{number}"))) for number in range(5)]
     await settled()
-    found = [manager.entry(name).request_state for name in ("far-3", "far-4")]
-    assert found == ["loading", "queued"]
+    found = [manager.entry(name).state for name in ("far-3", "far-4")]
+    assert found == [ModelState.DOWNLOADING, ModelState.ABSENT]
     # The one place is free meanwhile.
     (await manager.acquire(model("near"))).close()
     refused = await asyncio.gather(*asking, return_exceptions=True)

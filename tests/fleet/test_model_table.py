@@ -76,7 +76,7 @@ def test_a_model_that_has_to_be_fetched_takes_no_place_meanwhile() -> None:
     table.add_waiting("far", 0, is_local=False)
     assert step(table, 0) == download("far")
     assert step(table, 0) is None
-    assert table.entry("far").request_state == "loading"
+    assert table.entry("far").state is ModelState.DOWNLOADING
     generation = serve(table, "near", 1)
     table.mark_downloaded("far", 2)
     assert step(table, 2) is None
@@ -94,7 +94,7 @@ def test_many_that_are_fetched_keep_nobody_waiting_who_is_at_hand() -> None:
     for number in range(4):
         assert step(table, 1) == download(f"far-{number}")
     assert step(table, 1) is None
-    assert table.entry("far-5").request_state == "queued"
+    assert table.entry("far-5").state is ModelState.ABSENT
     table.add_waiting("near", 2)
     assert step(table, 2) == unload("a")
     table.remove_waiting("far-1")

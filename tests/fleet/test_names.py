@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import LoadFailed, UnknownModel
 from fleet.names import AnyModel, ListedModels, Model
-from processes.hub import HubUnreached, NotOnHub
+from processes.hub import HubError, NotOnHub
 
 
 class FakeHub:
@@ -28,7 +28,7 @@ class FakeHub:
     def require(self, name: str) -> None:
         self.asked.append(name)
         if not self.is_reachable:
-            raise HubUnreached("the hub was not reached")
+            raise HubError("the hub was not reached")
         if name not in self.names:
             raise NotOnHub("the hub has no such model")
 

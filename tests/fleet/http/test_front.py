@@ -111,19 +111,32 @@ async def test_a_client_that_does_not_read_slows_its_server_down(fleet: RunningF
         assert sent < 8 << 20
 
 
-async def test_a_server_that_dies_ends_its_streams_with_an_error(fleet: RunningFleet) -> None:
-    body = {"inputs": "x", "model": "b"}
+@pytest.mark.parametrize(
+    ("path", "events"),
+    [
+        pytest.param("/generate_stream", "data: {}\n\n", id="tgi"),
+        pytest.param("/", "data: {}\n\n", id="tgi-either"),
+        pytest.param("/v1/chat/completions", "data: {}\n\ndata: [DONE]\n\n", id="openai"),
+        pytest.param("/v1/responses", "event: error\ndata: {}\n\n", id="responses"),
+        pytest.param("/v1/messages", "event: error\ndata: {}\n\n", id="anthropic"),
+    ],
+)
+async def test_a_server_that_dies_ends_its_streams_with_an_error(
+    fleet: RunningFleet, path: str, events: str
+) -> None:
+    body = {"inputs": "x", "model": "b", "stream": True}
     async with (
         fleet.client as client,
-        client.stream("POST", "/generate_stream", json=body) as stream,
+        client.stream("POST", path, json=body) as stream,
     ):
         pieces = stream.aiter_text()
         await anext(pieces)
         await fleet.kill("b")
         rest = "".join([piece async for piece in pieces])
-    error = json.loads(rest.removeprefix("data:"))
-    assert error["error_type"] == "model_server_gone"
-    assert fleet.metrics.cut.value() == 1
+    before, after = events.split("{}")
+    assert rest.startswith(before)
+    error = json.loads(rest.removeprefix(before).removesuffix(after))
+    assert "the model is loaded anew" in json.dumps(error["error"])
 
 
 async def test_the_next_request_loads_a_dead_model_anew(fleet: RunningFleet) -> None:
