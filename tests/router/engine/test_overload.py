@@ -63,8 +63,8 @@ async def test_at_three_times_the_capacity_goodput_stays_and_all_get_in_at_last(
         limits=limits,
         timeouts=PATIENT,
     ) as rig:
-        alone, _ = await goodput(rig, NUM_SLOTS, 5.0)
-        rushed, num_tries = await goodput(rig, 3 * NUM_SLOTS, 10.0)
+        alone, _ = await goodput(rig, NUM_SLOTS, 3.0)
+        rushed, num_tries = await goodput(rig, 3 * NUM_SLOTS, 6.0)
         await settled(rig)
         num_refused = rig.metrics.rejected.value("overloaded")
     assert num_refused > 0
