@@ -1,6 +1,6 @@
 """Random requests to a real model, each asked for whole and as a stream: the text is the same.
 
-Hundreds with a scripted shard are in tests/router/http; here penalties and seeds are real.
+The thousand with a scripted shard are in tests/router/http; here penalties and seeds are real.
 """
 
 import random

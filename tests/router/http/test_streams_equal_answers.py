@@ -1,4 +1,4 @@
-"""Hundreds of random requests, each asked for whole and as a stream: the text is the same.
+"""A thousand random requests, each asked for whole and as a stream: the text is the same.
 
 The tokens are bytes of characters that take one to four of them, combine, join, or break off.
 """
@@ -21,7 +21,7 @@ from tests.router.rig import PATIENT
 
 pytestmark = pytest.mark.slow
 
-_NUM_REQUESTS = 600
+_NUM_REQUESTS = 1000
 _NUM_CLIENTS = 8
 _CHARACTERS = ("a", "q", " ", "é", "e\u0301", "ß", "你", "好", "한", "ก็", "🦊", "👩\u200d🚀", "🇫🇷")
 _BYTES = [text.encode() for text in _CHARACTERS]
