@@ -52,7 +52,7 @@ class StoppedMatcher:
         self._made: KnownCompletion = ()
         self._table = table_of(vocabulary, stops.strings)
         self._matcher: Matcher = language.matcher()
-        # A matcher some tokens behind: tells whether the text before a stop string is complete.
+        # A matcher some tokens behind: is the text before a stop string complete?
         self._behind: Matcher | None = None if stops.kept else language.matcher()
         self._pending: KnownCompletion = ()
         self._state = 0

@@ -51,7 +51,7 @@ class TgiRoutes:
         info: ServerInfo,
         chat: ChatRoutes,
     ) -> None:
-        """`front` and `chat` read the chats of /chat_tokenize."""
+        """`chat` reads the chats of /chat_tokenize."""
         self._infer = infer
         self._validator = validator
         self._tokenizer = tokenizer

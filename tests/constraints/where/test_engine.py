@@ -159,13 +159,13 @@ def test_forced_bytes(written: str, prefix: str, forced: str) -> None:
     matcher = compiled(written).matcher()
     for token_id in ids_of(prefix):
         matcher.advance(token_id)
-    told = matcher.deterministic_suffix()
-    assert told.startswith(forced.encode())
-    assert len(told) - len(forced.encode()) in (0, 1, 2)
-    if told != forced.encode():
+    suffix = matcher.deterministic_suffix()
+    assert suffix.startswith(forced.encode())
+    assert len(suffix) - len(forced.encode()) in (0, 1, 2)
+    if suffix != forced.encode():
         # Bytes that both of two characters begin with are forced, too.
         with pytest.raises(UnicodeDecodeError):
-            told.decode()
+            suffix.decode()
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ from constraints.where.unmatchable_parts import unmatchable_parts
     ],
 )
 def test_the_smallest_piece_is_told(pattern: str, pieces: list[str]) -> None:
-    told = [pattern[start:end] for start, end in unmatchable_parts(pattern)]
-    assert told == pieces
+    parts = [pattern[start:end] for start, end in unmatchable_parts(pattern)]
+    assert parts == pieces
 
 
 ITEMS = st.sampled_from(
