@@ -9,7 +9,6 @@ the others (phrases and patterns that exclude each other).
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from client.query.conditions.bounds import OPEN, Bounds, CurrentHole, conjuncts_of, names_of
 from client.query.conditions.enumerate_checks import enumerate_checks
@@ -26,34 +25,6 @@ from client.query.conditions.writing import written
 from client.query.errors import Unsatisfiable
 from constraints.where.conflict import top_parts
 from constraints.where.terms import Compare, Expression, IsFloat, IsInt, Measure
-
-
-class PlannedHole(Protocol):
-    """The properties of a hole that planning needs."""
-
-    @property
-    def name(self) -> str:
-        """The name of its variable."""
-        ...
-
-    @property
-    def kind(self) -> object | None:
-        """Its annotation."""
-        ...
-
-
-def plan_hole(
-    hole: PlannedHole,
-    terms: Sequence[Term],
-    values: Values,
-    *,
-    deferred_checks: Sequence[Check],
-    refused: tuple[str, ...],
-    stops: StopMode,
-) -> HolePlan:
-    """`plan` with the fields of a hole and the deferred checks of finished holes."""
-    every = (*terms, *(check.term for check in deferred_checks))
-    return plan(every, hole.name, hole.kind, values, stops, refused)
 
 
 def plan(

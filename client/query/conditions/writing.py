@@ -14,7 +14,6 @@ from client.query.conditions.terms import (
 )
 
 _SHOWN_LEN = 60
-_LOOSE = (All, AnyOf)
 
 
 def written(term: Term) -> str:
