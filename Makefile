@@ -22,11 +22,12 @@ $(BIN)/python:
 	@echo "Making $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
-$(STAMP): pyproject.toml | $(BIN)/python
+$(STAMP): pyproject.toml setup.py | $(BIN)/python
 	@echo "Installing Tandem and what it needs into $(VENV) (a few minutes the first time) ..."
 	@{ $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip && \
 	   $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; } \
 	  > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
+	@$(BIN)/python -m native.build
 	@touch $(STAMP)
 	@echo "Installed."
 

@@ -1,4 +1,6 @@
 // Lets a thread that computes leave its core for a moment, again and again.
+//
+// build: generic
 
 #include <cerrno>
 #include <csignal>

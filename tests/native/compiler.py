@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from native.library import COMPILERS
+from native.compiler import COMPILERS
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, COMPILERS)), reason="there is no C++ compiler here"
