@@ -1,0 +1,136 @@
+"""Proof that a recipe is right: of the class, of the parameters, of the loaded weights.
+
+read_recipe:        config -> the recipe, proven by the next two
+require_same:       a narrow model's logits in float32, all its weights random
+require_used_once:  every parameter of the real model has its place, once
+require_near:       loaded weights: nearly as close to float32 as transformers itself
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.model.zoo import build_empty, quiet
+from model_server.recipe.dense_torch import DenseTorch
+from model_server.recipe.reader import read
+from model_server.recipe.recipe import Recipe, Rows, Unreadable
+from model_server.recipe.recording import native_logits
+from model_server.recipe.resolve import resolve
+from model_server.recipe.rotary import angles_of
+from model_server.recipe.small import randomise, saved_buffers, small_model
+
+# Root mean square of a difference over the spread of the logits, in a narrow model of so many
+# layers or fewer; rounding adds up with the depth. The least wrong recipes known lie at 1e-4.
+MAX_ERROR = 1e-5
+_NUM_LAYERS = 16
+# Of loaded weights: how far transformers itself may be from float32, by its dtype, and how much
+# farther an executor may be.
+_MAX_NATIVE_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+_MAX_RATIO = 1.3
+_ROUNDING = 1e-4  # of float32, in a deep model
+_LENS = (23, 9, 1, 17)  # a ragged batch, longer than the windows of a narrow model
+
+
+def read_recipe(config: Any, *, trust_remote_code: bool) -> Recipe:
+    """The recipe of the model that transformers makes of this config, proven without its weights.
+
+    Raises Unreadable with the reason if there is none, ModelRefused if there is no such model.
+    """
+    with quiet(), _one_thread():
+        small = small_model(config, trust_remote_code=trust_remote_code)
+        recipe = read(small)
+        require_same(recipe, small)
+        model = build_empty(config, trust_remote_code=trust_remote_code).module
+        recipe = resolve(recipe, small, model)
+        require_used_once(recipe, model)
+    return recipe
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Products this small are slower on several."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+@torch.inference_mode()
+def require_same(recipe: Recipe, model: Any) -> None:
+    """`recipe` is the narrow `model`'s own, whose weights are replaced by other random ones.
+
+    Raises Unreadable if their logits differ by more than float32 explains.
+    """
+    randomise(model, seed=1)
+    generator = torch.Generator().manual_seed(2)
+    vocab_size = model.config.get_text_config().vocab_size
+    token_ids = torch.randint(0, vocab_size, (sum(_LENS),), generator=generator)
+    oracle = DenseTorch(recipe, parameters_of(model), angles_of(recipe, model))
+    actual = oracle.logits(token_ids, _LENS)
+    expected = torch.cat([native_logits(model, ids) for ids in token_ids.split(list(_LENS))])
+    error = relative_error(actual, expected)
+    # Written so that NaN does not pass.
+    if not error <= MAX_ERROR * max(1, len(recipe.layers) / _NUM_LAYERS):
+        raise Unreadable(f"a narrow model computes something else (relative error {error:.2g})")
+
+
+def require_used_once(recipe: Recipe, model: Any) -> None:
+    """Raise Unreadable if a parameter or saved buffer of the model is not used exactly once.
+
+    Rows of a merged weight must cover it; a tied embedding counts once. What belongs to no text,
+    as an eye does, is not looked at.
+    """
+    parameters = dict(model.named_parameters())
+    ends: dict[str, int] = {}
+    runs: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for use in recipe.uses():
+        num_rows = ends[use.name] = parameters[use.name].shape[use.axis]
+        rows = use.rows or Rows(0, 1, num_rows, num_rows)
+        starts = range(rows.start, rows.start + rows.blocks * rows.stride, rows.stride)
+        runs[use.name] += [(start, start + rows.used) for start in starts]
+    for name, used in runs.items():
+        edges = [0, *(edge for run in sorted(used) for edge in run), ends[name]]
+        if edges[::2] != edges[1::2]:
+            raise Unreadable(f"{name} is not used exactly once")
+    # Of a model that also sees or hears, the part below the embedding's parent is for text.
+    is_text = model.config.get_text_config() is model.config
+    prefix = "" if is_text else recipe.embedding.rpartition(".")[0].rpartition(".")[0]
+    saved = (*parameters, *saved_buffers(model))
+    unused = [name for name in saved if name not in runs and name.startswith(prefix)]
+    if unused:
+        raise Unreadable(f"what its weights do is not known: {', '.join(unused[:3])}")
+
+
+def require_near(actual: Tensor, native: Tensor, exact: Tensor) -> None:
+    """Compare logits [num_tokens, vocab_size] of loaded weights, of some 20 tokens.
+
+    actual: an executor's; native: transformers', in the dtype of the model; exact: DenseTorch's in
+    float32. Raises Unreadable if the executor is farther from exact than transformers by more than
+    a little, or if transformers itself is far from it: then the recipe is wrong.
+    """
+    error, native_error = relative_error(actual, exact), relative_error(native, exact)
+    if not native_error <= _MAX_NATIVE_ERROR[native.dtype]:
+        raise Unreadable(
+            f"the loaded weights give other logits (relative error {native_error:.2g})"
+        )
+    if not error <= max(_MAX_RATIO * native_error, _ROUNDING):
+        raise Unreadable(
+            f"the executor's relative error is {error:.2g}, that of transformers {native_error:.2g}"
+        )
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference over the spread of what is expected."""
+    difference = actual.float() - expected.float()
+    return float(difference.square().mean().sqrt() / expected.float().std())
+
+
+def parameters_of(model: Any) -> dict[str, Tensor]:
+    """All names, those of tied parameters too."""
+    return {n: p.detach() for n, p in model.named_parameters(remove_duplicate=False)}

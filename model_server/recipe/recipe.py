@@ -1,0 +1,230 @@
+"""The recipe of a decoder, dense or with experts: everything that an executor has to know.
+
+A recipe names weights by their parameter names in the transformers model, and its numbers are those
+of that model; it holds no tensor and no module. `dense_torch.py` computes it, `reader.py` reads it,
+`proof.py` proves it.
+
+    x = embedding[ids] * embed_scale
+    per layer:  a = o(attention(rope(q_norm(q(n1(x)))), rope(k_norm(k(n1(x)))), v(n1(x))))
+                y = x + residual_scale * n2(a)
+                m = mlp(n3(y))                       (parallel: mlp(n3(x)))
+                x = y + residual_scale * n4(m)
+    logits = softcap * tanh(head(final_norm(x)) * logit_scale / softcap)
+
+Every norm n1..n4, q_norm, k_norm may be absent. A recipe says what is computed, not where bfloat16
+rounds: transformers rounds at unlike places in every family, and an executor that rounds less is
+nearer to the truth.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Literal, TypeAlias
+
+Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
+
+
+class Unreadable(Exception):
+    """No recipe describes this model; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """(x - mean) / sqrt(var + eps) ("layer"), or x / sqrt(mean(x²) + eps) ("rms"), * w + b.
+
+    width:   how many neighbouring numbers are normalised together: a whole row, or a head of it
+    weights: parameters that are concatenated; empty: none. As long as `width` or as the whole row
+    """
+
+    kind: Literal["rms", "layer"]
+    width: int
+    eps: float
+    plus_one: bool  # the weight is stored as its difference to one
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Which outputs of a linear layer are meant: `blocks` runs of `used` rows, `stride` apart.
+
+    |<- start ->|<- used ->|          |<- used ->|          | ...
+                |<----- stride ------>|
+    """
+
+    start: int
+    blocks: int
+    stride: int
+    used: int
+
+    @property
+    def count(self) -> int:
+        """How many rows they are."""
+        return self.blocks * self.used
+
+    def indices(self) -> list[int]:
+        """The rows, in their order."""
+        starts = range(self.start, self.start + self.blocks * self.stride, self.stride)
+        return [row for first in starts for row in range(first, first + self.used)]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x @ weight.T + bias, of some rows of a weight [out, in]."""
+
+    weight: str
+    bias: str | None
+    transposed: bool  # stored as [in, out]
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary positions on the first numbers of a head, twice as many as there are angles."""
+
+    pairing: Literal["half", "interleaved"]  # number i turns with i + n/2, or with its neighbour
+    source: int  # which entry of Recipe.rotary gives cos and sin
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """How queries or keys come about."""
+
+    linear: Linear
+    norm: Norm | None
+    rope: Rope | None
+    norm_after_rope: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """A query at position p sees keys from max(0, p - window_len + 1, p // chunk_len * chunk_len)
+    to p; a bound that is None does not apply. `sinks` names [num_heads] scores without a value.
+    """
+
+    query: Head
+    key: Head
+    value: Linear
+    output: Linear
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window_len: int | None
+    chunk_len: int | None
+    softcap: float | None
+    sinks: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mlp:
+    """out(activation(gate) * up), or out(activation(x)) where the layout is plain.
+
+    Clamped swiglu: (clamp(up, -7, 7) + 1) * g * sigmoid(1.702 g), where g = min(gate, 7).
+    """
+
+    ins: tuple[Linear, ...]  # their outputs side by side, in this order
+    layout: Literal["plain", "gate_up", "gate_up_pairs"]
+    activation: Activation
+    out: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """Each token's `top_k` experts, weighed by the router's scores, and a shared one for all.
+
+    The scores are a softmax over all experts; normed: over the chosen ones.
+    """
+
+    router: Linear
+    num_experts: int
+    top_k: int
+    scoring: Literal["softmax", "softmax_normed"]
+    gate_up: str  # [experts, out, in], or [experts, in, out] when transposed
+    gate_up_bias: str | None
+    down: str
+    down_bias: str | None
+    transposed: bool
+    layout: Literal["gate_up", "gate_up_pairs"]
+    activation: Activation
+    shared: Mlp | None = None  # beside the chosen experts, for every token
+    shared_gate: Linear | None = None  # its sigmoid is the weight of `shared`
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer; the module's docstring has its formula."""
+
+    attention_norm: Norm | None
+    attention: Attention
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
+    mlp: Mlp | Moe
+    mlp_post_norm: Norm | None
+    parallel: bool  # the MLP reads the layer's input, not the sum after attention
+    residual_scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rotary:
+    """A module that makes cos and sin of positions, its further arguments, and where the angles
+    lie in its tables: twice, one after the other ("cat"); each beside itself ("repeat"); once.
+    """
+
+    module: str
+    arguments: tuple[str, ...]
+    layout: Literal["cat", "repeat", "half"]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Which rows of a parameter are used, along which axis; None: all."""
+
+    name: str
+    rows: Rows | None = None
+    axis: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A whole decoder; the module's docstring has its formula."""
+
+    embedding: str
+    embed_scale: float
+    layers: tuple[Layer, ...]
+    final_norm: Norm | None
+    head: Linear
+    logit_scale: float
+    softcap: float | None
+    rotary: tuple[Rotary, ...]
+
+    def weights(self) -> set[str]:
+        """Names of all parameters that it uses."""
+        return {use.name for use in self.uses()}
+
+    def uses(self) -> Iterator[Use]:
+        """Every use of a parameter. A tied embedding counts as the head's alone, and so does a norm
+        that attention and MLP of a parallel layer share.
+        """
+        return (use for use in _uses(self) if use.rows is not None or use.name != self.head.weight)
+
+
+_NAME_FIELDS = frozenset(
+    "embedding weights biases sinks gate_up gate_up_bias down down_bias".split()
+)
+
+
+def _uses(part: object) -> Iterator[Use]:
+    if isinstance(part, Linear):
+        yield Use(part.weight, part.rows, 1 if part.transposed else 0)
+        if part.bias is not None:
+            yield Use(part.bias, part.rows)
+        return
+    if isinstance(part, Layer) and part.mlp_norm == part.attention_norm:
+        part = replace(part, mlp_norm=None)
+    for field in fields(part):  # type: ignore[arg-type]
+        value = getattr(part, field.name)
+        for each in value if isinstance(value, tuple) else (value,):
+            if is_dataclass(each):
+                yield from _uses(each)
+            elif isinstance(each, str) and field.name in _NAME_FIELDS:
+                yield Use(each)

@@ -1,0 +1,223 @@
+"""One forward pass, recorded: what every module read and gave, and what each layer attended to.
+
+Of transformers it knows the attention function, the layer index and the keyword arguments that
+layers are handed, nothing of any model.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from model_server.recipe.recipe import Unreadable
+
+NUM_TOKENS = 19  # unlike the sizes of a small model
+_TOLERANCE = 3e-5  # of the root mean square, in float32
+_RECORDED = "tandem_recorded"
+_EAGER = "eager"
+# Arguments of an attention function that change nothing in what a causal decoder attends to, and
+# those that a recipe has.
+_HARMLESS = frozenset(
+    "dropout position_ids use_cache output_attentions output_hidden_states output_router_logits"
+    " is_causal cache_position".split()
+)
+_KNOWN = _HARMLESS | {"scaling", "sliding_window", "softcap", "s_aux"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a module. Tensors are copies: a module may change what it was handed."""
+
+    name: str
+    module: nn.Module
+    source: Tensor | None  # the hidden states that it read
+    output: Any  # a tensor, or a tuple
+    arguments: tuple[Any, ...]  # as they were handed over, by place and by name
+    result: Any  # the output itself, to be known again
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attended:
+    """What a layer asked of its attention function; tensors are [num_tokens, heads * dim]."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    answer: Tensor
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window_len: int | None
+    chunk_len: int | None
+    softcap: float | None
+    sinks: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    calls: tuple[Call, ...]  # in the order of their ends
+    attended: Mapping[int, Attended]  # by layer
+    logits: Tensor
+
+
+_attended: ContextVar[dict[int, Attended]] = ContextVar("attended")
+
+
+def record(model: Any, token_ids: Tensor) -> Recording:
+    """One pass over token_ids [NUM_TOKENS]. Raises Unreadable for attention of another kind."""
+    names = {module: name for name, module in model.named_modules()}
+    calls: list[Call] = []
+    sources: list[Tensor | None] = []
+
+    def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        source = next((each for each in tensors if each.is_floating_point()), None)
+        sources.append(_copy(kwargs.get("hidden_states", source)))
+
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        copied = tuple(map(_copy, output)) if isinstance(output, tuple) else _copy(output)
+        arguments = (*args, *kwargs.values())
+        calls.append(Call(names[module], module, sources.pop(), copied, arguments, output))
+
+    handles = [
+        handle
+        for module in names
+        for handle in (
+            module.register_forward_pre_hook(before, with_kwargs=True),
+            module.register_forward_hook(after, with_kwargs=True),
+        )
+    ]
+    try:
+        attended, logits = attention_of(model, token_ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Recording(tuple(calls), attended, logits)
+
+
+def attention_of(model: Any, token_ids: Tensor) -> tuple[dict[int, Attended], Tensor]:
+    """What every layer asks of attention, and the logits; a model on `meta` will do."""
+    token = _attended.set({})
+    try:
+        with _implementation(model, _RECORDED):
+            logits = model(token_ids[None], use_cache=False).logits[0]
+        attended = _attended.get()
+    finally:
+        _attended.reset(token)
+    num_layers = model.config.get_text_config().num_hidden_layers
+    if sorted(attended) != list(range(num_layers)):
+        raise Unreadable(
+            f"{len(attended)} of its {num_layers} layers attend through a replaceable function"
+        )
+    return attended, logits
+
+
+def native_logits(model: Any, token_ids: Tensor) -> Tensor:
+    """[num_tokens, vocab_size] of one sequence, by the model's own attention."""
+    with _implementation(model, _EAGER):
+        logits: Tensor = model(token_ids[None], use_cache=False).logits[0]
+    return logits
+
+
+@contextmanager
+def _implementation(model: Any, name: str) -> Iterator[None]:
+    before = model.config._attn_implementation
+    model.config._attn_implementation = name
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+def _record_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, **options: Any
+) -> tuple[Tensor, None]:
+    """query, key, value: [1, heads, tokens, dim]"""
+    index = getattr(module, "layer_idx", None)
+    unknown = [
+        name
+        for name, given in options.items()
+        if name not in _KNOWN and given is not None and given is not False
+    ]
+    if mask is not None:
+        raise Unreadable(f"layer {index} brings an attention mask of its own")
+    if False in (getattr(module, "is_causal", True), options.get("is_causal", True)):
+        raise Unreadable(f"layer {index} looks at later tokens")
+    if unknown or not isinstance(index, int) or index in _attended.get():
+        raise Unreadable(f"layer {index} attends in an unknown way: {', '.join(unknown)}")
+    if not all(isinstance(each, Tensor) and each.dim() == 4 for each in (query, key, value)):
+        raise Unreadable(f"layer {index} attends in an unknown way")
+    if query.shape[-1] != key.shape[-1] or query.shape[-1] != value.shape[-1]:
+        raise Unreadable(f"layer {index} has keys and values of unlike sizes")
+    # Any causal answer will do: only who reads it matters.
+    answer = value.cumsum(2).repeat_interleave(query.shape[1] // key.shape[1], 1)
+    answer = answer.transpose(1, 2).contiguous()
+    scale = options.get("scaling")
+    _attended.get()[index] = Attended(
+        module,
+        query=rows(query),
+        key=rows(key),
+        value=rows(value),
+        answer=rows(answer),
+        num_heads=query.shape[1],
+        num_kv_heads=key.shape[1],
+        head_dim=query.shape[3],
+        scale=query.shape[3] ** -0.5 if scale is None else float(scale),
+        window_len=options.get("sliding_window"),
+        chunk_len=_chunk_len(module, index),
+        softcap=options.get("softcap"),
+        sinks=options.get("s_aux"),
+    )
+    return answer, None
+
+
+AttentionInterface.register(_RECORDED, _record_attention)
+
+
+def _chunk_len(module: Any, index: int) -> int | None:
+    """An attention function is not handed it: the mask has it."""
+    kinds = getattr(module.config, "layer_types", None) or ()
+    is_chunked = index < len(kinds) and kinds[index] == "chunked_attention"
+    return module.config.attention_chunk_size if is_chunked else None
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def rows(tensor: Tensor | None) -> Tensor:
+    """[NUM_TOKENS, all numbers of a token], whether heads come before or after tokens."""
+    if tensor is None:
+        raise Unreadable("a module reads no hidden states")
+    if tensor.dim() == 4 and tensor.shape[1] != NUM_TOKENS:
+        tensor = tensor.transpose(1, 2)
+    return tensor.reshape(NUM_TOKENS, -1)
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two tensors hold the same numbers of every token."""
+    return _alike(first, second) and torch.equal(rows(first), rows(second))
+
+
+def close(first: Any, second: Any, tolerance: float = _TOLERANCE) -> bool:
+    """Whether they do but for rounding."""
+    if not _alike(first, second):
+        return False
+    error = (rows(first) - rows(second)).abs().max()
+    return bool(error <= tolerance * second.square().mean().sqrt())
+
+
+def _alike(first: Any, second: Any) -> bool:
+    return (
+        isinstance(first, Tensor)
+        and isinstance(second, Tensor)
+        and first.numel() == second.numel()
+        and first.numel() % NUM_TOKENS == 0
+    )

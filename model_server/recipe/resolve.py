@@ -1,0 +1,200 @@
+"""The recipe of the real model, from the one of the narrow model.
+
+Names are those of the real model already. Widths and counts come from its parameters and from a
+pass without data, on `meta`, in which every layer says how it attends; scalars from its config.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_server.recipe.recipe import (
+    Attention,
+    Head,
+    Layer,
+    Linear,
+    Mlp,
+    Moe,
+    Norm,
+    Recipe,
+    Rows,
+    Unreadable,
+)
+from model_server.recipe.recording import NUM_TOKENS, Attended, attention_of
+from model_server.recipe.scalars import real
+from model_server.recipe.small import TOP_KS
+
+
+def resolve(recipe: Recipe, small: Any, model: Any) -> Recipe:
+    """The recipe of `model`, the real one on `meta`, given the one of its narrow model `small`.
+
+    The meta model cannot be run afterwards. Raises Unreadable.
+    """
+    try:
+        attended = _attended(model, recipe)
+    except Unreadable:
+        raise
+    # The classes of other people fail in every way there is.
+    except Exception as error:
+        raise Unreadable(f"a pass without data failed: {type(error).__name__}: {error}") from error
+    return _Resolver(small, model).recipe(recipe, attended)
+
+
+@torch.inference_mode()
+def _attended(model: Any, recipe: Recipe) -> Mapping[int, Attended]:
+    for layer in recipe.layers:
+        if isinstance(layer.mlp, Moe):
+            # Which experts run depends on data, and how layers attend does not depend on experts.
+            model.get_submodule(layer.mlp.gate_up.rpartition(".")[0]).forward = _unchanged
+    for rotary in recipe.rotary:
+        # So do frequencies that grow with a sequence.
+        module = model.get_submodule(rotary.module)
+        if "dynamic" in str(getattr(module, "rope_type", "")):
+            module.rope_type = "default"
+    token_ids = torch.zeros(NUM_TOKENS, dtype=torch.int64, device="meta")
+    return attention_of(model, token_ids)[0]
+
+
+def _unchanged(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+    return hidden_states
+
+
+class _Resolver:
+    def __init__(self, small: Any, model: Any) -> None:
+        self._small = small.config.get_text_config()
+        self._config = model.config.get_text_config()
+        self._shapes = {
+            name: parameter.shape
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+        }
+
+    def recipe(self, recipe: Recipe, attended: Mapping[int, Attended]) -> Recipe:
+        layers = tuple(self._layer(each, attended[i]) for i, each in enumerate(recipe.layers))
+        softcap = recipe.softcap
+        return replace(
+            recipe,
+            embed_scale=self._scalar(recipe.embed_scale, "the scale of its embeddings"),
+            layers=layers,
+            final_norm=self._norm(recipe.final_norm),
+            head=self._whole(recipe.head),
+            logit_scale=self._scalar(recipe.logit_scale, "the scale of its logits"),
+            softcap=None if softcap is None else self._scalar(softcap, "the cap of its logits"),
+        )
+
+    def _layer(self, layer: Layer, attended: Attended) -> Layer:
+        return Layer(
+            attention_norm=self._norm(layer.attention_norm),
+            attention=self._attention(layer.attention, attended),
+            attention_post_norm=self._norm(layer.attention_post_norm),
+            mlp_norm=self._norm(layer.mlp_norm),
+            mlp=self._moe(layer.mlp) if isinstance(layer.mlp, Moe) else self._mlp(layer.mlp),
+            mlp_post_norm=self._norm(layer.mlp_post_norm),
+            parallel=layer.parallel,
+            residual_scale=self._scalar(layer.residual_scale, "the scale of its residuals"),
+        )
+
+    def _attention(self, attention: Attention, attended: Attended) -> Attention:
+        num_queries = attended.num_heads * attended.head_dim
+        num_keys = attended.num_kv_heads * attended.head_dim
+        linears = (attention.query.linear, attention.key.linear, attention.value)
+        query, key, value = _slices(
+            linears, (num_queries, num_keys, num_keys), attention.num_kv_heads, attended
+        )
+        for name in ("window_len", "chunk_len", "softcap", "sinks"):
+            if (getattr(attention, name) is None) != (getattr(attended, name) is None):
+                raise Unreadable(f"its {name} does not show in a narrow model")
+        small_dim = attention.head_dim
+        return Attention(
+            query=self._head(attention.query, query, small_dim, attended.head_dim),
+            key=self._head(attention.key, key, small_dim, attended.head_dim),
+            value=value,
+            output=self._whole(attention.output),
+            num_heads=attended.num_heads,
+            num_kv_heads=attended.num_kv_heads,
+            head_dim=attended.head_dim,
+            scale=attended.scale,
+            window_len=attended.window_len,
+            chunk_len=attended.chunk_len,
+            softcap=attended.softcap,
+            sinks=attention.sinks,
+        )
+
+    def _head(self, head: Head, linear: Linear, small_dim: int, head_dim: int) -> Head:
+        norm = head.norm
+        if norm is not None:
+            width = head_dim if norm.width == small_dim else linear.rows.count
+            weights, biases = self._each(norm.weights), self._each(norm.biases)
+            eps = self._eps(norm)
+            norm = replace(norm, width=width, eps=eps, weights=weights, biases=biases)
+        return replace(head, linear=linear, norm=norm)
+
+    def _each(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Names of parameters that each head has one of, for as many heads as there are."""
+        if len(names) < 2:
+            return names
+        before, _, after = names[0].rpartition(".0.")
+        return tuple(n for n in self._shapes if n.startswith(before + ".") and n.endswith(after))
+
+    def _norm(self, norm: Norm | None) -> Norm | None:
+        """Of whole rows of the residual stream."""
+        if norm is None:
+            return None
+        return replace(norm, width=self._config.hidden_size, eps=self._eps(norm))
+
+    def _eps(self, norm: Norm) -> float:
+        return self._scalar(norm.eps, "the epsilon of a norm")
+
+    def _mlp(self, mlp: Mlp) -> Mlp:
+        return replace(mlp, ins=tuple(map(self._whole, mlp.ins)), out=self._whole(mlp.out))
+
+    def _moe(self, moe: Moe) -> Moe:
+        chosen = {
+            getattr(self._config, name)
+            for name in TOP_KS
+            if getattr(self._small, name, None) == moe.top_k
+        }
+        if len(chosen) != 1:
+            raise Unreadable("how many experts a token has is not clear")
+        return replace(
+            moe,
+            router=self._whole(moe.router),
+            num_experts=self._shapes[moe.gate_up][0],
+            top_k=chosen.pop(),
+            shared=None if moe.shared is None else self._mlp(moe.shared),
+            shared_gate=None if moe.shared_gate is None else self._whole(moe.shared_gate),
+        )
+
+    def _whole(self, linear: Linear) -> Linear:
+        num_rows = self._shapes[linear.weight][1 if linear.transposed else 0]
+        return replace(linear, rows=Rows(0, 1, num_rows, num_rows))
+
+    def _scalar(self, value: float, what: str) -> float:
+        return real(value, self._small, self._config, what)
+
+
+def _slices(
+    linears: tuple[Linear, ...], counts: tuple[int, ...], small_kv_heads: int, attended: Attended
+) -> list[Linear]:
+    """Linear layers with the rows that they have in the real model, `counts` of them.
+
+    Those of one weight lie side by side, as in the narrow model: once, or in every group of heads
+    that share a key.
+    """
+    found: list[Linear] = []
+    for linear, count in zip(linears, counts, strict=True):
+        beside = [
+            (other.rows, each)
+            for other, each in zip(linears, counts, strict=True)
+            if other.weight == linear.weight
+        ]
+        if any(rows.blocks not in (1, small_kv_heads) for rows, _ in beside):
+            raise Unreadable("how its queries, keys and values share a weight is not known")
+        blocks = attended.num_kv_heads if linear.rows.blocks > 1 else 1
+        start = sum(each for rows, each in beside if rows.start < linear.rows.start) // blocks
+        used = count // blocks
+        stride = sum(each for _, each in beside) // blocks if blocks > 1 else used
+        found.append(replace(linear, rows=Rows(start, blocks, stride, used)))
+    return found

@@ -1,0 +1,165 @@
+"""A narrow model of a class with the depth of the real one, and random numbers in every weight.
+
+Names of layers are those of the real model. No two widths are equal where one could be taken for
+the other, and the numbers that may appear in a formula are unlike every other of the config: what
+is measured in the small model is found again in the config, and so in the real one.
+"""
+
+import copy
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_server.model.zoo import build_small
+from model_server.recipe.recipe import Unreadable
+
+TOP_KS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
+_HEAD_DIM = 40  # and its multiples: every usual share of it that is rotated is even
+# Heads and heads of keys, where several share one.
+_NUM_HEADS, _NUM_KV_HEADS = 6, 3
+_SIZES = {
+    "intermediate_size": 104,
+    "ffn_dim": 104,
+    "moe_intermediate_size": 56,
+    "shared_expert_intermediate_size": 72,
+    "shared_intermediate_size": 72,
+    "vocab_size": 136,
+    "sliding_window": 8,
+    "attention_chunk_size": 8,
+    "num_local_experts": 7,
+    "num_experts": 7,
+    "n_routed_experts": 7,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    **dict.fromkeys(TOP_KS, 3),
+}
+_LOUDNESS, _SHARE_OF_LOUD = 8.0, 0.06
+# What no formula of a scalar knows: counts that many numbers equal by chance.
+NO_SCALARS = frozenset((*_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim"))
+
+
+def small_model(config: Any, *, trust_remote_code: bool) -> Any:
+    """The narrow model, float32 on the CPU, randomised. Raises Unreadable if none can be built."""
+    try:
+        model = build_small(narrow(config), trust_remote_code=trust_remote_code).module
+    # A class fails in whatever way it likes.
+    except Exception as error:
+        raise Unreadable(
+            f"no narrow model of it can be built: {type(error).__name__}: {error}"
+        ) from error
+    randomise(model, seed=0, loudness=_LOUDNESS)
+    return model
+
+
+def narrow(config: Any) -> Any:
+    """A copy of the config whose model is as deep, and a few dozen numbers wide."""
+    small = copy.deepcopy(config)
+    text = small.get_text_config()
+    if getattr(small, "quantization_config", None) is not None:
+        del small.quantization_config
+    taken = {abs(value) for value in numbers(text).values()}
+    _narrow_heads(text, taken)
+    _narrow_sizes(text, taken)
+    for name in small.sub_configs:
+        # What sees and hears is not read.
+        part = getattr(small, name, None)
+        if part is not None and part is not text and hasattr(part, "num_hidden_layers"):
+            part.num_hidden_layers = 1
+    return small
+
+
+def numbers(config: Any) -> dict[str, float]:
+    """The numbers that a config names."""
+    return {
+        name: value
+        for name, value in vars(config).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def _narrow_sizes(text: Any, taken: set[float]) -> None:
+    for name, size in _SIZES.items():
+        value = getattr(text, name, None)
+        if isinstance(value, list):
+            setattr(text, name, [size] * len(value))
+        elif value:
+            setattr(text, name, min(size, value))
+    for name, value in numbers(text).items():
+        if "eps" in name.split("_") or "epsilon" in name:
+            setattr(text, name, _unlike(taken, 0.03, 0.002))  # so large that a wrong one shows
+        elif "softcap" in name and value:
+            setattr(text, name, _unlike(taken, 4.3, 0.4))  # so small that it is felt
+
+
+def _narrow_heads(text: Any, taken: set[float]) -> None:
+    num_heads, num_kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None)
+    small_heads, small_kv_heads = _NUM_HEADS, _NUM_KV_HEADS
+    if num_kv_heads in (None, 1, num_heads):
+        small_heads = 5
+        small_kv_heads = 1 if num_kv_heads == 1 < num_heads else small_heads
+    own_dim = getattr(text, "head_dim", None)
+    real_dim = own_dim or text.hidden_size // num_heads
+    # Lists of factors are as long as half a head.
+    has_lists = _has_lists(getattr(text, "rope_parameters", None))
+    head_dim = real_dim if has_lists else int(_unlike(taken, _HEAD_DIM, _HEAD_DIM))
+    hidden_size = small_heads * head_dim
+    if own_dim is not None:
+        text.head_dim = head_dim
+    if text.hidden_size != num_heads * real_dim:
+        hidden_size = int(_unlike(taken, 16 * small_heads, 4 * small_heads))
+    text.hidden_size = hidden_size
+    text.num_attention_heads = small_heads
+    if num_kv_heads is not None:
+        text.num_key_value_heads = small_kv_heads
+
+
+def _has_lists(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(_has_lists, value.values()))
+    return isinstance(value, list)
+
+
+def _unlike(taken: set[float], first: float, step: float) -> float:
+    """The first number that is not taken, and no square; it is taken from now on."""
+    chosen = next(n for n in count(first, step) if n not in taken and n**0.5 % 1)
+    taken.add(chosen)
+    return chosen
+
+
+def randomise(model: Any, seed: int, loudness: float = 1.0) -> None:
+    """Give a random value to every parameter and to every buffer that a checkpoint holds.
+
+    By default norms are ones, biases and router corrections zeros, and attention is almost uniform:
+    a recipe that forgets them would pass. Here scores are spread enough to feel softcaps. Some rows
+    of matrices are louder than the others, so that a clamp is felt; rounding grows as fast.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for buffer in saved_buffers(model).values():
+        buffer.copy_(torch.randn(buffer.shape, generator=generator) * 0.3)
+    embedding = model.get_input_embeddings().weight
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter is embedding:
+            noise = noise * 0.2
+        elif parameter.dim() == 1 or "norm" in name:
+            # Around one where it was, so that nothing vanishes.
+            noise = noise * 0.3 + round(float(parameter.detach().mean()))
+        else:
+            is_loud = torch.rand(parameter.shape[-2], 1, generator=generator) < _SHARE_OF_LOUD
+            noise = noise * torch.where(is_loud, loudness, 1.0)
+            noise = noise * 1.5 / parameter.shape[-2 if parameter.dim() == 3 else -1] ** 0.5
+        parameter.data.copy_(noise)
+
+
+def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers of a checkpoint that hold no integers."""
+    saved = model.state_dict(keep_vars=True)
+    return {
+        name: buffer
+        for name, buffer in model.named_buffers()
+        if name in saved and buffer.is_floating_point()
+    }
