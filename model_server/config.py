@@ -108,6 +108,12 @@ class ServeConfig(ModelConfig):
         group=Group.PLACE,
         env=False,
     )
+    quantize: str | None = setting(
+        None,
+        "int8: weights and activations of matrix products in 8 bits, on a CPU",
+        one_of("int8"),
+        group=Group.MODEL,
+    )
     cuda_memory_fraction: float = setting(
         0.9, "share of a GPU's memory that the server may fill", share, group=Group.PLACE
     )
@@ -168,15 +174,6 @@ class ServeConfig(ModelConfig):
         kind=Kind.VARIABLE,
         env=("OMP_NUM_THREADS",),
     )
-    # Each of these places OpenMP's threads.
-    openmp_places_threads: bool = setting(
-        False,
-        "OpenMP binds the threads to cores",
-        bool,
-        group=Group.PLACE,
-        kind=Kind.VARIABLE,
-        env=("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"),
-    )
     logger_level: str = setting(
         "INFO", "least severe lines to log", _log_level, group=Group.LOGS, env=False, internal=True
     )
@@ -194,7 +191,6 @@ class ServeConfig(ModelConfig):
         env=False,
         internal=True,
     )
-    quantize: None = refused("quantization on load is not served yet")
     speculate: None = refused("speculation is not served yet")
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from model_server.attention.base import LayerCache, LayerGeometry, LayerOptions
 from model_server.engine.step import StepInputs
 from native.library import NativeUnavailable, load_native
 
-_SOURCE = Path(__file__).parent / "native" / "cpu_op.cpp"
+_SOURCE = Path(__file__).parents[1] / "native" / "cpu_op.cpp"
 _BLOCK_SIZE = 16  # kBlock of the C++
 # Elements of a 32-bit word.
 _PACK = {torch.float32: 1, torch.bfloat16: 2}

@@ -1,6 +1,7 @@
 """The check of a checkpoint before its weights are read: whether it can be served, and how.
 
-    files, headers -> config -> class without weights -> gate's rule and self-test -> dtype, bytes
+    files, headers -> config -> class without weights -> recipe, or gate's rule and self-test
+    -> dtype, bytes
 
 Loading begins with it. It reads no weights and keeps nothing.
 """
@@ -15,8 +16,11 @@ from typing import Any
 import torch
 
 from model_server.errors import ArchitectureUnfit, ModelRefused
+from model_server.executor.unfit import unfit_reason
 from model_server.model import checkpoint, gate, zoo
 from model_server.model.model import HfModel, ModelFacts
+from model_server.recipe.proof import read_recipe
+from model_server.recipe.recipe import Recipe, Unreadable
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ class ModelSettings:
     device: torch.device
     dtype: str = "auto"
     attention: str = "auto"
+    quantize: str | None = None
     trust_remote_code: bool = False
 
 
@@ -46,14 +51,18 @@ class ModelSettings:
 class CheckedCheckpoint:
     """A checkpoint that may be loaded.
 
-    num_shards:    each rank has one of so many parts of the weights
-    weights_bytes: of the whole model in `dtype`; None for a quantized model, where it is unknown
+    num_shards:      each rank has one of so many parts of the weights
+    weights_bytes:   of the whole model in `dtype`; None for a quantized model, where it is unknown
+    recipe:          what the model computes; None: it runs in its own class
+    fallback_reason: why there is no recipe; None: there is one
     """
 
     config: Any
     dtype: torch.dtype
     num_shards: int
     weights_bytes: int | None
+    recipe: Recipe | None
+    fallback_reason: str | None
 
     @property
     def bytes_of_rank(self) -> int:
@@ -67,30 +76,69 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     checkpoint.check(settings.folder)
     config = zoo.read_config(settings.folder, trust_remote_code=trust)
     empty = zoo.build_empty(config, trust_remote_code=trust)
-    gate.check_class(empty.facts)
     zoo.eos_token_ids(settings.folder, config)
-    num_shards = world_size if _can_shard(empty, world_size) else 1
-    _try_small(config, settings, empty.facts)
     dtype = _resolve_dtype(settings.dtype, config, settings.device)
+    recipe, fallback_reason = None, _not_dense(settings, world_size, config, dtype)
+    if fallback_reason is None:
+        try:
+            recipe = _dense_recipe(settings, config, dtype)
+        except Unreadable as error:
+            fallback_reason = str(error)
+    if fallback_reason is not None:
+        check_zoo(settings, config, empty.facts, fallback_reason)
+    num_shards = world_size if _can_shard(empty, world_size) else 1
     is_quantized = getattr(config, "quantization_config", None) is not None
     weights_bytes = None if is_quantized else empty.num_parameters() * dtype.itemsize
-    return CheckedCheckpoint(config, dtype, num_shards, weights_bytes)
+    return CheckedCheckpoint(config, dtype, num_shards, weights_bytes, recipe, fallback_reason)
 
 
-def _try_small(config: Any, settings: ModelSettings, facts: ModelFacts) -> None:
+def _not_dense(
+    settings: ModelSettings, world_size: int, config: Any, dtype: torch.dtype
+) -> str | None:
+    """Why no recipe is looked for; None: one is."""
+    if settings.attention != "auto":
+        return f"--attention {settings.attention}"
+    if settings.device.type != "cpu":
+        return f"there is no dense executor for {settings.device.type} yet"
+    if world_size > 1:
+        return "there is no dense executor for several ranks yet"
+    if dtype not in (torch.bfloat16, torch.float32):
+        return f"{str(dtype).removeprefix('torch.')} on a CPU"
+    if getattr(config, "quantization_config", None) is not None:
+        return "its checkpoint is quantized"
+    return None
+
+
+def _dense_recipe(settings: ModelSettings, config: Any, dtype: torch.dtype) -> Recipe:
+    """Raises Unreadable for a model that the native forward cannot run."""
+    recipe = read_recipe(config, trust_remote_code=settings.trust_remote_code)
+    unfit = unfit_reason(recipe, dtype, settings.quantize)
+    if unfit is not None:
+        raise Unreadable(unfit)
+    return recipe
+
+
+def check_zoo(settings: ModelSettings, config: Any, facts: ModelFacts, reason: str) -> None:
+    """Raise ArchitectureUnfit for a model that cannot run in its own class.
+
+    reason: why it has to
+    """
+    if settings.quantize is not None:
+        raise ModelRefused(f"--quantize {settings.quantize} cannot be served: {reason}")
+    gate.check_class(facts)
     build = partial(zoo.build_small, trust_remote_code=settings.trust_remote_code)
-    reason = gate.self_test(config, build)
-    if reason is None:
+    untried = gate.self_test(config, build)
+    if untried is None:
         return
     if facts.config_window_len is not None or facts.chunk_len is not None:
         raise ArchitectureUnfit(
             f"{facts.class_name} cannot be served: its attention is bounded, and no small model of"
-            f" it could be made to verify that ({reason})"
+            f" it could be made to verify that ({untried})"
         )
     _log.warning(
         "%s: no small model could be tried (%s); the loaded one is probed alone",
         facts.class_name,
-        reason,
+        untried,
     )
 
 

@@ -18,15 +18,23 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.engine.runner import Runner
-from model_server.engine.threads import ThreadCount, bound, own_cores
 from model_server.errors import ConfigRefused
+from model_server.executor.dense import load_dense
+from model_server.executor.zoo_executor import ZooExecutor
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.model import gate, patches, zoo
+from model_server.model import gate, zoo
 from model_server.model.checkpoint import find_checkpoint
-from model_server.model.checkpoint_check import ModelSettings, check_checkpoint
-from model_server.model.model import PagedModel
+from model_server.model.checkpoint_check import (
+    CheckedCheckpoint,
+    ModelSettings,
+    check_checkpoint,
+    check_zoo,
+)
+from model_server.model.model import HfModel, PagedModel
+from model_server.recipe.recipe import Recipe, Unreadable
 from model_server.sampling.sampler import Sampler
+from native.library import NativeUnavailable
 from proto.contract import ModelInfo
 
 _log = logging.getLogger(__name__)
@@ -64,13 +72,12 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         guides=None if constraints is None else _guides(model, constraints),
         num_blocks=settings.kv_blocks,
         memory_fraction=settings.cuda_memory_fraction,
-        threads=_threads(model, settings),
     )
     if device.type == "cpu":
         keep_freed_memory()
     _log.info(
-        "loaded %s in %.1f s: %s, %s attention",
-        *(settings.model_id, time.monotonic() - started_s, model.dtype, model.attention_backend),
+        "loaded %s in %.1f s: %s by %s",
+        *(settings.model_id, time.monotonic() - started_s, model.dtype, model.executor),
     )
     return runner, _info(settings, model), constraints
 
@@ -82,34 +89,78 @@ def load_model(settings: ModelSettings, world: World) -> PagedModel:
     with the reason, and OutOfMemory when the weights do not fit.
     """
     checked = check_checkpoint(settings, world.world_size)
-    dtype, device = checked.dtype, settings.device
-    _require_room(device, checked.bytes_of_rank, world)
-    model = zoo.load(
+    _require_room(settings.device, checked.bytes_of_rank, world)
+    if checked.recipe is None:
+        return _load_zoo(settings, checked, world, checked.fallback_reason)
+    try:
+        return _load_dense(settings, checked, checked.recipe)
+    except (Unreadable, NativeUnavailable) as error:
+        facts = zoo.build_empty(checked.config, trust_remote_code=settings.trust_remote_code).facts
+        check_zoo(settings, checked.config, facts, str(error))
+        return _load_zoo(settings, checked, world, str(error))
+
+
+def _load_dense(settings: ModelSettings, checked: CheckedCheckpoint, recipe: Recipe) -> PagedModel:
+    model = _read_weights(settings, checked)
+    limit = model.facts.max_position_embeddings
+    if limit is None:
+        raise Unreadable("its config names no max_position_embeddings")
+    executor = load_dense(
+        model,
+        recipe,
+        dtype=checked.dtype,
+        quantize=settings.quantize,
+        num_threads=torch.get_num_threads(),
+    )
+    windows = [layer.attention.window_len for layer in recipe.layers]
+    return PagedModel(
+        executor,
+        model_type=model.facts.model_type,
+        dtype=checked.dtype,
+        device=settings.device,
+        vocab_size=recipe.head.rows.count,
+        max_position_embeddings=limit,
+        window_len=min((window for window in windows if window is not None), default=None),
+        eos_token_ids=zoo.eos_token_ids(settings.folder, checked.config),
+    )
+
+
+def _read_weights(settings: ModelSettings, checked: CheckedCheckpoint) -> HfModel:
+    return zoo.load(
         settings.folder,
         checked.config,
-        dtype=dtype,
-        device=device,
+        dtype=checked.dtype,
+        device=settings.device,
         trust_remote_code=settings.trust_remote_code,
         num_shards=checked.num_shards,
     )
+
+
+def _load_zoo(
+    settings: ModelSettings, checked: CheckedCheckpoint, world: World, reason: str | None
+) -> PagedModel:
+    _log.info("%s runs in its own class, not by a recipe: %s", settings.folder, reason)
+    model = _read_weights(settings, checked)
+    dtype, device = checked.dtype, settings.device
     expected = gate.expected_logits(model, device)
     plans = gate.probe_layers(model, ReferenceAttention(), dtype, device, expected)
     geometries = [plan.geometry for plan in plans]
     backend = select_backend(settings.attention, device, dtype, geometries)
-    patched = patches.Patched()
-    if world.world_size == 1:
-        patched = patches.apply(model.module)
-        _log_patches(patched)
     plans = gate.probe_layers(model, backend, dtype, device, expected)
+    limit = model.facts.max_position_embeddings
+    if limit is None:
+        raise AssertionError("the gate lets no model without a limit pass")
+    windows = [plan.options.window_len for plan in plans]
     return PagedModel(
-        model,
-        plans,
-        backend,
+        ZooExecutor(model, plans, backend, dtype, device),
+        model_type=model.facts.model_type,
         dtype=dtype,
         device=device,
         vocab_size=expected[0].shape[1],
+        max_position_embeddings=limit,
+        window_len=min((window for window in windows if window is not None), default=None),
         eos_token_ids=zoo.eos_token_ids(settings.folder, checked.config),
-        thread_counts=patched.thread_counts if device.type == "cpu" else (),
+        fallback_reason=reason,
     )
 
 
@@ -135,6 +186,7 @@ def model_settings(settings: ServeConfig, folder: Path, device: torch.device) ->
         device=device,
         trust_remote_code=settings.trust_remote_code,
         attention=settings.attention,
+        quantize=settings.quantize,
     )
 
 
@@ -144,17 +196,6 @@ def _require_room(device: torch.device, rank_bytes: int, world: World) -> None:
     least = world.smallest(_UNKNOWN if available is None else available)
     needed = weights_of_all(device, rank_bytes, world.world_size)
     require_weights_fit(device, needed, None if least == _UNKNOWN else least)
-
-
-def _log_patches(patched: patches.Patched) -> None:
-    _log.info("%d linear layers were packed", patched.num_packed)
-    if patched.num_variant:
-        _log.info(
-            "%d of %d matrix products may differ in their last bits with the number of tokens in "
-            "a step",
-            patched.num_variant,
-            patched.num_variant + patched.num_invariant,
-        )
 
 
 def _sampler(settings: ServeConfig, model: PagedModel) -> Sampler:
@@ -178,26 +219,13 @@ def _guides(model: PagedModel, constraints: ConstraintCache) -> MaskScheduler:
     )
 
 
-def _threads(model: PagedModel, settings: ServeConfig) -> ThreadCount | None:
-    """Bind the threads of steps to cores. None where their number is fixed."""
-    if model.device.type != "cpu":
-        return None
-    is_ours = settings.num_threads is not None and not settings.openmp_places_threads
-    cores = bound(
-        own_cores(torch.get_num_threads(), settings.rank, settings.world_size) if is_ours else None
-    )
-    if len(model.thread_counts) < 2:
-        return None
-    return ThreadCount(model.thread_counts, torch.set_num_threads if cores is None else cores.use)
-
-
 def _info(settings: ServeConfig, model: PagedModel) -> ModelInfo:
     return ModelInfo(
         model_id=settings.model_id,
         model_type=model.model_type,
         dtype=str(model.dtype).removeprefix("torch."),
         device_type=model.device.type,
-        attention_backend=model.attention_backend,
+        executor=model.executor,
         block_size=model.block_size,
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,
@@ -205,4 +233,6 @@ def _info(settings: ServeConfig, model: PagedModel) -> ModelInfo:
         eos_token_ids=model.eos_token_ids,
         world_size=settings.world_size,
         rank=settings.rank,
+        is_invariant=model.is_invariant,
+        fallback_reason=model.fallback_reason,
     )

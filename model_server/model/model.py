@@ -1,7 +1,7 @@
 """A model that computes steps: a transformers class, paged attention and this rank's weights.
 
-    allocate: the KV pool, once its size is known
-    forward:  StepInputs -> logits
+    PagedModel.allocate:   the KV pool, once its size is known
+    PagedModel.forward:    StepInputs -> logits, by an executor
 
     HfModel.paged_logits:  flattened batch [1, num_tokens], attention through our own function
     HfModel.native_logits: one sequence, the model's own eager attention
@@ -13,24 +13,18 @@ no RPC; the caller decides who owns which block.
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from model_server.attention.base import (
-    AttentionBackend,
-    LayerCache,
-    LayerGeometry,
-    LayerOptions,
-)
 from model_server.engine.step import StepInputs
 from model_server.errors import ArchitectureUnfit, OutOfMemory
+from model_server.executor.executor import Executor
 
 # What a layer's attention is asked: the module, query [num_tokens, num_heads, head_dim], key and
 # value [num_tokens, num_kv_heads, dim], the mask and all other arguments as they were handed in.
@@ -185,65 +179,46 @@ def _no_warning(*_: object) -> None:
     """Replaces a check of padded batches."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerPlan:
-    """One layer's storage on this rank, and its attention options."""
-
-    geometry: LayerGeometry
-    options: LayerOptions
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    cache: LayerCache
-    options: LayerOptions
-
-
 class PagedModel:
-    """Owner of the weights and of the KV pool of one rank. Not for two threads at a time."""
+    """One rank's model: its executor, the size of its KV pool, and what its callers need to know.
+
+    Not for two threads at a time.
+
+    fallback_reason: why no recipe describes the model, where its executor is the zoo's; else None
+    """
 
     def __init__(
         self,
-        model: HfModel,
-        plans: Sequence[LayerPlan],
-        backend: AttentionBackend,
+        executor: Executor,
         *,
+        model_type: str,
         dtype: torch.dtype,
         device: torch.device,
         vocab_size: int,
+        max_position_embeddings: int,
+        window_len: int | None,
         eos_token_ids: tuple[int, ...],
-        thread_counts: tuple[int, ...] = (),
+        fallback_reason: str | None = None,
     ) -> None:
-        self._model = model
-        self._plans = tuple(plans)
-        self._backend = backend
-        self._layers: tuple[_Layer, ...] = ()
+        self._executor = executor
         self._num_blocks: int | None = None
+        self.executor = executor.name
+        self.is_invariant = executor.is_invariant
+        self.fallback_reason = fallback_reason
+        self.block_size = executor.block_size
+        self.min_step_tokens = executor.min_step_tokens
+        self.model_type = model_type
         self.dtype = dtype
         self.device = device
         self.vocab_size = vocab_size
+        self.max_position_embeddings = max_position_embeddings
+        self.window_len = window_len
         self.eos_token_ids = eos_token_ids
-        # The numbers of threads that a step may use; none: as many as there are.
-        self.thread_counts = thread_counts
-        self.model_type = model.facts.model_type
-        self.block_size = backend.block_size
-        self.attention_backend = backend.name
-        windows = [plan.options.window_len for plan in self._plans]
-        self.window_len = min((window for window in windows if window is not None), default=None)
-
-    @property
-    def max_position_embeddings(self) -> int:
-        """The longest sequence that the model supports."""
-        limit = self._model.facts.max_position_embeddings
-        if limit is None:
-            raise AssertionError("the gate lets no model without a limit pass")
-        return limit
 
     @property
     def bytes_per_block(self) -> int:
         """Bytes that one block of the pool takes on this rank, over all layers."""
-        backend, dtype = self._backend, self.dtype
-        return sum(backend.bytes_per_block(plan.geometry, dtype) for plan in self._plans)
+        return self._executor.bytes_per_block
 
     @property
     def num_blocks(self) -> int | None:
@@ -262,43 +237,19 @@ class PagedModel:
 
         Raises OutOfMemory when it does not fit; then there is no pool.
         """
-        self._layers, self._num_blocks = (), None
+        self._num_blocks = None
         try:
-            caches = [
-                self._backend.allocate(num_blocks + 1, plan.geometry, self.dtype, self.device)
-                for plan in self._plans
-            ]
+            self._executor.allocate(num_blocks + 1)
         # A CPU allocator raises a plain RuntimeError.
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             raise OutOfMemory(
                 f"{num_blocks} blocks of {self.bytes_per_block} bytes do not fit on {self.device}"
             ) from error
-        self._layers = tuple(
-            _Layer(cache, plan.options) for cache, plan in zip(caches, self._plans, strict=True)
-        )
         self._num_blocks = num_blocks
 
-    @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
         """Compute one step; its keys and values are in the pool afterwards.
 
-        Returns logits [len(inputs.logits_indices), vocab_size] in the model's dtype.
+        Returns logits [len(inputs.logits_indices), vocab_size], of a floating dtype.
         """
-        logits = self._model.paged_logits(
-            inputs.token_ids, inputs.positions, inputs.head_indices, partial(self._attend, inputs)
-        )
-        return logits[: inputs.logits_indices.shape[0]]
-
-    def _attend(
-        self,
-        inputs: StepInputs,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        arguments: Mapping[str, Any],
-    ) -> Tensor:
-        # The probe has learnt, and checked, what mask and arguments contain.
-        layer = self._layers[module.layer_idx]  # type: ignore[index]
-        return self._backend.attend(layer.cache, query, key, value, inputs, layer.options)
+        return self._executor.forward(inputs)

@@ -14,8 +14,9 @@ from model_server.attention.base import LayerCache, LayerOptions
 from model_server.attention.reference import ReferenceAttention
 from model_server.engine.step import StepInputs
 from model_server.errors import ArchitectureUnfit
+from model_server.executor.zoo_executor import LayerPlan
 from model_server.model import gate, zoo
-from model_server.model.model import HfModel, LayerPlan
+from model_server.model.model import HfModel
 from model_server.model.small_config import WINDOW_LEN, shrink
 from tests.model_server.model import tiny_models
 
@@ -30,7 +31,6 @@ SERVED = (
 REFUSED = {
     "Bloom": "does not route its attention",
     "Falcon": "does not route its attention",
-    "GPTJ": "does not route its attention",
     "Mamba": "linear_attention do not store plain keys and values",
     "Qwen3Next": "linear_attention do not store plain keys and values",
     "Bert": "is not causal",

@@ -258,8 +258,8 @@ def test_an_unknown_dtype_is_refused(llama: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_logits_are_bitwise_the_same_whatever_the_load(llama: Path, dtype: str) -> None:
     model = load(llama, dtype=dtype)
-    if model.attention_backend != "cpu-op":
-        pytest.skip("only the compiled operator adds up in one order whatever the step")
+    if not model.is_invariant:
+        pytest.skip("torch's matrix products may add up in another order in another step")
 
     def last_logits(chunk_lens: Sequence[int], num_others: int) -> torch.Tensor:
         """Of a sequence of 40 tokens, computed in these chunks beside other prompts."""

@@ -7,6 +7,12 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
 #elif defined(__AVX__)
@@ -93,6 +99,25 @@ template <class T>
 ALWAYS_INLINE void store(T *to, Vector<T> v) {
   for (int i = 0; i < Vector<T>::kRegisters; ++i)
     std::memcpy(to + i * kLanes, &v.part[i], sizeof v.part[i]);
+}
+
+// a * b + sum: rounded once where the machine has an instruction for it, twice elsewhere. Named,
+// because a sum that the compiler fuses in one place and not in another has two results.
+ALWAYS_INLINE Floats multiply_add(Floats a, Floats b, Floats sum) {
+  return each<float>([&](int i) {
+#if defined(__AVX512F__)
+    return (Floats::Register)_mm512_fmadd_ps((__m512)a.part[i], (__m512)b.part[i],
+                                             (__m512)sum.part[i]);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (Floats::Register)_mm256_fmadd_ps((__m256)a.part[i], (__m256)b.part[i],
+                                             (__m256)sum.part[i]);
+#elif defined(__aarch64__)
+    return (Floats::Register)vfmaq_f32((float32x4_t)sum.part[i], (float32x4_t)a.part[i],
+                                       (float32x4_t)b.part[i]);
+#else
+    return a.part[i] * b.part[i] + sum.part[i];
+#endif
+  });
 }
 
 // Sums and largest of the lanes, always in the same order.

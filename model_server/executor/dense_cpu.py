@@ -1,0 +1,147 @@
+"""The executor of recipes on CPUs: a step's whole forward in one call of `native/dense.cpp`.
+
+A token's logits have the same bits whatever else is in its step, however its prompt was cut, and on
+any number of threads; `native/tile.h` and `native/gemm.h` say why. The library is called through
+ctypes, which releases the GIL.
+"""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model_server.engine.step import StepInputs
+from model_server.errors import InvalidStep
+from model_server.executor.packing import Arena
+from model_server.executor.structs import StepStruct, sizes
+from model_server.executor.weights import ELEMENT_NAMES, PackedWeights
+from model_server.recipe.recipe import Recipe
+from native.library import NativeUnavailable, instruction_set_of, load_native
+
+_SOURCE = Path(__file__).parents[1] / "native" / "dense.cpp"
+_BLOCK_SIZE = 16  # kBlock of the C++
+_OUT_OF_MEMORY, _BAD_TOKEN = 1, 2
+
+
+def load_dense() -> ctypes.CDLL:
+    """The library. Raises NativeUnavailable with the reason."""
+    library = load_native(_SOURCE)
+    library.tandem_dense_sizes.restype = ctypes.c_int64
+    if library.tandem_dense_sizes() != sizes():
+        raise NativeUnavailable(f"{library._name} expects other structs than this version has")
+    library.tandem_dense_open.argtypes = (ctypes.c_void_p, ctypes.c_int32)
+    library.tandem_dense_open.restype = ctypes.c_void_p
+    library.tandem_dense_close.argtypes = (ctypes.c_void_p,)
+    library.tandem_dense_close.restype = None
+    library.tandem_dense_forward.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    library.tandem_dense_forward.restype = ctypes.c_int32
+    return library
+
+
+class DenseCpu:
+    """See Executor, and PackedWeights for the arguments. Not for two threads at a time.
+
+    num_threads: of the team, the caller's included
+    """
+
+    block_size = _BLOCK_SIZE
+    is_invariant = True
+    min_step_tokens = 1
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        parameters: Mapping[str, Tensor],
+        tables: Sequence[tuple[Tensor, Tensor]],
+        *,
+        dtype: torch.dtype,
+        num_threads: int,
+        quantize: str | None = None,
+        release: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Raises NativeUnavailable and MemoryError."""
+        self._library = load_dense()
+        self._weights = PackedWeights(
+            self._library,
+            recipe,
+            parameters,
+            tables,
+            dtype=dtype,
+            num_threads=num_threads,
+            quantize=quantize,
+            release=release,
+        )
+        self._model = self._weights.model
+        self._step = StepStruct()
+        self._step_address = ctypes.addressof(self._step)
+        self._itemsize = dtype.itemsize
+        self._pool: Arena | None = None
+        self._engine: int | None = None
+        self.num_threads = num_threads
+        format_name = quantize or ELEMENT_NAMES[dtype]
+        self.name = f"dense, {format_name}, {instruction_set_of(self._library)}"
+
+    @property
+    def bytes_per_block(self) -> int:
+        """See Executor."""
+        return sum(2 * self._part_bytes(layer) for layer in self._weights.layers)
+
+    def _part_bytes(self, layer: ctypes.Structure) -> int:
+        """Of a block's keys, or values, in one layer."""
+        return _BLOCK_SIZE * layer.num_kv_heads * layer.head_dim * self._itemsize
+
+    def allocate(self, num_blocks: int) -> None:
+        """See Executor."""
+        self.close()
+        pool = Arena()
+        for layer in self._weights.layers:
+            layer.keys = pool.take(num_blocks * self._part_bytes(layer))
+            layer.values = pool.take(num_blocks * self._part_bytes(layer))
+        self._pool = pool
+        # The library keeps a copy of the model with the pool's addresses.
+        self._engine = self._library.tandem_dense_open(
+            ctypes.addressof(self._model), self.num_threads
+        )
+        if not self._engine:
+            raise MemoryError("the native forward found no memory for its buffers")
+
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """See Executor. The logits are float32.
+
+        Raises InvalidStep for a token or position that the model does not have, and MemoryError.
+        """
+        step = self._step
+        num_logits = inputs.logits_indices.shape[0]
+        logits = torch.empty((num_logits, self._model.vocab), dtype=torch.float32)
+        step.num_tokens = inputs.token_ids.shape[0]
+        step.num_seqs, step.max_blocks = inputs.block_tables.shape
+        step.num_logits = num_logits
+        step.token_ids = inputs.token_ids.data_ptr()
+        step.positions = inputs.positions.data_ptr()
+        step.slots = inputs.slot_mapping.data_ptr()
+        step.block_tables = inputs.block_tables.data_ptr()
+        step.cu_query_lens = inputs.cu_query_lens.data_ptr()
+        step.context_lens = inputs.device_context_lens.data_ptr()
+        step.logits_rows = inputs.logits_indices.data_ptr()
+        step.logits = logits.data_ptr()
+        status = self._library.tandem_dense_forward(self._engine, self._step_address)
+        if status:
+            raise self._error(status, inputs)
+        return logits
+
+    def _error(self, status: int, inputs: StepInputs) -> Exception:
+        if status == _OUT_OF_MEMORY:
+            return MemoryError(f"no memory for a step of {inputs.num_tokens} tokens")
+        if status == _BAD_TOKEN:
+            top = int(inputs.token_ids.max())
+            return InvalidStep(f"token {top} is not of the {self._model.vocab} that there are")
+        top = int(inputs.positions.max())
+        return InvalidStep(f"position {top} is past the last, {self._model.num_positions - 1}")
+
+    def close(self) -> None:
+        """End the threads and free the pool. `allocate` begins anew."""
+        if self._engine is not None:
+            self._library.tandem_dense_close(self._engine)
+        self._engine, self._pool = None, None

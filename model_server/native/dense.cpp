@@ -1,0 +1,348 @@
+// The forward of a decoder on a CPU: one step per call, by a plain C ABI that executor/dense_cpu.py
+// mirrors. Embedding, layers, final norm and head run inside one parallel run of a team of threads.
+//
+// A phase is a list of items, and an item's result depends on its inputs alone, so any thread may
+// compute it. Phases of a layer when every sequence has one token:
+//
+//     norm, qkv | rope, cache, attention | output, sum | norm, in, activation | out, sum
+//
+// Steps with prompts have one more, since tokens of a sequence read each other's keys; a norm after
+// a branch is one more too. The residual stream, norms and what lies between products are float32;
+// products, keys and values are of the model's element type.
+#include <exception>
+#include <utility>
+
+#include "attention.h"
+#include "experts.h"
+
+namespace {
+
+// Up to so many tokens, no thread waits for another that was preempted inside an item: it does the
+// item again. For that, nothing is written twice within a step.
+constexpr int64_t kMaxHelpedTokens = 64;
+constexpr int64_t kMaxHelpedFloats = int64_t{1} << 26;
+
+// What a thread owns.
+struct Private {
+  PreparedRows rows;
+  AttentionScratch attention;
+  std::vector<Chunk> chunks;
+  ExpertRows expert_rows;
+};
+
+// Where a layer's buffers begin in the memory of a step, in floats.
+struct Layout {
+  int64_t x, qkv, attended, branch, inner, partials;
+  int64_t logits, weights, expert_inner, expert_outs;
+  int64_t num_floats;  // of one layer
+};
+
+struct Engine {
+  Model model;
+  Team team;
+  std::vector<std::unique_ptr<Private>> own;
+  std::vector<AttentionPlan> plans;
+  std::vector<int> plan_of;  // each layer
+  std::vector<Run> runs;
+  Buffer<float> memory;
+  // Which experts each layer chose. Threads make their lists of rows of it outside of items, maybe
+  // when others are layers ahead: so it is never written twice within a step.
+  Buffer<int32_t> chosen;  // [num_layers][num_tokens][top_k]
+  Layout layout = {};
+  int64_t x_stride, qkv_stride = 0, attended_stride = 0, inner_stride = 0;
+  int64_t router_stride = 0, expert_inner_stride = 0, top_k = 0;
+  bool fresh = false;  // every layer has buffers of its own in this step
+
+  Engine(const Model &m, int num_threads)
+      : model(m), team(num_threads), x_stride(stride_of(m.hidden)) {
+    for (int i = 0; i < num_threads; ++i) own.emplace_back(new Private);
+    for (int64_t l = 0; l < m.num_layers; ++l) add_layer(m.layers[l]);
+    for (auto &each : own) each->rows.reserve(m.head);
+  }
+
+ private:
+  void add_layer(const Layer &layer) {
+    const int64_t heads = layer.num_heads + 2 * layer.num_kv_heads;
+    qkv_stride = std::max(qkv_stride, stride_of(heads * layer.head_dim));
+    attended_stride = std::max(attended_stride, stride_of(layer.num_heads * layer.head_dim));
+    inner_stride = std::max(inner_stride, stride_of(layer.mlp.inner));
+    reserve_rows({&layer.qkv, &layer.output, &layer.mlp.ins, &layer.mlp.out});
+    for (auto &each : own) each->attention.reserve(layer);
+    if (layer.experts != nullptr) add_experts(*layer.experts);
+    size_t plan = 0;
+    while (plan < plans.size() && !plans[plan].serves(layer)) ++plan;
+    if (plan == plans.size()) plans.emplace_back(layer);
+    plan_of.push_back(static_cast<int>(plan));
+  }
+  void add_experts(const Experts &experts) {
+    inner_stride = std::max(inner_stride, stride_of(experts.shared.inner));
+    expert_inner_stride = std::max(expert_inner_stride, stride_of(experts.each.inner));
+    router_stride = std::max(router_stride, stride_of(experts.router.n));
+    top_k = std::max(top_k, experts.top_k);
+    reserve_rows({&experts.router, experts.ins, experts.outs, &experts.shared.ins,
+                  &experts.shared.out});
+  }
+  void reserve_rows(std::initializer_list<const Matrix *> matrices) {
+    for (const Matrix *m : matrices)
+      for (auto &each : own)
+        if (m->packed != nullptr) each->rows.reserve(*m);
+  }
+};
+
+// One thread's way through a step.
+class Forward {
+ public:
+  Forward(Engine &engine, const Step &step, Worker &worker)
+      : e_(engine), m_(engine.model), s_(step), worker_(worker),
+        late_(engine.fresh ? Late::kHelp : Late::kWait), own_(*engine.own[worker.index()]),
+        products_(worker, late_, own_.rows, own_.chunks) {}
+
+  void run() {
+    x_ = memory(0);
+    embed();
+    for (int64_t l = 0; l < m_.num_layers; ++l) run_layer(l);
+    if (s_.num_logits == 0) return;
+    Product head{&m_.head,          x_,      e_.x_stride, s_.logits_rows,
+                 &m_.final_norm, kLogits, s_.logits,   m_.vocab};
+    head.scale = static_cast<float>(m_.logit_scale);
+    head.softcap = static_cast<float>(m_.softcap);
+    head.width = m_.vocab;
+    products_.run(head, s_.num_logits);
+  }
+
+ private:
+  float *memory(int64_t layer) const {
+    return e_.memory.get() + (e_.fresh ? layer * e_.layout.num_floats : 0);
+  }
+
+  void embed() {
+    const auto scale = static_cast<float>(m_.embed_scale);
+    worker_.each(s_.num_tokens, late_, [&](int64_t t) {
+      float *to = x_ + t * e_.x_stride;
+      const int64_t id = s_.token_ids[t];
+      if (m_.embedding == nullptr)
+        take_column(m_.head, id, to);
+      else
+        take_row(m_.element, m_.embedding, id, m_.hidden, to);
+      for (int64_t i = 0; i < m_.hidden; ++i) to[i] *= scale;
+    });
+  }
+
+  void run_layer(int64_t index) {
+    const Layer &layer = m_.layers[index];
+    float *base = memory(index);
+    run_product({&layer.qkv, x_, e_.x_stride, nullptr, &layer.attention_norm, kStore,
+                 base + e_.layout.qkv, e_.qkv_stride});
+    attend(layer, e_.plans[e_.plan_of[index]], base);
+
+    // Without a layer's own memory, sums go where the residual was; a parallel MLP still reads it.
+    const int64_t size = s_.num_tokens * e_.x_stride;
+    float *const old = x_;
+    float *const y = e_.fresh || layer.is_parallel ? base + e_.layout.x + size : x_;
+    add_branch(layer, layer.output, base + e_.layout.attended, e_.attended_stride,
+               layer.attention_post_norm, base, old, y);
+
+    const float *source = layer.is_parallel ? old : y;
+    x_ = e_.fresh ? memory(index + 1) + e_.layout.x : base + e_.layout.x;
+    if (layer.experts != nullptr) {
+      int32_t *chosen = e_.chosen.get() + index * s_.num_tokens * e_.top_k;
+      return run_experts(layer, base, chosen, source, y);
+    }
+    run_mlp_in(layer.mlp, layer.mlp_norm, source, base + e_.layout.inner);
+    add_branch(layer, layer.mlp.out, base + e_.layout.inner, e_.inner_stride, layer.mlp_post_norm,
+               base, y, x_);
+  }
+
+  void run_product(const Product &p) { products_.run(p, s_.num_tokens); }
+
+  void attend(const Layer &layer, const AttentionPlan &plan, float *base) {
+    const AttentionBuffers buffers{base + e_.layout.qkv, base + e_.layout.attended, e_.qkv_stride,
+                                   e_.attended_stride, base + e_.layout.partials};
+    const Rope *rope = layer.rope ? m_.ropes + layer.rope - 1 : nullptr;
+    if (m_.element == kF32)
+      AttentionRunner<F32>(worker_, late_, own_.attention, s_, layer, rope, buffers)
+          .run(plan, e_.runs);
+    else
+      AttentionRunner<Bf16>(worker_, late_, own_.attention, s_, layer, rope, buffers)
+          .run(plan, e_.runs);
+  }
+
+  void run_mlp_in(const Mlp &mlp, const Norm &norm, const float *rows, float *to) {
+    const Ending ending = mlp.is_gated ? kGate : kActivate;
+    Product in{&mlp.ins, rows, e_.x_stride, nullptr, &norm, ending, to, e_.inner_stride};
+    in.activation = mlp.activation;
+    run_product(in);
+  }
+
+  // to = from + residual_scale * norm(rows * matrix)
+  void add_branch(const Layer &layer, const Matrix &matrix, const float *rows, int64_t stride,
+                  const Norm &norm, float *base, const float *from, float *to) {
+    const auto scale = static_cast<float>(layer.residual_scale);
+    if (norm.kind == kNoNorm) {
+      Product out{&matrix, rows, stride, nullptr, nullptr, kAdd, to, e_.x_stride};
+      out.add = from;
+      out.scale = scale;
+      return run_product(out);
+    }
+    float *branch = base + e_.layout.branch;
+    run_product({&matrix, rows, stride, nullptr, nullptr, kStore, branch, e_.x_stride});
+    worker_.each(s_.num_tokens, late_, [&](int64_t t) {
+      add_row(norm, scale, branch + t * e_.x_stride, from + t * e_.x_stride, to + t * e_.x_stride);
+    });
+  }
+
+  // to = from + scale * norm(branch)
+  void add_row(const Norm &norm, float scale, const float *branch, const float *from, float *to) {
+    float *line = own_.rows.lines.get();
+    if (norm.kind != kNoNorm) {
+      normalise(norm, branch, m_.hidden, line);
+      branch = line;
+    }
+    for (int64_t i = 0; i < m_.hidden; ++i) to[i] = from[i] + branch[i] * scale;
+  }
+
+  // x = from + residual_scale * norm(experts(norm(rows)))
+  void run_experts(const Layer &layer, float *base, int32_t *chosen, const float *rows,
+                   const float *from) {
+    const Experts &experts = *layer.experts;
+    const ExpertBuffers to{base + e_.layout.logits, chosen, base + e_.layout.weights,
+                           base + e_.layout.expert_inner, base + e_.layout.expert_outs};
+    run_product({&experts.router, rows, e_.x_stride, nullptr, &layer.mlp_norm, kStore, to.logits,
+                 e_.router_stride});
+    worker_.each(s_.num_tokens, late_, [&](int64_t t) {
+      route(experts, to.logits + t * e_.router_stride, to.chosen + t * experts.top_k,
+            to.weights + t * experts.top_k);
+    });
+    run_chosen(experts, layer.mlp_norm, rows, to);
+    float *shared = base + e_.layout.branch;
+    if (experts.has_shared) {
+      run_mlp_in(experts.shared, layer.mlp_norm, rows, base + e_.layout.inner);
+      run_product({&experts.shared.out, base + e_.layout.inner, e_.inner_stride, nullptr, nullptr,
+                   kStore, shared, e_.x_stride});
+    }
+    worker_.each(s_.num_tokens, late_, [&](int64_t t) {
+      float *line = own_.rows.lines.get() + e_.x_stride;
+      combine(experts, to.outs + t * experts.top_k * e_.x_stride, e_.x_stride,
+              to.weights + t * experts.top_k, shared + t * e_.x_stride,
+              to.logits[t * e_.router_stride + experts.num_experts], m_.hidden, line);
+      add_row(layer.mlp_post_norm, static_cast<float>(layer.residual_scale), line,
+              from + t * e_.x_stride, x_ + t * e_.x_stride);
+    });
+  }
+
+  void run_chosen(const Experts &experts, const Norm &norm, const float *rows,
+                  const ExpertBuffers &to) {
+    ExpertRows &list = own_.expert_rows;
+    list.group(to.chosen, experts.num_experts, s_.num_tokens, experts.top_k);
+    list.cut(experts.ins, experts.num_experts, worker_.num_threads(), own_.chunks);
+    Product in{experts.ins, rows, e_.x_stride, list.tokens.data(), &norm,
+               experts.each.is_gated ? kGate : kActivate, to.inner, e_.expert_inner_stride};
+    in.activation = experts.each.activation;
+    products_.run_chunks(in, own_.chunks);
+    list.cut(experts.outs, experts.num_experts, worker_.num_threads(), own_.chunks);
+    Product out{experts.outs, to.inner, e_.expert_inner_stride, nullptr, nullptr, kStore, to.outs,
+                e_.x_stride};
+    out.targets = list.slots.data();
+    products_.run_chunks(out, own_.chunks);
+  }
+
+  Engine &e_;
+  const Model &m_;
+  const Step &s_;
+  Worker &worker_;
+  const Late late_;
+  Private &own_;
+  ProductRunner products_;
+  float *x_ = nullptr;  // the residual stream, where it is at present
+};
+
+// Lays out the buffers of a step.
+void lay_out(Engine &e, int64_t n) {
+  int64_t partials = 0;
+  for (const AttentionPlan &plan : e.plans)
+    partials = std::max(partials, plan.work.num_partial_floats);
+  Layout &to = e.layout;
+  int64_t end = 0;
+  const auto take = [&end](int64_t size) { return std::exchange(end, end + padded(size)); };
+  to.x = take(2 * n * e.x_stride);  // before and after the attention
+  to.qkv = take(n * e.qkv_stride);
+  to.attended = take(n * e.attended_stride);
+  to.branch = take(n * e.x_stride);
+  to.inner = take(n * e.inner_stride);
+  to.partials = take(partials);
+  to.logits = take(n * e.router_stride);
+  to.weights = take(n * e.top_k);
+  to.expert_inner = take(n * e.top_k * e.expert_inner_stride);
+  to.expert_outs = take(n * e.top_k * e.x_stride);
+  to.num_floats = end;
+}
+
+enum Status : int32_t { kDone, kOutOfMemory, kBadToken, kBadPosition };
+
+Status check(const Model &m, const Step &s) {
+  for (int64_t t = 0; t < s.num_tokens; ++t) {
+    if (s.token_ids[t] < 0 || s.token_ids[t] >= m.vocab) return kBadToken;
+    if (s.positions[t] >= m.num_positions) return kBadPosition;
+  }
+  return kDone;
+}
+
+void forward(Engine &e, const Step &s) {
+  const int64_t n = s.num_tokens;
+  e.runs = cut_runs(s);
+  for (size_t l = 0; l < e.plan_of.size(); ++l) {
+    AttentionPlan &plan = e.plans[e.plan_of[l]];
+    plan.make(e.model.layers[l], s, e.team.num_threads());
+  }
+  lay_out(e, n);
+  const int64_t num_layers = e.model.num_layers + 1;
+  e.fresh = n <= kMaxHelpedTokens && e.team.num_threads() > 1 &&
+            e.layout.num_floats * num_layers <= kMaxHelpedFloats;
+  e.memory.need(e.layout.num_floats * (e.fresh ? num_layers : 1));
+  e.chosen.need(e.model.num_layers * n * e.top_k);
+  e.team.run([&](Worker &worker) { Forward(e, s, worker).run(); });
+}
+
+}  // namespace
+
+extern "C" {
+int64_t tandem_dense_sizes() {
+  return static_cast<int64_t>(sizeof(Model) + 1000 * sizeof(Layer) + 1000000 * sizeof(Experts) +
+                              1000000000 * sizeof(Step));
+}
+
+Engine *tandem_dense_open(const Model *model, int32_t num_threads) {
+  try {
+    return new Engine(*model, num_threads);
+  } catch (const std::exception &) {
+    return nullptr;
+  }
+}
+void tandem_dense_close(Engine *engine) { delete engine; }
+
+int32_t tandem_dense_forward(Engine *engine, const Step *step) {
+  const Status status = check(engine->model, *step);
+  if (status != kDone) return status;
+  try {
+    forward(*engine, *step);
+    return kDone;
+  } catch (const std::bad_alloc &) {
+    return kOutOfMemory;
+  }
+}
+
+
+// Fills panels [first, end) of a matrix, whose pointers are written to. `rows`: the address of each
+// column's weights in `element`s, null for zeros.
+void tandem_dense_pack(const Matrix *m, int64_t element, const void *const *rows, int64_t first,
+                       int64_t end) {
+  auto *packed = const_cast<void *>(m->packed);
+  auto *scales = const_cast<float *>(m->scales);
+  auto *sums = const_cast<int32_t *>(m->sums);
+  if (element == kF32)
+    pack_panels(*m, reinterpret_cast<const float *const *>(rows), first, end, packed, scales, sums);
+  else
+    pack_panels(*m, reinterpret_cast<const Bits16 *const *>(rows), first, end, packed, scales,
+                sums);
+}
+}

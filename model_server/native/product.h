@@ -1,0 +1,212 @@
+// One phase of products: rows of float32, normalised on the way where the layer asks for it, times
+// a packed matrix (or each expert's own), with what follows applied while the sums are at hand.
+//
+// The items are panels of 32 columns, times chunks of rows that fit a core's cache. Threads that
+// need the same rows each prepare a copy, which is cheaper than one more barrier.
+#pragma once
+
+#include <memory>
+#include <new>
+
+#include "layers.h"
+#include "packing.h"
+#include "team.h"
+
+// Memory that grows, never shrinks, and starts as zeros.
+template <class T>
+class Buffer {
+ public:
+  T *need(size_t size) {
+    if (size > size_) {
+      data_.reset();
+      size_ = 0;
+      data_.reset(static_cast<T *>(operator new(size * sizeof(T) + kSlack, kAlign)));
+      std::memset(static_cast<void *>(data_.get()), 0, size * sizeof(T) + kSlack);
+      size_ = size;
+    }
+    return data_.get();
+  }
+  T *get() const { return data_.get(); }
+
+ private:
+  static constexpr std::align_val_t kAlign{4096};
+  static constexpr size_t kSlack = 8192;  // prefetches read past the end
+  struct Free {
+    void operator()(T *memory) const { operator delete(memory, kAlign); }
+  };
+  std::unique_ptr<T, Free> data_;
+  size_t size_ = 0;
+};
+
+inline int64_t padded(int64_t width) { return (width + 31) / 32 * 32; }
+// Rows at a distance of a power of two would share the cache's sets.
+inline int64_t stride_of(int64_t width) { return padded(width) + 32; }
+
+enum Ending { kStore, kAdd, kGate, kActivate, kLogits };
+
+struct Product {
+  const Matrix *matrices;  // one, or one of each expert
+  const float *rows;
+  int64_t row_stride;
+  const int64_t *sources;  // which of `rows` is row i; null: the i-th
+  const Norm *norm;        // of the rows, or null
+  Ending ending;
+  float *to;
+  int64_t to_stride;
+  const int64_t *targets = nullptr;  // which row of `to` is row i; null: the i-th
+  const float *add = nullptr;        // kAdd: what the scaled sums are added to, laid out as `to`
+  float scale = 1;
+  float softcap = 0;
+  int64_t activation = 0, width = 0;  // kLogits: the columns that there are
+};
+
+struct Chunk {
+  int64_t matrix, first, end;  // rows [first, end)
+};
+
+// A chunk's rows stay in a core's cache.
+inline int64_t max_chunk_tiles(const Matrix &m) {
+  constexpr int64_t kUnits = 100 * 1024;
+  return std::max<int64_t>(1, kUnits / prepared_units(m, kTileRows));
+}
+
+// Cuts rows into chunks of whole tiles; where there are several, into as many for each thread.
+inline void cut_chunks(const Matrix &m, int64_t matrix, int64_t first, int64_t end, int num_threads,
+                       std::vector<Chunk> &chunks) {
+  const int64_t tiles = num_tiles_of(end - first), most = max_chunk_tiles(m);
+  int64_t count = (tiles + most - 1) / most;
+  if (count > 1) count = std::min(tiles, (count + num_threads - 1) / num_threads * num_threads);
+  for (int64_t c = 0; c < count; ++c)
+    chunks.push_back({matrix, first + tiles * c / count * kTileRows,
+                      std::min(end, first + tiles * (c + 1) / count * kTileRows)});
+}
+
+// A thread's own copy of the rows that it works on.
+struct PreparedRows {
+  Buffer<uint32_t> units;
+  Buffer<float> scales, lines;
+  std::vector<RowTile> tiles;
+
+  void reserve(const Matrix &m) {
+    const int64_t num_rows = max_chunk_tiles(m) * kTileRows;
+    units.need(prepared_units(m, num_rows));
+    scales.need(num_rows);
+    lines.need(kTileRows * stride_of(m.k));
+    tiles.reserve(max_chunk_tiles(m));
+  }
+};
+
+// So few rows are read one beside the other; more of them interleaved, as one stream.
+constexpr int64_t kFewRows = kTileRows < 4 ? kTileRows : 4;
+
+class ProductRunner {
+ public:
+  ProductRunner(Worker &worker, Late late, PreparedRows &rows, std::vector<Chunk> &chunks)
+      : worker_(worker), late_(late), rows_(rows), chunks_(chunks) {}
+
+  // Rows [0, num_rows) times one matrix.
+  void run(const Product &p, int64_t num_rows) {
+    chunks_.clear();
+    cut_chunks(*p.matrices, 0, 0, num_rows, worker_.num_threads(), chunks_);
+    run_chunks(p, chunks_);
+  }
+
+  // All matrices are of one shape.
+  void run_chunks(const Product &p, const std::vector<Chunk> &chunks) {
+    const int64_t panels = p.matrices->num_panels();
+    int64_t prepared = -1;
+    worker_.each(static_cast<int64_t>(chunks.size()) * panels, late_, [&](int64_t item) {
+      const Chunk &chunk = chunks[item / panels];
+      if (item / panels != prepared) prepare(p, chunk);
+      prepared = item / panels;
+      const Matrix &m = p.matrices[chunk.matrix];
+      const int64_t num_rows = chunk.end - chunk.first, panel = item % panels;
+      multiply_panel(m, panel, rows_.tiles.data(), rows_.tiles.size(),
+                     [&](int64_t t, const float *sums) {
+                       finish(p, panel, chunk.first + tile_start(num_rows, t),
+                              rows_.tiles[t].num_rows, sums);
+                     });
+    });
+  }
+
+ private:
+  void prepare(const Product &p, const Chunk &chunk) {
+    const Matrix &m = p.matrices[chunk.matrix];
+    const int64_t num_rows = chunk.end - chunk.first, num_tiles = num_tiles_of(num_rows);
+    rows_.tiles.clear();
+    for (int64_t t = 0; t < num_tiles; ++t) {
+      const int64_t first = tile_start(num_rows, t), count = tile_start(num_rows, t + 1) - first;
+      const float *rows = p.rows + (chunk.first + first) * p.row_stride;
+      int64_t stride = p.row_stride;
+      if (p.sources != nullptr || p.norm != nullptr) {
+        stride = stride_of(m.k);
+        rows = take_lines(p, m.k, stride, chunk.first + first, count);
+      }
+      rows_.tiles.push_back(prepare_rows(
+          m, rows, stride, static_cast<int>(count), num_rows > kFewRows,
+          rows_.units.get() + prepared_units(m, first), rows_.scales.get() + first));
+    }
+  }
+
+  // Rows from wherever they are, normalised.
+  const float *take_lines(const Product &p, int64_t k, int64_t stride, int64_t first,
+                          int64_t count) {
+    for (int64_t r = 0; r < count; ++r) {
+      const float *row = p.rows + (p.sources ? p.sources[first + r] : first + r) * p.row_stride;
+      float *line = rows_.lines.get() + r * stride;
+      if (p.norm != nullptr && p.norm->kind != kNoNorm)
+        normalise(*p.norm, row, k, line);
+      else
+        std::memcpy(line, row, k * sizeof(float));
+    }
+    return rows_.lines.get();
+  }
+
+  void finish(const Product &p, int64_t panel, int64_t row, int64_t count, const float *sums) {
+    const int64_t column = panel * kColumns;
+    for (int64_t r = 0; r < count; ++r) {
+      const Floats low = load(sums + r * kColumns), high = load(sums + r * kColumns + 16);
+      const int64_t target = p.targets ? p.targets[row + r] : row + r;
+      float *to = p.to + target * p.to_stride;
+      switch (p.ending) {
+        case kStore:
+          store(to + column, low);
+          store(to + column + 16, high);
+          break;
+        case kAdd: {
+          const float *add = p.add + target * p.to_stride + column;
+          store(to + column, load(add) + low * p.scale);
+          store(to + column + 16, load(add + 16) + high * p.scale);
+          break;
+        }
+        case kGate:
+          store(to + column / 2, gated(p.activation, low, high));
+          break;
+        case kActivate:
+          store(to + column, activate(p.activation, low));
+          store(to + column + 16, activate(p.activation, high));
+          break;
+        case kLogits:
+          store_logits(p, to, column, low);
+          store_logits(p, to, column + 16, high);
+      }
+    }
+  }
+
+  // The row of logits has no padding: what lies past it is another row's.
+  static void store_logits(const Product &p, float *to, int64_t column, Floats sums) {
+    const Floats logits = softcapped(sums * p.scale, p.softcap);
+    if (column + 16 <= p.width) {
+      store(to + column, logits);
+    } else if (column < p.width) {
+      float lanes[16];
+      store(lanes, logits);
+      std::memcpy(to + column, lanes, (p.width - column) * sizeof(float));
+    }
+  }
+
+  Worker &worker_;
+  const Late late_;
+  PreparedRows &rows_;
+  std::vector<Chunk> &chunks_;
+};

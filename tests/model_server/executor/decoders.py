@@ -1,0 +1,146 @@
+"""Small decoders of many families with their recipes, and sequences that live in blocks.
+
+The sizes are such as the native forward serves; every parameter is random, since norms of one and
+biases of zero would hide a forgotten one.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from model_server.engine.step import SequenceStep, StepInputs
+from model_server.executor.dense_cpu import DenseCpu
+from model_server.recipe.reader import read
+from model_server.recipe.recipe import Recipe
+from model_server.recipe.recording import native_logits
+from model_server.recipe.rotary import angles_of
+from model_server.recipe.small import randomise
+from tests.model_server.recipe.families import FAMILIES, config
+
+NUM_BLOCKS = 400
+VOCAB_SIZE = 130
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoder:
+    """A model of transformers, and what an executor needs of it."""
+
+    model: Any
+    recipe: Recipe
+    parameters: Mapping[str, Tensor]
+    tables: tuple[tuple[Tensor, Tensor], ...]
+
+    def native(self, token_ids: Tensor) -> Tensor:
+        """[num_tokens, vocab_size] of one sequence, by transformers."""
+        with torch.inference_mode():
+            return native_logits(self.model, token_ids).float()
+
+    def executor(
+        self,
+        dtype: torch.dtype,
+        num_threads: int = 2,
+        *,
+        quantize: str | None = None,
+        release: Callable[[str], None] = lambda name: None,
+    ) -> DenseCpu:
+        """An executor with a pool."""
+        executor = DenseCpu(
+            self.recipe,
+            self.parameters,
+            self.tables,
+            dtype=dtype,
+            num_threads=num_threads,
+            quantize=quantize,
+            release=release,
+        )
+        executor.allocate(NUM_BLOCKS + 1)
+        return executor
+
+
+@cache
+def decoder(family: str, **changes: Any) -> Decoder:
+    """A family of tests/model_server/recipe, six layers deep and 256 wide unless changed."""
+    kind, own = FAMILIES[family]
+    settings = config(kind, **{"hidden_size": 256, **own, **changes})
+    for name, value in list(vars(settings).items()):
+        if "eps" in name.split("_") and isinstance(value, float):
+            setattr(settings, name, 0.033)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(
+        settings, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    randomise(model, seed=0)
+    recipe = read(model)
+    randomise(model, seed=1)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    positions = torch.arange(settings.max_position_embeddings)
+    tables = tuple(angles(positions) for angles in angles_of(recipe, model))
+    return Decoder(model, recipe, parameters, tables)
+
+
+def random_tokens(num_tokens: int, seed: int = 3) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB_SIZE, (num_tokens,), generator=generator)
+
+
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """Root mean square of the difference, over the spread of what is expected."""
+    return float((actual - expected).square().mean().sqrt() / expected.std())
+
+
+@dataclass(slots=True)
+class Held:
+    """One sequence in the pool of an executor."""
+
+    token_ids: list[int]
+    block_ids: list[int]
+    computed_len: int = 0
+
+    def next_step(self, num_tokens: int) -> SequenceStep:
+        """The next tokens, with logits for all of them."""
+        first = self.computed_len
+        self.computed_len += num_tokens
+        token_ids = self.token_ids[first : self.computed_len]
+        return SequenceStep(token_ids, first, self.block_ids, num_tokens)
+
+
+@dataclass(slots=True)
+class Pool:
+    """Hands out the blocks of an executor's pool, in random order."""
+
+    executor: DenseCpu
+    rng: random.Random = field(default_factory=lambda: random.Random(5))
+    free: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.free = self.rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
+
+    def sequence(self, token_ids: Sequence[int] | Tensor) -> Held:
+        """A sequence of which nothing is computed."""
+        token_ids = [int(token) for token in token_ids]
+        return Held(token_ids, [self.free.pop() for _ in range(-(-len(token_ids) // 16))])
+
+    def other(self, length: int, computed_len: int = 0) -> Held:
+        """A batch mate of random tokens, of which so many are computed."""
+        mate = self.sequence([self.rng.randrange(VOCAB_SIZE) for _ in range(length)])
+        if computed_len:
+            self.run([(mate, computed_len)])
+        return mate
+
+    def run(self, parts: Sequence[tuple[Held, int]]) -> tuple[Tensor, ...]:
+        """One step: so many tokens of each sequence; their logits, sequence by sequence."""
+        counts = [count for _, count in parts]
+        inputs = StepInputs.build(
+            [sequence.next_step(count) for sequence, count in parts],
+            block_size=self.executor.block_size,
+            scratch_block_id=NUM_BLOCKS,
+            device=torch.device("cpu"),
+            min_tokens=self.executor.min_step_tokens,
+        )
+        return self.executor.forward(inputs).split(counts)

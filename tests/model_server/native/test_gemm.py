@@ -1,0 +1,117 @@
+"""Products with packed matrices, for every instruction set that this CPU has."""
+
+import ctypes
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.model_server.native.packed_matrix import (
+    FORMATS,
+    INSTRUCTION_SETS,
+    PackedMatrix,
+    load_libraries,
+)
+from tests.native.compiler import needs_compiler
+
+pytestmark = needs_compiler
+
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
+# Outputs and row lengths: whole panels and words, and such as fill neither.
+SHAPES = [(64, 64), (37, 131), (96, 258), (33, 1)]
+# Errors relative to the largest output: of sums in float32, and of 8 bits on both sides.
+TOLERANCES = {"f32": 2e-6, "bf16": 2e-6, "int8": 2e-2}
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    return load_libraries(tmp_path_factory.mktemp("gemm"))
+
+
+def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_are_those_of_float64(
+    libraries: dict[str, ctypes.CDLL], name: str, format: str, shape: tuple[int, int]
+) -> None:
+    n, k = shape
+    weights, rows, bias = normal(n, k, dtype=TYPES[format]), normal(40, k), normal(n)
+    rows = rows.to(TYPES[format])
+    matrix = PackedMatrix(libraries[name], weights, format, bias=bias)
+    expected = rows.double() @ weights.double().T + bias.double()
+    error = (matrix.times(rows, interleaved=True) - expected).abs().max()
+    assert error <= TOLERANCES[format] * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_row_has_the_same_bits_whatever_rows_surround_it(
+    libraries: dict[str, ctypes.CDLL], name: str, format: str
+) -> None:
+    rows = normal(40, 258, dtype=TYPES[format])
+    matrix = PackedMatrix(libraries[name], normal(96, 258, dtype=TYPES[format]), format)
+    alone = torch.cat([matrix.times(row[None], interleaved=False) for row in rows])
+    for num_rows in range(1, len(rows) + 1):
+        for first in {0, len(rows) - num_rows}:
+            part = slice(first, first + num_rows)
+            for interleaved in (False, True):
+                found = matrix.times(rows[part], interleaved=interleaved)
+                assert torch.equal(found, alone[part]), (num_rows, first, interleaved)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_add_up_without_an_error(
+    libraries: dict[str, ctypes.CDLL], name: str, dtype: torch.dtype
+) -> None:
+    # With 127 for the largest the scales are 1, and the extremes would saturate 16 bits.
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.randint(-127, 128, (70, 515), generator=generator)
+    rows = torch.randint(-127, 128, (13, 515), generator=generator)
+    weights[:, 0], rows[:, 0], weights[5], rows[2], rows[3] = 127, 127, 127, 127, -127
+    matrix = PackedMatrix(libraries[name], weights.to(dtype), "int8")
+    assert torch.equal(matrix.sums[:70].long(), weights.sum(1))
+    for interleaved in (False, True):
+        found = matrix.times(rows.to(dtype), interleaved=interleaved)
+        assert torch.equal(found.long(), rows @ weights.T)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_a_row_with_nan_is_nan_in_bytes_too_and_leaves_its_neighbours_alone(
+    libraries: dict[str, ctypes.CDLL], name: str
+) -> None:
+    rows = normal(3, 64)
+    rows[1, 7] = math.nan
+    found = PackedMatrix(libraries[name], normal(32, 64), "int8").times(rows, interleaved=True)
+    assert found.isnan().all(dim=1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_outputs_come_in_the_order_asked_for_and_absent_ones_are_zero(
+    libraries: dict[str, ctypes.CDLL], name: str, format: str
+) -> None:
+    weights, rows = normal(40, 64, dtype=TYPES[format]), normal(2, 64, dtype=TYPES[format])
+    in_order = PackedMatrix(libraries[name], weights, format).times(rows, interleaved=False)
+    columns = [39, None, *range(0, 40, 2), None, *range(1, 39, 2)]
+    found = PackedMatrix(libraries[name], weights, format, columns=columns)
+    expected = torch.stack(
+        [in_order[:, c] if c is not None else torch.zeros(2) for c in columns], dim=1
+    )
+    assert torch.equal(found.times(rows, interleaved=False), expected)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_instruction_sets_that_sum_alike_agree_to_the_bit(
+    libraries: dict[str, ctypes.CDLL], format: str
+) -> None:
+    alike = [library for library in libraries.values() if format != "bf16" or library.widens_bf16()]
+    weights, rows = normal(64, 200, dtype=TYPES[format]), normal(7, 200, dtype=TYPES[format])
+    found = [PackedMatrix(each, weights, format).times(rows, interleaved=True) for each in alike]
+    assert all(torch.equal(found[0], each) for each in found[1:])
