@@ -183,6 +183,9 @@ def deployment_of(
     device, attention = (by_flag.get(name, "auto").lower() for name in ("device", "attention"))
     if config.disable_custom_kernels and attention == "auto" and device != "cuda":
         shard_flags.append("--attention=cpu")
+    # It starts beside the shards, and waits while they load.
+    connect_s = f"{config.shard_startup_timeout + router.shard_connect_timeout:g}"
+    router_flags = {**by_flag, "shard_connect_timeout": connect_s}
     deployment = Deployment(
         model_id=models[0] if models else str(BUNDLED_MODEL),
         revision=by_flag.get("revision") or environ.get("REVISION") or None,
@@ -196,7 +199,7 @@ def deployment_of(
         graceful_timeout_s=router.graceful_termination_timeout,
         startup_timeout_s=config.shard_startup_timeout,
         shard_flags=tuple(shard_flags),
-        router_flags=tuple(flags_of(fields(RouterConfig), by_flag)),
+        router_flags=tuple(flags_of(fields(RouterConfig), router_flags)),
         has_tls=router.ssl_certfile is not None,
         json_output=router.json_output,
         secrets={_API_KEY: ",".join(router.api_key)} if router.api_key else {},

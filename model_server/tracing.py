@@ -31,12 +31,16 @@ _CLOSE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """The arguments of a Prefill or Decode; the batches `batch_ids` become the first of them."""
+    """The arguments of a Prefill or Decode; the batches `batch_ids` become the first of them.
+
+    `dropped_ids` left them before the step.
+    """
 
     batch_ids: tuple[int, ...]
     new: tuple[NewSequence, ...]
     updates: Sequence[RunningUpdate]
     metadata: Iterable[tuple[str, str | bytes]] | None = None
+    dropped_ids: Sequence[int] = ()
 
 
 @dataclass(slots=True)
@@ -74,6 +78,9 @@ class StepTracer:
         if not parents and not self._traced:
             return
         now_ns = time.time_ns()
+        for request_id in call.dropped_ids:
+            if request_id in self._traced:
+                self._end(request_id, now_ns)
         for one in call.new:
             if one.request_id in parents:
                 left_len = len(one.token_ids) - one.cached_len

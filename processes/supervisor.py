@@ -1,6 +1,8 @@
-"""Starts the download, the shards and the router, in this order, and watches them to the end.
+"""Starts the download, then the shards and the router, and watches them to the end.
 
-    download -> shards (all ranks at once) -> router -> serving -> drain -> router -> shards
+    download -> shards (all ranks at once) and router -> serving -> drain -> router -> shards
+
+The router, which waits for the shards, imports what it needs while they load.
 
 If one of them dies, everything stops with its last lines and a non-zero code. The first SIGTERM
 or SIGINT drains, the second stops at once. Whatever happens, no child and no socket stays behind.
@@ -47,7 +49,9 @@ class Supervisor:
         try:
             folder = await self._signals.unless_stopped(self._download())
             await self._start_shards()
-            await self._start_router(folder)
+            router = await self._start_router(folder)
+            await self._signals.unless_stopped(self._until_ready(router))
+            await self._signals.unless_stopped(self._until_answering(router))
             self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
             self._print_example()
             await self._signals.unless_stopped(self._until_a_child_ends())
@@ -115,14 +119,13 @@ class Supervisor:
         for rank in range(plan.num_shard):
             argv, environ = plan.shard_argv(), plan.shard_environ(rank, self._environ)
             self._shards.append(await Child.start(f"shard {rank}", argv, environ, self._console))
-        await self._signals.unless_stopped(self._until_ready())
 
-    async def _until_ready(self) -> None:
+    async def _until_ready(self, router: Child) -> None:
         shards, limit_s = self._shards, self._deployment.startup_timeout_s
         started_s = reported_s = time.monotonic()
         sockets = [Path(f"{self._deployment.uds_path}-{rank}") for rank in range(len(shards))]
         while waiting := [rank for rank, path in enumerate(sockets) if not socket_listens(path)]:
-            self._raise_if_dead(shards)
+            self._raise_if_dead([*shards, router])
             now_s = time.monotonic()
             if now_s - started_s > limit_s:
                 stuck = shards[waiting[0]]
@@ -137,11 +140,11 @@ class Supervisor:
                 self._console.say(f"waiting for {names} ({now_s - started_s:.0f} s)")
             await asyncio.sleep(_POLL_S)
 
-    async def _start_router(self, folder: Path) -> None:
+    async def _start_router(self, folder: Path) -> Child:
         environ = self._deployment.router_environ(self._environ)
         argv = self._deployment.router_argv(folder)
         self._router = await Child.start("router", argv, environ, self._console)
-        await self._signals.unless_stopped(self._until_answering(self._router))
+        return self._router
 
     async def _until_answering(self, router: Child) -> None:
         plan = self._deployment

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from constraints.spec import ConstraintSpec
 from constraints.translation import Translation
@@ -142,8 +143,9 @@ class RunningUpdate:
     """What changes for a sequence that the shard holds.
 
     `block_ids` are appended to its block table. `chunk_len` None: one token if it decodes, none
-    while its prompt is being computed; after forced tokens it must be set, since there is more than
-    one to compute. 0: it sits this step out. The shard skips a request that just ended.
+    while its prompt is being computed. 0: it sits this step out. For a request with a constraint
+    that decodes it is the most, since the last step may have forced any number of tokens; without
+    it the step computes one of them. The shard skips a request that just ended.
     """
 
     request_id: int
@@ -155,9 +157,10 @@ class RunningUpdate:
 class Batch:
     """One step.
 
-    `dropped` leaves `kept` of the running batch before the step (FilterBatch; ClearCache when
-    nothing is kept). `running_ids` are the requests that the shard holds and that stay.
-    `num_tokens` counts all tokens computed, `num_decode_tokens` those of requests that decode.
+    `dropped_ids` leave the running batch before the step. `running_ids` are the requests that the
+    shard holds and that stay, if they have not ended in a step that is not answered yet.
+    `num_tokens` counts all tokens that may be computed, `num_decode_tokens` those of requests that
+    decode.
     """
 
     step_id: int
@@ -179,16 +182,15 @@ class Batch:
         return bool(self.new)
 
 
-@dataclass(frozen=True, slots=True)
-class TopToken:
+# Tuples, because every step makes dozens.
+class TopToken(NamedTuple):
     """An alternative to a chosen token."""
 
     token_id: int
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
-class SampledToken:
+class SampledToken(NamedTuple):
     """A chosen token."""
 
     token_id: int
@@ -196,8 +198,7 @@ class SampledToken:
     top_tokens: tuple[TopToken, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(NamedTuple):
     """What a step brought for one request.
 
     The last `num_forced` tokens were not sampled: the constraint left no choice.
@@ -241,13 +242,19 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a shard loaded. `window_len`: smallest sliding window of any layer; None: no window."""
+    """What a shard loaded.
+
+    executor:        what computes the steps: its name, and its instructions or attention
+    window_len:      smallest sliding window of any layer; None: no window
+    is_invariant:    whether a request gets the same tokens whatever else is computed beside it
+    fallback_reason: why the model runs in its own class and not by a recipe; None: it does not
+    """
 
     model_id: str
     model_type: str
     dtype: str
     device_type: str
-    attention_backend: str
+    executor: str
     block_size: int
     vocab_size: int
     max_position_embeddings: int
@@ -255,6 +262,8 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     world_size: int
     rank: int
+    is_invariant: bool = False
+    fallback_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

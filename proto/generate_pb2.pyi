@@ -160,7 +160,7 @@ class InfoResponse(_message.Message):
     MODEL_TYPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     DEVICE_TYPE_FIELD_NUMBER: _builtins.int
-    ATTENTION_BACKEND_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     MAX_POSITION_EMBEDDINGS_FIELD_NUMBER: _builtins.int
@@ -168,11 +168,14 @@ class InfoResponse(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
+    IS_INVARIANT_FIELD_NUMBER: _builtins.int
+    FALLBACK_REASON_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_type: _builtins.str
     dtype: _builtins.str
     device_type: _builtins.str
-    attention_backend: _builtins.str
+    executor: _builtins.str
+    """What computes the steps: the executor and its instructions or attention."""
     block_size: _builtins.int
     vocab_size: _builtins.int
     max_position_embeddings: _builtins.int
@@ -180,6 +183,10 @@ class InfoResponse(_message.Message):
     """Smallest sliding window of any layer. Absent: every layer attends to everything."""
     world_size: _builtins.int
     rank: _builtins.int
+    is_invariant: _builtins.bool
+    """Whether a request gets the same tokens whatever else is computed beside it."""
+    fallback_reason: _builtins.str
+    """Why the model runs in its own class, slower, and not by a recipe. Absent: it does not."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -189,7 +196,7 @@ class InfoResponse(_message.Message):
         model_type: _builtins.str = ...,
         dtype: _builtins.str = ...,
         device_type: _builtins.str = ...,
-        attention_backend: _builtins.str = ...,
+        executor: _builtins.str = ...,
         block_size: _builtins.int = ...,
         vocab_size: _builtins.int = ...,
         max_position_embeddings: _builtins.int = ...,
@@ -197,13 +204,20 @@ class InfoResponse(_message.Message):
         eos_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         world_size: _builtins.int = ...,
         rank: _builtins.int = ...,
+        is_invariant: _builtins.bool = ...,
+        fallback_reason: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_window_len", b"_window_len", "window_len", b"window_len"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_window_len", b"_window_len", "fallback_reason", b"fallback_reason", "window_len", b"window_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_window_len", b"_window_len", "attention_backend", b"attention_backend", "block_size", b"block_size", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "rank", b"rank", "vocab_size", b"vocab_size", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_window_len", b"_window_len", "block_size", b"block_size", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "rank", b"rank", "vocab_size", b"vocab_size", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fallback_reason: _TypeAlias = _typing.Literal["fallback_reason"]  # noqa: Y015
+    _WhichOneofArgType__fallback_reason: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason"]  # noqa: Y015
     _WhichOneofReturnType__window_len: _TypeAlias = _typing.Literal["window_len"]  # noqa: Y015
     _WhichOneofArgType__window_len: _TypeAlias = _typing.Literal["_window_len", b"_window_len"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fallback_reason) -> _WhichOneofReturnType__fallback_reason | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__window_len) -> _WhichOneofReturnType__window_len | None: ...
 
 Global___InfoResponse: _TypeAlias = InfoResponse  # noqa: Y015
@@ -737,7 +751,9 @@ class RunningUpdate(_message.Message):
     request_id: _builtins.int
     chunk_len: _builtins.int
     """Tokens to compute in this step. Absent: one for a request that decodes; a request whose
-    prompt is still being computed sits the step out. 0: sits the step out.
+    prompt is still being computed sits the step out. 0: sits the step out. For a request with a
+    constraint that decodes, the most: how many tokens were forced, and are now to be computed, the
+    shard may know before the router does.
     """
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -785,21 +801,37 @@ Global___CachedBatch: _TypeAlias = CachedBatch  # noqa: Y015
 
 @_typing.final
 class PrefillRequest(_message.Message):
+    """Steps may be sent before those before them are answered. A shard runs them one after the other, so
+    that one begins with the tokens that the one before it sampled. What ended leaves its batch by
+    itself: a later step that was sent before this was known may still name it, and passes over it.
+    So the last batch that a step emptied counts as held until the next step of another one.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     CACHED_BATCH_ID_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
+    DROPPED_IDS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     cached_batch_id: _builtins.int
     """A batch that the shard holds; its requests take part in the step as in Decode, and the
     result keeps its id.
     """
+    step: _builtins.int
+    """The step's place in its epoch, from 1 on: steps run in this order, whatever order they arrive
+    in, and none runs after one that failed. Absent: it runs when it arrives.
+    """
     @_builtins.property
     def batch(self) -> Global___Batch: ...
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningUpdate]: ...
+    @_builtins.property
+    def dropped_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests that leave their batches before the step; those that have ended are passed over."""
+
     def __init__(
         self,
         *,
@@ -807,14 +839,21 @@ class PrefillRequest(_message.Message):
         batch: Global___Batch | None = ...,
         cached_batch_id: _builtins.int | None = ...,
         updates: _abc.Iterable[Global___RunningUpdate] | None = ...,
+        dropped_ids: _abc.Iterable[_builtins.int] | None = ...,
+        step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id", "batch", b"batch", "cached_batch_id", b"cached_batch_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id", "_step", b"_step", "batch", b"batch", "cached_batch_id", b"cached_batch_id", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id", "batch", b"batch", "cached_batch_id", b"cached_batch_id", "epoch", b"epoch", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id", "_step", b"_step", "batch", b"batch", "cached_batch_id", b"cached_batch_id", "dropped_ids", b"dropped_ids", "epoch", b"epoch", "step", b"step", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cached_batch_id: _TypeAlias = _typing.Literal["cached_batch_id"]  # noqa: Y015
     _WhichOneofArgType__cached_batch_id: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id"]  # noqa: Y015
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_batch_id) -> _WhichOneofReturnType__cached_batch_id | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
 
@@ -825,23 +864,34 @@ class DecodeRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     BATCH_IDS_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
+    DROPPED_IDS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    step: _builtins.int
     @_builtins.property
     def batch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningUpdate]: ...
+    @_builtins.property
+    def dropped_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As in PrefillRequest."""
+
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         batch_ids: _abc.Iterable[_builtins.int] | None = ...,
         updates: _abc.Iterable[Global___RunningUpdate] | None = ...,
+        dropped_ids: _abc.Iterable[_builtins.int] | None = ...,
+        step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_ids", b"batch_ids", "epoch", b"epoch", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "batch_ids", b"batch_ids", "dropped_ids", b"dropped_ids", "epoch", b"epoch", "step", b"step", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
 
 Global___DecodeRequest: _TypeAlias = DecodeRequest  # noqa: Y015
 

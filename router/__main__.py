@@ -225,9 +225,9 @@ def _wire(
 ) -> _Router:
     limits = limits_of(config, info, pool)
     _logger.info(
-        "%s (%s, %s on %s, attention %s): %d KV blocks of %d tokens, prompts up to %d tokens, "
+        "%s (%s, %s on %s, %s): %d KV blocks of %d tokens, prompts up to %d tokens, "
         "prompt and answer up to %d",
-        *(info.model_id, info.model_type, info.dtype, info.device_type, info.attention_backend),
+        *(info.model_id, info.model_type, info.dtype, info.device_type, info.executor),
         *(pool.num_blocks, pool.block_size, limits.max_input_len, limits.max_total_len),
     )
     metrics = Metrics(

@@ -105,6 +105,10 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self.violations: list[str] = []
         self.calls: list[tuple[str, Any]] = []
         self.epoch = 0
+        # The next step of the epoch, and a batch whose last request ended in the last one.
+        self._next_step = 1
+        self._ended_id: int | None = None
+        self._turns = asyncio.Condition()
         self.batches: dict[int, dict[int, Row]] = {}
         self._kv = SimulatedKv(num_blocks, block_size)
         self._server: grpc.aio.Server | None = None
@@ -143,7 +147,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             model_type="fake",
             dtype="float32",
             device_type="cpu",
-            attention_backend="none",
+            executor="none",
             block_size=self.block_size,
             vocab_size=self.vocab_size,
             max_position_embeddings=self.max_total_len,
@@ -170,29 +174,21 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         )
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
-        await self._enter("Prefill", request, context)
-        await self._require_epoch(request, context)
-        cached_id = request.cached_batch_id if request.HasField("cached_batch_id") else None
-        if cached_id is not None and cached_id not in self.batches:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {cached_id}")
-        rows = self.batches.pop(cached_id) if cached_id is not None else {}
-        batch_id = cached_id if cached_id is not None else request.batch.id
-        chunks = self._chunks(rows, request.updates)
-        for new in request.batch.requests:
-            rows[new.id] = Row(new, list(new.token_ids), list(new.block_ids), new.cached_len)
-            chunks[new.id] = new.chunk_len
-        return await self._step(batch_id, rows, chunks, context)
+        async with self._turn("Prefill", request, context):
+            cached_id = request.cached_batch_id if request.HasField("cached_batch_id") else None
+            rows = await self._rows(() if cached_id is None else (cached_id,), request, context)
+            batch_id = cached_id if cached_id is not None else request.batch.id
+            chunks = self._chunks(rows, request.updates)
+            for new in request.batch.requests:
+                rows[new.id] = Row(new, list(new.token_ids), list(new.block_ids), new.cached_len)
+                chunks[new.id] = new.chunk_len
+            return await self._step(batch_id, rows, chunks, context)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
-        await self._enter("Decode", request, context)
-        await self._require_epoch(request, context)
-        rows: dict[int, Row] = {}
-        for batch_id in request.batch_ids:
-            if batch_id not in self.batches:
-                await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {batch_id}")
-            rows |= self.batches.pop(batch_id)
-        chunks = self._chunks(rows, request.updates)
-        return await self._step(request.batch_ids[0], rows, chunks, context)
+        async with self._turn("Decode", request, context):
+            rows = await self._rows(request.batch_ids, request, context)
+            chunks = self._chunks(rows, request.updates)
+            return await self._step(request.batch_ids[0], rows, chunks, context)
 
     async def FilterBatch(
         self, request: pb.FilterBatchRequest, context: Context
@@ -238,12 +234,44 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
                     f"epoch {request.epoch} is over: epoch {self.epoch} has begun",
                 )
             self.epoch = request.epoch
+            self._next_step, self._ended_id = 1, None
             self.batches.clear()
             self._kv.clear()
         return pb.ClearCacheResponse(epoch=self._epoch_out())
 
+    @asynccontextmanager
+    async def _turn(
+        self, method: str, request: pb.PrefillRequest | pb.DecodeRequest, context: Context
+    ) -> AsyncIterator[None]:
+        """The time of a step: after those before it, and before all others."""
+        self.calls.append((method, request))
+        async with self._turns:
+            await self._turns.wait_for(lambda: request.step <= self._next_step)
+            await self._fail(method, context)
+            await self._require_epoch(request, context)
+            yield
+            self._next_step = request.step + 1
+            self._turns.notify_all()
+
+    async def _rows(
+        self,
+        batch_ids: Iterable[int],
+        request: pb.PrefillRequest | pb.DecodeRequest,
+        context: Context,
+    ) -> dict[int, Row]:
+        """What runs in these batches and is not dropped."""
+        rows: dict[int, Row] = {}
+        for batch_id in batch_ids:
+            if batch_id not in self.batches and batch_id != self._ended_id:
+                await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {batch_id}")
+            rows |= self.batches.pop(batch_id, {})
+        return {key: row for key, row in rows.items() if key not in request.dropped_ids}
+
     async def _enter(self, method: str, request: Any, context: Context) -> None:
         self.calls.append((method, request))
+        await self._fail(method, context)
+
+    async def _fail(self, method: str, context: Context) -> None:
         if method in self.faults.hangs:
             await asyncio.Event().wait()
         if self.faults.fails and self.faults.fails[0][0] == method:
@@ -267,7 +295,10 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             if update.request_id in rows:
                 rows[update.request_id].block_ids += update.block_ids
                 if update.HasField("chunk_len"):
-                    chunks[update.request_id] = update.chunk_len
+                    row, chunk_len = rows[update.request_id], update.chunk_len
+                    if row.decodes and row.request.HasField("constraint"):
+                        chunk_len = min(chunk_len, len(row.token_ids) - row.computed_len)
+                    chunks[update.request_id] = chunk_len
         return chunks
 
     async def _step(
@@ -291,6 +322,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         answer.total_ns = 4000
         if self.rank == 0:
             answer.generations.extend(generations)
+        self._ended_id = None if rows else batch_id
         if rows:
             self.batches[batch_id] = rows
             answer.batch.id = batch_id

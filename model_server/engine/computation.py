@@ -5,7 +5,9 @@ It reads the plans of a step and changes no sequence.
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -55,6 +57,11 @@ class Computed:
     forward_ns: int = 0
     sample_ns: int = 0
     mask_wait_ns: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but tokens came of it: no scores, errors, forced tokens or late rows."""
+        return not (self.scores or self.errors or self.advances or self.late)
 
     @property
     def refused(self) -> frozenset[int]:
@@ -108,11 +115,40 @@ NOTHING = Computed()
 _NO_TOKEN = Drawn((0,))
 
 
-class Computation:
-    """Computes steps. `sampler` and `guides` exist on rank 0 alone."""
+class Computation(Protocol):
+    """Computes steps of chunks, in the order in which `inputs` has them.
+
+    Raises OutOfMemory when this rank is alone, and goes on. Where there are others, whatever goes
+    wrong raises RanksDiverged: they wait in collectives that this rank will not enter.
+    """
+
+    def run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed: ...
+
+
+class Follower:
+    """A rank that computes its part of the forward, and takes the tokens that rank 0 chose."""
+
+    def __init__(self, model: PagedModel, world: World) -> None:
+        self._model = model
+        self._world = world
+
+    def run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
+        """As `Computation`; without rows, scores and reasons."""
+        num_answers = sum([chunk.num_logits > 0 for chunk in chunks])
+        with _translated_errors(self._world, inputs):
+            started_ns = time.perf_counter_ns()
+            self._model.forward(inputs)
+            forwarded_ns = time.perf_counter_ns()
+            drawn = self._world.broadcast_drawn(None, num_answers) if num_answers else ()
+        times_ns = forwarded_ns - started_ns, time.perf_counter_ns() - forwarded_ns
+        return Computed(drawn, forward_ns=times_ns[0], sample_ns=times_ns[1])
+
+
+class FirstRank:
+    """Rank 0: masks, samples, and tells the others. Without `guides` no row has a mask."""
 
     def __init__(
-        self, model: PagedModel, sampler: Sampler | None, guides: MaskScheduler | None, world: World
+        self, model: PagedModel, sampler: Sampler, guides: MaskScheduler | None, world: World
     ) -> None:
         self._model = model
         self._sampler = sampler
@@ -120,63 +156,56 @@ class Computation:
         self._world = world
 
     def run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
-        """One step of these chunks, in the order in which `inputs` has them.
-
-        Raises OutOfMemory when this rank is alone, and goes on. Where there are others, whatever
-        goes wrong raises RanksDiverged: they wait in collectives that this rank will not enter.
-        """
-        try:
-            return self._run(inputs, chunks)
-        except RanksDiverged:
-            raise
-        except Exception as error:
-            if self._world.world_size > 1:
-                raise RanksDiverged(
-                    f"rank {self._world.rank} failed in a step that the others are in:"
-                    f" {type(error).__name__}: {error}"
-                ) from error
-            if memory.is_exhausted(error):
-                raise OutOfMemory(
-                    f"a step of {inputs.num_tokens} tokens does not fit: {error}"
-                ) from error
-            raise
-
-    def _run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
+        """As `Computation`."""
         answering = [chunk for chunk in chunks if chunk.num_logits]
-        rows: SampledRows | None = None
+        with _translated_errors(self._world, inputs):
+            try:
+                computed = self._compute(inputs, chunks)
+            except Exception as error:
+                if answering:
+                    self._abandon(len(answering), error)
+                raise
+            if not answering:
+                return computed
+            began_ns = time.perf_counter_ns()
+            drawn = self._world.broadcast_drawn(_choose(answering, computed), len(answering))
+            sample_ns = computed.sample_ns + time.perf_counter_ns() - began_ns
+            return replace(computed, drawn=drawn, sample_ns=sample_ns)
+
+    def _compute(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
+        """All but what the ranks agree on."""
+        guides = self._guides
+        sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
+        if guides is not None:
+            guides.begin(sampling)
+        started_ns = time.perf_counter_ns()
+        logits = self._model.forward(inputs)
+        forwarded_ns = time.perf_counter_ns()
+        scores = score_prompts(logits, chunks)
+        errors = failed_scores(scores)
+        late: frozenset[int] = frozenset()
         masks: StepMasks | None = None
         advances: Mapping[int, Advance] = {}
-        scores: StepScores = {}
-        sampling: list[int] = []
-        late: frozenset[int] = frozenset()
-        try:
-            if self._sampler is not None:
-                sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
-            if self._guides is not None:
-                self._guides.begin(sampling)
-            started_ns = time.perf_counter_ns()
-            logits = self._model.forward(inputs)
-            forward_end_ns = time.perf_counter_ns()
-            if self._sampler is not None:
-                scores = score_prompts(logits, chunks)
-                if self._guides is not None:
-                    late = self._guides.wait(sampling)
-                    sampling = [each for each in sampling if each not in late]
-                    masks = self._guides.join(sampling)
-                rows = self._sample(self._sampler, logits, chunks, sampling, masks)
-                if rows is not None and masks is not None and self._guides is not None:
-                    advances = self._advance(self._sampler, self._guides, sampling, rows, masks)
-        except Exception as error:
-            if self._world.is_first and answering:
-                self._abandon(len(answering), error)
-            raise
-        mask_wait_ns = self._guides.waited_ns if self._guides is not None else 0
-        errors = _errors(sampling, rows, masks, scores)
-        drawn = self._agree(answering, rows, advances, errors, late)
-        end_ns = time.perf_counter_ns()
+        if guides is not None:
+            late = guides.wait(sampling)
+            sampling = [each for each in sampling if each not in late] if late else sampling
+            masks = guides.join(sampling)
+        rows = self._sample(logits, chunks, sampling, masks)
+        if rows is not None and rows.errors:
+            errors |= {sampling[row]: reason for row, reason in rows.errors.items()}
+        if guides is not None and rows is not None and masks is not None:
+            advances = self._advance(guides, sampling, rows, masks)
+            errors |= masks.errors()
         return Computed(
-            *(drawn, rows, masks, advances, scores, errors, late),
-            *(forward_end_ns - started_ns, end_ns - forward_end_ns, mask_wait_ns),
+            rows=rows,
+            masks=masks,
+            advances=advances,
+            scores=scores,
+            errors=errors,
+            late=late,
+            forward_ns=forwarded_ns - started_ns,
+            sample_ns=time.perf_counter_ns() - forwarded_ns,
+            mask_wait_ns=0 if guides is None else guides.waited_ns,
         )
 
     def _abandon(self, num_rows: int, cause: Exception) -> None:
@@ -187,7 +216,6 @@ class Computation:
 
     def _sample(
         self,
-        sampler: Sampler,
         logits: Tensor,
         chunks: Sequence[PlannedChunk],
         sampling: Sequence[int],
@@ -202,11 +230,10 @@ class Computation:
             sampled = frozenset(sampling)
             is_sampling = [chunk.sequence.request_id in sampled for chunk in chunks]
             logits = logits[ends[torch.tensor(is_sampling)].to(logits.device)]
-        return sampler.sample(sampling, logits, masks)
+        return self._sampler.sample(sampling, logits, masks)
 
     def _advance(
         self,
-        sampler: Sampler,
         guides: MaskScheduler,
         sampling: Sequence[int],
         rows: SampledRows,
@@ -221,36 +248,47 @@ class Computation:
         advances = guides.advance(masks, drawn)
         for request_id, advance in advances.items():
             if advance.forced:
-                sampler.extend(request_id, advance.forced)
+                self._sampler.extend(request_id, advance.forced)
         return advances
 
-    def _agree(
-        self,
-        answering: Sequence[PlannedChunk],
-        rows: SampledRows | None,
-        advances: Mapping[int, Advance],
-        errors: Mapping[int, str],
-        late: frozenset[int],
-    ) -> tuple[Drawn, ...]:
-        """The result of each chunk with logits, the same on every rank."""
-        if not answering:
-            return ()
-        chosen: list[Drawn] | None = None
-        if self._sampler is not None:
-            token_ids = iter(() if rows is None else rows.token_ids)
-            chosen = [_chosen(chunk, token_ids, late) for chunk in answering]
-            if errors or advances:
-                for place, chunk in enumerate(answering):
-                    request_id = chunk.sequence.request_id
-                    if request_id in errors:
-                        chosen[place] = FAILED
-                    elif request_id in advances:
-                        advance = advances[request_id]
-                        tokens = chosen[place].token_ids + advance.forced
-                        chosen[place] = Drawn(tokens, advance.is_over)
-        if self._world.world_size == 1:
-            return tuple(chosen or ())
-        return self._world.broadcast_drawn(chosen, len(answering))
+
+@contextmanager
+def _translated_errors(world: World, inputs: StepInputs) -> Iterator[None]:
+    """What goes wrong in a step, as `Computation` says."""
+    try:
+        yield
+    except RanksDiverged:
+        raise
+    except Exception as error:
+        if world.world_size > 1:
+            raise RanksDiverged(
+                f"rank {world.rank} failed in a step that the others are in:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+        if memory.is_exhausted(error):
+            raise OutOfMemory(
+                f"a step of {inputs.num_tokens} tokens does not fit: {error}"
+            ) from error
+        raise
+
+
+def _choose(answering: Sequence[PlannedChunk], computed: Computed) -> list[Drawn]:
+    """The result of each chunk with logits."""
+    token_ids = iter(() if computed.rows is None else computed.rows.token_ids)
+    # For nearly every step; the same is said below of each chunk by itself.
+    if computed.is_plain and all(chunk.samples for chunk in answering):
+        return [Drawn((token_id,)) for token_id in token_ids]
+    chosen = [_chosen(chunk, token_ids, computed.late) for chunk in answering]
+    errors, advances = computed.errors, computed.advances
+    if errors or advances:
+        for place, chunk in enumerate(answering):
+            request_id = chunk.sequence.request_id
+            if request_id in errors:
+                chosen[place] = FAILED
+            elif request_id in advances:
+                advance = advances[request_id]
+                chosen[place] = Drawn(chosen[place].token_ids + advance.forced, advance.is_over)
+    return chosen
 
 
 def _chosen(chunk: PlannedChunk, token_ids: Iterator[int], late: frozenset[int]) -> Drawn:
@@ -258,17 +296,3 @@ def _chosen(chunk: PlannedChunk, token_ids: Iterator[int], late: frozenset[int])
     if chunk.sequence.request_id in late:
         return LATE
     return Drawn((next(token_ids),)) if chunk.samples else _NO_TOKEN
-
-
-def _errors(
-    sampling: Sequence[int],
-    rows: SampledRows | None,
-    masks: StepMasks | None,
-    scores: StepScores,
-) -> dict[int, str]:
-    errors = failed_scores(scores)
-    if rows is not None and rows.errors:
-        errors |= {sampling[row]: reason for row, reason in rows.errors.items()}
-    if masks is not None:
-        errors |= masks.errors()
-    return errors

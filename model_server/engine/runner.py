@@ -15,11 +15,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from model_server.engine import memory
-from model_server.engine.computation import NOTHING, Computation, Computed
+from model_server.engine.computation import (
+    NOTHING,
+    Computation,
+    Computed,
+    FirstRank,
+    Follower,
+)
 from model_server.engine.distributed import Drawn, World
 from model_server.engine.sequences import Batches, PlannedChunk, SequenceState, take_scores
 from model_server.engine.step import SequenceStep, StepInputs, StepOutput
-from model_server.engine.threads import ThreadCount
 from model_server.engine.warmup import blocks_that_fit, try_largest_steps
 from model_server.errors import InvalidStep
 from model_server.masking.mask_scheduler import MaskScheduler
@@ -35,8 +40,7 @@ class Runner:
 
     `sampler` and `guides` exist on rank 0 alone; without `guides` constraints are refused.
     `num_blocks` fixes the pool's size; otherwise warm-up measures it, on CUDA within
-    `memory_fraction` of the device. `threads` gets the time of each decode step, and may choose
-    fewer or more threads for the next ones.
+    `memory_fraction` of the device.
     """
 
     def __init__(
@@ -48,20 +52,22 @@ class Runner:
         guides: MaskScheduler | None = None,
         num_blocks: int | None = None,
         memory_fraction: float = 0.9,
-        threads: ThreadCount | None = None,
     ) -> None:
         if (sampler is not None) != world.is_first:
             raise ValueError(f"rank {world.rank} and its sampler contradict each other")
+        self._computation: Computation = (
+            Follower(model, world) if sampler is None else FirstRank(model, sampler, guides, world)
+        )
         self._model = model
         self._sampler = sampler
         self._guides = guides
         self._takes_constraints = guides is not None or not world.is_first
         self._world = world
-        self._computation = Computation(model, sampler, guides, world)
         self._num_blocks = num_blocks
         self._memory_fraction = memory_fraction
-        self._threads = threads
         self._batches = Batches()
+        # A step that was sent before a batch's last sequence ended may still name the batch.
+        self._ended_batch_id: int | None = None
         self._max_total_len: int | None = None
 
     def warmup(
@@ -114,19 +120,20 @@ class Runner:
         new: Sequence[NewSequence],
         cached_batch_id: int | None,
         updates: Sequence[RunningUpdate],
+        dropped_ids: Sequence[int] = (),
     ) -> StepOutput:
         """One step for new sequences and, with `cached_batch_id`, for that batch's as well.
 
         The result is the cached batch, if there is one, otherwise a new batch of id `batch_id`.
-        Raises InvalidStep, UnknownBatch.
+        `dropped_ids` leave the cached batch before the step. Raises InvalidStep, UnknownBatch.
         """
         started_ns = time.perf_counter_ns()
         request_ids = [sequence.request_id for sequence in new]
-        running: Iterable[SequenceState] = ()
+        running: list[SequenceState] = []
         if cached_batch_id is None:
             self._batches.require_new(batch_id, request_ids)
         else:
-            running = self._batches.of(cached_batch_id).values()
+            running = self._running((cached_batch_id,), dropped_ids)
             self._batches.require_new_requests(request_ids)
             batch_id = cached_batch_id
         self._require_servable(new)
@@ -135,21 +142,23 @@ class Runner:
             PlannedChunk.first(SequenceState.of(one), one.chunk_len, (), self._model.block_size)
             for one in new
         ]
-        return self._step(started_ns, (batch_id,), chunks, new)
+        return self._step(started_ns, (batch_id,), chunks, new, dropped_ids)
 
-    def decode(self, batch_ids: Sequence[int], updates: Sequence[RunningUpdate]) -> StepOutput:
-        """One step for these batches, which become one under the first id.
+    def decode(
+        self,
+        batch_ids: Sequence[int],
+        updates: Sequence[RunningUpdate],
+        dropped_ids: Sequence[int] = (),
+    ) -> StepOutput:
+        """One step for these batches without `dropped_ids`; they become one under the first id.
 
         Raises InvalidStep, UnknownBatch.
         """
         started_ns = time.perf_counter_ns()
         if not batch_ids or len(set(batch_ids)) != len(batch_ids):
             raise InvalidStep(f"batches to decode must be named, each once: {list(batch_ids)}")
-        running = [s for batch_id in batch_ids for s in self._batches.of(batch_id).values()]
-        output = self._step(started_ns, batch_ids, self._plan(running, updates), ())
-        if self._threads is not None and output.forward_ns:
-            self._threads.stepped(len(output.generations), output.forward_ns / 1e9)
-        return output
+        running = self._running(batch_ids, dropped_ids)
+        return self._step(started_ns, batch_ids, self._plan(running, updates), (), dropped_ids)
 
     @property
     def is_prepared(self) -> bool:
@@ -177,6 +186,18 @@ class Runner:
             self._batches.of(batch_id)
         for each_id in self._batches.batch_ids() if batch_id is None else (batch_id,):
             self._remove(each_id, self._batches.request_ids(each_id))
+        self._ended_batch_id = None
+
+    def _running(self, batch_ids: Sequence[int], dropped_ids: Sequence[int]) -> list[SequenceState]:
+        """The sequences of these batches that stay in them. Raises UnknownBatch."""
+        dropped = frozenset(dropped_ids)
+        return [
+            sequence
+            for batch_id in batch_ids
+            if batch_id != self._ended_batch_id
+            for sequence in self._batches.of(batch_id).values()
+            if sequence.request_id not in dropped
+        ]
 
     def _plan(
         self, running: Iterable[SequenceState], updates: Sequence[RunningUpdate]
@@ -214,11 +235,15 @@ class Runner:
         batch_ids: Sequence[int],
         chunks: Sequence[PlannedChunk],
         new: Sequence[NewSequence],
+        dropped_ids: Sequence[int],
     ) -> StepOutput:
         """Compute chunks of these batches, which become one; the last chunks are the new ones'."""
         active = [chunk for chunk in chunks if chunk.chunk_len]
         inputs = self._inputs([chunk.step() for chunk in active]) if active else None
         batch_id = batch_ids[0]
+        # The chunks may have blocks of what is dropped: no step before this one writes them later.
+        if dropped_ids:
+            self._drop(batch_ids, frozenset(dropped_ids))
         self._enter(new)
         for chunk in chunks:
             chunk.sequence.block_ids = chunk.block_ids
@@ -228,6 +253,7 @@ class Runner:
         computed = NOTHING if inputs is None else self._computation.run(inputs, active)
         generations = self._apply(batch_id, active, computed)
         request_ids = self._batches.request_ids(batch_id)
+        self._ended_batch_id = None if request_ids else batch_id
         masks = computed.masks
         return StepOutput(
             generations=generations,
@@ -248,6 +274,7 @@ class Runner:
             block_size=model.block_size,
             scratch_block_id=model.scratch_block_id,
             device=model.device,
+            min_tokens=model.min_step_tokens,
         )
 
     def _enter(self, new: Sequence[NewSequence]) -> None:
@@ -288,7 +315,7 @@ class Runner:
         row = 0
         for chunk in chunks:
             sequence, samples = chunk.sequence, chunk.samples
-            scores = take_scores(chunk, computed.scores)
+            scores = take_scores(chunk, computed.scores) if sequence.logprobs.prompt else ()
             sequence.computed_len += chunk.chunk_len
             finish_reason = None
             if chunk.num_logits:
@@ -319,6 +346,11 @@ class Runner:
         sequence.token_ids += drawn.token_ids
         sequence.is_decoding = True
         return sequence.finish_reason(self._model.eos_token_ids, is_over=drawn.is_over)
+
+    def _drop(self, batch_ids: Sequence[int], dropped: frozenset[int]) -> None:
+        for batch_id in batch_ids:
+            held = self._batches.request_ids(batch_id)
+            self._remove(batch_id, [each for each in held if each in dropped])
 
     def _remove(self, batch_id: int, request_ids: Sequence[int]) -> None:
         if request_ids:

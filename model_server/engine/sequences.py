@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -108,17 +108,18 @@ class SequenceState:
         return None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedChunk:
-    """The part of a step that one sequence computes; the sequence has not changed yet.
+class PlannedChunk(NamedTuple):
+    """The part of a step that one sequence computes, planned before the sequence changes.
 
     `block_ids` are those that the sequence will have. `chunk_len` may be 0: it sits the step out.
+    `samples`: the step ends with a new token of the sequence. A tuple, as `SequenceStep` is.
     """
 
     sequence: SequenceState
     chunk_len: int
     block_ids: "array[int]"
     num_logits: int
+    samples: bool
 
     @classmethod
     def of(
@@ -128,6 +129,9 @@ class PlannedChunk:
         chunk_len = update.chunk_len if update is not None else None
         if chunk_len is None:
             chunk_len = 1 if sequence.is_decoding else 0
+        elif sequence.is_decoding and sequence.is_constrained:
+            # The step was planned before it was known how many tokens the last one forced.
+            chunk_len = min(chunk_len, sequence.uncomputed_len)
         return cls.first(sequence, chunk_len, update.block_ids if update else (), block_size)
 
     @classmethod
@@ -154,15 +158,11 @@ class PlannedChunk:
                 f"request {sequence.request_id}: {len(block_ids)} blocks of {block_size} tokens"
                 f" do not cover {end} tokens"
             )
-        num_logits = 1 if chunk_len and chunk_len == uncomputed_len else 0
+        samples = 0 < chunk_len == uncomputed_len
+        num_logits = int(samples)
         if scored := sequence.scored(chunk_len):
             num_logits = end - (scored.start - 1)
-        return cls(sequence, chunk_len, block_ids, num_logits)
-
-    @property
-    def samples(self) -> bool:
-        """Whether the step ends with a new token of this sequence."""
-        return 0 < self.chunk_len == self.sequence.uncomputed_len
+        return cls(sequence, chunk_len, block_ids, num_logits, samples)
 
     def step(self) -> SequenceStep:
         """The chunk as an input of `StepInputs.build`."""
@@ -217,7 +217,7 @@ class Batches:
         """Move everything into the first of these batches."""
         first, *others = batch_ids
         for batch_id in others:
-            self._batches[first].update(self._batches.pop(batch_id))
+            self.add(first, self._batches.pop(batch_id, {}).values())
 
     def remove(self, batch_id: int, request_ids: Iterable[int]) -> None:
         """Remove requests from a batch, which ends with its last one."""
@@ -246,7 +246,7 @@ def score_prompts(logits: Tensor, chunks: Sequence[PlannedChunk]) -> StepScores:
     start = 0
     for chunk in chunks:
         sequence = chunk.sequence
-        if positions := sequence.scored(chunk.chunk_len):
+        if sequence.logprobs.prompt and (positions := sequence.scored(chunk.chunk_len)):
             scores[sequence.request_id] = score_tokens(
                 logits[start : start + len(positions)],
                 sequence.token_ids[positions.start : positions.stop],
@@ -268,11 +268,9 @@ def failed_scores(scores: StepScores) -> dict[int, str]:
 def take_scores(chunk: PlannedChunk, scores: StepScores) -> Sequence[PromptScore]:
     """The scores to report with this chunk; keeps the next chunk's first score with the sequence.
 
-    To be called before the chunk counts as computed.
+    For a sequence whose prompt is scored, before the chunk counts as computed.
     """
     sequence = chunk.sequence
-    if not sequence.logprobs.prompt:
-        return ()
     known = [] if sequence.next_score is None else [sequence.next_score]
     known += scores.get(sequence.request_id, ())
     sequence.next_score = None

@@ -1,15 +1,16 @@
 """A step's inputs, sequences of plain ints flattened into tensors without padding, and its output.
 
-    rows:  | seq 0: prompt chunk ...... | seq 1: one token | seq 2: one token | padding (CPU) |
+    rows:  | seq 0: prompt chunk ...... | seq 1: one token | seq 2: one token | padding (zoo) |
            cu_query_lens[0]             [1]                [2]                [3]
 
 It knows no request, no layer and no model; the runner decides what each sequence computes.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,6 @@ from torch import Tensor
 
 from model_server.errors import InvalidStep
 from proto.contract import Generation
-
-# A linear layer on a CPU may add up in another order for 1, 2 or 3 rows than for 4 and more, so a
-# token's logits would depend on its batch mates. From 4 rows on, oneDNN (bfloat16) and MKL
-# (float32) keep one order; short steps are filled up with rows that nobody reads.
-MIN_CPU_TOKENS = 4
 
 
 class SequenceStep(NamedTuple):
@@ -69,19 +65,17 @@ class StepInputs:
         block_size: int,
         scratch_block_id: int,
         device: torch.device,
-        min_tokens: int | None = None,
+        min_tokens: int = 1,
     ) -> "StepInputs":
         """Flatten the sequences in their order.
 
-        The step is filled up to `min_tokens` rows (default: MIN_CPU_TOKENS on a CPU, else 1).
-        `head_indices` fills `logits_indices` up in the same way, since the output head is a linear
-        layer too: run the head on these rows and keep the first len(logits_indices).
+        The step is filled up to `min_tokens` rows: see Executor.min_step_tokens. `head_indices`
+        fills `logits_indices` up in the same way, since the output head is a linear layer too: run
+        the head on these rows and keep the first len(logits_indices).
 
         Raises InvalidStep when there is no sequence, a sequence has no token, asks for more logits
         than it has rows, or its block ids do not cover it or lie outside of the pool.
         """
-        if min_tokens is None:
-            min_tokens = MIN_CPU_TOKENS if device.type == "cpu" else 1
         query_lens = _query_lens(sequences)
         num_padding = max(0, min_tokens - sum(query_lens))
         if num_padding:
@@ -199,27 +193,39 @@ def _block_tables(
     scratch_block_id: int,
 ) -> npt.NDArray[np.int32]:
     """Rows of block ids [num_seqs, max_blocks], all of the scratch block where there is none."""
-    num_blocks = -(-context_lens // block_size)
-    tables = np.full((len(sequences), int(num_blocks.max())), scratch_block_id, dtype=np.int32)
-    for row, (sequence, needed) in enumerate(
-        zip(sequences[:num_real], num_blocks.tolist(), strict=False)
-    ):
+    num_blocks = (-(-context_lens // block_size)).tolist()
+    width = max(num_blocks)
+    if num_real < len(sequences):
+        num_blocks[num_real] = 0
+    scratch = array("i", [scratch_block_id]) * width
+    joined = array("i")
+    for row, (sequence, needed) in enumerate(zip(sequences, num_blocks, strict=True)):
         if len(sequence.block_ids) < needed:
             raise InvalidStep(
                 f"sequence {row} of the step has {len(sequence.block_ids)} blocks of {block_size}"
                 f" tokens for a context of {int(context_lens[row])}"
             )
-        tables[row, :needed] = sequence.block_ids[:needed]
-    real = tables[:num_real]
-    outside = (real < 0) | (real >= scratch_block_id)
-    outside &= np.arange(tables.shape[1]) < num_blocks[:num_real, None]
-    if outside.any():
-        row, column = np.argwhere(outside)[0].tolist()
-        raise InvalidStep(
-            f"sequence {row} of the step names block {int(tables[row, column])};"
-            f" the pool has blocks 0 to {scratch_block_id - 1}"
-        )
+        joined.extend(sequence.block_ids[:needed])
+        if needed < width:
+            joined.extend(scratch[needed:])
+    tables = np.frombuffer(joined, np.int32).reshape(len(sequences), width)
+    num_outside = np.count_nonzero((tables < 0) | (tables >= scratch_block_id))
+    if num_outside > tables.size - sum(num_blocks):
+        _refuse_outside(tables, num_blocks, scratch_block_id)
     return tables
+
+
+def _refuse_outside(
+    tables: npt.NDArray[np.int32], num_blocks: Sequence[int], scratch_block_id: int
+) -> NoReturn:
+    """Raises InvalidStep for the first block of a sequence that is not in the pool."""
+    is_named = np.arange(tables.shape[1]) < np.array(num_blocks)[:, None]
+    outside = is_named & ((tables < 0) | (tables >= scratch_block_id))
+    row, column = np.argwhere(outside)[0].tolist()
+    raise InvalidStep(
+        f"sequence {row} of the step names block {int(tables[row, column])};"
+        f" the pool has blocks 0 to {scratch_block_id - 1}"
+    )
 
 
 def _logits_rows(

@@ -85,5 +85,6 @@ def _run(model: PagedModel, query_lens: list[int]) -> None:
         block_size=block_size,
         scratch_block_id=model.scratch_block_id,
         device=model.device,
+        min_tokens=model.min_step_tokens,
     )
     model.forward(inputs)

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from constraints.worker import limits
-from model_server.engine.threads import roam
 
 
 class Job:
@@ -76,7 +75,6 @@ class _MaskWorker(threading.Thread):
         self.is_dismissed = False
 
     def run(self) -> None:
-        roam()
         while not self.is_dismissed:
             self.job = self._jobs.get()
             if self.job is None:

@@ -29,6 +29,7 @@ from model_server.errors import (
     UnknownBatch,
 )
 from model_server.masking.constraint_cache import ConstraintCache
+from model_server.service.step_queue import StepQueue
 from model_server.tracing import NO_TRACES, StepCall, StepTracer
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
@@ -135,6 +136,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._device_thread = device_thread
         self._tracer = tracer
         self._constraints = constraints
+        self._step_queue = StepQueue(device_thread)
         self._epoch = 0
 
     async def Health(self, request: pb.HealthRequest, context: Context) -> pb.HealthResponse:
@@ -165,23 +167,26 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._require_epoch(request.epoch)
         new = tuple(map(sequence_from_pb, request.batch.requests))
         updates, batch_id = updates_from_pb(request), request.batch.id
-        cached_id = _optional(request, "cached_batch_id")
+        cached_id, dropped_ids = _optional(request, "cached_batch_id"), tuple(request.dropped_ids)
+        metadata = context.invocation_metadata()
+        call = StepCall(
+            (batch_id if cached_id is None else cached_id,), new, updates, metadata, dropped_ids
+        )
         output = await self._step(
-            lambda: self._runner.prefill(batch_id, new, cached_id, updates),
-            StepCall(
-                (batch_id if cached_id is None else cached_id,),
-                new,
-                updates,
-                context.invocation_metadata(),
-            ),
+            lambda: self._runner.prefill(batch_id, new, cached_id, updates, dropped_ids),
+            call,
+            _optional(request, "step"),
         )
         return step_to_pb(output, request.epoch)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         self._require_epoch(request.epoch)
         batch_ids, updates = tuple(request.batch_ids), updates_from_pb(request)
+        dropped_ids = tuple(request.dropped_ids)
         output = await self._step(
-            lambda: self._runner.decode(batch_ids, updates), StepCall(batch_ids, (), updates)
+            lambda: self._runner.decode(batch_ids, updates, dropped_ids),
+            StepCall(batch_ids, (), updates, None, dropped_ids),
+            _optional(request, "step"),
         )
         return step_to_pb(output, request.epoch)
 
@@ -221,15 +226,18 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         if epoch < self._epoch:
             raise StaleEpoch(f"epoch {epoch} is over: epoch {self._epoch} has begun")
         self._epoch = epoch
+        self._step_queue.begin_epoch(epoch)
 
     def _require_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             raise StaleEpoch(f"epoch {epoch} is not the present one, {self._epoch}")
 
-    async def _step(self, work: Callable[[], StepOutput], call: StepCall) -> StepOutput:
+    async def _step(
+        self, work: Callable[[], StepOutput], call: StepCall, number: int | None
+    ) -> StepOutput:
         begun_ns = time.perf_counter_ns()
         try:
-            output = await self._on_device(work)
+            output = await self._step_queue.run(work, number)
         except Exception as error:
             self._tracer.failed(call, time.perf_counter_ns() - begun_ns, error)
             raise
@@ -329,10 +337,13 @@ def _generation_to_pb(generation: Generation) -> pb.Generation:
     message = pb.Generation(
         request_id=generation.request_id,
         tokens=[_token_to_pb(token) for token in generation.tokens],
-        finish_reason=FINISH_REASONS[generation.finish_reason],
-        num_forced=generation.num_forced,
-        is_late=generation.is_late,
     )
+    if generation.finish_reason is not None:
+        message.finish_reason = FINISH_REASONS[generation.finish_reason]
+    if generation.num_forced:
+        message.num_forced = generation.num_forced
+    if generation.is_late:
+        message.is_late = True
     if generation.constraint_satisfied is not None:
         message.constraint_satisfied = generation.constraint_satisfied
     if generation.error is not None:

@@ -8,9 +8,14 @@ It knows no HTTP and no protobuf. It guarantees: every submitted stream gets exa
 event, whatever happens; a reader that leaves costs at most the step under way; a shard that fails
 costs those that ran, and the others go on once the shards were reset.
 
+It runs ahead: the shards have the next step before they have answered the one that they compute.
+
+    shards:   | step 1 .............| step 2 .............| step 3 .............|
+    batcher:  send 1, 2              apply 1, send 3, wake  apply 2, send 4, wake
+
 The order within a turn matters. A step's texts are searched before the next step is scheduled, so
-that a stop string costs no step; but readers are woken after the next step was sent, so that they
-write while the shards compute.
+that a stop string costs one token, that of the step under way; but readers are woken after the next
+step was sent, so that they write while the shards compute.
 """
 
 import asyncio
@@ -19,10 +24,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from proto.contract import Batch, FinishReason, Generation
+from proto.contract import FinishReason, Generation
 from router.engine.admission import Admission, Progress, Slots, Wait
 from router.engine.constraints import Preparing
 from router.engine.recovery import Recovery, failed_by_bug, failed_row
+from router.engine.steps import StepsInFlight
 from router.engine.stream import Stream
 from router.engine.streams import Backpressure, CancelLatency, OpenStreams, StreamGroups, Texts
 from router.request.errors import (
@@ -99,6 +105,7 @@ class Batcher:
         self._cancel_latency = CancelLatency(scheduler.has_left, observer.freed)
         self._num_submitted = 0
         self._num_checked = 0
+        self._steps = StepsInFlight(shards, self._progress, observer, clock)
         self._wake = asyncio.Event()
         self._stopping = asyncio.Event()
         self._recovery = Recovery(
@@ -234,6 +241,7 @@ class Batcher:
                     ticker.result()
         finally:
             ticker.cancel()
+            self._steps.forget()
             self._admission.close()
             stopped = ServerStopped("the server stopped")
             self._streams.fail_all(stopped)
@@ -249,21 +257,20 @@ class Batcher:
                 await self._recovery.attempt()
                 return
             self._backpressure.resume()
-            batch = self._scheduler.schedule(begun_s)
-            if batch is None:
+            self._send_steps()
+            self._streams.wake_readers()
+            if self._steps:
+                await self._receive()
+            else:
                 await self._idle()
-                return
-            scheduled_s = self._clock() - begun_s
-            self._observer.scheduled(batch, scheduled_s)
-            for stream in self._streams.admit(batch.new, begun_s):
-                self._observer.admitted(stream, batch.step_id, scheduled_s)
-            await self._step(batch)
         except Displaced:
             raise
         except ShardFailed as error:
+            self._steps.forget()
             self._recovery.lose_shards(error)
         except Exception as error:
             _logger.exception("a step failed by a bug; every request is ended")
+            self._steps.forget()
             self._recovery.start_over(error)
 
     def _after_reset(self) -> None:
@@ -271,31 +278,27 @@ class Batcher:
         self._preparing.forget()
         self._cancel_latency.check(self._clock())
 
-    async def _step(self, batch: Batch) -> None:
-        self._observer.began(batch)
-        begun_s = self._clock()
-        self._progress.start_wait(Wait.STEP, begun_s)
-        try:
-            if batch.dropped_ids:
-                self._streams.wake_readers()
-                await self._shards.drop(batch)
-                dropped_s = self._clock()
-                self._observer.dropped(batch, dropped_s - begun_s)
-                self._cancel_latency.check(dropped_s)
-                begun_s = dropped_s
-            answer = self._shards.step(batch)
-            self._streams.wake_readers()
-            result = await answer
-        except ShardFailed:
-            self._observer.failed(batch)
-            raise
-        finally:
-            self._progress.end_wait()
-        answered_s = self._clock()
-        self._append(self._scheduler.apply(result, answered_s), answered_s)
+    def _send_steps(self) -> None:
+        """Sends what there is to compute, as many steps ahead as the scheduler allows."""
+        while True:
+            begun_s = self._clock()
+            batch = self._scheduler.schedule(begun_s)
+            if batch is None:
+                return
+            sent_s = self._clock()
+            self._observer.scheduled(batch, sent_s - begun_s)
+            for stream in self._streams.admit(batch.new, begun_s):
+                self._observer.admitted(stream, batch.step_id, sent_s - begun_s)
+            self._steps.send(batch, sent_s)
+
+    async def _receive(self) -> None:
+        """Takes the answer to the oldest step in flight."""
+        step = await self._steps.receive()
+        answered_s = step.answered_s
+        self._append(self._scheduler.apply(step.result, answered_s), answered_s)
         self._cancel_latency.check(answered_s)
         applied_s = self._clock() - answered_s
-        self._observer.finished(batch, result, answered_s - begun_s, applied_s)
+        self._observer.finished(step.batch, step.result, answered_s - step.begun_s, applied_s)
         self._observer.scheduler_stats(self._scheduler.stats(), len(self._backpressure))
 
     def _append(self, generations: Iterable[Generation], now_s: float) -> None:
@@ -354,7 +357,6 @@ class Batcher:
 
     async def _idle(self) -> None:
         """Waits for a request, and checks the shards' health now and then."""
-        self._streams.wake_readers()
         if self._streams and not self._backpressure and not self._preparing:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
         self._observer.scheduler_stats(self._scheduler.stats(), len(self._backpressure))

@@ -75,7 +75,11 @@ class Stream:
         self._waiter: asyncio.Future[None] | None = None
 
     async def take(self) -> Sequence[Event]:
-        """The events since the last call; waits while there are none. Empty after the end."""
+        """The events since the last call; waits while there are none. Empty after the end.
+
+        A failure comes alone, so that a reader shows what was made before it, even where the next
+        step fails at once.
+        """
         if not self._events:
             if self.end is not None:
                 return ()
@@ -84,6 +88,10 @@ class Stream:
                 await self._waiter
             finally:
                 self._waiter = None
+        events = self._events
+        if len(events) > 1 and isinstance(events[-1], Failed):
+            self._events = [events.pop()]
+            return events
         return self.taken()
 
     def taken(self) -> Sequence[Event]:

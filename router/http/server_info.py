@@ -4,6 +4,7 @@ From the flags and what the shard can hold come the limits and the server inform
 the model's name, the timing headers and the constraint's fields of answers.
 """
 
+import re
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -39,7 +40,9 @@ class ServerInfo:
     compute_type: str
     model_dtype: str | None = None
     model_device_type: str | None = None
-    attention: str | None = None
+    executor: str | None = None
+    executor_fallback: str | None = None
+    same_answer_under_load: bool = False
     num_shards: int = 1
     block_size: int | None = None
     num_blocks: int | None = None
@@ -48,8 +51,17 @@ class ServerInfo:
 
     @property
     def system_fingerprint(self) -> str:
-        """Changes whenever the same seed may bring another answer."""
-        return f"{self.version}-native"
+        """Changes whenever the same seed may bring another answer.
+
+        It ends in `-invariant` where a request's answer does not depend on what runs beside it.
+        """
+        parts = (
+            self.executor,
+            self.model_dtype,
+            "invariant" if self.same_answer_under_load else None,
+        )
+        kind = "-".join(part for part in parts if part)
+        return "-".join((self.version, *re.findall(r"[a-z0-9_]+", kind.lower())))
 
 
 def served_name(info: ServerInfo, asked: str | None) -> str:
@@ -148,7 +160,9 @@ def server_info(
         compute_type=config.compute_type or _compute_type(info),
         model_dtype=info.dtype,
         model_device_type=info.device_type,
-        attention=info.attention_backend,
+        executor=info.executor,
+        executor_fallback=info.fallback_reason,
+        same_answer_under_load=info.is_invariant,
         num_shards=num_shards,
         block_size=pool.block_size,
         num_blocks=pool.num_blocks,

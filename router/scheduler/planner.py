@@ -24,6 +24,9 @@ from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
 # So many shared blocks at least are worth a step's wait. They must be half of what is left to
 # compute, too: then waiting never takes much longer than computing.
 _MIN_BLOCKS = 4
+# A step that is made before it is known how many tokens a constraint has forced has room for so
+# many. Where there are more, a further step computes them.
+_MAX_AWAITED = 16
 
 
 @dataclass(slots=True)
@@ -92,17 +95,18 @@ class Planner:
             # An older one preempted it a moment ago.
             if sequence.state is not SequenceState.DECODING:
                 continue
-            if sequence.is_paused or sequence.awaits_tokens:
+            # A multi-token sequence whose last sample is in flight may go on, if that is late.
+            if sequence.is_paused or sequence.is_fully_scheduled:
                 plan.updates.append(RunningUpdate(sequence.request_id, chunk_len=0))
                 continue
             chunk_len, sent_len = 1, None
-            if sequence.is_multi_token and sequence.num_unscheduled > 1:
-                chunk_len = min(sequence.num_unscheduled, plan.num_tokens_left - num_behind)
-                sent_len = chunk_len
+            if sequence.is_multi_token:
+                chunk_len = _multi_token_len(sequence, plan.num_tokens_left - num_behind)
+                sent_len = chunk_len if chunk_len > 1 else None
             allocation = sequence.allocation
             assert allocation is not None, f"request {sequence.request_id} has no blocks"
             block_ids: tuple[int, ...] = ()
-            stop_len = sequence.scheduled_len + chunk_len
+            stop_len = min(sequence.scheduled_len + chunk_len, sequence.max_computed_len)
             if stop_len > allocation.capacity:
                 grown = self._grow(sequence, allocation, stop_len, plan)
                 if grown is None:
@@ -121,7 +125,7 @@ class Planner:
             block_ids = self._allocator.extend(allocation, num_tokens)
             if block_ids is not None:
                 return block_ids
-            if self._running.is_retiring:
+            if self._running.is_retiring or sequence.awaits_tokens:
                 plan.updates.append(RunningUpdate(sequence.request_id, chunk_len=0))
                 return None
             victim = self._running.youngest
@@ -158,7 +162,7 @@ class Planner:
                 return
             if self._running and self._allocator.num_available < sequence.min_available:
                 return
-            if _awaits_prefix(sequence, self._running, self._allocator):
+            if _awaits_prefix(sequence, self._running.computing, self._allocator):
                 continue
             allocation = self._allocate(sequence, num_spare)
             if allocation is None:
@@ -204,12 +208,18 @@ class Planner:
         )
 
 
-def _awaits_prefix(sequence: Sequence, running: Iterable[Sequence], allocator: Allocator) -> bool:
-    """Whether a running sequence computes now most of what this one would have to."""
+def _multi_token_len(sequence: Sequence, most: int) -> int:
+    """Tokens to compute of a sequence that decodes under a constraint, at most so many."""
+    known_len = sequence.known_len - sequence.scheduled_len
+    return min(known_len if known_len > 0 else _MAX_AWAITED, most)
+
+
+def _awaits_prefix(sequence: Sequence, computing: Iterable[Sequence], allocator: Allocator) -> bool:
+    """Whether one of these computes now most of what this one would have to."""
     block_size = allocator.block_size
     if not allocator.shares_prefixes or sequence.max_cached_len < _MIN_BLOCKS * block_size:
         return False
-    shared_len = max((_shared_len(sequence, other, block_size) for other in running), default=0)
+    shared_len = max((_shared_len(sequence, other, block_size) for other in computing), default=0)
     if shared_len < _MIN_BLOCKS * block_size:
         return False
     cached_len = allocator.cached_len(sequence.token_ids(), sequence.max_cached_len)

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from proto.contract import Generation, StepResult
 from router.request.errors import ShardFailed
 from router.scheduler.allocator import Allocator, BlockAllocation
-from router.scheduler.sequence import ScheduledChunk, Sequence
+from router.scheduler.sequence import ComputedChunk, ScheduledChunk, Sequence
 
 # How many are offered in one step: a bound on a step's cost, not on a sequence's turn, since the
 # oldest are offered first. So it is also the most that one step admits; the others have the next.
@@ -108,6 +108,11 @@ class RunningBatch:
     def __iter__(self) -> Iterator[Sequence]:
         """Oldest first."""
         return iter(self._sequences)
+
+    @property
+    def computing(self) -> list[Sequence]:
+        """Those of which a step in flight, or a later one, may compute blocks for others."""
+        return self._sequences + [each for each in self._retiring.values() if each.is_live]
 
     @property
     def youngest(self) -> Sequence:
@@ -223,10 +228,11 @@ class RunningBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """A step that was handed out and not answered yet: its chunks by request."""
+    """A step that was handed out and not answered yet: its chunks by request, and what it drops."""
 
     step_id: int
     chunks: dict[int, ScheduledChunk]
+    dropped_ids: tuple[int, ...] = ()
 
     def read(self, result: StepResult) -> dict[int, Generation]:
         """The answer's generations by request id.
@@ -250,7 +256,8 @@ class StepInFlight:
             if not chunk.sequence.is_live:
                 continue
             generation = generations.get(request_id)
-            fault = _fault(chunk, generation, request_id in remaining_ids)
+            computed = chunk.sequence.computed(chunk)
+            fault = _fault(chunk.sequence, computed, generation, request_id in remaining_ids)
             if fault is not None:
                 raise ShardFailed(f"step {self.step_id}, request {request_id}: {fault}")
         return generations
@@ -263,9 +270,10 @@ def has_ended(generation: Generation | None) -> bool:
     )
 
 
-def _fault(chunk: ScheduledChunk, generation: Generation | None, remains: bool) -> str | None:
+def _fault(
+    sequence: Sequence, chunk: ComputedChunk, generation: Generation | None, remains: bool
+) -> str | None:
     """The fault in the answer for a live sequence; None: it has none."""
-    sequence = chunk.sequence
     num_tokens = len(generation.tokens) if generation is not None else 0
     num_left = sequence.max_new_tokens - len(sequence.output_ids)
     most = (num_left if sequence.is_multi_token else 1) if chunk.samples else 0

@@ -4,10 +4,11 @@ Pure: no async, no clock but the one passed in, no I/O, no text. Only the batche
 
 The scheduler may run ahead: prepare step n + 1 while step n is not answered. It needs no token
 for that, since the shard knows what it sampled last; a token in flight is a count
-(`Sequence.num_pending`). Only a request with a constraint, whose sample may bring several tokens,
-waits for its answer. What follows from it:
+(`Sequence.num_pending`). What follows from it:
 
   a sequence ends at step n while step n + 1 is in flight    its late token is cut in `apply`
+  a sample may bring several tokens, or none, under a        the next step has room for some of
+  constraint                                               them; the shard computes what there is
   a sequence leaves the batch while steps with it are in     its blocks stay taken until the last of
   flight                                                   them is answered, for it may write them
   a token limit is reached by a pending token              the sequence is scheduled no further
@@ -35,7 +36,8 @@ class SchedulerLimits:
 
     max_step_tokens: int
     max_batch_size: int
-    max_steps_in_flight: int = 1
+    # While one is computed the next one is with the shards already.
+    max_steps_in_flight: int = 2
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -169,13 +171,14 @@ class Scheduler:
         if not plan.chunks and (self._in_flight or not self._running.has_drops):
             return None
         self._num_steps += 1
-        self._in_flight.append(StepInFlight(self._num_steps, plan.chunks))
+        dropped_ids = self._running.take_drops()
+        self._in_flight.append(StepInFlight(self._num_steps, plan.chunks, dropped_ids))
         return Batch(
             step_id=self._num_steps,
             new=tuple(plan.new),
-            updates=tuple(plan.updates) if plan.chunks else (),
+            updates=tuple(plan.updates),
             running_ids=plan.running_ids,
-            dropped_ids=self._running.take_drops(),
+            dropped_ids=dropped_ids,
             num_tokens=self._limits.max_step_tokens - plan.num_tokens_left,
             num_decode_tokens=plan.num_decode_tokens,
         )
@@ -229,7 +232,9 @@ class Scheduler:
 
     def has_left(self, request_id: int) -> bool:
         """True once an ended request has no blocks, and no shard must still drop it."""
-        return request_id not in self._live and self._running.has_left(request_id)
+        if request_id in self._live or not self._running.has_left(request_id):
+            return False
+        return all(request_id not in step.dropped_ids for step in self._in_flight)
 
     def stats(self) -> SchedulerStats:
         """The scheduler in numbers, now."""
@@ -260,12 +265,14 @@ class Scheduler:
             assert sequence.num_steps_in_flight == num_rows, (
                 f"request {request_id}: steps miscounted"
             )
-            assert len(sequence.output_ids) + sequence.num_pending <= sequence.max_new_tokens
-            assert sequence.num_pending <= 1 or not sequence.is_multi_token, (
-                "ran ahead of a multi-token sample"
-            )
+            assert sequence.num_pending <= sequence.num_steps_in_flight
             if not is_waiting:
-                assert sequence.num_unscheduled >= 0, f"request {request_id}: computes the unknown"
+                assert sequence.computed_len <= sequence.scheduled_len
+            if not sequence.is_multi_token:
+                assert len(sequence.output_ids) + sequence.num_pending <= sequence.max_new_tokens
+                assert is_waiting or sequence.num_unscheduled >= 0, (
+                    f"request {request_id}: computes the unknown"
+                )
         assert waiting_ids <= self._live.keys(), "an ended request waits"
         if not self.has_work:
             assert self._allocator.num_used == 0, "blocks are kept for nobody"
@@ -294,6 +301,7 @@ class Scheduler:
         self, chunk: ScheduledChunk, generation: Generation | None, *, remains: bool
     ) -> Generation | None:
         sequence = chunk.sequence
+        start_len, stop_len, _ = sequence.computed(chunk)
         if chunk.samples:
             sequence.num_pending -= 1
         if generation is not None and generation.error is not None:
@@ -303,14 +311,14 @@ class Scheduler:
             return generation
         if generation is not None:
             sequence.output_ids += [token.token_id for token in generation.tokens]
-        is_late = generation is not None and generation.is_late
-        if is_late:
-            sequence.retry_sample()
-        self._commit(sequence, chunk.stop_len - is_late)
+        if generation is not None and generation.is_late:
+            stop_len -= 1
+        sequence.settle(chunk, stop_len)
+        self._commit(sequence, stop_len)
         if generation is None:
             return None
         if sequence.request.logprobs.prompt:
-            generation = sequence.drop_reported_logprobs(generation, chunk.start_len)
+            generation = sequence.drop_reported_logprobs(generation, start_len)
         if generation.finish_reason is not None:
             self._end(sequence, SequenceState.FINISHED)
             return generation

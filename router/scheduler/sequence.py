@@ -16,7 +16,7 @@ was preempted are still answered, and their tokens count.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
@@ -63,9 +63,20 @@ class IllegalMove(RuntimeError):
 
 
 class ScheduledChunk(NamedTuple):
-    """What one step computes of a sequence: tokens [start_len, stop_len), perhaps a sample."""
+    """What one step computes of a sequence: its next tokens, perhaps a sample.
+
+    Behind a sample that may bring several tokens, `num_tokens` are the most that it computes, and
+    it `samples` if there are no more than these.
+    """
 
     sequence: "Sequence"
+    num_tokens: int
+    samples: bool
+
+
+class ComputedChunk(NamedTuple):
+    """What an answered step has computed: tokens [start_len, stop_len), perhaps a sample."""
+
     start_len: int
     stop_len: int
     samples: bool
@@ -80,7 +91,8 @@ class Sequence:
                                                                  scheduled_len ^
     The last token, known or pending, has no KV yet when the sequence decodes: the next step
     computes it and samples its successor. Under a constraint a sample may bring several tokens,
-    none of which has KV; how many is known with the answer, so nothing is scheduled before.
+    none of which has KV, or be late and bring none; how many is known with the answer. So a step
+    that is made before has room for some, and `scheduled_len` is the most that may be computed.
 
     `order` is the order of arrival. It did not fit when it was tried, and is tried again once
     `min_available` blocks are available. `is_suspect`: its row failed in a shard, and its KV may be
@@ -94,6 +106,7 @@ class Sequence:
     num_pending: int = 0
     num_steps_in_flight: int = 0
     scheduled_len: int = 0
+    computed_len: int = 0
     allocation: BlockAllocation | None = None
     cached_len: int = 0
     first_scheduled_s: float | None = None
@@ -139,7 +152,7 @@ class Sequence:
 
     @property
     def awaits_tokens(self) -> bool:
-        """True while a step in flight may bring several tokens."""
+        """True while a step in flight may bring several tokens, or none."""
         return self.is_multi_token and self.num_pending > 0
 
     @property
@@ -184,7 +197,7 @@ class Sequence:
         """Enters the running batch with the blocks of all its known tokens; True the first time."""
         self.move(SequenceState.PREFILLING)
         self.allocation = allocation
-        self.scheduled_len = allocation.cached_len
+        self.scheduled_len = self.computed_len = allocation.cached_len
         if self.first_scheduled_s is not None:
             return False
         self.first_scheduled_s = now_s
@@ -198,23 +211,35 @@ class Sequence:
 
     def schedule_tokens(self, num_tokens: int) -> ScheduledChunk:
         """Takes part in a step with its next tokens; the last one samples a successor."""
-        start_len = self.scheduled_len
-        stop_len = self.scheduled_len = start_len + num_tokens
-        samples = stop_len == self.prompt_len + len(self.output_ids) + self.num_pending
+        awaited_len = 0 if self.is_multi_token else self.num_pending
+        samples = self.scheduled_len + num_tokens >= self.known_len + awaited_len
+        self.scheduled_len += num_tokens
         self.num_steps_in_flight += 1
         if samples:
             self.num_pending += 1
             if self.state is not SequenceState.DECODING:
                 self.move(SequenceState.DECODING)
-        return ScheduledChunk(self, start_len, stop_len, samples)
+        return ScheduledChunk(self, num_tokens, samples)
 
-    def retry_sample(self) -> None:
-        """Its answered sample brought nothing: a later step computes its last token again.
+    def computed(self, chunk: ScheduledChunk) -> ComputedChunk:
+        """What the oldest of its steps in flight computes, now that all before it are answered."""
+        start_len = self.computed_len
+        stop_len, samples = start_len + chunk.num_tokens, chunk.samples
+        if self.is_multi_token:
+            stop_len = min(stop_len, self.known_len)
+            samples = stop_len == self.known_len
+        return ComputedChunk(start_len, stop_len, samples)
 
-        Only for a multi-token sequence: nothing was scheduled behind this sample.
+    def settle(self, chunk: ScheduledChunk, computed_len: int) -> None:
+        """The oldest of its steps in flight was answered: so many tokens are computed now.
+
+        That are fewer than were scheduled where there were fewer, or a sample was late: then a
+        later step computes its last token again.
         """
-        if self.state is SequenceState.DECODING:
-            self.scheduled_len -= 1
+        num_missing = self.computed_len + chunk.num_tokens - computed_len
+        self.computed_len = computed_len
+        if self.state is not SequenceState.WAITING:
+            self.scheduled_len -= num_missing
 
     def drop_reported_logprobs(self, generation: Generation, start_len: int) -> Generation:
         """Without the log-probabilities of prompt tokens that were reported before.
@@ -229,8 +254,7 @@ class Sequence:
         fresh = slice(num_stale, self.prompt_len - first)
         logprobs = generation.prompt_logprobs[fresh]
         self.num_prompt_logprobs += len(logprobs)
-        return replace(
-            generation,
+        return generation._replace(
             prompt_logprobs=logprobs,
             prompt_top_tokens=generation.prompt_top_tokens[fresh],
         )

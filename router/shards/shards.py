@@ -1,16 +1,17 @@
 """All ranks of a model as one object: every call goes to all of them and waits for all.
 
-It owns the channels, the connection's epoch and the id of the running batch, nothing else. It
-knows no block, no text and no request beyond ids; only wire.py names protobuf fields.
+It owns the channels, the connection's epoch and the number of its steps, nothing else. It knows no
+block, no text and no request beyond ids; only wire.py names protobuf fields.
 
 One batch runs in the shards at any time:
 
-    nothing runs   --Prefill(new)------------------> batch b runs
-    b runs         --Prefill(new, cached b)--------> b runs, grown
-    b runs         --Decode(b)---------------------> b runs, or nothing if all its requests ended
-    b runs         --FilterBatch(b, kept)----------> b runs, smaller
-    b runs         --ClearCache(b)-----------------> nothing runs
+    nothing runs   --Prefill(new)------------------> the batch runs
+    it runs        --Prefill(new, cached batch)----> it runs, grown
+    it runs        --Decode(batch)-----------------> it runs; it may have become empty
     anything       --ClearCache(), a new epoch-----> nothing runs
+
+A step may be sent before those before it are answered; the shards run them in the order in which
+they were sent. So nobody here knows whether the batch is empty when a step comes to its turn.
 
 Whatever goes wrong in a call, on whatever rank, is a ShardFailed that names the rank, the method
 and the reason. After one the ranks may disagree, so that the next call must be `reset`. If that
@@ -20,7 +21,7 @@ ever be answered again.
 
 import asyncio
 import re
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -49,7 +50,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     # Reconnects soon, also to a shard that was away for long.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 100),
     ("grpc.use_local_subchannel_pool", 1),
     # No step may run twice, and no proxy stands between the tiers.
     ("grpc.enable_retries", 0),
@@ -62,6 +63,8 @@ _LATER_EPOCH = re.compile(r"epoch \d+ is over: epoch \d+ has begun")
 # Rank 0 has so long at least, also for a client that returns because it was not enough.
 _SHORTEST_PREPARE_S = 0.1
 _PREPARED_SOON_S = 2.0
+# Of each epoch's only batch.
+_BATCH_ID = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +146,8 @@ class Shards:
         self._timeouts = timeouts
         self._tracer = tracer
         self._epoch = first_epoch
-        self._running_id: int | None = None
-        self._num_batches = 0
+        # Steps of this epoch, the first of which begins the batch.
+        self._num_sent = self._num_in_flight = 0
 
     @classmethod
     async def connect(
@@ -245,78 +248,54 @@ class Shards:
     async def reset(self) -> None:
         """All ranks forget everything, and a new epoch begins. Raises ShardFailed, Displaced."""
         self._epoch += 1
-        self._running_id = None
+        self._num_sent = self._num_in_flight = 0
         await self._call_state(
             "ClearCache", wire.clear_to_pb(self._epoch), self._timeouts.control_s
         )
 
-    async def drop(self, batch: Batch) -> None:
-        """What comes before a step: forgets `dropped_ids`, keeps `running_ids`.
+    def step(self, batch: Batch) -> "asyncio.Task[StepResult]":
+        """Computes the batch's tokens. Raises ShardFailed, mostly when awaited.
 
-        Raises ShardFailed.
+        The calls are sent when this returns, behind those of earlier steps, so that there is time
+        for other work before the answer is awaited. What the batch drops leaves with the same call:
+        a step that was sent before and writes the blocks of what is dropped has run by then, so
+        that they may belong to others in this one.
         """
-        if not batch.dropped_ids or self._running_id is None:
-            return
-        timeout_s = self._timeouts.control_s
-        if not batch.running_ids:
-            clear = wire.clear_to_pb(self._epoch, self._running_id)
-            self._running_id = None
-            await self._call_state("ClearCache", clear, timeout_s)
-            return
-        keep = wire.filter_to_pb(self._epoch, self._running_id, batch.running_ids)
-        answers = await self._call_state("FilterBatch", keep, timeout_s)
-        for rank, answer in zip(self._ranks, answers, strict=True):
-            if set(wire.kept_from_pb(answer)) != set(batch.running_ids):
-                raise ShardFailed(f"{rank.name}, FilterBatch: kept other requests than asked for")
-
-    def step(self, batch: Batch) -> Awaitable[StepResult]:
-        """Computes the batch's tokens. Raises ShardFailed, when awaited.
-
-        The calls are sent when this returns, so that there is time for other work before the
-        answer is awaited; it must be. A batch without work only drops, and is answered without a
-        call.
-        """
-        if not batch.has_work:
-            return _answered(StepResult(batch.step_id, (), batch.running_ids))
-        cached_id = self._running_id
         metadata = None
+        step = self._num_sent + 1
         if batch.is_prefill:
-            self._num_batches += 1
-            new_id = self._num_batches
-            method = "Prefill"
-            request: Any = wire.prefill_to_pb(batch, self._epoch, new_id, cached_id)
+            method, cached_id = "Prefill", _BATCH_ID if self._num_sent else None
+            request: Any = wire.prefill_to_pb(batch, self._epoch, step, _BATCH_ID, cached_id)
             metadata = self._tracer.step_metadata(new.request_id for new in batch.new)
-            expected_id = new_id if cached_id is None else cached_id
-        elif cached_id is None:
+        elif not self._num_sent:
             raise ShardFailed(f"step {batch.step_id} decodes, but the shards hold no batch")
         else:
             method = "Decode"
-            request = wire.decode_to_pb(batch, self._epoch, cached_id)
-            expected_id = cached_id
-        timeout_s = self._timeouts.step_s
+            request = wire.decode_to_pb(batch, self._epoch, step, _BATCH_ID)
+        self._num_sent = step
+        self._num_in_flight += 1
+        # It waits for those before it.
+        timeout_s = self._timeouts.step_s * self._num_in_flight
         calls = [rank.send(method, request, timeout_s, metadata=metadata) for rank in self._ranks]
-        return self._finish_step(method, calls, batch.step_id, expected_id)
+        return asyncio.ensure_future(self._finish_step(method, calls, batch.step_id))
 
     async def close(self) -> None:
         """Hangs up."""
         for rank in self._ranks:
             await rank.channel.close()
 
-    async def _finish_step(
-        self, method: str, calls: Sequence[Any], step_id: int, expected_id: int
-    ) -> StepResult:
+    async def _finish_step(self, method: str, calls: Sequence[Any], step_id: int) -> StepResult:
         answers = await self._finish(method, calls)
         self._check_epoch(method, answers)
-        return self._agreed(method, answers, step_id, expected_id)
+        self._num_in_flight -= 1
+        return self._agreed(method, answers, step_id)
 
-    def _agreed(
-        self, method: str, messages: Sequence[Any], step_id: int, expected_id: int
-    ) -> StepResult:
-        """Rank 0's result, once every rank holds the same requests in the expected batch."""
+    def _agreed(self, method: str, messages: Sequence[Any], step_id: int) -> StepResult:
+        """Rank 0's result, once every rank holds the same requests in the batch."""
         result, batch_id = wire.step_from_pb(messages[0], step_id)
-        if batch_id not in (None, expected_id):
+        if batch_id not in (None, _BATCH_ID):
             raise ShardFailed(
-                f"{self._ranks[0].name}, {method}: answered batch {batch_id}, not {expected_id}"
+                f"{self._ranks[0].name}, {method}: answered batch {batch_id}, not {_BATCH_ID}"
             )
         held_ids = set(result.remaining_ids)
         for rank, message in zip(self._ranks[1:], messages[1:], strict=True):
@@ -326,7 +305,6 @@ class Shards:
                     f"{rank.name}, {method}: holds requests {sorted(other.remaining_ids)} in batch "
                     f"{other_batch_id}, shard 0 holds {sorted(held_ids)} in batch {batch_id}"
                 )
-        self._running_id = batch_id
         return result
 
     async def _call_state(self, method: str, request: Any, timeout_s: float) -> Sequence[Any]:
@@ -380,10 +358,6 @@ class Shards:
                 wire.check_epoch(answer, self._epoch)
             except ShardFailed as error:
                 raise ShardFailed(f"{rank.name}, {method}: {error}") from None
-
-
-async def _answered(result: StepResult) -> StepResult:
-    return result
 
 
 def _unreachable(address: str, timeout_s: float, error: grpc.aio.AioRpcError) -> str:

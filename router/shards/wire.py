@@ -54,34 +54,33 @@ def check_epoch(message: HasEpoch, epoch: int) -> None:
 
 
 def prefill_to_pb(
-    batch: Batch, epoch: int, batch_id: int, cached_batch_id: int | None
+    batch: Batch, epoch: int, step: int, batch_id: int, cached_batch_id: int | None
 ) -> pb.PrefillRequest:
-    """A step that carries new requests, beside what runs in `cached_batch_id`."""
+    """The epoch's `step`, which carries new requests, beside what runs in `cached_batch_id`."""
     return pb.PrefillRequest(
         epoch=epoch,
         batch=pb.Batch(id=batch_id, requests=[_request_to_pb(new) for new in batch.new]),
         cached_batch_id=cached_batch_id,
         updates=[to_message(update, pb.RunningUpdate) for update in batch.updates],
+        dropped_ids=batch.dropped_ids,
+        step=step,
     )
 
 
-def decode_to_pb(batch: Batch, epoch: int, batch_id: int) -> pb.DecodeRequest:
-    """A step of the running batch alone."""
+def decode_to_pb(batch: Batch, epoch: int, step: int, batch_id: int) -> pb.DecodeRequest:
+    """The epoch's `step`, of the running batch alone."""
     return pb.DecodeRequest(
         epoch=epoch,
         batch_ids=(batch_id,),
         updates=[to_message(update, pb.RunningUpdate) for update in batch.updates],
+        dropped_ids=batch.dropped_ids,
+        step=step,
     )
 
 
-def filter_to_pb(epoch: int, batch_id: int, kept_ids: tuple[int, ...]) -> pb.FilterBatchRequest:
-    """Keeps `kept_ids` of the batch."""
-    return pb.FilterBatchRequest(epoch=epoch, batch_id=batch_id, request_ids=kept_ids)
-
-
-def clear_to_pb(epoch: int, batch_id: int | None = None) -> pb.ClearCacheRequest:
-    """Forgets one batch; without an id all of them, and begins the epoch."""
-    return pb.ClearCacheRequest(epoch=epoch, batch_id=batch_id)
+def clear_to_pb(epoch: int) -> pb.ClearCacheRequest:
+    """Forgets all batches, and begins the epoch."""
+    return pb.ClearCacheRequest(epoch=epoch)
 
 
 def warmup_to_pb(
@@ -128,11 +127,6 @@ def step_from_pb(message: pb.StepResponse, step_id: int) -> tuple[StepResult, in
         num_masked_rows=message.num_masked_rows,
     )
     return result, message.batch.id if has_batch else None
-
-
-def kept_from_pb(message: pb.FilterBatchResponse) -> tuple[int, ...]:
-    """What FilterBatch left."""
-    return tuple(message.batch.request_ids)
 
 
 def urls_from_pb(message: pb.ServiceDiscoveryResponse) -> tuple[str, ...]:

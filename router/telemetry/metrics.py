@@ -208,7 +208,7 @@ class Metrics(Collector):
         )
         self.batch_filter_duration = _seconds(
             "tgi_batch_filter_duration",
-            "Seconds of dropping sequences from the shards",
+            "Seconds of a step that only drops sequences from the shards",
             label="method",
         )
         self.batch_next_size = Histogram(

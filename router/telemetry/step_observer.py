@@ -59,19 +59,16 @@ class StepObserver:
         if batch.has_work:
             self._metrics.batch_inference_count.inc(_method(batch))
 
-    def dropped(self, batch: Batch, drop_s: float) -> None:
-        """The shards have dropped the sequences that left the batch."""
-        self._metrics.batch_filter_duration.observe(drop_s, _method(batch))
-
     def failed(self, batch: Batch) -> None:
         """The shards did not answer a step."""
         self._metrics.batch_inference_failure.inc(_method(batch))
 
     def finished(self, batch: Batch, result: StepResult, step_s: float, apply_s: float) -> None:
         """A step was answered after `step_s` and applied in `apply_s`."""
-        if not batch.has_work:
-            return
         metrics, method = self._metrics, _method(batch)
+        if not batch.has_work:
+            metrics.batch_filter_duration.observe(step_s, method)
+            return
         metrics.batch_inference_success.inc(method)
         metrics.batch_inference_duration.observe(step_s, method)
         metrics.batch_forward_duration.observe(result.forward_s, method)

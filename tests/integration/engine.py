@@ -90,6 +90,7 @@ async def running_engine(
     max_batch_size: int = 16,
     num_blocks: int = 256,
     prefix_caching: bool = True,
+    max_steps_in_flight: int = 2,
     followed: Callable[[ConstraintCache], ConstraintCache] = lambda languages: languages,
 ) -> AsyncIterator[Engine]:
     """A router over a shard that loads `folder` in float32; in the end every block is back.
@@ -111,7 +112,8 @@ async def running_engine(
             shards = await Shards.connect(urls[0], PATIENT, first_epoch=1)
             pool = await shards.warmup(max_step_tokens, max_batch_size, None)
             allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching)
-            scheduler = Scheduler(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
+            limits = SchedulerLimits(max_step_tokens, max_batch_size, max_steps_in_flight)
+            scheduler = Scheduler(limits, allocator)
             tokenizer = Tokenizer.load(folder)
             registry = CollectorRegistry()
             metrics = Metrics(registry, max_input_len=512, max_total_len=1024)
@@ -135,7 +137,7 @@ def _info(model: PagedModel) -> ModelInfo:
         model_type=model.model_type,
         dtype="float32",
         device_type="cpu",
-        attention_backend=model.attention_backend,
+        executor=model.executor,
         block_size=model.block_size,
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 def value_of(server: RunningServer, hole: str, where: str, **names: object) -> object:
     """What X is after one sampled run."""
-    sampled = "sample(temperature=1.5, seed=7, max_tokens=24)"
+    sampled = "sample(temperature=1.5, seed=3, max_tokens=24)"
     program = f'{sampled}\n    "The cat and the dog: {hole}"\nwhere\n    {where}\n'
     return run_sync(program, names, model=server.url)["X"]
 

@@ -1,5 +1,6 @@
 """The same answer whatever the load: requests of every kind alone, and all at once where sequences
-are preempted, prompts are cut into chunks, beginnings are shared and neighbours leave."""
+are preempted, prompts are cut into chunks, beginnings are shared, neighbours leave, and each step
+is sent before the last one is answered."""
 
 import asyncio
 import random
@@ -38,7 +39,7 @@ _LANGUAGES = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def roomy() -> AsyncIterator[Engine]:
-    async with running_engine(BUNDLED_MODEL, prefix_caching=False) as engine:
+    async with running_engine(BUNDLED_MODEL, prefix_caching=False, max_steps_in_flight=1) as engine:
         yield engine
 
 

@@ -62,7 +62,8 @@ async def test_values_behind_one_prompt_are_scored_at_once(engine: Engine) -> No
     num_cached = [each.end.num_cached_tokens for each in together]
     assert num_cached[0] == 0
     assert min(num_cached[1:]) >= 48, "a whole step of the first one"
-    assert num_cached.count(80) >= 10
+    # Two more begin in the step that is sent before the first one is answered.
+    assert num_cached.count(80) >= 9
     assert all(len(each.prompt.tokens) == 4 for each in together if each.prompt)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,6 +12,7 @@ import httpx
 import pytest
 from transformers import BloomConfig, BloomForCausalLM
 
+from launcher import BUNDLED_MODEL
 from native.time_slice import slice_ns
 from tests.integration.server import RunningServer, launched, metric, wait_until_gone
 from tests.native.kernel import needs_slices
@@ -168,4 +170,5 @@ def refused(model: Path | str, *flags: str) -> str:
 def test_an_architecture_that_cannot_be_paged_is_refused_with_the_reason(tmp_path: Path) -> None:
     config = BloomConfig(vocab_size=64, hidden_size=16, n_layer=1, n_head=2)
     BloomForCausalLM(config).save_pretrained(tmp_path)
+    shutil.copy(BUNDLED_MODEL / "tokenizer.json", tmp_path)
     assert "bloom" in refused(tmp_path).lower()

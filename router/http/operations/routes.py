@@ -143,7 +143,9 @@ class OperationsRoutes:
                 "num_shards": info.num_shards,
                 "num_blocks": info.num_blocks,
                 "block_size": info.block_size,
-                "attention": info.attention,
+                "executor": info.executor,
+                "executor_fallback": info.executor_fallback,
+                "same_answer_under_load": info.same_answer_under_load,
             }
         )
 

@@ -1,7 +1,5 @@
 """What fails in a step: one row alone, or the step, and what the books are worth afterwards."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -16,10 +14,17 @@ from tests.model_server.engine.shards import driver_of, load, warmed_up
 from tests.model_server.engine.test_runner import PROMPT, new, token_ids
 from tests.model_server.model import tiny_models
 
+# A token whose embedding is not a number: whoever reads it has no logits. Loading tries others.
+POISONED_ID = 79
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
-    return load(tiny_models.save("llama", tmp_path_factory.mktemp("llama")), World())
+    poisoned = tiny_models.build("llama")
+    poisoned.get_input_embeddings().weight.data[POISONED_ID] = torch.nan
+    folder = tmp_path_factory.mktemp("llama")
+    poisoned.save_pretrained(folder)
+    return load(folder, World())
 
 
 @pytest.fixture
@@ -32,26 +37,13 @@ def driver(model: PagedModel) -> Driver:
     return driver_of(model)
 
 
-@pytest.fixture
-def poisoned_id(model: PagedModel) -> Iterator[int]:
-    """A token whose embedding is not a number: whoever reads it has no logits."""
-    token_id = 77
-    weight = model._model.module.get_input_embeddings().weight.data
-    saved = weight[token_id].clone()
-    weight[token_id] = torch.nan
-    yield token_id
-    weight[token_id] = saved
-
-
-def test_a_row_that_fails_takes_nobody_with_it(
-    model: PagedModel, driver: Driver, poisoned_id: int
-) -> None:
+def test_a_row_that_fails_takes_nobody_with_it(model: PagedModel, driver: Driver) -> None:
     alone = driver_of(model)
     alone.add(1, PROMPT, 8)
     alone.run()
 
     driver.add(1, PROMPT, 8)
-    driver.add(2, (*PROMPT, poisoned_id), 8)
+    driver.add(2, (*PROMPT, POISONED_ID), 8)
     driver.run(step_tokens=16)
     failed = driver.requests[2]
     assert failed.finish_reason is FinishReason.ERROR
@@ -61,9 +53,9 @@ def test_a_row_that_fails_takes_nobody_with_it(
 
 
 def test_a_failed_row_is_logged_by_the_name_that_the_router_logs(
-    driver: Driver, poisoned_id: int, caplog: pytest.LogCaptureFixture
+    driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    driver.add(2, (*PROMPT, poisoned_id), 8)
+    driver.add(2, (*PROMPT, POISONED_ID), 8)
     driver.run()
     (record,) = caplog.records
     assert record.getMessage().startswith("shard_request_id=2 failed alone: ")
@@ -73,7 +65,7 @@ def test_a_failed_row_is_logged_by_the_name_that_the_router_logs(
 
 @pytest.mark.parametrize("step_tokens", [16, 64])
 def test_a_prompt_that_cannot_be_scored_fails_alone(
-    model: PagedModel, driver: Driver, poisoned_id: int, step_tokens: int
+    model: PagedModel, driver: Driver, step_tokens: int
 ) -> None:
     alone = driver_of(model)
     alone.add(1, PROMPT, 8)
@@ -81,7 +73,7 @@ def test_a_prompt_that_cannot_be_scored_fails_alone(
 
     driver.add(1, PROMPT, 8)
     scored = LogprobParams(num_top_tokens=1, prompt=True)
-    failed = driver.add(2, (*PROMPT[:5], poisoned_id, *PROMPT), 8, logprobs=scored)
+    failed = driver.add(2, (*PROMPT[:5], POISONED_ID, *PROMPT), 8, logprobs=scored)
     good = driver.add(3, PROMPT, 8, logprobs=scored)
     driver.run(step_tokens)
     assert failed.finish_reason is FinishReason.ERROR

@@ -1,6 +1,5 @@
 """The runner: steps change the books once and wholly, or not at all."""
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,6 @@ import torch
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.engine.step import StepOutput
-from model_server.engine.threads import ThreadCount
 from model_server.errors import InvalidStep, OutOfMemory, UnknownBatch
 from model_server.model.model import PagedModel
 from proto.contract import (
@@ -320,21 +318,6 @@ def test_the_size_that_the_shard_was_started_with_holds(model: PagedModel) -> No
     runner = Runner(model, runner_of(model, World())._sampler, World(), num_blocks=17)
     assert runner.warmup(64, 4, None, None).num_blocks == 17
     assert runner.warmup(64, 4, None, 18).num_blocks == 18
-
-
-def test_decode_steps_are_computed_by_fewer_threads_while_cores_are_scarce(
-    model: PagedModel,
-) -> None:
-    used: list[int] = []
-    # Each time it is asked the threads have waited another second.
-    waited_s = map(float, itertools.count())
-    threads = ThreadCount((2, 1), used.append, lambda: next(waited_s), least_window_s=0.0)
-    runner = Runner(model, runner_of(model, World())._sampler, World(), threads=threads)
-    runner.warmup(32, 4, None, NUM_BLOCKS)
-    driver = Driver(runner, NUM_BLOCKS, model.block_size)
-    driver.add(1, PROMPT, 40, ignore_eos=True)
-    driver.run()
-    assert used[0] == 1
 
 
 def test_a_pool_beyond_the_memory_is_refused_with_the_numbers(model: PagedModel) -> None:

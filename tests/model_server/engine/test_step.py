@@ -15,7 +15,7 @@ from tests.model_server.attention.attention_cases import CPU
 SCRATCH = 99
 
 
-def build(*sequences: SequenceStep, min_tokens: int | None = 1) -> StepInputs:
+def build(*sequences: SequenceStep, min_tokens: int = 1) -> StepInputs:
     return StepInputs.build(
         sequences, block_size=4, scratch_block_id=SCRATCH, device=CPU, min_tokens=min_tokens
     )
@@ -44,8 +44,8 @@ def test_the_last_rows_of_a_chunk_may_all_need_logits() -> None:
     assert step.logits_indices.tolist() == [1, 2, 3, 4]
 
 
-def test_a_short_step_is_filled_up_on_a_cpu_with_rows_that_nobody_reads() -> None:
-    step = build(SequenceStep([11], 5, [7, 5]), min_tokens=None)
+def test_a_short_step_is_filled_up_with_rows_that_nobody_reads() -> None:
+    step = build(SequenceStep([11], 5, [7, 5]), min_tokens=4)
     assert step.token_ids.shape == (4,)
     assert step.query_lens == (1, 3)
     assert step.block_tables.tolist() == [[7, 5], [SCRATCH, SCRATCH]]
@@ -55,7 +55,7 @@ def test_a_short_step_is_filled_up_on_a_cpu_with_rows_that_nobody_reads() -> Non
 
 
 def test_a_long_enough_step_is_not_filled_up() -> None:
-    step = build(SequenceStep([1, 2, 3, 4], 0, [0]), min_tokens=None)
+    step = build(SequenceStep([1, 2, 3, 4], 0, [0]), min_tokens=4)
     assert step.num_tokens == 4
     assert step.num_seqs == 1
 

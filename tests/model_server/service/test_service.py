@@ -62,7 +62,7 @@ def service(model: PagedModel) -> Iterator[TextGenerationService]:
         model_type=model.model_type,
         dtype="float32",
         device_type="cpu",
-        attention_backend=model.attention_backend,
+        executor=model.executor,
         block_size=model.block_size,
         vocab_size=model.vocab_size,
         max_position_embeddings=model.max_position_embeddings,

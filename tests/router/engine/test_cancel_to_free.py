@@ -1,4 +1,8 @@
-"""A client that leaves costs two steps at most: then its blocks and rows are back, and its slot."""
+"""A client that leaves is out of the third step: then its blocks and rows are back, and its slot.
+
+Two steps may be with the shards when it leaves; the third drops it, and while that is answered a
+fourth has begun.
+"""
 
 import asyncio
 import random
@@ -33,7 +37,7 @@ async def steps_until_free(rig: Rig, shard: FakeShard, stream: Stream) -> int:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-async def test_wherever_a_client_leaves_all_is_back_within_two_steps(num_ranks: int) -> None:
+async def test_wherever_a_client_leaves_all_is_back_with_the_third_step(num_ranks: int) -> None:
     chance = random.Random(11)
     ranks = [
         FakeShard(rank=rank, world_size=num_ranks, num_blocks=2048) for rank in range(num_ranks)
@@ -47,7 +51,7 @@ async def test_wherever_a_client_leaves_all_is_back_within_two_steps(num_ranks: 
             for leaver in leavers:
                 for _ in range(chance.randrange(30)):
                     await asyncio.sleep(0)
-                assert await steps_until_free(rig, ranks[0], leaver) <= 2
+                assert await steps_until_free(rig, ranks[0], leaver) <= 4
         assert stayer.end is None
         rig.batcher.cancel(stayer)
         await settled(rig)

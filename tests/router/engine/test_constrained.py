@@ -46,10 +46,12 @@ async def test_a_run_says_what_single_tokens_would(num_forced: int) -> None:
         assert texts_of(events) == list(text)
         end = end_of(events)
         assert (end.text, end.reason, end.num_generated_tokens) == (text, FinishReason.LENGTH, 8)
-        assert num_steps(shard) == -(-8 // (num_forced + 1))
+        num_needed = -(-8 // (num_forced + 1))
+        # The last one's tokens are not known yet when a further step is sent.
+        assert num_needed <= num_steps(shard) <= num_needed + 1
         assert rig.metrics.output_tokens.value() == 8
         assert rig.metrics.inter_token_latency.count() == 7
-        assert rig.metrics.forced_tokens.value() == 8 - num_steps(shard)
+        assert rig.metrics.forced_tokens.value() == 8 - num_needed
         assert rig.metrics.constraint_ends.value("satisfied") == 1
 
 
@@ -72,7 +74,7 @@ async def test_it_ends_where_nothing_but_the_end_may_follow() -> None:
         end = end_of(await events_of(rig.batcher.submit(request)))
         assert (end.text, end.reason) == ("[1, 2]", FinishReason.CONSTRAINT_COMPLETE)
         assert (end.num_generated_tokens, end.constraint_satisfied) == (6, True)
-        assert num_steps(shard) == 2
+        assert num_steps(shard) <= 3
 
 
 async def test_an_empty_text_is_an_answer_and_scores_its_prompt() -> None:

@@ -55,12 +55,12 @@ async def test_a_failed_row_fails_alone() -> None:
 async def test_a_failed_step_fails_what_ran_and_the_router_goes_on(method: str) -> None:
     shard = FakeShard()
     async with routing(shard) as rig:
+        epoch = shard.epoch
         shard.faults.fails.append((method, grpc.StatusCode.INTERNAL, "device lost"))
         events = await events_of(rig.batcher.submit(asking(max_new_tokens=10)))
         error = error_of(events)
         assert isinstance(error, ShardFailed)
         assert f"{method}: INTERNAL: device lost" in str(error)
-        epoch = shard.epoch
         again = await events_of(rig.batcher.submit(asking(max_new_tokens=10)))
         assert end_of(again).text == expected_text(PROMPT, 10)
         assert shard.epoch == epoch + 1

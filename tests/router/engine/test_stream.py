@@ -6,7 +6,8 @@ import pytest
 
 from proto.contract import FinishReason, Generation, SampledToken, SamplingParams, StopParams
 from router.engine.stream import Stream
-from router.request.events import Finished, TokenGenerated
+from router.request.errors import ShardFailed
+from router.request.events import Failed, Finished, TokenGenerated
 from router.request.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
 from tests.router.rig import ANY_TEXT
@@ -79,4 +80,15 @@ async def test_a_constrained_text_keeps_the_space_that_begins_it_behind_an_empty
         assert isinstance(end, Finished)
         texts.append(end.text)
     assert texts == ["the the", " the the"]
+    tokenizer.close()
+
+
+async def test_a_failure_comes_behind_the_tokens_that_were_made_before_it(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(save(byte_level(), tmp_path))
+    request = GenerateRequest((5,), "", SamplingParams(), StopParams(20))
+    stream = Stream(1, request, tokenizer, 0.0)
+    stream.add(Generation(1, (SampledToken(9, -0.5),)), 1.0)
+    stream.fail(ShardFailed("the device fell off"))
+    bursts = [[type(event) for event in await stream.take()] for _ in range(3)]
+    assert bursts == [[TokenGenerated], [Failed], []]
     tokenizer.close()

@@ -96,7 +96,8 @@ class KvShard:
     """Runs batches in order. `is_ahead`: it is given steps before it has answered earlier ones.
 
     `runs_late`: a sequence that ended at step n is computed in step n + 1 all the same when that
-    names it, as a shard does that looks at its draws one step late.
+    names it, as a shard does that looks at its draws one step late; not under a constraint, of
+    which it must know the last draw in any case.
     """
 
     def __init__(
@@ -137,7 +138,9 @@ class KvShard:
                 count, decodes = self._grow(request_id, updates.get(request_id))
                 num_tokens[request_id] = count
                 num_decode_tokens += count * decodes
-        if self._sequences.keys() >= set(batch.running_ids):
+        assert sum(num_tokens.values()) <= batch.num_tokens
+        assert num_decode_tokens <= batch.num_decode_tokens
+        if self._sequences.keys() >= set(batch.running_ids) and not self._is_ahead:
             assert sum(num_tokens.values()) == batch.num_tokens
             assert num_decode_tokens == batch.num_decode_tokens
         writes: dict[int, Prefix] = {}
@@ -184,9 +187,12 @@ class KvShard:
         decodes = sequence.is_decoding
         if update is not None:
             sequence.block_ids += update.block_ids
-        if update is not None and update.chunk_len is not None:
-            return update.chunk_len, decodes
-        return int(decodes), decodes
+        if update is None or update.chunk_len is None:
+            return int(decodes), decodes
+        if decodes and sequence.request.constraint is not None:
+            num_left = len(sequence.tokens) - sequence.computed_len
+            return min(update.chunk_len, num_left), decodes
+        return update.chunk_len, decodes
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
         block_id = sequence.block_ids[position // self._block_size]
@@ -234,7 +240,7 @@ class KvShard:
         generation = Generation(request_id, tokens, reason, prompt_logprobs=logprobs)
         if reason is not None:
             sequence.has_ended = True
-            if not self._runs_late:
+            if not self._runs_late or request.constraint is not None:
                 del self._sequences[request_id]
         return generation
 

@@ -71,21 +71,21 @@ def test_a_prompts_log_probabilities_count_once() -> None:
 
 
 def test_a_sequence_preempted_before_the_late_answer_is_recomputed() -> None:
-    scheduler = make_scheduler(num_blocks=5, block_size=1, max_steps_in_flight=2)
+    scheduler = make_scheduler(num_blocks=6, block_size=1, max_steps_in_flight=2)
     scheduler.add(0, make_request((6,), 4), 0.0)
     scheduler.add(1, make_request((5,), 3, is_constrained=True), 0.0)
     first = step(scheduler)
     second = step(scheduler)
     answer(scheduler, first, token(0, 7), token(1, 8))
     third = step(scheduler)
-    answer(scheduler, second, token(0, 7))
+    answer(scheduler, second, token(0, 7), token(1, 9))
     assert scheduler.schedule(0.0) is None, "the older one waits for the blocks of the younger one"
     answer(scheduler, third, token(0, 7), late(1))
     fourth = step(scheduler)
     assert fourth.dropped_ids == (1,)
     answer(scheduler, fourth, token(0, 7, FinishReason.LENGTH))
     (new,) = step(scheduler).new
-    assert (new.request_id, new.token_ids) == (1, (5, 8))
+    assert (new.request_id, new.token_ids) == (1, (5, 8, 9))
     scheduler.check_invariants()
 
 

@@ -60,23 +60,48 @@ def test_a_sequence_that_sits_a_step_out_keeps_its_token_of_the_next_ones() -> N
     scheduler.add(2, make_request((3,)), 0.0)
     first = step(scheduler)
     assert [new.request_id for new in first.new] == [0, 1]
+    for request_id in (0, 1):
+        scheduler.pause(request_id, True)
     assert scheduler.schedule(0.0) is None
     scheduler.check_invariants()
+    for request_id in (0, 1):
+        scheduler.pause(request_id, False)
     answer(scheduler, first, a_run(0, 7, 8), token(1, 7))
     assert step(scheduler).num_tokens == 2
 
 
-def test_it_is_not_run_ahead_of_while_the_others_are() -> None:
-    scheduler = make_scheduler(max_steps_in_flight=2)
+def test_a_step_made_before_a_run_is_known_has_room_for_it() -> None:
+    scheduler = make_scheduler(block_size=4, max_steps_in_flight=2)
     add(scheduler, 0)
     scheduler.add(1, make_request((1, 2, 3)), 0.0)
     first, second = step(scheduler), step(scheduler)
-    assert second.updates == (RunningUpdate(0, chunk_len=0),)
-    assert second.num_tokens == 1
+    assert second.updates == (RunningUpdate(0, (2, 3), chunk_len=15),)
     answer(scheduler, first, a_run(0, 7, 8), token(1, 7))
     third = step(scheduler)
-    assert chunks(third)[0] == 2
-    answer(scheduler, second, token(1, 8))
+    assert answer(scheduler, second, a_run(0, 9), token(1, 8)) == (a_run(0, 9), token(1, 8))
+    assert answer(scheduler, third, a_run(0, 10), token(1, 9)) == (a_run(0, 10), token(1, 9))
+    scheduler.check_invariants()
+
+
+def test_what_a_run_has_more_than_that_room_is_computed_next_and_draws_after_the_last() -> None:
+    scheduler = make_scheduler(max_step_tokens=3, max_steps_in_flight=2)
+    add(scheduler, 0)
+    first, second = step(scheduler), step(scheduler)
+    answer(scheduler, first, a_run(0, 7, 8, 9, 10))
+    third = step(scheduler)
+    assert (chunks(second)[0], third.num_tokens) == (3, 1)
+    assert answer(scheduler, second) == ()
+    assert answer(scheduler, third, token(0, 11)) == (token(0, 11),)
+    scheduler.check_invariants()
+
+
+def test_without_blocks_for_such_room_it_sits_the_step_out_and_nobody_is_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=6, block_size=1, max_steps_in_flight=2)
+    scheduler.add(0, make_request((5, 6), 3), 0.0)
+    add(scheduler, 1, max_new_tokens=2)
+    first, second = step(scheduler), step(scheduler)
+    assert (chunks(second)[1], scheduler.stats().num_preemptions) == (0, 0)
+    answer(scheduler, first, token(0, 7), a_run(1, 8))
     scheduler.check_invariants()
 
 

@@ -50,8 +50,8 @@ def test_it_decodes_once_its_prompt_is_scheduled_to_the_end() -> None:
     seen = []
     for count in (3, 2):
         row = one.schedule_tokens(count)
-        seen.append((row.start_len, row.stop_len, row.samples, one.state))
-    assert seen == [(0, 3, False, SequenceState.PREFILLING), (3, 5, True, SequenceState.DECODING)]
+        seen.append((one.scheduled_len, row.samples, one.state))
+    assert seen == [(3, False, SequenceState.PREFILLING), (5, True, SequenceState.DECODING)]
     assert (one.num_pending, one.num_steps_in_flight) == (1, 2)
 
 

@@ -11,15 +11,15 @@ TOKEN = SampledToken(1, -0.5)
 
 def decoding(request_id: int, max_new_tokens: int = 9) -> ScheduledChunk:
     sequence = Sequence(request_id, make_request((0, 1), max_new_tokens), order=request_id)
-    sequence.state = SequenceState.DECODING
-    return ScheduledChunk(sequence, 2, 3, samples=True)
+    sequence.state, sequence.computed_len = SequenceState.DECODING, 1
+    return ScheduledChunk(sequence, 1, samples=True)
 
 
 def prefilling(request_id: int, *, prompt_logprobs: bool = False) -> ScheduledChunk:
     request = make_request((0, 1, 0, 1), prompt_logprobs=prompt_logprobs)
     sequence = Sequence(request_id, request, order=request_id)
     sequence.state = SequenceState.PREFILLING
-    return ScheduledChunk(sequence, 0, 3, samples=False)
+    return ScheduledChunk(sequence, 3, samples=False)
 
 
 def step(*rows: ScheduledChunk) -> StepInFlight:

@@ -65,7 +65,6 @@ async def connected(*ranks: FakeShard, timeouts: ShardTimeouts = QUICK) -> Async
 
 
 async def run(shards: Shards, batch: Batch) -> StepResult:
-    await shards.drop(batch)
     return await shards.step(batch)
 
 
@@ -118,34 +117,78 @@ async def test_new_prompts_join_the_running_batch_and_its_id_stays() -> None:
         assert list(shard.batches) == [1]
 
 
-async def test_a_dropped_request_is_filtered_before_the_step() -> None:
+async def test_a_dropped_request_leaves_with_the_step() -> None:
     shard = FakeShard()
     async with connected(shard) as shards:
         await run(shards, prefill(1, new(7), new(8, (4, 5))))
         result = await run(shards, decode(2, 8, dropped_ids=(7,)))
-        assert result.remaining_ids == (8,)
-        assert methods(shard)[-2:] == ["FilterBatch", "Decode"]
+        assert (result.remaining_ids, list(tokens_of(result))) == ((8,), [8])
+        assert methods(shard)[-2:] == ["Prefill", "Decode"]
 
 
-async def test_when_all_are_dropped_the_batch_is_cleared_and_a_new_one_may_begin() -> None:
+async def test_when_all_are_dropped_others_may_enter() -> None:
     shard = FakeShard()
     async with connected(shard) as shards:
         await run(shards, prefill(1, new(7)))
         drop = Batch(2, (), (), (), (7,), 0, 0)
         assert (await run(shards, drop)).remaining_ids == ()
-        assert methods(shard)[-1] == "ClearCache"
         assert shard.num_held == 0
         result = await run(shards, prefill(3, new(9)))
         assert result.remaining_ids == (9,)
+        assert list(shard.batches) == [1]
 
 
-async def test_a_cleared_batch_may_be_followed_by_a_prompt_in_the_same_step() -> None:
+async def test_all_may_be_dropped_by_the_step_of_a_prompt_that_gets_their_blocks() -> None:
     shard = FakeShard()
     async with connected(shard) as shards:
         await run(shards, prefill(1, new(7)))
         step = Batch(2, (new(8),), (), (), (7,), 6, 0)
         assert (await run(shards, step)).remaining_ids == (8,)
-        assert methods(shard)[-2:] == ["ClearCache", "Prefill"]
+        assert list(shard.batches) == [1]
+
+
+class TestStepsSentAhead:
+    """Steps that are sent before those before them are answered."""
+
+    async def test_they_are_computed_in_their_order(self) -> None:
+        shard = FakeShard()
+        async with connected(shard) as shards:
+            steps = [shards.step(prefill(1, new(7))), shards.step(decode(2, 7))]
+            results = await asyncio.gather(*steps)
+        second = letters((*PROMPT, letters(PROMPT)))
+        assert [tokens_of(result) for result in results] == [{7: [letters(PROMPT)]}, {7: [second]}]
+
+    async def test_one_may_name_a_batch_that_ends_before_it(self) -> None:
+        async with connected(FakeShard()) as shards:
+            ending = shards.step(prefill(1, new(7, max_new_tokens=1)))
+            late, joining = shards.step(decode(2, 7)), shards.step(prefill(3, new(8)))
+            results = await asyncio.gather(ending, late, joining)
+            assert [result.remaining_ids for result in results] == [(), (), (8,)]
+            assert (await run(shards, decode(4, 8))).remaining_ids == (8,)
+
+    async def test_one_may_be_sent_when_the_end_is_answered_but_not_looked_at(self) -> None:
+        async with connected(FakeShard()) as shards:
+            ending = shards.step(prefill(1, new(7, max_new_tokens=1)))
+            await asyncio.wait([ending])
+            assert (await run(shards, decode(2, 7))).generations == ()
+
+    async def test_each_has_the_time_of_those_before_it_as_well(self) -> None:
+        shard = FakeShard()
+        shard.faults.delay_s = 0.6
+        async with connected(shard) as shards:
+            steps = [shards.step(prefill(1, new(7))), shards.step(decode(2, 7))]
+            assert len(await asyncio.gather(*steps)) == 2
+
+    async def test_after_a_reset_their_order_begins_anew(self) -> None:
+        shard = FakeShard()
+        async with connected(shard) as shards:
+            shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "broken"))
+            failing, behind = shards.step(prefill(1, new(7))), shards.step(decode(2, 7))
+            with pytest.raises(ShardFailed, match="INTERNAL: broken"):
+                await failing
+            behind.cancel()
+            await shards.reset()
+            assert (await run(shards, prefill(3, new(8)))).remaining_ids == (8,)
 
 
 async def test_both_ranks_are_asked_and_only_rank_0_brings_tokens() -> None:
@@ -176,7 +219,7 @@ async def test_a_failing_rank_does_not_leave_the_others_waiting_for_long() -> No
         assert monotonic() - began_s < 20.0
 
 
-@pytest.mark.parametrize("method", ["Prefill", "Decode", "FilterBatch"])
+@pytest.mark.parametrize("method", ["Prefill", "Decode"])
 async def test_a_refused_call_names_rank_method_code_and_reason(method: str) -> None:
     shard = FakeShard()
     async with connected(shard) as shards:

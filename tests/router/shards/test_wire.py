@@ -54,7 +54,7 @@ def token(token_id: int = 5, logprob: float = -0.5) -> pb.SampledToken:
 
 
 def test_a_plain_request_switches_every_processor_off() -> None:
-    sent = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, None).batch.requests[0]
+    sent = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, 1, None).batch.requests[0]
     assert (sent.id, list(sent.token_ids), sent.prompt_len) == (9, [5, 6, 7, 8], 3)
     assert (sent.cached_len, sent.chunk_len, list(sent.block_ids)) == (2, 2, [3, 1])
     sampling = sent.sampling
@@ -94,7 +94,7 @@ def test_every_parameter_arrives_in_its_field() -> None:
     request = GenerateRequest(
         (5, 6), "ab", sampling, stop, logprobs, constraint, output_ids=(7, 8, 9), pause_after=4
     )
-    sent = wire.prefill_to_pb(batch_of(request), 3, 1, None).batch.requests[0]
+    sent = wire.prefill_to_pb(batch_of(request), 3, 1, 1, None).batch.requests[0]
     assert sent.sampling == pb.SamplingParameters(
         do_sample=True,
         temperature=0.5,
@@ -146,7 +146,7 @@ def test_a_translation_goes_with_the_call_that_compiles_it(
         may_run_on=True,
         completion=None if completion is None else pb.Completion(token_ids=completion),
     )
-    sent = wire.prefill_to_pb(batch_of(request), 1, 1, None).batch.requests[0].constraint
+    sent = wire.prefill_to_pb(batch_of(request), 1, 1, 1, None).batch.requests[0].constraint
     assert sent.HasField("translation") == is_quick
     assert not is_quick or sent.translation == expected
     assert wire.prepare_to_pb(constraint).constraint.translation == expected
@@ -157,7 +157,7 @@ def test_a_translation_goes_with_the_call_that_compiles_it(
 def test_every_constraint_language_has_its_number(kind: Kind, whitespace: Whitespace) -> None:
     constraint = Constraint(ConstraintSpec(kind, "x", whitespace))
     request = GenerateRequest((1,), "", SamplingParams(), StopParams(1), constraint=constraint)
-    sent = wire.prefill_to_pb(batch_of(request), 1, 1, None).batch.requests[0].constraint
+    sent = wire.prefill_to_pb(batch_of(request), 1, 1, 1, None).batch.requests[0].constraint
     assert pb.ConstraintKind.Name(sent.kind) == f"CONSTRAINT_KIND_{kind.name}"
     assert (
         pb.ConstraintWhitespace.Name(sent.whitespace) == f"CONSTRAINT_WHITESPACE_{whitespace.name}"
@@ -165,10 +165,10 @@ def test_every_constraint_language_has_its_number(kind: Kind, whitespace: Whites
 
 
 def test_absence_stays_absent() -> None:
-    first = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, None)
+    first = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, 1, None)
     assert not first.HasField("cached_batch_id")
     joined = wire.prefill_to_pb(
-        batch_of(PLAIN, (RunningUpdate(4), RunningUpdate(5, (6,), 0))), 3, 2, 1
+        batch_of(PLAIN, (RunningUpdate(4), RunningUpdate(5, (6,), 0))), 3, 1, 2, 1
     )
     assert joined.cached_batch_id == 1
     assert [update.HasField("chunk_len") for update in joined.updates] == [False, True]
@@ -320,3 +320,12 @@ def test_a_model_without_a_window_has_none() -> None:
     message.window_len = 512
     assert wire.info_from_pb(message).window_len == 512
     assert wire.info_from_pb(message).eos_token_ids == (1, 2)
+
+
+def test_a_step_says_its_place_and_what_left_before_it() -> None:
+    batch = Batch(7, (), (), (4,), (2, 3), 1, 1)
+    sent = wire.decode_to_pb(batch, 3, 5, 1)
+    assert (sent.epoch, sent.step, list(sent.batch_ids), list(sent.dropped_ids)) == (
+        *(3, 5, [1]),
+        [2, 3],
+    )

@@ -64,7 +64,7 @@ async def test_an_answer_has_openai_s_shape() -> None:
     assert answer == {
         "object": "chat.completion",
         "model": "fake/model",
-        "system_fingerprint": "0.0.1-native",
+        "system_fingerprint": "0.0.1",
         "choices": [
             {
                 "index": 0,

@@ -8,7 +8,7 @@ import pytest
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
 from tests.router.http.openai.asking import CHAT, HI, refuse, saying_after_hi, stream, text_of
-from tests.router.rig import asking
+from tests.router.rig import asking, settled
 
 
 async def test_another_model_is_a_404() -> None:
@@ -103,6 +103,7 @@ async def test_a_failing_shard_is_a_500_or_an_event_then_the_end() -> None:
         assert (status, error["type"]) == (500, "server_error")
         assert "logits are NaN" in error["message"]
 
+        await settled(house.rig)
         shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "no memory"))
         *chunks, failure = await stream(house, CHAT, {"messages": HI})
         assert text_of(chunks) == "h"

@@ -41,7 +41,7 @@ async def test_an_answer_has_openai_s_shape() -> None:
     assert answer == {
         "object": "text_completion",
         "model": "fake/model",
-        "system_fingerprint": "0.0.1-native",
+        "system_fingerprint": "0.0.1",
         "choices": [{"index": 0, "text": "cd", "logprobs": None, "finish_reason": "stop"}],
         "usage": usage(2, 3),
     }

@@ -1,0 +1,83 @@
+"""The queue of steps before the device's thread: numbered steps run in the order of their numbers.
+
+    handlers:  step 3 arrives   step 2 arrives
+                    |  waits ------> |
+    thread:    | step 1 runs ........| step 2 ..........| step 3 ..........
+
+Calls of one connection arrive in order, but each is handled by a task of its own, so that tasks may
+pass each other. A step is given to the thread as soon as the one before it was, not when that has
+ended: the thread goes from one to the next without waiting for the event loop.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar
+
+from model_server.errors import InvalidStep, StaleEpoch
+
+T = TypeVar("T")
+
+
+class StepQueue:
+    """Used by the event loop's thread alone. `device_thread` has one worker."""
+
+    def __init__(self, device_thread: Executor) -> None:
+        self._device_thread = device_thread
+        self._next = 1
+        self._early: dict[int, asyncio.Future[None]] = {}
+        self._epoch = _Epoch(0)
+
+    def begin_epoch(self, number: int) -> None:
+        """The next step is number 1; steps that wait for one before them raise StaleEpoch."""
+        for waiting in self._early.values():
+            if not waiting.done():
+                waiting.set_exception(StaleEpoch(f"epoch {number} has begun"))
+        self._early.clear()
+        self._next = 1
+        self._epoch = _Epoch(number)
+
+    async def run(self, step: Callable[[], T], number: int | None) -> T:
+        """Runs a step once those of smaller numbers have run; without a number, when it comes.
+
+        Raises what the step raises, InvalidStep for a number that came before or behind a numbered
+        step that failed, and StaleEpoch when another epoch begins first.
+        """
+        loop = asyncio.get_running_loop()
+        if number is None:
+            return await loop.run_in_executor(self._device_thread, step)
+        if number != self._next:
+            await self._turn(number)
+        running = loop.run_in_executor(self._device_thread, self._epoch.run, step, number)
+        self._next = number + 1
+        following = self._early.pop(self._next, None)
+        if following is not None and not following.done():
+            following.set_result(None)
+        return await running
+
+    async def _turn(self, number: int) -> None:
+        if number < self._next or number in self._early:
+            raise InvalidStep(f"step {number} came before; the next one is {self._next}")
+        waiting = self._early[number] = asyncio.get_running_loop().create_future()
+        await waiting
+
+
+class _Epoch:
+    """What the device's thread knows of an epoch: whether one of its steps failed."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._failed: int | None = None
+
+    def run(self, step: Callable[[], T], number: int) -> T:
+        """A step that was sent before the failure of one before it relies on what never was."""
+        if self._failed is not None:
+            raise InvalidStep(
+                f"step {number} follows step {self._failed}, which failed: epoch {self._number} is"
+                " over"
+            )
+        try:
+            return step()
+        except BaseException:
+            self._failed = number
+            raise

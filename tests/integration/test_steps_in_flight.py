@@ -1,0 +1,173 @@
+"""Scheduler and shard with one step in flight and with two: every request gets the same tokens."""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from model_server.engine.distributed import World
+from model_server.model.model import PagedModel
+from proto.contract import (
+    Batch,
+    FinishReason,
+    LogprobParams,
+    SamplingParams,
+    StepResult,
+    StopParams,
+)
+from router.request.request import GenerateRequest
+from router.scheduler.allocator import Allocator
+from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.model_server.engine.shards import load, runner_of
+from tests.model_server.model import tiny_models
+
+_POOL_BLOCKS = 6
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
+    return load(tiny_models.save("llama", tmp_path_factory.mktemp("llama")), World())
+
+
+@dataclass(frozen=True)
+class Client:
+    """A request, the step before which it comes, and its end by the router.
+
+    `stops_at`: tokens of output after which the router ends it, for a stop string or a client that
+    left. `is_slow`: its reader misses every third step.
+    """
+
+    request: GenerateRequest
+    arrival: int
+    stops_at: int | None
+    is_slow: bool
+
+
+@st.composite
+def clients(draw: st.DrawFn) -> Client:
+    """Few prompts, so that they share beginnings; few blocks, so that they preempt each other."""
+    first = draw(st.sampled_from([5, 40]))
+    prompt_ids = tuple(range(first, first + draw(st.integers(1, 40))))
+    sampling = SamplingParams(do_sample=draw(st.booleans()), seed=draw(st.integers(0, 3)))
+    stop = StopParams(draw(st.integers(1, 24)), stop_token_ids=tuple(range(8)))
+    logprobs = LogprobParams(prompt=draw(st.booleans()))
+    return Client(
+        GenerateRequest(prompt_ids, "", sampling, stop, logprobs),
+        arrival=draw(st.integers(0, 20)),
+        stops_at=draw(st.sampled_from([None, None, 1, 5])),
+        is_slow=draw(st.booleans()),
+    )
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a request got."""
+
+    token_ids: tuple[int, ...] = ()
+    num_scores: int = 0
+    reason: FinishReason | None = None
+
+
+class Loop:
+    """The router's loop around a shard, without text and without a wire."""
+
+    def __init__(self, model: PagedModel, clients: Sequence[Client], num_in_flight: int) -> None:
+        self._runner = runner_of(model, World())
+        self._runner.warmup(
+            max_step_tokens=32, max_batch_size=4, max_total_len=None, num_blocks=_POOL_BLOCKS
+        )
+        limits = SchedulerLimits(24, 4, num_in_flight)
+        self._scheduler = Scheduler(limits, Allocator(_POOL_BLOCKS, model.block_size))
+        self._clients = clients
+        self._num_in_flight = num_in_flight
+        self._batch_id: int | None = None
+        self.answers = [Answer() for _ in clients]
+        self.num_preemptions = 0
+
+    def run(self) -> None:
+        """Until all requests have ended."""
+        in_flight: deque[StepResult] = deque()
+        turn = 0
+        last = max(client.arrival for client in self._clients)
+        while self._scheduler.has_work or turn <= last:
+            self._arrive(turn)
+            while (batch := self._scheduler.schedule(0.0)) is not None:
+                in_flight.append(self._computed(batch))
+            assert len(in_flight) <= self._num_in_flight
+            if in_flight:
+                self._apply(in_flight.popleft())
+            self._scheduler.check_invariants()
+            turn += 1
+            assert turn < 3000, "requests starve"
+        self.num_preemptions = self._scheduler.stats().num_preemptions
+        assert self._scheduler.stats().num_blocks_used == 0
+
+    def _arrive(self, turn: int) -> None:
+        for request_id, client in enumerate(self._clients):
+            if client.arrival == turn:
+                self._scheduler.add(request_id, client.request, 0.0)
+            if client.is_slow:
+                self._scheduler.pause(request_id, turn % 3 == 0)
+
+    def _computed(self, batch: Batch) -> StepResult:
+        """The step's result. It runs when it is sent, as the shard runs steps in their order."""
+        runner, dropped_ids = self._runner, batch.dropped_ids
+        if batch.new:
+            output = runner.prefill(
+                batch.step_id, batch.new, self._batch_id, batch.updates, dropped_ids
+            )
+            self._batch_id = batch.step_id if self._batch_id is None else self._batch_id
+        else:
+            assert self._batch_id is not None
+            output = runner.decode([self._batch_id], batch.updates, dropped_ids)
+        return StepResult(batch.step_id, output.generations, output.request_ids)
+
+    def _apply(self, result: StepResult) -> None:
+        for generation in self._scheduler.apply(result, 0.0):
+            answer, client = (
+                self.answers[generation.request_id],
+                self._clients[generation.request_id],
+            )
+            assert answer.reason is None, "a generation after the end"
+            assert generation.error is None
+            answer.token_ids += tuple(token.token_id for token in generation.tokens)
+            answer.num_scores += len(generation.prompt_logprobs)
+            answer.reason = generation.finish_reason
+            if answer.reason is None and len(answer.token_ids) == client.stops_at:
+                answer.reason = FinishReason.STOP_STRING
+                self._scheduler.finish(generation.request_id)
+
+
+def _answers(model: PagedModel, each: Sequence[Client], num_in_flight: int) -> Loop:
+    loop = Loop(model, each, num_in_flight)
+    loop.run()
+    return loop
+
+
+@given(st.lists(clients(), min_size=1, max_size=6))
+@settings(
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_leavers_stops_pauses_and_preemption_change_no_token(
+    model: PagedModel, each: Sequence[Client]
+) -> None:
+    one, two = (_answers(model, each, num_in_flight) for num_in_flight in (1, 2))
+    assert one.answers == two.answers
+
+
+def test_the_pool_of_these_tests_preempts(model: PagedModel) -> None:
+    stop = StopParams(24, ignore_eos=True)
+    each = [
+        Client(GenerateRequest((index + 9,) * 12, "", SamplingParams(), stop), 0, None, False)
+        for index in range(4)
+    ]
+    one, two = (_answers(model, each, num_in_flight) for num_in_flight in (1, 2))
+    preempted: Mapping[int, int] = {1: one.num_preemptions, 2: two.num_preemptions}
+    assert min(preempted.values()) > 0
+    assert one.answers == two.answers
