@@ -62,7 +62,7 @@ def _installed(package: str) -> str:
 
 def _print_times(folder: Path) -> None:
     model = load(folder, device=torch.device("cuda", 0), dtype="bfloat16", attention="auto")
-    print(f"\ndecode steps of a 100 M Llama, {model.attention_backend} attention, bfloat16,")
+    print(f"\ndecode steps of a 100 M Llama, {model.executor}, bfloat16,")
     print(f"context {_CONTEXT_LEN}, {_NUM_STEPS} steps:")
     print(f"{'batch':>6} {'min ms':>8} {'median ms':>10} {'tokens/s':>10} {'other ms':>9}")
     for batch_size in _BATCH_SIZES:

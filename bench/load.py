@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -30,11 +30,12 @@ APIS = ("tgi", "openai", "chat")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server and how to speak to it."""
+    """A server and how to speak to it; `extra` are fields of every body that others refuse."""
 
     url: str
     api: str
     model: str = "tgi"
+    extra: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.api not in APIS:
@@ -125,7 +126,7 @@ async def run(target: Target, load: Load, prompts: Sequence[str]) -> Report:
     else:
         assert load.rate is not None
         traces = await _open_loop(url, bodies, load.rate, random.Random(load.seed))
-    return _report(traces, time.perf_counter() - started_s)
+    return report(traces, time.perf_counter() - started_s)
 
 
 async def _closed_loop(url: str, bodies: Sequence[bytes], concurrency: int) -> list[Trace]:
@@ -200,6 +201,7 @@ def _body(target: Target, load: Load, prompt: str) -> bytes:
         "temperature": load.temperature,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **target.extra,
     }
     if target.api == "chat":
         return json.dumps(body | {"messages": [{"role": "user", "content": prompt}]}).encode()
@@ -209,7 +211,8 @@ def _body(target: Target, load: Load, prompt: str) -> bytes:
 _PATHS = {"tgi": "/generate_stream", "openai": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
-def _report(traces: Sequence[Trace], wall_s: float) -> Report:
+def report(traces: Sequence[Trace], wall_s: float) -> Report:
+    """The figures of requests that took `wall_s` seconds together."""
     good = [trace for trace in traces if trace.error is None]
     gaps = [
         later - earlier
@@ -270,9 +273,9 @@ def main(argv: Sequence[str], write: Callable[[str], object] = sys.stdout.write)
     )
     tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
     target = Target(args.url, args.api, args.model)
-    report = asyncio.run(run(target, load, random_prompts(tokenizer, load)))
-    write(json.dumps({"target": asdict(target), "load": asdict(load)} | asdict(report)) + "\n")
-    return 1 if report.num_errors else 0
+    done = asyncio.run(run(target, load, random_prompts(tokenizer, load)))
+    write(json.dumps({"target": asdict(target), "load": asdict(load)} | asdict(done)) + "\n")
+    return 1 if done.num_errors else 0
 
 
 if __name__ == "__main__":

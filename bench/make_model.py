@@ -1,12 +1,14 @@
 """Make the model that Tandem and its peers are measured on: a Llama of 100 M random parameters.
 
     python -m bench.make_model /tmp/llama-100m
+    python -m bench.make_model /tmp/llama-1b --shape 1b
 
 Hidden 768, 12 layers, 12 heads of 4 key heads, intermediate 2048, vocabulary 32 000 (tied), 4096
-positions, bfloat16, 200 MB. `--vocab-size 128000 --num-layers 1 --hidden-size 128` makes a quick
-one of a large vocabulary. Linear layers have unit gain (std = in_features ** -0.5): of the usual
-initialisation, with tied embeddings, greedy decoding repeats one token for ever. The tokenizer is a
-byte-level BPE trained on made-up words, so that any text goes in and every token comes out as text.
+positions, bfloat16, 200 MB; `--shape 1b` is TinyLlama's, 1.1 B parameters, 2.2 GB.
+`--vocab-size 128000 --num-layers 1 --hidden-size 128` makes a quick one of a large vocabulary.
+Linear layers have unit gain (std = in_features ** -0.5): of the usual initialisation, with tied
+embeddings, greedy decoding repeats one token for ever. The tokenizer is a byte-level BPE trained on
+made-up words, so that any text goes in and every token comes out as text.
 """
 
 import argparse
@@ -25,6 +27,12 @@ VOCAB_SIZE = 32_000
 _HIDDEN_SIZE = 768
 _NUM_LAYERS = 12
 _HEAD_LEN = 64
+# Of a model of 2048 and 22 layers: TinyLlama.
+_TINYLLAMA = {
+    "num_key_value_heads": 4,
+    "intermediate_size": 5632,
+    "tie_word_embeddings": False,
+}
 _MADE_UP_WORDS = 200_000
 _SPECIAL_TOKENS = ("<s>", "</s>", "<unk>")
 _ENDS = ("", "", "n", "r", "s")
@@ -35,22 +43,24 @@ _CHAT_TEMPLATE = (
 
 
 def config(
-    vocab_size: int = VOCAB_SIZE, hidden_size: int = _HIDDEN_SIZE, num_layers: int = _NUM_LAYERS
+    vocab_size: int = VOCAB_SIZE,
+    hidden_size: int = _HIDDEN_SIZE,
+    num_layers: int = _NUM_LAYERS,
+    **changes: Any,
 ) -> LlamaConfig:
     """The shape of the model."""
     num_heads = hidden_size // _HEAD_LEN
-    return LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=hidden_size,
-        num_hidden_layers=num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_heads if num_heads % 3 else num_heads // 3,
-        intermediate_size=hidden_size * 8 // 3,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=1,
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads if num_heads % 3 else num_heads // 3,
+        "intermediate_size": hidden_size * 8 // 3,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    }
+    return LlamaConfig(**sizes | changes, bos_token_id=0, eos_token_id=1)
 
 
 def model(shape: LlamaConfig, seed: int = 0) -> Any:
@@ -98,10 +108,15 @@ def main() -> None:
     parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)
     parser.add_argument("--hidden-size", type=int, default=_HIDDEN_SIZE)
     parser.add_argument("--num-layers", type=int, default=_NUM_LAYERS)
+    parser.add_argument("--max-len", type=int, help="positions (default: 4096)")
+    parser.add_argument("--shape", choices=("1b",), help="instead of the sizes above")
     args = parser.parse_args()
-    built = model(config(args.vocab_size, args.hidden_size, args.num_layers), args.seed)
+    sizes = (args.vocab_size, args.hidden_size, args.num_layers)
+    shape = config(VOCAB_SIZE, 2048, 22, **_TINYLLAMA) if args.shape else config(*sizes)
+    shape.max_position_embeddings = args.max_len or shape.max_position_embeddings
+    built = model(shape, args.seed)
     built.save_pretrained(args.folder)
-    tokenizer(args.vocab_size, args.seed).save_pretrained(args.folder)
+    tokenizer(shape.vocab_size, args.seed).save_pretrained(args.folder)
     num_parameters = sum(parameter.numel() for parameter in built.parameters())
     sys.stdout.write(f"{args.folder}: {num_parameters / 1e6:.2f} M parameters\n")
 

@@ -7,8 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -26,19 +26,22 @@ class Server:
     command: tuple[str, ...]
     ready_url: str
     target: Target
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def tandem(model: Path, port: int, flags: Sequence[str]) -> Server:
     """Tandem as a user starts it."""
     url = f"http://127.0.0.1:{port}"
-    launcher = str(Path(sys.executable).with_name("launcher"))
-    command = (launcher, "serve", str(model), "--port", str(port), *flags)
+    command = (sys.executable, "-m", "launcher", "serve", str(model), "--port", str(port), *flags)
     return Server("tandem", command, f"{url}/health", Target(url, "openai", str(model)))
 
 
 @contextlib.contextmanager
-def running(server: Server) -> Iterator[None]:
-    """Start it, wait until it answers, and end its whole process group at the end."""
+def running(server: Server) -> Iterator[int]:
+    """Start it, wait until it answers, and end its whole process group at the end.
+
+    Answers the number of its process.
+    """
     log = Path(f"/tmp/bench-{server.name}.log")
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -46,12 +49,13 @@ def running(server: Server) -> Iterator[None]:
             stdout=output,
             stderr=subprocess.STDOUT,
             process_group=0,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            env={**os.environ, "HF_HUB_OFFLINE": "1", **server.environ},
         )
     try:
         _wait_until_ready(server, process, log)
-        yield
+        yield process.pid
     finally:
+        _signal_tree(process.pid, signal.SIGCONT)
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(20)
@@ -99,7 +103,45 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def tree(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(path.parent.name))
+    found = [pid]
+    for each in found:
+        found += children.get(each, [])
+    return found
+
+
+@contextlib.contextmanager
+def awake(pid: int) -> Iterator[None]:
+    """A server works while this lasts, and stops then: no other one takes its neighbour's cores."""
+    _signal_tree(pid, signal.SIGCONT)
+    try:
+        yield
+    finally:
+        _signal_tree(pid, signal.SIGSTOP)
+
+
+def _signal_tree(pid: int, signum: signal.Signals) -> None:
+    for each in tree(pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signum)
+
+
+def peak_mib(pid: int) -> float:
+    """The most memory that each process of a tree has held, added up."""
+    return round(sum(_status_mib(each, "VmHWM") for each in tree(pid)), 1)
+
+
 def resident_mib(pid: int) -> float:
     """Memory that a process holds."""
+    return round(_status_mib(pid, "VmRSS"), 1)
+
+
+def _status_mib(pid: int, name: str) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
-    return round(int(status.split("VmRSS:")[1].split()[0]) / 1024, 1)
+    return int(status.split(f"{name}:")[1].split()[0]) / 1024

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,37 +39,37 @@ class QuickShard(FakeShard):
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
         """New rows draw their first token; running ones the next."""
-        for new in request.batch.requests:
-            self._left[new.id] = new.stopping.max_new_tokens
-        return await self._answer(request.cached_batch_id or request.batch.id, request.updates)
+        async with self._turn("Prefill", request, context):
+            for new in request.batch.requests:
+                self._left[new.id] = new.stopping.max_new_tokens
+            return await self._answer(request.cached_batch_id or request.batch.id, request)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         """Every row draws a token."""
-        return await self._answer(request.batch_ids[0], request.updates)
-
-    async def FilterBatch(
-        self, request: pb.FilterBatchRequest, context: Context
-    ) -> pb.FilterBatchResponse:
-        """Drops the requests that are not named."""
-        self._left = {key: self._left[key] for key in request.request_ids}
-        batch = pb.CachedBatch(id=request.batch_id, request_ids=list(self._left))
-        return pb.FilterBatchResponse(epoch=self.epoch, batch=batch)
+        async with self._turn("Decode", request, context):
+            return await self._answer(request.batch_ids[0], request)
 
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
     ) -> pb.ClearCacheResponse:
         """Drops every request."""
         self._left.clear()
-        self.epoch = request.epoch
-        return pb.ClearCacheResponse(epoch=self.epoch)
+        return await super().ClearCache(request, context)
 
-    async def _answer(self, batch_id: int, updates: Iterable[pb.RunningUpdate]) -> pb.StepResponse:
+    async def _answer(
+        self, batch_id: int, request: pb.PrefillRequest | pb.DecodeRequest
+    ) -> pb.StepResponse:
+        self.calls.clear()
+        for key in request.dropped_ids:
+            self._left.pop(key, None)
         if self._step_s:
             await asyncio.sleep(self._step_s)
         answer = pb.StepResponse(epoch=self.epoch)
         # Requests that skip this step; prompts come in one chunk here.
         paused = {
-            one.request_id for one in updates if one.HasField("chunk_len") and not one.chunk_len
+            one.request_id
+            for one in request.updates
+            if one.HasField("chunk_len") and not one.chunk_len
         }
         for key in [key for key in self._left if key not in paused]:
             self._left[key] -= 1

@@ -1,24 +1,30 @@
 """One decode step of one shard alone: no router, no wire, no text.
 
     python -m bench.step /tmp/llama-100m --threads 2
+    python -m bench.step FOLDER --batch-sizes 1 2 4 8 16 32 64 128 256 --svg by_batch.svg
+    python -m bench.step FOLDER --batch-sizes 1 8 --contexts 256 1024 4096 16384 --svg by_len.svg
 
-Sequences of `--context` tokens decode greedily in one batch. Each step's time is split into the
+Sequences of `--contexts` tokens decode greedily in one batch. Each step's time is split into the
 model's forward, sampling, and the shard's bookkeeping. Prints JSON; `min` is the figure to compare
-on a shared machine, `median` the one to expect.
+on a shared machine, `median` the one to expect. `floor` is what reading weights and KV once takes
+at the bandwidth that all threads reach together: no step is faster.
 """
 
 import argparse
+import ctypes
 import json
 import random
 import statistics
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 import transformers
 
+from bench.chart import Line, lines
 from model_server.engine.distributed import World
 from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
@@ -27,6 +33,7 @@ from model_server.model.checkpoint_check import ModelSettings
 from model_server.model.loading import load_model
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
+from native.library import load_native
 from proto.contract import NewSequence, SamplingParams, StopParams
 
 _MAX_PREFILL_TOKENS = 2048
@@ -44,6 +51,7 @@ class StepTimes:
     forward_ms: float  # median
     sample_ms: float  # median
     other_ms: float  # median of what is left
+    floor_ms: float | None = None
 
 
 def load(folder: Path, *, device: torch.device, dtype: str, attention: str) -> PagedModel:
@@ -59,6 +67,7 @@ def measure(model: PagedModel, batch_size: int, context_len: int, num_steps: int
     """Decode `num_steps` steps around that context, after a few that do not count."""
     num_warm = 5
     start_len = context_len - num_steps // 2
+    # What is before it counts as cached: zeros are read as fast as what prompts leave.
     num_blocks = -(-(start_len + num_warm + num_steps + 1) // model.block_size)
     sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, batch_size)
     runner = Runner(model, sampler, World())
@@ -69,8 +78,8 @@ def measure(model: PagedModel, batch_size: int, context_len: int, num_steps: int
             request_id=index,
             token_ids=tuple(rng.randrange(3, model.vocab_size) for _ in range(start_len)),
             prompt_len=start_len,
-            cached_len=0,
-            chunk_len=start_len,
+            cached_len=start_len - 1,
+            chunk_len=1,
             block_ids=tuple(range(index * num_blocks, (index + 1) * num_blocks)),
             sampling=SamplingParams(),
             stop=StopParams(max_new_tokens=num_warm + num_steps + 1, ignore_eos=True),
@@ -99,6 +108,44 @@ def _times(batch_size: int, context_len: int, outputs: Sequence[StepOutput]) -> 
     )
 
 
+def read_gb_per_s() -> float:
+    """The best of some readings of half a GiB by all threads. Raises NativeUnavailable."""
+    read = load_native(Path(__file__).with_name("read_memory.cpp")).read_memory
+    read.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    words = torch.ones(2**26, dtype=torch.int64)
+    took_s = []
+    for _ in range(10):
+        started_s = time.perf_counter()
+        read(words.data_ptr(), len(words))
+        took_s.append(time.perf_counter() - started_s)
+    return words.nbytes / min(took_s) / 1e9
+
+
+def _with_floor(times: StepTimes, model: PagedModel, folder: Path, gb_per_s: float) -> StepTimes:
+    """An embedding that is no head as well is not read; of the keys and values every one is."""
+    config = json.loads((folder / "config.json").read_text())
+    weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    if not config["tie_word_embeddings"]:
+        weights -= 2 * config["vocab_size"] * config["hidden_size"]
+    kv_bytes = times.context_len * times.batch_size * model.bytes_per_block / model.block_size
+    return replace(times, floor_ms=round((weights + kv_bytes) / gb_per_s / 1e6, 3))
+
+
+def _chart(found: Sequence[StepTimes]) -> str:
+    """By context, a line for each batch size; or by batch size, if there is one context."""
+    series = []
+    by_batch = len({times.context_len for times in found}) == 1
+    for batch_size in [None] if by_batch else sorted({times.batch_size for times in found}):
+        chosen = [times for times in found if batch_size in (None, times.batch_size)]
+        xs = [times.batch_size if by_batch else times.context_len for times in chosen]
+        name = "a step" if by_batch else f"batch of {batch_size}"
+        series.append(Line(name, [(x, t.median_ms) for x, t in zip(xs, chosen, strict=True)]))
+        floors = [(x, t.floor_ms or 0.0) for x, t in zip(xs, chosen, strict=True)]
+        series.append(Line("bandwidth", floors, dashed=True))
+    x_label = "sequences" if by_batch else "tokens of context of each sequence"
+    return lines("One decode step", x_label, "ms, median", series)
+
+
 def main() -> None:
     """Measure what the command line names."""
     parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__)
@@ -108,26 +155,33 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--contexts", type=int, nargs="+", default=[192])
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int, help="of the CPU (default: torch's)")
+    parser.add_argument("--svg", type=Path, help="draw it there, with the floor (of a CPU)")
     args = parser.parse_args()
     if args.threads:
         torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     model = load(args.folder, device=device, dtype=args.dtype, attention=args.attention)
+    found = [
+        measure(model, batch_size, context_len, args.steps)
+        for context_len in args.contexts
+        for batch_size in args.batch_sizes
+    ]
+    if args.svg:
+        gb_per_s = read_gb_per_s()
+        found = [_with_floor(times, model, args.folder, gb_per_s) for times in found]
+        args.svg.write_text(_chart(found))
     report = {
         "model": str(args.folder),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "dtype": str(model.dtype),
-        "attention": model.attention_backend,
+        "executor": model.executor,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "steps": [
-            asdict(measure(model, batch_size, args.context, args.steps))
-            for batch_size in args.batch_sizes
-        ],
+        "steps": [asdict(times) for times in found],
     }
     json.dump(report, sys.stdout, indent=1)
     sys.stdout.write("\n")
