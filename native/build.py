@@ -71,7 +71,7 @@ def build(
 
 
 def _targets(source: Source, *, is_portable: bool) -> Sequence[InstructionSet]:
-    """Without `native`: nothing tells whether its library still is on the CPU it was made for."""
+    """Without `native`: its library may be on another CPU by now than it was made for."""
     if is_portable:
         return portable(source.instruction_sets)
     return [each for each in usable(source.instruction_sets) if each.is_portable][:1]

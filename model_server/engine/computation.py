@@ -145,7 +145,7 @@ class Follower:
 
 
 class FirstRank:
-    """Rank 0: masks, samples, and tells the others. Without `guides` no row has a mask."""
+    """Rank 0: masks, samples, and broadcasts the tokens. Without `guides` no row has a mask."""
 
     def __init__(
         self, model: PagedModel, sampler: Sampler, guides: MaskScheduler | None, world: World
