@@ -10,6 +10,7 @@ native      whatever the compiler finds on this CPU; on any other, and where no 
 generic     what every CPU of the architecture has
 """
 
+import ctypes
 import platform
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
 _AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
 _X86, _ARM = frozenset({"x86_64", "amd64"}), frozenset({"aarch64", "arm64"})
+# Linux's system call and its arguments, by their names in the kernel's headers.
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 _BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 
 
@@ -61,7 +64,12 @@ USUAL = ("avx512bf16", "avx512", "avx2", "neon", "native")
 def usable(names: Collection[str]) -> tuple[InstructionSet, ...]:
     """Those of `names` that this machine's CPU has, the best first."""
     machine, cpu_flags = platform.machine(), _cpu_flags()
-    return tuple(each for each in ALL if each.name in names and each.runs_on(machine, cpu_flags))
+    return tuple(
+        each
+        for each in ALL
+        if each.name in names and each.runs_on(machine, cpu_flags)
+        if each.name != "amx" or _may_use_tiles()
+    )
 
 
 def portable(names: Collection[str]) -> tuple[InstructionSet, ...]:
@@ -83,3 +91,12 @@ def _cpu_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
     return frozenset(
         next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split()
     )
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for the registers of AMX, which it gives to none but processes that ask.
+
+    All threads of this one may use them from now on, and its forked children.
+    """
+    refused: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    return refused == 0

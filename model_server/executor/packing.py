@@ -20,7 +20,6 @@ from model_server.executor.structs import COLUMNS, FORMATS, MatrixStruct
 _HUGE_PAGE = 2 << 20
 _CHUNK_BYTES = 64 << 20
 _ALIGNMENT = 64
-_WORD_LEN = {"f32": 1, "bf16": 2, "int8": 4}  # elements of a 32-bit word
 _ELEMENTS = {torch.float32: FORMATS["f32"], torch.bfloat16: FORMATS["bf16"]}
 
 
@@ -135,6 +134,9 @@ class Packer:
             *(ctypes.c_int64, ctypes.c_int64),
         )
         self._pack.restype = None
+        self._packed_bytes = library.tandem_dense_packed_bytes
+        self._packed_bytes.argtypes = (ctypes.POINTER(MatrixStruct),)
+        self._packed_bytes.restype = ctypes.c_int64
         self._arena = arena
         self._num_threads = num_threads
 
@@ -142,9 +144,7 @@ class Packer:
         """Pack `columns` as "f32", "bf16" or "int8". Raises MemoryError."""
         columns = columns.padded(COLUMNS)
         n, is_int8 = len(columns), format_name == "int8"
-        num_words = -(-columns.k // _WORD_LEN[format_name])
         matrix = MatrixStruct(
-            packed=self._arena.take(4 * n * num_words),
             scales=self._arena.take(4 * n) if is_int8 else None,
             sums=self._arena.take(4 * n) if is_int8 else None,
             bias=self._arena.put(columns.biases) if columns.biases.any() else None,
@@ -152,6 +152,7 @@ class Packer:
             k=columns.k,
             format=FORMATS[format_name],
         )
+        matrix.packed = self._arena.take(self._packed_bytes(matrix))
         num_panels = n // COLUMNS
         bounds = [num_panels * i // self._num_threads for i in range(self._num_threads + 1)]
         addresses = columns.addresses.ctypes.data

@@ -9,6 +9,8 @@
 // Steps with prompts have one more, since tokens of a sequence read each other's keys; a norm after
 // a branch is one more too. The residual stream, norms and what lies between products are float32;
 // products, keys and values are of the model's element type.
+//
+// build: amx avx512bf16 avx512 avx2 neon native -ffp-contract=fast
 #include <exception>
 #include <utility>
 
@@ -331,6 +333,7 @@ int32_t tandem_dense_forward(Engine *engine, const Step *step) {
   }
 }
 
+int64_t tandem_dense_packed_bytes(const Matrix *m) { return m->packed_bytes(); }
 
 // Fills panels [first, end) of a matrix, whose pointers are written to. `rows`: the address of each
 // column's weights in `element`s, null for zeros.

@@ -5,11 +5,17 @@
 // is kUnits units of 32 bits, encoded for the instruction that reads them. The parts of a word join
 // in order, the words of a row in order: so every sum runs in one order, in one register.
 //
-// Machines with AMX take the AVX512-BF16 path: AMX sums even and odd k apart, so one format cannot
-// use both, and no such machine was at hand to measure.
+// With AMX bfloat16s and bytes are multiplied by tiles instead (amx.h), whatever the number of rows:
+// it sums even and odd numbers of a word apart, so a format cannot use both.
 #pragma once
 
 #include "elements.h"
+
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define NATIVE_AMX 1
+#else
+#define NATIVE_AMX 0
+#endif
 
 struct F32Dot {
   using Sums = Floats;
@@ -65,7 +71,8 @@ struct Bf16Dot {
 
 struct Int8Dot {
   using Sums = Ints;
-  static constexpr int kPack = 4, kUnits = 1, kOffset = 128;  // it multiplies unsigned by signed
+  // It multiplies unsigned by signed; AMX knows signed by signed.
+  static constexpr int kPack = 4, kUnits = 1, kOffset = NATIVE_AMX ? 0 : 128;
 
   template <int U>
   static ALWAYS_INLINE Words part(Words words) {

@@ -7,6 +7,7 @@
 // columns, one contiguous read. Rows are made ready by `prepare_rows` of packing.h.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <type_traits>
@@ -14,12 +15,20 @@
 
 #include "dots.h"
 
+// What a thread holds while it multiplies: of AMX, the shape of its tiles.
+#if NATIVE_AMX
+#include "amx.h"
+using Registers = amx::Tiles;
+#else
+struct Registers {};
+#endif
+
 constexpr int kColumns = 32;  // of a panel
 
 enum Format : int64_t { kF32 = 0, kBf16 = 1, kInt8 = 2 };
 
 // Mirrored field by field by whoever packs it. Arrays of columns are padded to whole panels; `k` may
-// be any number, the last word is filled up with zeros.
+// be any number, the last words are filled up with zeros.
 struct Matrix {
   const void *packed;   // packed_bytes(), at a multiple of 64
   const float *scales;  // int8: per column; or null
@@ -29,7 +38,11 @@ struct Matrix {
   int64_t format;
 
   int64_t pack() const { return format == kF32 ? 1 : format == kBf16 ? 2 : 4; }
-  int64_t num_words() const { return (k + pack() - 1) / pack(); }  // of a row, or a column
+  bool in_tiles() const { return NATIVE_AMX && format != kF32; }  // of AMX
+  int64_t num_words() const {  // of a row, or a column
+    const int64_t words = (k + pack() - 1) / pack();
+    return in_tiles() ? (words + 15) / 16 * 16 : words;
+  }
   int64_t num_panels() const { return (n + kColumns - 1) / kColumns; }
   int64_t panel_bytes() const { return num_words() * kColumns * 4; }
   int64_t packed_bytes() const { return num_panels() * panel_bytes(); }
@@ -38,17 +51,19 @@ struct Matrix {
 // The rows of a tile: as many as registers hold the sums of, beside what is multiplied. Up to
 // kWideRows rows, sums of all 32 columns fit, and hide how long one takes.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 12, kWideRows = 12;
+constexpr int kVectorRows = 12, kWideRows = 12;
 #elif defined(__AVX__)
-constexpr int kTileRows = 6, kWideRows = 2;
+constexpr int kVectorRows = 6, kWideRows = 2;
 #elif defined(__aarch64__)
-constexpr int kTileRows = 6, kWideRows = 3;
+constexpr int kVectorRows = 6, kWideRows = 3;
 #else
-constexpr int kTileRows = 3, kWideRows = 1;
+constexpr int kVectorRows = 3, kWideRows = 1;
 #endif
+constexpr int kTileRows = NATIVE_AMX ? 32 : kVectorRows;  // at most
+inline int tile_rows(const Matrix &matrix) { return matrix.in_tiles() ? kTileRows : kVectorRows; }
 
-// Up to kTileRows rows, ready for products with matrices of one format and k. Unit u of row r:
-// units[u * num_rows + r] where row_step is 0, else units[r * row_step + u].
+// Up to tile_rows() rows, ready for products with matrices of one format and k. Unit u of row r:
+// units[u * num_rows + r] where row_step is 0, else units[r * row_step + u]; for AMX see amx.h.
 struct RowTile {
   const uint32_t *units;
   const float *scales;  // int8: per row
@@ -56,10 +71,14 @@ struct RowTile {
   int num_rows;
 };
 
-// `num_rows` rows are cut into as many tiles as necessary, of about equal size.
-inline int64_t num_tiles_of(int64_t num_rows) { return (num_rows + kTileRows - 1) / kTileRows; }
-inline int64_t tile_start(int64_t num_rows, int64_t tile) {
-  return num_rows * tile / num_tiles_of(num_rows);
+// Rows are cut into as many tiles as necessary: of about equal size, but for AMX, where 16 rows take
+// as long as one.
+inline int64_t num_tiles_of(const Matrix &matrix, int64_t num_rows) {
+  return (num_rows + tile_rows(matrix) - 1) / tile_rows(matrix);
+}
+inline int64_t tile_start(const Matrix &matrix, int64_t num_rows, int64_t tile) {
+  if (matrix.in_tiles()) return std::min<int64_t>(num_rows, tile * kTileRows);
+  return num_rows * tile / num_tiles_of(matrix, num_rows);
 }
 
 template <class Sums>
@@ -146,7 +165,7 @@ constexpr auto multiply_functions(std::integer_sequence<int, R...>) {
 
 template <bool kPacked, bool kAhead>
 Multiply multiply_function(int64_t format, int num_rows) {
-  using Rows = std::make_integer_sequence<int, kTileRows>;
+  using Rows = std::make_integer_sequence<int, kVectorRows>;
   static constexpr std::array kFunctions = {
       multiply_functions<F32Dot, kPacked, kAhead>(Rows{}),
       multiply_functions<Bf16Dot, kPacked, kAhead>(Rows{}),
@@ -157,19 +176,55 @@ Multiply multiply_function(int64_t format, int num_rows) {
 
 }  // namespace
 
+#if NATIVE_AMX
+
+// As multiply_tile, for matrices whose rows and weights lie in tiles of AMX.
+inline void multiply_amx(const Matrix &matrix, int64_t panel, const RowTile &tile, bool fetches,
+                         const char *ahead, float *to) {
+  using Function = void (*)(const char *, int64_t, const uint32_t *, int, const char *, void *);
+  static constexpr Function kFunctions[2][2][2] = {
+      {{amx::multiply<false, false, false>, amx::multiply<false, false, true>},
+       {amx::multiply<false, true, false>, amx::multiply<false, true, true>}},
+      {{amx::multiply<true, false, false>, amx::multiply<true, false, true>},
+       {amx::multiply<true, true, false>, amx::multiply<true, true, true>}}};
+  const bool is_bytes = matrix.format == kInt8, is_tall = tile.num_rows > amx::kRows;
+  const char *weights = static_cast<const char *>(matrix.packed) + panel * matrix.panel_bytes();
+  kFunctions[is_bytes][is_tall][fetches](weights, matrix.num_words(), tile.units, tile.num_rows,
+                                         ahead, to);
+  if (!is_bytes && matrix.bias == nullptr) return;
+  for (int r = 0; r < tile.num_rows; ++r)
+    for (int n = 0; n < kColumns; n += 16) {
+      float *sums = to + r * kColumns + n;
+      const int64_t column = panel * kColumns + n;
+      store(sums, is_bytes ? finished(matrix, column, load(reinterpret_cast<int32_t *>(sums)),
+                                      tile.scales[r])
+                           : finished(matrix, column, load(sums), 1.f));
+    }
+}
+
+#endif
+
 // Multiplies every tile by one panel: calls finish(tile number, [rows][32] floats), the floats being
 // complete (scaled, with the bias). All tiles are packed, or none is.
 template <class F>
 void multiply_panel(const Matrix &matrix, int64_t panel, const RowTile *tiles, int64_t num_tiles,
-                    F finish) {
+                    [[maybe_unused]] Registers &registers, F finish) {
   // The first tile fetches its own panel some way ahead, the second one what follows it.
-  constexpr int64_t kAhead = 3072;
+  constexpr int64_t kAhead = NATIVE_AMX ? 8192 : 3072;
   const char *next = static_cast<const char *>(matrix.packed) + (panel + 1) * matrix.panel_bytes();
   alignas(64) float sums[kTileRows * kColumns];
   for (int64_t t = 0; t < num_tiles; ++t) {
     const RowTile &tile = tiles[t];
     const bool packed = tile.row_step == 0;
     const char *ahead = t == 0 ? next - matrix.panel_bytes() + kAhead : next;
+#if NATIVE_AMX
+    if (matrix.in_tiles()) {
+      registers.shape(tile.num_rows);
+      multiply_amx(matrix, panel, tile, t < 2, ahead, sums);
+      finish(t, static_cast<const float *>(sums));
+      continue;
+    }
+#endif
     const auto multiply =
         packed ? t < 2 ? multiply_function<true, true>(matrix.format, tile.num_rows)
                        : multiply_function<true, false>(matrix.format, tile.num_rows)

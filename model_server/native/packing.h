@@ -304,7 +304,16 @@ void encode_tile(const E *const *rows, int num_rows, int64_t k, int64_t num_unit
   }
 }
 
-// Makes up to kTileRows rows of E, `row_stride` elements apart, ready for `matrix`. `many`: the rows
+// As amx.h wants it.
+template <class Encoder, class E>
+void encode_steps(const E *const *rows, int num_rows, int64_t k, int64_t num_units,
+                  const float *inverse_scales, uint32_t *to) {
+  for (int64_t unit = 0, first = 0; unit < num_units; unit += 16, first += Encoder::kElements)
+    for (int r = 0; r < num_rows; ++r, to += 16)
+      encode_chunk<Encoder>(rows[r], k, first, inverse_scales[r], to);
+}
+
+// Makes up to tile_rows() rows of E, `row_stride` elements apart, ready for `matrix`. `many`: the rows
 // meet many tiles or panels, so that interleaving them pays; else they are read where they lie, if
 // they can be. `to` has prepared_units(matrix, num_rows) units, `scales` num_rows floats (int8; else
 // null). What the tile reads must outlive it.
@@ -318,7 +327,7 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
                           : format == kBf16 ? !kIsFloat && Bf16Dot::kUnits == 1 && k % 2 == 0 &&
                                                   row_stride % 2 == 0
                                             : false;
-  if (!many && as_it_lies)
+  if (!many && as_it_lies && !matrix.in_tiles())
     return {reinterpret_cast<const uint32_t *>(rows), nullptr,
             row_stride / static_cast<int64_t>(4 / sizeof(E)), num_rows};
   const E *own[kTileRows];
@@ -329,7 +338,12 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
     scales[r] = scale_of(own[r], k);
     inverse_scales[r] = inverse_of(scales[r]);
   }
-  if (format == kF32)
+  if (matrix.in_tiles()) {
+    if (format == kBf16)
+      encode_steps<Bf16Encoder>(own, num_rows, k, num_units, inverse_scales, to);
+    else
+      encode_steps<ByteEncoder<0>>(own, num_rows, k, num_units, inverse_scales, to);
+  } else if (format == kF32)
     encode_tile<F32Encoder>(own, num_rows, k, num_units, inverse_scales, many, to);
   else if (format == kBf16)
     encode_tile<Bf16RowEncoder>(own, num_rows, k, num_units, inverse_scales, many, to);

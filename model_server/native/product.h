@@ -67,18 +67,18 @@ struct Chunk {
 // A chunk's rows stay in a core's cache.
 inline int64_t max_chunk_tiles(const Matrix &m) {
   constexpr int64_t kUnits = 100 * 1024;
-  return std::max<int64_t>(1, kUnits / prepared_units(m, kTileRows));
+  return std::max<int64_t>(1, kUnits / prepared_units(m, tile_rows(m)));
 }
 
 // Cuts rows into chunks of whole tiles; where there are several, into as many for each thread.
 inline void cut_chunks(const Matrix &m, int64_t matrix, int64_t first, int64_t end, int num_threads,
                        std::vector<Chunk> &chunks) {
-  const int64_t tiles = num_tiles_of(end - first), most = max_chunk_tiles(m);
+  const int64_t tiles = num_tiles_of(m, end - first), most = max_chunk_tiles(m);
   int64_t count = (tiles + most - 1) / most;
   if (count > 1) count = std::min(tiles, (count + num_threads - 1) / num_threads * num_threads);
   for (int64_t c = 0; c < count; ++c)
-    chunks.push_back({matrix, first + tiles * c / count * kTileRows,
-                      std::min(end, first + tiles * (c + 1) / count * kTileRows)});
+    chunks.push_back({matrix, first + tiles * c / count * tile_rows(m),
+                      std::min(end, first + tiles * (c + 1) / count * tile_rows(m))});
 }
 
 // A thread's own copy of the rows that it works on.
@@ -88,16 +88,16 @@ struct PreparedRows {
   std::vector<RowTile> tiles;
 
   void reserve(const Matrix &m) {
-    const int64_t num_rows = max_chunk_tiles(m) * kTileRows;
+    const int64_t num_rows = max_chunk_tiles(m) * tile_rows(m);
     units.need(prepared_units(m, num_rows));
     scales.need(num_rows);
-    lines.need(kTileRows * stride_of(m.k));
+    lines.need(tile_rows(m) * stride_of(m.k));
     tiles.reserve(max_chunk_tiles(m));
   }
 };
 
 // So few rows are read one beside the other; more of them interleaved, as one stream.
-constexpr int64_t kFewRows = kTileRows < 4 ? kTileRows : 4;
+constexpr int64_t kFewRows = kVectorRows < 4 ? kVectorRows : 4;
 
 class ProductRunner {
  public:
@@ -121,9 +121,9 @@ class ProductRunner {
       prepared = item / panels;
       const Matrix &m = p.matrices[chunk.matrix];
       const int64_t num_rows = chunk.end - chunk.first, panel = item % panels;
-      multiply_panel(m, panel, rows_.tiles.data(), rows_.tiles.size(),
+      multiply_panel(m, panel, rows_.tiles.data(), rows_.tiles.size(), registers_,
                      [&](int64_t t, const float *sums) {
-                       finish(p, panel, chunk.first + tile_start(num_rows, t),
+                       finish(p, panel, chunk.first + tile_start(m, num_rows, t),
                               rows_.tiles[t].num_rows, sums);
                      });
     });
@@ -132,10 +132,11 @@ class ProductRunner {
  private:
   void prepare(const Product &p, const Chunk &chunk) {
     const Matrix &m = p.matrices[chunk.matrix];
-    const int64_t num_rows = chunk.end - chunk.first, num_tiles = num_tiles_of(num_rows);
+    const int64_t num_rows = chunk.end - chunk.first, num_tiles = num_tiles_of(m, num_rows);
     rows_.tiles.clear();
     for (int64_t t = 0; t < num_tiles; ++t) {
-      const int64_t first = tile_start(num_rows, t), count = tile_start(num_rows, t + 1) - first;
+      const int64_t first = tile_start(m, num_rows, t);
+      const int64_t count = tile_start(m, num_rows, t + 1) - first;
       const float *rows = p.rows + (chunk.first + first) * p.row_stride;
       int64_t stride = p.row_stride;
       if (p.sources != nullptr || p.norm != nullptr) {
@@ -209,4 +210,5 @@ class ProductRunner {
   const Late late_;
   PreparedRows &rows_;
   std::vector<Chunk> &chunks_;
+  Registers registers_;
 };

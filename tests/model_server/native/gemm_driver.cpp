@@ -1,7 +1,7 @@
 // gemm.h and packing.h behind a plain C ABI, for packed_matrix.py, which
 // compiles it beside those headers.
 //
-// build: avx512bf16 avx512 avx2 neon -ffp-contract=off
+// build: amx avx512bf16 avx512 avx2 neon -ffp-contract=off
 #include <vector>
 
 #include "packing.h"
@@ -12,22 +12,23 @@ namespace {
 template <class E>
 void multiply(const Matrix &matrix, const E *rows, int64_t num_rows, int64_t row_stride, bool many,
               float *to) {
-  const int64_t num_tiles = num_tiles_of(num_rows), width = matrix.num_panels() * kColumns;
+  const int64_t num_tiles = num_tiles_of(matrix, num_rows), width = matrix.num_panels() * kColumns;
   std::vector<uint32_t> units(prepared_units(matrix, num_rows) + 1);
   std::vector<float> scales(num_rows);
   std::vector<RowTile> tiles;
+  Registers registers;
   for (int64_t t = 0; t < num_tiles; ++t) {
-    const int64_t first = tile_start(num_rows, t), end = tile_start(num_rows, t + 1);
+    const int64_t first = tile_start(matrix, num_rows, t), end = tile_start(matrix, num_rows, t + 1);
     tiles.push_back(prepare_rows(matrix, rows + first * row_stride, row_stride,
                                  static_cast<int>(end - first), many,
                                  units.data() + prepared_units(matrix, first),
                                  scales.data() + first));
   }
   for (int64_t panel = 0; panel < matrix.num_panels(); ++panel)
-    multiply_panel(matrix, panel, tiles.data(), num_tiles, [&](int64_t t, const float *sums) {
+    multiply_panel(matrix, panel, tiles.data(), num_tiles, registers, [&](int64_t t, const float *sums) {
       for (int r = 0; r < tiles[t].num_rows; ++r)
         std::copy(sums + r * kColumns, sums + (r + 1) * kColumns,
-                  to + (tile_start(num_rows, t) + r) * width + panel * kColumns);
+                  to + (tile_start(matrix, num_rows, t) + r) * width + panel * kColumns);
     });
 }
 
@@ -36,8 +37,7 @@ void multiply(const Matrix &matrix, const E *rows, int64_t num_rows, int64_t row
 extern "C" {
 int64_t matrix_bytes() { return sizeof(Matrix); }
 int64_t packed_bytes(const Matrix *shape) { return shape->packed_bytes(); }
-int64_t tile_rows() { return kTileRows; }
-int32_t widens_bf16() { return Bf16Dot::kUnits == 2; }
+int32_t widens_bf16() { return !NATIVE_AMX && Bf16Dot::kUnits == 2; }
 
 void pack_f32(const Matrix *shape, const float *const *rows, void *packed, float *scales,
               int32_t *sums) {

@@ -95,6 +95,7 @@ async def test_version_2_gets_the_error_at_once_and_whether_to_retry() -> None:
     async with served(shard) as (house, port), talking(port) as talk:
         await talk.hello()
         row = await talk.ask("GENERATE", text="Once", max_tokens=16)
+        await settled(house.rig)  # else the step behind the failed one may meet the next fault
         shard.faults.spoil = None
         shard.faults.fails.append(("Decode", StatusCode.UNAVAILABLE, "the GPU is gone"))
         lost = await talk.ask("GENERATE", text="Once", max_tokens=16)
