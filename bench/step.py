@@ -30,9 +30,8 @@ from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
 from model_server.engine.step import StepOutput
 from model_server.model.checkpoint_check import ModelSettings
-from model_server.model.loading import load_model
+from model_server.model.loading import load_model, new_sampler
 from model_server.model.model import PagedModel
-from model_server.sampling.sampler import Sampler
 from native.library import load_native
 from proto.contract import NewSequence, SamplingParams, StopParams
 
@@ -69,7 +68,7 @@ def measure(model: PagedModel, batch_size: int, context_len: int, num_steps: int
     start_len = context_len - num_steps // 2
     # What is before it counts as cached: zeros are read as fast as what prompts leave.
     num_blocks = -(-(start_len + num_warm + num_steps + 1) // model.block_size)
-    sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, batch_size)
+    sampler = new_sampler(model, batch_size)
     runner = Runner(model, sampler, World())
     runner.warmup(_MAX_PREFILL_TOKENS, batch_size, None, num_blocks * batch_size)
     rng = random.Random(0)

@@ -14,6 +14,7 @@ import fcntl
 import logging
 import tempfile
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from native.compiler import COMPILERS, Source, find_compiler
@@ -23,6 +24,17 @@ from native.instruction_sets import InstructionSet, usable
 _log = logging.getLogger(__name__)
 
 INSTALLED_DIR = Path(__file__).parent / "built"
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Threads that one library lends to another, both addresses.
+
+    each: a function (team, num_items, item, argument) that calls item(argument, i) for every i
+    """
+
+    each: int
+    team: int
 
 
 def load_native(

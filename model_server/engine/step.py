@@ -244,7 +244,9 @@ def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]
 
 
 def _tensors(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[Tensor, ...]:
-    """Move arrays of one dtype to the device in one copy."""
+    """Move arrays of one dtype to the device in one copy; on a CPU they stay where they are."""
+    if device.type == "cpu":
+        return tuple(map(torch.from_numpy, arrays))
     joined = torch.from_numpy(np.concatenate(arrays)).to(device, non_blocking=True)
     return torch.split(joined, [len(a) for a in arrays])
 

@@ -18,7 +18,7 @@ from model_server.executor.packing import Arena
 from model_server.executor.structs import StepStruct, sizes
 from model_server.executor.weights import ELEMENT_NAMES, PackedWeights
 from model_server.recipe.recipe import Recipe
-from native.library import NativeUnavailable, instruction_set_of, load_native
+from native.library import NativeUnavailable, Threads, instruction_set_of, load_native
 
 _SOURCE = Path(__file__).parents[1] / "native" / "dense.cpp"
 _BLOCK_SIZE = 16  # kBlock of the C++
@@ -82,6 +82,12 @@ class DenseCpu:
         self.num_threads = num_threads
         format_name = quantize or ELEMENT_NAMES[dtype]
         self.name = f"dense, {format_name}, {instruction_set_of(self._library)}"
+
+    @property
+    def threads(self) -> Threads | None:
+        """See Executor."""
+        each = ctypes.cast(self._library.tandem_dense_each, ctypes.c_void_p).value
+        return None if self._engine is None or each is None else Threads(each, self._engine)
 
     @property
     def bytes_per_block(self) -> int:

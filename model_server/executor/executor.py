@@ -12,6 +12,7 @@ from typing import Protocol
 from torch import Tensor
 
 from model_server.engine.step import StepInputs
+from native.library import Threads
 
 
 class Executor(Protocol):
@@ -36,6 +37,10 @@ class Executor(Protocol):
     @property
     def min_step_tokens(self) -> int:
         """The rows to which `StepInputs.build` has to fill a step up; 1: none."""
+
+    @property
+    def threads(self) -> Threads | None:
+        """Its threads, for who computes on the CPU between steps; None: it has none to lend."""
 
     def allocate(self, num_blocks: int) -> None:
         """Make the pool anew, zeroed; what it held is lost. The count includes the scratch block.

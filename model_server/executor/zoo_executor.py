@@ -37,6 +37,7 @@ class ZooExecutor:
 
     # Matrix products of torch may add up in another order in another batch.
     is_invariant = False
+    threads = None  # torch lends none
 
     def __init__(
         self,

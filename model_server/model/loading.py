@@ -33,6 +33,8 @@ from model_server.model.checkpoint_check import (
 )
 from model_server.model.model import HfModel, PagedModel
 from model_server.recipe.recipe import Recipe, Unreadable
+from model_server.sampling.choosing import Choose, choose_by_torch
+from model_server.sampling.native_chooser import NativeChooser
 from model_server.sampling.sampler import Sampler
 from native.library import NativeUnavailable
 from proto.contract import ModelInfo
@@ -61,7 +63,14 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
     )
     _log.info("loading %s on %s", settings.model_id, device)
     model = load_model(model_settings(settings, folder, device), world)
-    sampler = _sampler(settings, model) if world.is_first else None
+    sampler = None
+    if world.is_first:
+        sampler = new_sampler(
+            model,
+            max_rows=64,
+            watermark_gamma=settings.watermark_gamma,
+            watermark_delta=settings.watermark_delta,
+        )
     constraints = (
         ConstraintCache(folder, model.vocab_size, model.eos_token_ids) if world.is_first else None
     )
@@ -164,6 +173,19 @@ def _load_zoo(
     )
 
 
+def new_sampler(model: PagedModel, max_rows: int, **watermark: float) -> Sampler:
+    """The sampler of a model's logits; see Sampler. On a CPU it chooses by the native library."""
+    choose: Choose = choose_by_torch
+    if model.device.type == "cpu":
+        try:
+            choose = NativeChooser(lambda: model.threads)
+        except NativeUnavailable as error:
+            _log.warning("tokens are sampled by torch: %s", error)
+    return Sampler(
+        model.vocab_size, model.device, model.eos_token_ids, max_rows, choose=choose, **watermark
+    )
+
+
 def device_of(name: str, rank: int) -> torch.device:
     """The device of a rank, by --device. Raises ConfigRefused."""
     has_cuda = torch.cuda.is_available()
@@ -196,17 +218,6 @@ def _require_room(device: torch.device, rank_bytes: int, world: World) -> None:
     least = world.smallest(_UNKNOWN if available is None else available)
     needed = weights_of_all(device, rank_bytes, world.world_size)
     require_weights_fit(device, needed, None if least == _UNKNOWN else least)
-
-
-def _sampler(settings: ServeConfig, model: PagedModel) -> Sampler:
-    return Sampler(
-        model.vocab_size,
-        model.device,
-        model.eos_token_ids,
-        max_rows=64,
-        watermark_gamma=settings.watermark_gamma,
-        watermark_delta=settings.watermark_delta,
-    )
 
 
 def _guides(model: PagedModel, constraints: ConstraintCache) -> MaskScheduler:

@@ -25,6 +25,7 @@ from transformers import AttentionInterface
 from model_server.engine.step import StepInputs
 from model_server.errors import ArchitectureUnfit, OutOfMemory
 from model_server.executor.executor import Executor
+from native.library import Threads
 
 # What a layer's attention is asked: the module, query [num_tokens, num_heads, head_dim], key and
 # value [num_tokens, num_kv_heads, dim], the mask and all other arguments as they were handed in.
@@ -219,6 +220,11 @@ class PagedModel:
     def bytes_per_block(self) -> int:
         """Bytes that one block of the pool takes on this rank, over all layers."""
         return self._executor.bytes_per_block
+
+    @property
+    def threads(self) -> Threads | None:
+        """Threads that compute on the CPU; None: there are none to lend."""
+        return self._executor.threads
 
     @property
     def num_blocks(self) -> int | None:

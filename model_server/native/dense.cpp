@@ -333,6 +333,20 @@ int32_t tandem_dense_forward(Engine *engine, const Step *step) {
   }
 }
 
+// Calls item(argument, i) for every i of [0, num_items) on the engine's threads, perhaps twice: it
+// must then write the same. Answers whether there was memory.
+int32_t tandem_dense_each(Engine *engine, int64_t num_items, void (*item)(void *, int64_t),
+                          void *argument) {
+  try {
+    engine->team.run([&](Worker &worker) {
+      worker.each(num_items, Late::kHelp, [&](int64_t i) { item(argument, i); });
+    });
+    return true;
+  } catch (const std::bad_alloc &) {
+    return false;
+  }
+}
+
 int64_t tandem_dense_packed_bytes(const Matrix *m) { return m->packed_bytes(); }
 
 // Fills panels [first, end) of a matrix, whose pointers are written to. `rows`: the address of each

@@ -3,9 +3,10 @@
 Prompt tokens are scored here as well.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model_server.sampling.draw import EXACT_BITS, draw, whole_masses
+from model_server.sampling.draw import draw
 from model_server.sampling.filters import (
     CHUNK_LEN,
     Candidates,
@@ -21,11 +22,10 @@ from model_server.sampling.filters import (
     top_ids,
     typical_candidates,
 )
+from model_server.sampling.masses import exp_weights, mass_bits, whole_masses
 from model_server.sampling.plan import Group, Kind, RawRows, SamplingPlan, Top
 from proto.contract import TopToken
 
-# Probabilities, whose sum is 1, may be measured this finely and still be added exactly.
-_SHARE_BITS = EXACT_BITS - 1
 # Prompt rows scored at once: 64 rows of 128 000 tokens are 33 MB in float32.
 _ROWS_AT_ONCE = 64
 
@@ -114,8 +114,13 @@ class Choice:
     tops: TopLogprobs | None
 
 
-def choose(group: Group, scores: Tensor, uniforms: Tensor) -> Choice:
-    """scores: [num_rows, width] of the whole step, not changed; uniforms: [num_rows] float64."""
+# Chooses the tokens of a group, from the scores of the whole step [num_rows, width], which it does
+# not change, and the draws of its rows [num_rows] float64.
+Choose: TypeAlias = Callable[[Group, Tensor, Tensor], Choice]
+
+
+def choose_by_torch(group: Group, scores: Tensor, uniforms: Tensor) -> Choice:
+    """See Choose."""
     scores, uniforms = take(scores, group.rows), take(uniforms, group.rows)
     if group.kind is Kind.GREEDY:
         return _choose_best(scores, group.top)
@@ -144,17 +149,19 @@ def first_argmax(scores: Tensor) -> Tensor:
 
 def _choose_best(scores: Tensor, top: Top | None) -> Choice:
     tokens = first_argmax(scores)
-    return _of_whole_rows(scores, torch.softmax(scores, -1), tokens, top)
+    shares = torch.softmax(scores, -1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return _of_whole_rows(scores, tokens, shares.double().log(), top)
 
 
 def _draw_from_all(scaled: Tensor, uniforms: Tensor, top: Top | None) -> Choice:
-    shares = torch.softmax(scaled, -1)
-    tokens, _ = draw(whole_masses(shares, _SHARE_BITS), uniforms)
-    return _of_whole_rows(scaled, shares, tokens, top)
+    bits = mass_bits(scaled.shape[-1])
+    log_weights = scaled - scaled.amax(-1, keepdim=True)
+    tokens, totals = draw(whole_masses(exp_weights(log_weights), bits), uniforms)
+    logprobs = _logprobs(log_weights, tokens.unsqueeze(-1), totals.unsqueeze(-1), bits)
+    return _of_whole_rows(scaled, tokens, logprobs.squeeze(-1), top)
 
 
-def _of_whole_rows(scores: Tensor, shares: Tensor, tokens: Tensor, top: Top | None) -> Choice:
-    logprobs = shares.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).double().log()
+def _of_whole_rows(scores: Tensor, tokens: Tensor, logprobs: Tensor, top: Top | None) -> Choice:
     short = torch.zeros_like(tokens, dtype=torch.bool)
     if top is None:
         return Choice(tokens, logprobs, short, None)
@@ -166,20 +173,25 @@ def _of_whole_rows(scores: Tensor, shares: Tensor, tokens: Tensor, top: Top | No
 
 
 def _draw_from(found: Candidates, width: int, uniforms: Tensor, top: Top | None) -> Choice:
-    # The largest weight is 1 and there are at most `width` of them.
-    bits = EXACT_BITS - width.bit_length()
-    masses = whole_masses(found.log_weights.exp() * found.kept, bits)
+    bits = mass_bits(width)
+    masses = whole_masses(exp_weights(found.log_weights) * found.kept, bits)
     places, totals = draw(masses, uniforms)
     places = places.unsqueeze(-1)
-    log_total = (totals * 2.0**-bits).log().unsqueeze(-1)
+    totals = totals.unsqueeze(-1)
     tokens = places if found.token_ids is None else found.token_ids.gather(-1, places)
-    # The masses are rounded, so a token that takes them all can seem to take a little more.
-    # As exact as those of the alternatives, which are the same numbers.
-    logprobs = (found.log_weights.gather(-1, places) - log_total).float().double().clamp_(max=0.0)
+    logprobs = _logprobs(found.log_weights, places, totals, bits)
     tops = None
     if top is not None:
+        log_total = (totals * 2.0**-bits).log()
         tops = best_of(_spread(found, log_total, width, top.rows), top)
     return Choice(tokens.squeeze(-1), logprobs.squeeze(-1), found.short, tops)
+
+
+def _logprobs(log_weights: Tensor, places: Tensor, totals: Tensor, bits: int) -> Tensor:
+    """Those of the chosen places [n, 1], as exact as those of alternatives, in float64."""
+    log_total = (totals * 2.0**-bits).log()
+    # The masses are rounded, so a token that takes them all can seem to take a little more.
+    return (log_weights.gather(-1, places) - log_total).float().double().clamp_(max=0.0)
 
 
 def _spread(found: Candidates, log_total: Tensor, width: int, rows: Tensor | None) -> Tensor:
@@ -219,35 +231,43 @@ def gather_outcome(plan: SamplingPlan, choices: Sequence[Choice], logits: Tensor
     """The step's results in the order of its rows. This is the only wait for the device."""
     tokens = _merge(plan, [choice.tokens for choice in choices])
     parts = [
-        tokens.double(),
+        tokens,
         _merge(plan, [choice.logprobs for choice in choices]),
-        _merge(plan, [choice.short for choice in choices]).double(),
+        _merge(plan, [choice.short for choice in choices]),
     ]
     tops = [choice.tops for choice in choices if choice.tops is not None]
     if plan.raw is not None:
         raw_logprobs, raw_tops = _score_raw(plan.raw, logits, tokens)
-        parts.append(raw_logprobs.double())
+        parts.append(raw_logprobs)
         tops += raw_tops
     for found in tops:
-        parts += [found.token_ids.flatten().double(), found.logprobs.flatten().double()]
-    bounds = pairwise(accumulate((len(part) for part in parts), initial=0))
-    vector = torch.cat(parts).cpu().numpy()
-    values = [vector[start:stop] for start, stop in bounds]
+        parts += [found.token_ids, found.logprobs]
+    values = _on_host(parts)
     outcome = Outcome(
-        tokens=values[0].astype(np.int64),
+        tokens=values[0].astype(np.int64, copy=False),
         logprobs=values[1],
         failed=np.isnan(values[1]),
-        short=values[2] > 0.0,
+        short=values[2].astype(np.bool_, copy=False),
         tops={},
     )
     rest = values[3:]
     if plan.raw is not None:
         outcome.logprobs[plan.raw.places] = rest.pop(0)
     for index, found in enumerate(tops):
-        shape = found.token_ids.shape
-        ids, logprobs = rest[2 * index].reshape(shape), rest[2 * index + 1].reshape(shape)
-        _unpack(outcome, found.top, ids, logprobs)
+        _unpack(outcome, found.top, rest[2 * index], rest[2 * index + 1])
     return outcome
+
+
+def _on_host(parts: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
+    """The same numbers on the host, by one transfer of float64s if they are not there yet."""
+    if parts[0].device.type == "cpu":
+        return [part.numpy() for part in parts]
+    bounds = pairwise(accumulate((part.numel() for part in parts), initial=0))
+    vector = torch.cat([part.flatten().double() for part in parts]).cpu().numpy()
+    return [
+        vector[start:stop].reshape(part.shape)
+        for (start, stop), part in zip(bounds, parts, strict=True)
+    ]
 
 
 def _merge(plan: SamplingPlan, columns: Sequence[Tensor]) -> Tensor:
@@ -264,7 +284,9 @@ def _score_raw(raw: RawRows, logits: Tensor, tokens: Tensor) -> tuple[Tensor, li
     return chosen, [best_of(pad_rows(take(scored, raw.top.rows)), raw.top)]
 
 
-def _unpack(outcome: Outcome, top: Top, token_ids: Floats, logprobs: Floats) -> None:
+def _unpack(
+    outcome: Outcome, top: Top, token_ids: npt.NDArray[Any], logprobs: npt.NDArray[Any]
+) -> None:
     columns = (top.places.tolist(), top.counts, token_ids.astype(np.int64).tolist())
     for place, count, ids, values in zip(*columns, logprobs.tolist(), strict=True):
         outcome.tops[place] = tuple(map(TopToken, ids[:count], values[:count]))

@@ -6,8 +6,8 @@ positions are known before the logits are.
 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.)
 
 The token is found by the inverse of the cumulative distribution. Masses are whole numbers, whose
-sums are exact, so the token does not depend on the order of summation: not on the row's width, the
-rows beside it, the number of threads or the device.
+sums are exact (masses.py), so the token does not depend on the order of summation: not on the row's
+width, the rows beside it, the number of threads or the device.
 
     masses:      | 3 | 0 | 5 | 1 |      total 9
     cumulative:    3   3   8   9        target = floor(uniform * total) in 0..8
@@ -20,9 +20,6 @@ import torch
 from torch import Tensor
 
 from model_server.sampling.filters import CHUNK_LEN, chunk_at, in_chunks
-
-# Doubles hold whole numbers exactly up to here.
-EXACT_BITS = 53
 
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
@@ -63,15 +60,6 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: Words) -> npt.NDArray[np.
     words = philox4x32(counter, key)
     high, low = words[..., 0] >> np.uint64(5), words[..., 1] >> np.uint64(6)
     return (high * np.float64(2**26) + low) * np.float64(2.0**-53)
-
-
-def whole_masses(weights: Tensor, bits: int) -> Tensor:
-    """Weights of at most 1 in units of 2**-bits, rounded. Their dtype stays.
-
-    The row's sum must stay below 2**(53 - bits). float32 holds the result exactly, for rounding
-    leaves at most its 24 bits.
-    """
-    return (weights * 2.0**bits).round_()
 
 
 def draw(masses: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

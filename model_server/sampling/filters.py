@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_server.sampling.masses import exp_weights, mass_bits, whole_masses
+
 # Tokens in a chunk: the unit in which wide rows are first reduced, then looked into.
 CHUNK_LEN = 64
 
@@ -108,12 +110,13 @@ class Cut:
     reach: Tensor
 
 
-def cut_prefix(ordered: Tensor, filters: Filters, normaliser: Tensor | None) -> Cut:
+def cut_prefix(ordered: Tensor, filters: Filters, bits: int, total: Tensor | None) -> Cut:
     """The cut of top-k, top-p and min-p, in this order.
 
-    ordered:    [n, width] the row's largest scores after temperature, in falling order
-    normaliser: [n, 1] float64, sum of exp(score - largest score) over the vocabulary; needed when a
-                row has top-p and no top-k, so that nothing is cut before top-p
+    ordered: [n, width] the row's largest scores after temperature, in falling order
+    bits:    of masses
+    total:   [n, 1] float64, the mass of the vocabulary; needed when a row has top-p and no top-k,
+             so that nothing is cut before top-p
 
     Tokens equal to the k-th stay, as in TopKLogitsWarper.
     """
@@ -122,12 +125,12 @@ def cut_prefix(ordered: Tensor, filters: Filters, normaliser: Tensor | None) -> 
         kth = _cut_top_k(ordered, filters.top_k.unsqueeze(-1))
     score = kth
     if filters.nucleus is not None or filters.min_p is not None:
-        weights = (ordered - ordered[:, :1]).exp_()
+        masses = whole_masses(exp_weights(ordered - ordered[:, :1]), bits)
         if filters.nucleus is not None:
-            score, num_tied = _cut_top_p(ordered, weights, kth, filters, normaliser)
+            score, num_tied = _cut_top_p(ordered, masses, kth, filters, total)
         if filters.min_p is not None:
-            min_p = filters.min_p.unsqueeze(-1)
-            score, num_tied = _cut_min_p(ordered, weights, score, num_tied, min_p)
+            least = filters.min_p.unsqueeze(-1) * 2.0**bits
+            score, num_tied = _cut_min_p(ordered, masses, score, num_tied, least)
     return Cut(score, num_tied, reach=torch.where(kth > -torch.inf, kth, score))
 
 
@@ -138,7 +141,7 @@ def _cut_top_k(ordered: Tensor, top_k: Tensor) -> Tensor:
 
 
 def _cut_top_p(
-    ordered: Tensor, weights: Tensor, kth: Tensor, filters: Filters, normaliser: Tensor | None
+    ordered: Tensor, masses: Tensor, kth: Tensor, filters: Filters, total_of_all: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """A token stays while those above it have less than the nucleus's share of the total.
 
@@ -146,15 +149,15 @@ def _cut_top_p(
     """
     assert filters.nucleus is not None
     nucleus = filters.nucleus.unsqueeze(-1)
-    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    cumulative = masses.cumsum(-1, dtype=torch.float64)
     num_staying = torch.full_like(kth, ordered.shape[-1], dtype=torch.int64)
     total = cumulative[:, -1:]
     if filters.top_k is not None:
         num_staying = (ordered >= kth).sum(-1, keepdim=True).clamp_(min=1)
         total = cumulative.gather(-1, num_staying - 1)
-    if normaliser is not None:
+    if total_of_all is not None:
         has_top_k = None if filters.top_k is None else filters.top_k.unsqueeze(-1) > 0
-        total = normaliser if has_top_k is None else torch.where(has_top_k, total, normaliser)
+        total = total_of_all if has_top_k is None else torch.where(has_top_k, total, total_of_all)
     num_kept = torch.searchsorted(cumulative, total * nucleus) + 1
     num_kept = torch.minimum(num_kept, num_staying)
     last = ordered.gather(-1, num_kept - 1)
@@ -164,12 +167,12 @@ def _cut_top_p(
 
 
 def _cut_min_p(
-    ordered: Tensor, weights: Tensor, score: Tensor, num_tied: Tensor | None, min_p: Tensor
+    ordered: Tensor, masses: Tensor, score: Tensor, num_tied: Tensor | None, least: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Tokens of at least min_p times the largest probability stay."""
-    num_kept = (weights >= min_p).sum(-1, keepdim=True).clamp_(min=1)
+    """Tokens of at least min_p times the largest probability stay; `least` is min_p as a mass."""
+    num_kept = (masses >= least).sum(-1, keepdim=True).clamp_(min=1)
     last = ordered.gather(-1, num_kept - 1)
-    higher = (min_p > 0.0) & (last > score)
+    higher = (least > 0.0) & (last > score)
     if num_tied is not None:
         num_tied = num_tied.masked_fill(higher, _ALL_TIED)
     return torch.where(higher, last, score), num_tied
@@ -244,16 +247,18 @@ def prefix_candidates(
     Candidates may be chosen before temperature is applied, for it does not change their order; two
     scores that it makes equal are caught as ties at the cut are.
     """
-    normaliser = token_ids = None
+    total = token_ids = None
+    bits = mass_bits(scores.shape[-1])
     if filters.top_p_of_all:
         scores = scores / temperature
-        normaliser = 1.0 / torch.softmax(scores, -1).amax(-1, keepdim=True).double()
+        masses = whole_masses(exp_weights(scores - scores.amax(-1, keepdim=True)), bits)
+        total = masses.sum(-1, keepdim=True, dtype=torch.float64)
     if num_candidates < scores.shape[-1]:
         token_ids = largest(scores, num_candidates)
         scores = scores.gather(-1, token_ids)
     scaled = scores if filters.top_p_of_all else scores / temperature
     ordered = descending(scaled)
-    cut = cut_prefix(ordered, filters, normaliser)
+    cut = cut_prefix(ordered, filters, bits, total)
     kept = keep_prefix(scaled, cut)
     log_weights = scaled - ordered[:, :1]
     if filters.typical_p is not None:

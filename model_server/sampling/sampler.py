@@ -26,7 +26,13 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.choosing import Outcome, choose, gather_outcome, padded_width
+from model_server.sampling.choosing import (
+    Choose,
+    Outcome,
+    choose_by_torch,
+    gather_outcome,
+    padded_width,
+)
 from model_server.sampling.logits_processors import (
     BITS_PER_WORD,
     DeviceMasks,
@@ -62,6 +68,7 @@ class Sampler:
     vocab_size:    width of the logits
     eos_token_ids: tokens that end a sequence of this model
     max_rows:      requests expected at once; more are taken, at the cost of a reallocation
+    choose:        how a group's tokens are chosen, see `Choose`
     watermark_gamma, watermark_delta: see `Watermark`
     """
 
@@ -72,11 +79,13 @@ class Sampler:
         eos_token_ids: tuple[int, ...],
         max_rows: int,
         *,
+        choose: Choose = choose_by_torch,
         watermark_gamma: float = 0.5,
         watermark_delta: float = 2.0,
     ) -> None:
         self._vocab_size = vocab_size
         self._device = device
+        self._choose = choose
         self._width = padded_width(vocab_size)
         self._rows = SamplingRows(vocab_size, eos_token_ids, max_rows)
         self._history = PenaltyHistory(vocab_size, device)
@@ -213,11 +222,11 @@ class Sampler:
         if not self._are_scores(logits) or plan.edited.is_most:
             scores = self._copied(logits)
             self._edit(scores, plan, masks)
-            choices = [choose(group, scores, draws) for group in plan.groups]
+            choices = [self._choose(group, scores, draws) for group in plan.groups]
         else:
             with _restored(logits, plan.edited.rows):
                 self._edit(logits, plan, masks)
-                choices = [choose(group, logits, draws) for group in plan.groups]
+                choices = [self._choose(group, logits, draws) for group in plan.groups]
         return gather_outcome(plan, choices, logits)
 
     def _uniforms(self, plan: SamplingPlan) -> Tensor:

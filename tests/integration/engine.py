@@ -14,8 +14,8 @@ from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
+from model_server.model.loading import new_sampler
 from model_server.model.model import PagedModel
-from model_server.sampling.sampler import Sampler
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from proto.contract import ModelInfo
@@ -104,7 +104,7 @@ async def running_engine(
         guides = MaskScheduler(
             followed(languages), model.vocab_size, model.eos_token_ids, num_threads=1
         )
-        sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, max_rows=16)
+        sampler = new_sampler(model, max_rows=16)
         runner = Runner(model, sampler, World(), guides=guides, num_blocks=num_blocks)
         urls = (f"unix://{address}",)
         service = TextGenerationService(runner, _info(model), urls, device, constraints=languages)

@@ -7,9 +7,8 @@ import torch
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.model.checkpoint_check import ModelSettings
-from model_server.model.loading import load_model
+from model_server.model.loading import load_model, new_sampler
 from model_server.model.model import PagedModel
-from model_server.sampling.sampler import Sampler
 from tests.model_server.engine.driver import Driver
 
 NUM_BLOCKS = 64
@@ -25,7 +24,7 @@ def runner_of(model: PagedModel, world: World) -> Runner:
     """A runner, with a sampler where there has to be one."""
     sampler = None
     if world.is_first:
-        sampler = Sampler(model.vocab_size, model.device, model.eos_token_ids, max_rows=8)
+        sampler = new_sampler(model, max_rows=8)
     return Runner(model, sampler, world)
 
 

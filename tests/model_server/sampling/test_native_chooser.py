@@ -1,0 +1,111 @@
+"""The native library draws what torch draws, to the last bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from model_server.sampling.choosing import Choose, choose_by_torch
+from model_server.sampling.masses import exp_weights
+from model_server.sampling.native_chooser import NativeChooser
+from model_server.sampling.sampler import SampledRows, Sampler
+from proto.contract import LogprobParams, SamplingParams
+from tests.model_server.executor.decoders import decoder
+from tests.model_server.sampling.cases import CPU, DRAWN, GREEDY, NO_STOP, PROMPT, random_logits
+from tests.native.compiler import needs_compiler
+
+pytestmark = needs_compiler
+
+REQUESTS = st.builds(
+    SamplingParams,
+    do_sample=st.booleans(),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([None, 1, 2, 40, 56, 300, 5000]),
+    top_p=st.sampled_from([None, 1e-6, 0.3, 0.95, 0.9999]),
+    min_p=st.sampled_from([None, 1e-4, 0.05, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+def sampled(requests: list[SamplingParams], logits: Tensor, choose: Choose) -> SampledRows:
+    sampler = Sampler(logits.shape[-1], CPU, (0,), len(requests), choose=choose)
+    for request_id, sampling in enumerate(requests):
+        sampler.add(request_id, sampling, NO_STOP, LogprobParams(), PROMPT, len(PROMPT))
+    return sampler.sample(range(len(requests)), logits.clone())
+
+
+def assert_equal(requests: list[SamplingParams], logits: Tensor, native: Choose) -> None:
+    expected = sampled(requests, logits, choose_by_torch)
+    found = sampled(requests, logits, native)
+    assert found.token_ids == expected.token_ids
+    assert found.errors == expected.errors
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4, nan_ok=True)
+
+
+@pytest.fixture(scope="module")
+def native() -> NativeChooser:
+    return NativeChooser()
+
+
+@given(
+    requests=st.lists(REQUESTS, min_size=1, max_size=8),
+    vocab_size=st.sampled_from([5, 64, 1000, 32_000]),
+    scale=st.sampled_from([0.0, 0.01, 1.0, 6.0, 40.0]),
+    num_values=st.sampled_from([2, 30, None]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=150)
+def test_any_requests_draw_what_torch_draws(
+    native: NativeChooser,
+    requests: list[SamplingParams],
+    vocab_size: int,
+    scale: float,
+    num_values: int | None,
+    seed: int,
+) -> None:
+    logits = random_logits(len(requests), vocab_size, seed=seed, scale=scale)
+    if num_values is not None:  # many equal scores
+        logits = (logits * num_values).round() / num_values
+    assert_equal(requests, logits, native)
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, DRAWN, replace(DRAWN, top_p=0.9), replace(DRAWN, top_k=3, min_p=0.1)]
+)
+def test_rows_without_a_distribution_fail_as_with_torch(
+    native: NativeChooser, sampling: SamplingParams
+) -> None:
+    logits = random_logits(6, 300)
+    logits[0, 7], logits[1, 7], logits[2], logits[3] = torch.nan, torch.inf, -torch.inf, torch.nan
+    logits[4, 1:] = -torch.inf  # one token is left
+    assert_equal([sampling] * 6, logits, native)
+
+
+def test_weights_are_those_of_the_exponential_function(native: NativeChooser) -> None:
+    log_weights = -torch.cat([torch.linspace(0, 87, 2000), torch.logspace(-6, 1, 2000)])
+    assert exp_weights(torch.zeros(1)).item() == 1.0
+    exact = log_weights.double().exp()
+    error = (exp_weights(log_weights).double() - exact).abs() / exact.clamp(min=1e-37)
+    assert error.max() < 3e-7
+    logits = torch.full((4000, 64), -torch.inf)
+    logits[:, 0], logits[:, 1] = 0.0, log_weights
+    # The logarithm of both weights together shows the second one.
+    assert_equal([replace(DRAWN, seed=seed) for seed in range(4000)], logits, native)
+
+
+def test_the_threads_of_an_executor_change_nothing(native: NativeChooser) -> None:
+    executor = decoder("llama").executor(torch.float32, num_threads=3)
+    requests = [
+        replace(DRAWN, seed=seed, top_p=0.9 if seed % 2 else None, temperature=0.5 + seed % 3)
+        for seed in range(40)
+    ]
+    logits = random_logits(40, 32_000)
+    assert executor.threads is not None
+    for _ in range(20):
+        shared = sampled(requests, logits, NativeChooser(lambda: executor.threads))
+        assert shared == sampled(requests, logits, native)
+    executor.close()
+    assert executor.threads is None
