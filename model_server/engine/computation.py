@@ -4,7 +4,7 @@ It reads the plans of a step and changes no sequence.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -118,11 +118,15 @@ _NO_TOKEN = Drawn((0,))
 class Computation(Protocol):
     """Computes steps of chunks, in the order in which `inputs` has them.
 
+    It calls `begun` when all is ready for the forward.
+
     Raises OutOfMemory when this rank is alone, and goes on. Where there are others, whatever goes
     wrong raises RanksDiverged: they wait in collectives that this rank will not enter.
     """
 
-    def run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed: ...
+    def run(
+        self, inputs: StepInputs, chunks: Sequence[PlannedChunk], begun: Callable[[], None]
+    ) -> Computed: ...
 
 
 class Follower:
@@ -132,10 +136,13 @@ class Follower:
         self._model = model
         self._world = world
 
-    def run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
+    def run(
+        self, inputs: StepInputs, chunks: Sequence[PlannedChunk], begun: Callable[[], None]
+    ) -> Computed:
         """As `Computation`; without rows, scores and reasons."""
         num_answers = sum([chunk.num_logits > 0 for chunk in chunks])
         with _translated_errors(self._world, inputs):
+            begun()
             started_ns = time.perf_counter_ns()
             self._model.forward(inputs)
             forwarded_ns = time.perf_counter_ns()
@@ -155,12 +162,14 @@ class FirstRank:
         self._guides = guides
         self._world = world
 
-    def run(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
+    def run(
+        self, inputs: StepInputs, chunks: Sequence[PlannedChunk], begun: Callable[[], None]
+    ) -> Computed:
         """As `Computation`."""
         answering = [chunk for chunk in chunks if chunk.num_logits]
         with _translated_errors(self._world, inputs):
             try:
-                computed = self._compute(inputs, chunks)
+                computed = self._compute(inputs, chunks, begun)
             except Exception as error:
                 if answering:
                     self._abandon(len(answering), error)
@@ -172,12 +181,15 @@ class FirstRank:
             sample_ns = computed.sample_ns + time.perf_counter_ns() - began_ns
             return replace(computed, drawn=drawn, sample_ns=sample_ns)
 
-    def _compute(self, inputs: StepInputs, chunks: Sequence[PlannedChunk]) -> Computed:
+    def _compute(
+        self, inputs: StepInputs, chunks: Sequence[PlannedChunk], begun: Callable[[], None]
+    ) -> Computed:
         """All but what the ranks agree on."""
         guides = self._guides
         sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
         if guides is not None:
             guides.begin(sampling)
+        begun()
         started_ns = time.perf_counter_ns()
         logits = self._model.forward(inputs)
         forwarded_ns = time.perf_counter_ns()

@@ -11,7 +11,7 @@ text.
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from model_server.engine import memory
@@ -33,6 +33,10 @@ from model_server.sampling.sampler import Sampler
 from proto.contract import FinishReason, Generation, NewSequence, PoolLimits, RunningUpdate
 
 _log = logging.getLogger(__name__)
+
+
+def _nothing() -> None:
+    """For callers who need not know that a forward begins."""
 
 
 class Runner:
@@ -121,11 +125,13 @@ class Runner:
         cached_batch_id: int | None,
         updates: Sequence[RunningUpdate],
         dropped_ids: Sequence[int] = (),
+        begun: Callable[[], None] = _nothing,
     ) -> StepOutput:
         """One step for new sequences and, with `cached_batch_id`, for that batch's as well.
 
         The result is the cached batch, if there is one, otherwise a new batch of id `batch_id`.
-        `dropped_ids` leave the cached batch before the step. Raises InvalidStep, UnknownBatch.
+        `dropped_ids` leave the cached batch before the step; `begun` is called when the forward
+        begins, if there is one. Raises InvalidStep, UnknownBatch.
         """
         started_ns = time.perf_counter_ns()
         request_ids = [sequence.request_id for sequence in new]
@@ -142,13 +148,14 @@ class Runner:
             PlannedChunk.first(SequenceState.of(one), one.chunk_len, (), self._model.block_size)
             for one in new
         ]
-        return self._step(started_ns, (batch_id,), chunks, new, dropped_ids)
+        return self._step(started_ns, (batch_id,), chunks, new, dropped_ids, begun)
 
     def decode(
         self,
         batch_ids: Sequence[int],
         updates: Sequence[RunningUpdate],
         dropped_ids: Sequence[int] = (),
+        begun: Callable[[], None] = _nothing,
     ) -> StepOutput:
         """One step for these batches without `dropped_ids`; they become one under the first id.
 
@@ -158,7 +165,8 @@ class Runner:
         if not batch_ids or len(set(batch_ids)) != len(batch_ids):
             raise InvalidStep(f"batches to decode must be named, each once: {list(batch_ids)}")
         running = self._running(batch_ids, dropped_ids)
-        return self._step(started_ns, batch_ids, self._plan(running, updates), (), dropped_ids)
+        chunks = self._plan(running, updates)
+        return self._step(started_ns, batch_ids, chunks, (), dropped_ids, begun)
 
     @property
     def is_prepared(self) -> bool:
@@ -236,6 +244,7 @@ class Runner:
         chunks: Sequence[PlannedChunk],
         new: Sequence[NewSequence],
         dropped_ids: Sequence[int],
+        begun: Callable[[], None],
     ) -> StepOutput:
         """Compute chunks of these batches, which become one; the last chunks are the new ones'."""
         active = [chunk for chunk in chunks if chunk.chunk_len]
@@ -250,7 +259,7 @@ class Runner:
         self._batches.merge(batch_ids)
         self._batches.add(batch_id, [chunk.sequence for chunk in chunks[len(chunks) - len(new) :]])
 
-        computed = NOTHING if inputs is None else self._computation.run(inputs, active)
+        computed = NOTHING if inputs is None else self._computation.run(inputs, active, begun)
         generations = self._apply(batch_id, active, computed)
         request_ids = self._batches.request_ids(batch_id)
         self._ended_batch_id = None if request_ids else batch_id

@@ -29,7 +29,7 @@ from model_server.errors import (
     UnknownBatch,
 )
 from model_server.masking.constraint_cache import ConstraintCache
-from model_server.service.step_queue import StepQueue
+from model_server.service.step_queue import Step, StepQueue
 from model_server.tracing import NO_TRACES, StepCall, StepTracer
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
@@ -173,7 +173,9 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
             (batch_id if cached_id is None else cached_id,), new, updates, metadata, dropped_ids
         )
         output = await self._step(
-            lambda: self._runner.prefill(batch_id, new, cached_id, updates, dropped_ids),
+            lambda begun: self._runner.prefill(
+                batch_id, new, cached_id, updates, dropped_ids, begun
+            ),
             call,
             _optional(request, "step"),
         )
@@ -184,7 +186,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         batch_ids, updates = tuple(request.batch_ids), updates_from_pb(request)
         dropped_ids = tuple(request.dropped_ids)
         output = await self._step(
-            lambda: self._runner.decode(batch_ids, updates, dropped_ids),
+            lambda begun: self._runner.decode(batch_ids, updates, dropped_ids, begun),
             StepCall(batch_ids, (), updates, None, dropped_ids),
             _optional(request, "step"),
         )
@@ -232,9 +234,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         if epoch != self._epoch:
             raise StaleEpoch(f"epoch {epoch} is not the present one, {self._epoch}")
 
-    async def _step(
-        self, work: Callable[[], StepOutput], call: StepCall, number: int | None
-    ) -> StepOutput:
+    async def _step(self, work: Step[StepOutput], call: StepCall, number: int | None) -> StepOutput:
         begun_ns = time.perf_counter_ns()
         try:
             output = await self._step_queue.run(work, number)

@@ -7,16 +7,24 @@
 Calls of one connection arrive in order, but each is handled by a task of its own, so that tasks may
 pass each other. A step is given to the thread as soon as the one before it was, not when that has
 ended: the thread goes from one to the next without waiting for the event loop.
+
+The thread and the event loop share the interpreter's lock, so an answer waits until the next step
+leaves the interpreter for its forward, if there is a next step: the event loop has the lock to
+itself from there on, and the device does not wait for it.
 """
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor
-from typing import TypeVar
+from concurrent.futures import Executor, Future
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from model_server.errors import InvalidStep, StaleEpoch
 
 T = TypeVar("T")
+
+# Runs on the device's thread; calls what it is given when its forward begins, if it gets there.
+Step: TypeAlias = Callable[[Callable[[], None]], T]
 
 
 class StepQueue:
@@ -37,7 +45,7 @@ class StepQueue:
         self._next = 1
         self._epoch = _Epoch(number)
 
-    async def run(self, step: Callable[[], T], number: int | None) -> T:
+    async def run(self, step: Step[T], number: int | None) -> T:
         """Runs a step once those of smaller numbers have run; without a number, when it comes.
 
         Raises what the step raises, InvalidStep for a number that came before or behind a numbered
@@ -45,10 +53,13 @@ class StepQueue:
         """
         loop = asyncio.get_running_loop()
         if number is None:
-            return await loop.run_in_executor(self._device_thread, step)
+            return await loop.run_in_executor(self._device_thread, step, _begun)
         if number != self._next:
             await self._turn(number)
-        running = loop.run_in_executor(self._device_thread, self._epoch.run, step, number)
+        running: asyncio.Future[T] = loop.create_future()
+        self._epoch.num_given += 1
+        work = self._device_thread.submit(self._epoch.run, step, number)
+        work.add_done_callback(partial(self._epoch.ended, running))
         self._next = number + 1
         following = self._early.pop(self._next, None)
         if following is not None and not following.done():
@@ -62,14 +73,21 @@ class StepQueue:
         await waiting
 
 
+def _begun() -> None:
+    """A step that nothing follows: no answer waits for it."""
+
+
 class _Epoch:
-    """What the device's thread knows of an epoch: whether one of its steps failed."""
+    """What the device's thread knows of an epoch. `num_given` is the event loop's."""
 
     def __init__(self, number: int) -> None:
+        self.num_given = 0
+        self._num_run = 0
         self._number = number
         self._failed: int | None = None
+        self._answers: list[tuple[asyncio.Future[Any], Future[Any]]] = []
 
-    def run(self, step: Callable[[], T], number: int) -> T:
+    def run(self, step: Step[T], number: int) -> T:
         """A step that was sent before the failure of one before it relies on what never was."""
         if self._failed is not None:
             raise InvalidStep(
@@ -77,7 +95,28 @@ class _Epoch:
                 " over"
             )
         try:
-            return step()
+            return step(self._give)
         except BaseException:
             self._failed = number
             raise
+
+    def ended(self, answer: asyncio.Future[T], step: Future[T]) -> None:
+        """Answers are given when the next step's forward begins, or now."""
+        self._answers.append((answer, step))
+        self._num_run += 1
+        if self._num_run == self.num_given:
+            self._give()
+
+    def _give(self) -> None:
+        answers, self._answers = self._answers, []
+        for answer, step in answers:
+            answer.get_loop().call_soon_threadsafe(_give, answer, step)
+
+
+def _give(answer: asyncio.Future[T], step: Future[T]) -> None:
+    if answer.done():
+        return
+    if error := step.exception():
+        answer.set_exception(error)
+    else:
+        answer.set_result(step.result())
