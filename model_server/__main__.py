@@ -20,6 +20,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import uvloop
+
 from model_server import config
 from model_server.errors import FetchStalled, ShardError
 from model_server.model.checkpoint import find_checkpoint
@@ -56,7 +58,8 @@ def main(argv: list[str]) -> int:
             return 0
         start_logging(settings.logger_level, json_output=settings.json_output)
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        return asyncio.run(_serve(settings))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(settings))
     except FetchStalled as error:
         sys.stderr.write(f"error: {error}\n")
         sys.stderr.flush()

@@ -126,10 +126,7 @@ class Row {
 
   void choose() {
     const float *scores = s_.scores + place_ * s_.width;
-    if (s_.uniforms == nullptr) {
-      weigh(scores);
-      return answer(first_of_largest(scores), top_);
-    }
+    if (s_.uniforms == nullptr) return take_best(scores);
     const float temperature = s_.temperature[index_];
     float *scaled = memory_.scaled.data();
     for (int64_t i = 0; i < s_.width; i += 16) store(scaled + i, load(scores + i) / temperature);
@@ -142,15 +139,19 @@ class Row {
  private:
   // The largest score, every mass, and their sum; NaN if any score is NaN or the largest infinite.
   void weigh(const float *scores) {
-    Floats largest = broadcast(-kInfinity);
-    for (int64_t i = 0; i < s_.width; i += kChunk)
-      largest = larger(largest, largest_in_chunk(scores + i));
-    top_ = largest_of(largest);
+    top_ = largest_of(largest_in(scores, 0, s_.width));
     total_ = 0;
     for (int64_t i = 0; i < s_.width; i += kChunk) {
       for (int64_t k = i; k < i + kChunk; k += 16) store(&memory_.masses[k], mass(load(scores + k)));
       total_ += memory_.chunk_masses[i / kChunk] = chunk_mass(&memory_.masses[i]);
     }
+  }
+
+  static Floats largest_in(const float *scores, int64_t first, int64_t end) {
+    Floats largest = broadcast(-kInfinity);
+    for (; first < end; first += kChunk)
+      largest = larger(largest, largest_in_chunk(scores + first));
+    return largest;
   }
 
   static Floats largest_in_chunk(const float *scores) {
@@ -173,14 +174,38 @@ class Row {
     return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
   }
 
-  // A chunk with the largest score has the mass 1 at least.
-  int64_t first_of_largest(const float *scores) const {
-    for (int64_t i = 0; i < s_.width; i += kChunk) {
-      if (!(memory_.chunk_masses[i / kChunk] >= static_cast<double>(unit_))) continue;
-      const float *end = scores + i + kChunk, *found = std::find(scores + i, end, top_);
-      if (found != end) return found - scores;
+  // The first of the largest scores. Nothing is drawn, so weights may be quicker and less exact.
+  void take_best(const float *scores) {
+    constexpr int64_t kPart = 16 * kChunk;
+    int64_t part = 0;
+    top_ = -kInfinity;
+    for (int64_t first = 0; first < s_.width; first += kPart) {
+      const float top = largest_of(largest_in(scores, first, std::min(first + kPart, s_.width)));
+      if (top > top_) std::tie(top_, part) = std::pair(top, first);
     }
-    return 0;
+    Floats sums[4] = {};
+    for (int64_t i = 0; i < s_.width; i += kChunk)
+      for (int64_t k = 0; k < 4; ++k)
+        sums[k] = sums[k] + quick_exp_of(load(scores + i + 16 * k) - top_);
+    total_ = static_cast<double>(sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]))) *
+             static_cast<double>(unit_);
+    const float *end = scores + std::min(part + kPart, s_.width);
+    const float *found = std::find(scores + part, end, top_);
+    answer(found == end ? 0 : found - scores, top_);
+  }
+
+  // exp_of with fused additions.
+  static Floats quick_exp_of(Floats x) {
+    constexpr float kRound = 12582912.f;
+    const Floats in_range = larger(x, broadcast(-87.3f));
+    const Floats shifted = multiply_add(in_range, broadcast(1.44269504f), broadcast(kRound));
+    const Floats r = multiply_add(shifted - kRound, broadcast(-0.693147181f), in_range);
+    Floats p = broadcast(8.3334519073e-3f);
+    p = multiply_add(p, r, broadcast(4.1665795894e-2f));
+    p = multiply_add(p, r, broadcast(1.6666665459e-1f));
+    p = multiply_add(p, r, broadcast(5.0000001201e-1f));
+    p = multiply_add(p, r * r, r + 1.f);
+    return p * bits_as<float>((bits_as<int32_t>(shifted) + 127) << 23);
   }
 
   // Leaves masses to those tokens that top-k, top-p and min-p keep, in this order.

@@ -115,15 +115,16 @@ class Choice:
 
 
 # Chooses the tokens of a group, from the scores of the whole step [num_rows, width], which it does
-# not change, and the draws of its rows [num_rows] float64.
+# not change, and the draws of its rows, [num_rows] float64; greedy groups need none.
 Choose: TypeAlias = Callable[[Group, Tensor, Tensor], Choice]
 
 
 def choose_by_torch(group: Group, scores: Tensor, uniforms: Tensor) -> Choice:
     """See Choose."""
-    scores, uniforms = take(scores, group.rows), take(uniforms, group.rows)
+    scores = take(scores, group.rows)
     if group.kind is Kind.GREEDY:
         return _choose_best(scores, group.top)
+    uniforms = take(uniforms, group.rows)
     if group.kind is Kind.PLAIN:
         return _draw_from_all(scores / group.temperature, uniforms, group.top)
     if group.kind is Kind.TYPICAL:

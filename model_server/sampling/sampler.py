@@ -94,6 +94,7 @@ class Sampler:
         self._plan: SamplingPlan | None = None
         self._plan_key: tuple[object, ...] = ()
         self._scratch = self._new_scratch(max_rows)
+        self._no_draws = torch.zeros(0, dtype=torch.float64, device=device)
 
     def add(
         self,
@@ -230,9 +231,9 @@ class Sampler:
         return gather_outcome(plan, choices, logits)
 
     def _uniforms(self, plan: SamplingPlan) -> Tensor:
-        """The draws of the step's rows, [num_rows] float64."""
+        """The draws of the step's rows, [num_rows] float64; none if no row draws."""
         if not plan.is_drawn:
-            return torch.zeros(len(plan.rows), dtype=torch.float64, device=self._device)
+            return self._no_draws
         return self._to_device(self._rows.uniforms(plan.rows))
 
     def _are_scores(self, logits: Tensor) -> bool:

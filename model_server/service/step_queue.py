@@ -17,9 +17,10 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from model_server.errors import InvalidStep, StaleEpoch
+from model_server.service.loop_caller import LoopCaller
 
 T = TypeVar("T")
 
@@ -35,6 +36,7 @@ class StepQueue:
         self._next = 1
         self._early: dict[int, asyncio.Future[None]] = {}
         self._epoch = _Epoch(0)
+        self._caller: LoopCaller | None = None
 
     def begin_epoch(self, number: int) -> None:
         """The next step is number 1; steps that wait for one before them raise StaleEpoch."""
@@ -56,10 +58,12 @@ class StepQueue:
             return await loop.run_in_executor(self._device_thread, step, _begun)
         if number != self._next:
             await self._turn(number)
+        if self._caller is None:
+            self._caller = LoopCaller()
         running: asyncio.Future[T] = loop.create_future()
         self._epoch.num_given += 1
         work = self._device_thread.submit(self._epoch.run, step, number)
-        work.add_done_callback(partial(self._epoch.ended, running))
+        work.add_done_callback(partial(self._epoch.ended, running, self._caller))
         self._next = number + 1
         following = self._early.pop(self._next, None)
         if following is not None and not following.done():
@@ -85,7 +89,7 @@ class _Epoch:
         self._num_run = 0
         self._number = number
         self._failed: int | None = None
-        self._answers: list[tuple[asyncio.Future[Any], Future[Any]]] = []
+        self._unanswered: Callable[[], None] | None = None
 
     def run(self, step: Step[T], number: int) -> T:
         """A step that was sent before the failure of one before it relies on what never was."""
@@ -95,22 +99,23 @@ class _Epoch:
                 " over"
             )
         try:
-            return step(self._give)
+            return step(self._answer)
         except BaseException:
             self._failed = number
             raise
 
-    def ended(self, answer: asyncio.Future[T], step: Future[T]) -> None:
-        """Answers are given when the next step's forward begins, or now."""
-        self._answers.append((answer, step))
+    def ended(self, answer: asyncio.Future[T], caller: LoopCaller, step: Future[T]) -> None:
+        """The answer is given when the next step's forward begins, or now."""
+        self._answer()
+        self._unanswered = partial(caller.call, partial(_give, answer, step))
         self._num_run += 1
         if self._num_run == self.num_given:
-            self._give()
+            self._answer()
 
-    def _give(self) -> None:
-        answers, self._answers = self._answers, []
-        for answer, step in answers:
-            answer.get_loop().call_soon_threadsafe(_give, answer, step)
+    def _answer(self) -> None:
+        if self._unanswered is not None:
+            self._unanswered()
+        self._unanswered = None
 
 
 def _give(answer: asyncio.Future[T], step: Future[T]) -> None:

@@ -119,6 +119,9 @@ async def test_an_answer_waits_for_the_forward_of_the_next_step(queue: StepQueue
 
 
 async def test_an_answer_does_not_wait_for_a_step_that_never_computes(queue: StepQueue) -> None:
-    steps = [queue.run(lambda begun, number=number: number, number) for number in (1, 2, 3)]
+    def numbered(number: int) -> Step[int]:
+        return lambda begun: number
+
+    steps = [queue.run(numbered(number), number) for number in (1, 2, 3)]
     async with asyncio.timeout(30):
         assert await asyncio.gather(*steps) == [1, 2, 3]
