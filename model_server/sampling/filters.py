@@ -99,6 +99,11 @@ class Filters:
     min_p: Tensor | None = None  # [n] float32; 0: off
     typical_p: Tensor | None = None  # [n] float64; 1: off
 
+    @property
+    def of_prefixes(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Those that keep the most likely tokens, in the order in which they cut."""
+        return self.top_k, self.nucleus, self.min_p
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:

@@ -24,13 +24,10 @@ class _Sample(ctypes.Structure):
     _fields_ = (
         ("num_rows", ctypes.c_int64),
         ("width", ctypes.c_int64),
-        *(
-            (name, ctypes.c_void_p)
-            for name in (
-                *("scores", "rows", "uniforms", "temperature", "top_k", "nucleus", "min_p"),
-                *("tokens", "logprobs"),
-            )
-        ),
+        *((name, ctypes.c_void_p) for name in ("scores", "rows", "uniforms", "temperature")),
+        ("filters", ctypes.c_void_p * 3),
+        ("tokens", ctypes.c_void_p),
+        ("logprobs", ctypes.c_void_p),
         ("mass_bits", ctypes.c_int64),
     )
 
@@ -56,7 +53,7 @@ class NativeChooser:
         """See `Choose`. Raises MemoryError."""
         if group.top is not None or group.filters.typical_p is not None:
             return choose_by_torch(group, scores, uniforms)
-        num_rows, filters = len(group.places), group.filters
+        num_rows = len(group.places)
         tokens = torch.empty(num_rows, dtype=torch.int64)
         logprobs = torch.empty(num_rows, dtype=torch.float64)
         sample = _Sample(
@@ -66,9 +63,7 @@ class NativeChooser:
             rows=_address(group.rows),
             uniforms=None if group.kind is Kind.GREEDY else uniforms.data_ptr(),
             temperature=group.temperature.data_ptr(),
-            top_k=_address(filters.top_k),
-            nucleus=_address(filters.nucleus),
-            min_p=_address(filters.min_p),
+            filters=tuple(map(_address, group.filters.of_prefixes)),
             tokens=tokens.data_ptr(),
             logprobs=logprobs.data_ptr(),
             mass_bits=mass_bits(scores.shape[-1]),
