@@ -22,16 +22,17 @@ class LoopCaller:
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
-        self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._reading, _run, self._reading, self._calls)
-        weakref.finalize(self, _close, self._reading, self._writing)
+        reading, self._writing = os.pipe()
+        os.set_blocking(reading, False)
+        os.set_blocking(self._writing, False)
+        asyncio.get_running_loop().add_reader(reading, _run, reading, self._calls)
+        weakref.finalize(self, _close, reading, self._writing)
 
     def call(self, function: Callable[[], None]) -> None:
         """From any thread."""
         self._calls.append(function)
         # A full pipe will wake the loop as well.
-        _write(self._writing, b"\\0", 1)
+        _write(self._writing, b"\0", 1)
 
 
 def _run(reading: int, calls: deque[Callable[[], None]]) -> None:
