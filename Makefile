@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-fast test-slow check format lint types layers figures structures proto proto-check \
+.PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers figures structures proto proto-check \
         conformance conformance-install conformance-transcripts bench gpu-check demo-model clean
 
 help:  ## What can be made.
@@ -43,12 +43,33 @@ PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope
 test: install  ## Run every test.
 	@echo "Running the tests ..."
 	@$(PYTEST) -m "not gpu"
+	@$(MAKE) --no-print-directory test-kernels
 
 test-fast: install  ## Run the quick tests.
 	@$(PYTEST) -m "not slow and not gpu"
 
 test-slow: install  ## Run the slow tests.
 	@$(PYTEST) -m "slow and not gpu"
+
+# An environment may use Tandem's packages beside its own.
+PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
+SHARE_PACKAGES = $(BIN)/python -c '$(PURELIB)'
+
+# Kernels for GPUs, in Triton's interpreter. torch for CPUs brings no Triton, and where there is one
+# every shard takes half a second longer to start: so it has an environment of its own.
+KERNELS_VENV := .venv-kernels
+
+$(KERNELS_VENV)/.installed: tests/kernels/requirements.txt | $(STAMP)
+	@echo "Installing Triton into $(KERNELS_VENV) ..."
+	@$(BIN)/python -m venv --clear $(KERNELS_VENV)
+	@$(SHARE_PACKAGES) > "$$($(KERNELS_VENV)/bin/python -c '$(PURELIB)')/tandem.pth"
+	@$(KERNELS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --requirement $< > $(KERNELS_VENV)/install.log 2>&1 || { cat $(KERNELS_VENV)/install.log; exit 1; }
+	@touch $@
+
+test-kernels: install $(KERNELS_VENV)/.installed  ## Run the kernels for GPUs in an interpreter.
+	@echo "Running the tests of the kernels ..."
+	@OMP_NUM_THREADS=1 $(KERNELS_VENV)/bin/python -m pytest -q -n $(WORKERS) tests/kernels
 
 # Clients of others, each kind in an environment of its own (docs/conformance.md).
 CONFORMANCE := clients tgi_client lmql evals
@@ -59,8 +80,8 @@ $(CONFORMANCE_VENVS)/%/.installed: tests/conformance/%/requirements.txt | $(STAM
 	@echo "Installing the clients of tests/conformance/$* into $(CONFORMANCE_VENVS)/$* ..."
 	@$(BIN)/python -m venv --clear $(CONFORMANCE_VENVS)/$*
 	@# The evals need torch and transformers; those of Tandem's environment will do.
-	@if [ $* = evals ]; then $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-	  > "$$($(CONFORMANCE_VENVS)/$*/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/tandem.pth"; fi
+	@if [ $* = evals ]; then $(SHARE_PACKAGES) \
+	  > "$$($(CONFORMANCE_VENVS)/$*/bin/python -c '$(PURELIB)')/tandem.pth"; fi
 	@$(CONFORMANCE_VENVS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --prefer-binary \
 	  --requirement $< > $(CONFORMANCE_VENVS)/$*/install.log 2>&1 || { cat $(CONFORMANCE_VENVS)/$*/install.log; exit 1; }
 	@touch $@

@@ -30,8 +30,6 @@ settings.load_profile("tandem")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Read when a kernel is defined; `make gpu-check` compiles them instead.
-    os.environ.setdefault("TRITON_INTERPRET", "1")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As shells start what runs in the background; what a test starts would not know Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
