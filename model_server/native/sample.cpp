@@ -31,8 +31,7 @@ struct Sample {
   const int64_t *rows;          // [num_rows], of scores and uniforms; null: all
   const double *uniforms;       // [step's rows]; null: greedy
   const float *temperature;     // [num_rows], as all that follows
-  // `filters` there.
-  const int64_t *top_k;         // null, or 0: off
+  const int64_t *top_k;         // null, or 0: off; with the next two, `filters` there
   const double *nucleus;        // null, or 1: off
   const float *min_p;           // null, or 0: off
   int64_t *tokens;              // greedy: the first of the best
