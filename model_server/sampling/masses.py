@@ -4,7 +4,7 @@
           -> mass   = the weight in units of 2**-bits, rounded
 
 So a draw has the same bits on any device, for any width of the row and any number of threads, and
-`native/sample.cpp` makes the same one: change both or none.
+`native/sample.cpp` and `kernels/token_masses.py` make the same one: change all or none.
 """
 
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor
 # Doubles hold whole numbers exactly up to here.
 EXACT_BITS = 53
 
-_LOWEST = -87.3  # below it the result would be subnormal, and is 0
-_ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the integer in the low bits
+LOWEST = -87.3  # below it the result would be subnormal, and is 0
+ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the integer in the low bits
 # Of Cephes' expf.
-_COEFFICIENTS = (
+COEFFICIENTS = (
     1.9875691500e-4,
     1.3981999507e-3,
     8.3334519073e-3,
@@ -42,13 +42,13 @@ def whole_masses(weights: Tensor, bits: int) -> Tensor:
 
 def exp_weights(log_weights: Tensor) -> Tensor:
     """e^x for float32 x <= 0, to 2 ulp and exactly 1 at 0: `exp_of` of native/vectors.h."""
-    in_range = log_weights.clamp(min=_LOWEST)
-    shifted = in_range * 1.44269504 + _ROUND
-    n = shifted - _ROUND
+    in_range = log_weights.clamp(min=LOWEST)
+    shifted = in_range * 1.44269504 + ROUND
+    n = shifted - ROUND
     r = (in_range - n * 0.693359375) + n * 2.12194440e-4
-    p = r * _COEFFICIENTS[0] + _COEFFICIENTS[1]
-    for coefficient in _COEFFICIENTS[2:]:
+    p = r * COEFFICIENTS[0] + COEFFICIENTS[1]
+    for coefficient in COEFFICIENTS[2:]:
         p = p.mul_(r).add_(coefficient)
     p = p.mul_(r * r).add_(r + 1.0)
     power = shifted.view(torch.int32).add_(127).bitwise_left_shift_(23).view(torch.float32)
-    return p.mul_(power).masked_fill_(log_weights < _LOWEST, 0.0)
+    return p.mul_(power).masked_fill_(log_weights < LOWEST, 0.0)

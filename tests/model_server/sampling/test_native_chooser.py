@@ -6,43 +6,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from model_server.sampling.choosing import Choose, choose_by_torch
 from model_server.sampling.masses import exp_weights
 from model_server.sampling.native_chooser import NativeChooser
-from model_server.sampling.sampler import SampledRows, Sampler
-from proto.contract import LogprobParams, SamplingParams
+from proto.contract import SamplingParams
 from tests.model_server.executor.decoders import decoder
-from tests.model_server.sampling.cases import CPU, DRAWN, GREEDY, NO_STOP, PROMPT, random_logits
+from tests.model_server.sampling.cases import DRAWN, GREEDY, random_logits
+from tests.model_server.sampling.choosers import REQUESTS, assert_chooses_as_torch, sampled
 from tests.native.compiler import needs_compiler
 
 pytestmark = needs_compiler
-
-REQUESTS = st.builds(
-    SamplingParams,
-    do_sample=st.booleans(),
-    temperature=st.sampled_from([0.3, 1.0, 1.7]),
-    top_k=st.sampled_from([None, 1, 2, 40, 56, 300, 5000]),
-    top_p=st.sampled_from([None, 1e-6, 0.3, 0.95, 0.9999]),
-    min_p=st.sampled_from([None, 1e-4, 0.05, 1.0]),
-    seed=st.integers(0, 2**64 - 1),
-)
-
-
-def sampled(requests: list[SamplingParams], logits: Tensor, choose: Choose) -> SampledRows:
-    sampler = Sampler(logits.shape[-1], CPU, (0,), len(requests), choose=choose)
-    for request_id, sampling in enumerate(requests):
-        sampler.add(request_id, sampling, NO_STOP, LogprobParams(), PROMPT, len(PROMPT))
-    return sampler.sample(range(len(requests)), logits.clone())
-
-
-def assert_equal(requests: list[SamplingParams], logits: Tensor, native: Choose) -> None:
-    expected = sampled(requests, logits, choose_by_torch)
-    found = sampled(requests, logits, native)
-    assert found.token_ids == expected.token_ids
-    assert found.errors == expected.errors
-    assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-4, nan_ok=True)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +42,7 @@ def test_any_requests_draw_what_torch_draws(
     logits = random_logits(len(requests), vocab_size, seed=seed, scale=scale)
     if num_values is not None:  # many equal scores
         logits = (logits * num_values).round() / num_values
-    assert_equal(requests, logits, native)
+    assert_chooses_as_torch(native, requests, logits)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +54,7 @@ def test_rows_without_a_distribution_fail_as_with_torch(
     logits = random_logits(6, 300)
     logits[0, 7], logits[1, 7], logits[2], logits[3] = torch.nan, torch.inf, -torch.inf, torch.nan
     logits[4, 1:] = -torch.inf  # one token is left
-    assert_equal([sampling] * 6, logits, native)
+    assert_chooses_as_torch(native, [sampling] * 6, logits)
 
 
 def test_weights_are_those_of_the_exponential_function(native: NativeChooser) -> None:
@@ -93,7 +66,7 @@ def test_weights_are_those_of_the_exponential_function(native: NativeChooser) ->
     logits = torch.full((4000, 64), -torch.inf)
     logits[:, 0], logits[:, 1] = 0.0, log_weights
     # The logarithm of both weights together shows the second one.
-    assert_equal([replace(DRAWN, seed=seed) for seed in range(4000)], logits, native)
+    assert_chooses_as_torch(native, [replace(DRAWN, seed=seed) for seed in range(4000)], logits)
 
 
 def test_the_threads_of_an_executor_change_nothing(native: NativeChooser) -> None:
