@@ -94,6 +94,12 @@ class PinnedStaging:
         packed.write(memory.numpy())
         return packed.read(memory.to(self._device, non_blocking=True))
 
+    def tensor_to_device(self, tensor: Tensor) -> Tensor:
+        """A tensor of the host; one that is pinned is still being copied when this returns."""
+        if tensor.is_pinned():
+            return tensor.to(self._device, non_blocking=True)
+        return self.to_device(tensor.numpy())
+
     def to_host(self, tensor: Tensor) -> Arrival:
         """Begin to copy a tensor; what is launched later does not hold it up."""
         if self._device.type != "cuda":

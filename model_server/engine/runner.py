@@ -95,6 +95,8 @@ class Runner:
         self._max_total_len = None
         model = self._model
         total_len = min(model.max_position_embeddings, max_total_len or 1 << 62)
+        if self._sampler is not None:
+            self._sampler.reserve(max_batch_size, total_len)
         peak_bytes = try_largest_steps(model, max_step_tokens, max_batch_size, total_len)
         num_blocks = num_blocks or self._num_blocks
         if num_blocks is None:

@@ -33,9 +33,8 @@ from model_server.model.checkpoint_check import (
 )
 from model_server.model.model import HfModel, PagedModel
 from model_server.recipe.recipe import Recipe, Unreadable
-from model_server.sampling.choosing import Choose, choose_by_torch
-from model_server.sampling.native_chooser import NativeChooser
 from model_server.sampling.sampler import Sampler
+from model_server.sampling.select import sampling_ways
 from native.library import NativeUnavailable
 from proto.contract import ModelInfo
 
@@ -173,16 +172,24 @@ def _load_zoo(
     )
 
 
-def new_sampler(model: PagedModel, max_rows: int, **watermark: float) -> Sampler:
-    """The sampler of a model's logits; see Sampler. On a CPU it chooses by the native library."""
-    choose: Choose = choose_by_torch
-    if model.device.type == "cpu":
-        try:
-            choose = NativeChooser(lambda: model.threads)
-        except NativeUnavailable as error:
-            _log.warning("tokens are sampled by torch: %s", error)
+def new_sampler(
+    model: PagedModel,
+    max_rows: int,
+    *,
+    watermark_gamma: float = 0.5,
+    watermark_delta: float = 2.0,
+) -> Sampler:
+    """The sampler of a model's logits, with the fastest ways of its device; see Sampler."""
+    ways = sampling_ways(model.vocab_size, model.device, max_rows, lambda: model.threads)
     return Sampler(
-        model.vocab_size, model.device, model.eos_token_ids, max_rows, choose=choose, **watermark
+        model.vocab_size,
+        model.device,
+        model.eos_token_ids,
+        max_rows,
+        choose=ways.choose,
+        edits=ways.edits,
+        watermark_gamma=watermark_gamma,
+        watermark_delta=watermark_delta,
     )
 
 

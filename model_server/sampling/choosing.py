@@ -24,6 +24,7 @@ from model_server.sampling.filters import (
 )
 from model_server.sampling.masses import exp_weights, mass_bits, whole_masses
 from model_server.sampling.plan import Group, Kind, RawRows, SamplingPlan, Top
+from model_server.staging import PinnedStaging
 from proto.contract import TopToken
 
 # Prompt rows scored at once: 64 rows of 128 000 tokens are 33 MB in float32.
@@ -101,7 +102,7 @@ def best_of(logprobs: Tensor, top: Top) -> TopLogprobs:
 
 def take(rows: Tensor, which: Tensor | None) -> Tensor:
     """The rows `which`, or all of them without a copy."""
-    return rows if which is None else rows[which]
+    return rows if which is None else rows.index_select(0, which)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +111,8 @@ class Choice:
 
     tokens: Tensor  # [n] int64
     logprobs: Tensor  # [n] float64; NaN where no distribution can be made of the scores
-    short: Tensor  # [n] bool: the candidates did not suffice, and the other fields are invalid
+    # [n] bool: the candidates did not suffice, and the other fields are invalid; None: they did
+    short: Tensor | None
     tops: TopLogprobs | None
 
 
@@ -163,14 +165,13 @@ def _draw_from_all(scaled: Tensor, uniforms: Tensor, top: Top | None) -> Choice:
 
 
 def _of_whole_rows(scores: Tensor, tokens: Tensor, logprobs: Tensor, top: Top | None) -> Choice:
-    short = torch.zeros_like(tokens, dtype=torch.bool)
     if top is None:
-        return Choice(tokens, logprobs, short, None)
+        return Choice(tokens, logprobs, None, None)
     whole = torch.log_softmax(take(scores, top.rows), -1)
     # A token among its own alternatives has the same number there, to the last bit.
     own = whole.gather(-1, take(tokens, top.rows).unsqueeze(-1)).squeeze(-1).double()
     logprobs = own if top.rows is None else logprobs.index_copy(0, top.rows, own)
-    return Choice(tokens, logprobs, short, best_of(whole, top))
+    return Choice(tokens, logprobs, None, best_of(whole, top))
 
 
 def _draw_from(found: Candidates, width: int, uniforms: Tensor, top: Top | None) -> Choice:
@@ -228,14 +229,18 @@ class Outcome:
         self.tops |= {int(rows[row]): tokens for row, tokens in other.tops.items()}
 
 
-def gather_outcome(plan: SamplingPlan, choices: Sequence[Choice], logits: Tensor) -> Outcome:
+def gather_outcome(
+    plan: SamplingPlan, choices: Sequence[Choice], logits: Tensor, staging: PinnedStaging
+) -> Outcome:
     """The step's results in the order of its rows. This is the only wait for the device."""
     tokens = _merge(plan, [choice.tokens for choice in choices])
     parts = [
         tokens,
         _merge(plan, [choice.logprobs for choice in choices]),
-        _merge(plan, [choice.short for choice in choices]),
     ]
+    may_be_short = any(choice.short is not None for choice in choices)
+    if may_be_short:
+        parts.append(_merge(plan, [_short(choice) for choice in choices]))
     tops = [choice.tops for choice in choices if choice.tops is not None]
     if plan.raw is not None:
         raw_logprobs, raw_tops = _score_raw(plan.raw, logits, tokens)
@@ -243,15 +248,16 @@ def gather_outcome(plan: SamplingPlan, choices: Sequence[Choice], logits: Tensor
         tops += raw_tops
     for found in tops:
         parts += [found.token_ids, found.logprobs]
-    values = _on_host(parts)
+    values = _on_host(parts, staging)
+    rest = values[2:]
+    short = rest.pop(0) if may_be_short else np.zeros(len(values[0]), dtype=np.bool_)
     outcome = Outcome(
         tokens=values[0].astype(np.int64, copy=False),
         logprobs=values[1],
         failed=np.isnan(values[1]),
-        short=values[2].astype(np.bool_, copy=False),
+        short=short.astype(np.bool_, copy=False),
         tops={},
     )
-    rest = values[3:]
     if plan.raw is not None:
         outcome.logprobs[plan.raw.places] = rest.pop(0)
     for index, found in enumerate(tops):
@@ -259,12 +265,19 @@ def gather_outcome(plan: SamplingPlan, choices: Sequence[Choice], logits: Tensor
     return outcome
 
 
-def _on_host(parts: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
+def _short(choice: Choice) -> Tensor:
+    if choice.short is not None:
+        return choice.short
+    return torch.zeros_like(choice.tokens, dtype=torch.bool)
+
+
+def _on_host(parts: Sequence[Tensor], staging: PinnedStaging) -> list[npt.NDArray[Any]]:
     """The same numbers on the host, by one transfer of float64s if they are not there yet."""
     if parts[0].device.type == "cpu":
         return [part.numpy() for part in parts]
     bounds = pairwise(accumulate((part.numel() for part in parts), initial=0))
-    vector = torch.cat([part.flatten().double() for part in parts]).cpu().numpy()
+    numbers = torch.cat([part.flatten().double() for part in parts])
+    vector = staging.to_host(numbers).array()
     return [
         vector[start:stop].reshape(part.shape)
         for (start, stop), part in zip(bounds, parts, strict=True)
@@ -273,7 +286,7 @@ def _on_host(parts: Sequence[Tensor]) -> list[npt.NDArray[Any]]:
 
 def _merge(plan: SamplingPlan, columns: Sequence[Tensor]) -> Tensor:
     merged = columns[0] if len(columns) == 1 else torch.cat(list(columns))
-    return merged if plan.order is None else merged[plan.order]
+    return take(merged, plan.order)
 
 
 def _score_raw(raw: RawRows, logits: Tensor, tokens: Tensor) -> tuple[Tensor, list[TopLogprobs]]:

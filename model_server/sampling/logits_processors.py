@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from model_server.sampling.rows import Rows
+from model_server.staging import PinnedStaging
 
 BITS_PER_WORD = 32
 # The sign and exponent bits of float32: read as a float, -inf.
@@ -150,16 +151,20 @@ class DeviceMasks:
     words: Tensor  # [num_masked, num_words] int32
 
     @classmethod
-    def of(cls, places: Rows, words: Tensor, num_rows: int, device: torch.device) -> "DeviceMasks":
+    def of(
+        cls, places: Rows, words: Tensor, num_rows: int, staging: PinnedStaging
+    ) -> "DeviceMasks":
         """Copy masks from the host; pinned words are still being copied when this returns."""
-        rows = None if len(places) == num_rows else torch.from_numpy(places).to(device)
-        return cls(places, rows, words.to(device, non_blocking=True))
+        return cls(places, _unless_all(places, num_rows, staging), staging.tensor_to_device(words))
 
-    def among(self, places: Rows) -> "DeviceMasks | None":
+    def among(self, places: Rows, staging: PinnedStaging) -> "DeviceMasks | None":
         """The masks of some rows, as a step of their own; None: none of them has one."""
         _, which, rows = np.intersect1d(self.places, places, return_indices=True)
         if len(which) == 0:
             return None
-        device = self.words.device
-        words = self.words[torch.from_numpy(which).to(device)]
-        return DeviceMasks.of(rows, words, len(places), device)
+        words = self.words[staging.to_device(which)]
+        return DeviceMasks(rows, _unless_all(rows, len(places), staging), words)
+
+
+def _unless_all(places: Rows, num_rows: int, staging: PinnedStaging) -> Tensor | None:
+    return None if len(places) == num_rows else staging.to_device(places)

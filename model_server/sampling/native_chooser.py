@@ -72,7 +72,7 @@ class NativeChooser:
         each, team = (None, None) if threads is None else (threads.each, threads.team)
         if not self._sample(ctypes.addressof(sample), each, team):
             raise MemoryError(f"no memory to sample {num_rows} rows")
-        return Choice(tokens, logprobs, torch.zeros(num_rows, dtype=torch.bool), None)
+        return Choice(tokens, logprobs, None, None)
 
 
 def _address(values: Tensor | None) -> int | None:

@@ -15,11 +15,11 @@ from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from model_server.sampling.filters import Filters
 from model_server.sampling.rows import Rows, SamplingRows
+from model_server.staging import PinnedStaging
 
 Mask = npt.NDArray[np.bool_]
 
@@ -139,9 +139,9 @@ class SamplingPlan:
 class SamplingPlanner:
     """Makes plans from the table's rows."""
 
-    def __init__(self, rows: SamplingRows, device: torch.device, width: int) -> None:
+    def __init__(self, rows: SamplingRows, staging: PinnedStaging, width: int) -> None:
         self._rows = rows
-        self._device = device
+        self._staging = staging
         self._width = width
 
     def plan(
@@ -299,4 +299,4 @@ class SamplingPlanner:
         return None if len(rows) == num_rows else self._to_device(rows)
 
     def _to_device(self, values: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+        return self._staging.to_device(values)

@@ -123,13 +123,20 @@ class SamplingRows:
             raise InvalidStep(f"request {missing.args[0]} is not being sampled") from None
 
     def additions(self, row: int) -> Additions:
-        """The terms to add to this row's scores: its bias, and -inf while it may not end."""
+        """The terms to add to this row's scores: its bias, and -inf while it may not end.
+
+        No token comes twice.
+        """
         token_ids, values = self._bias[row]
         if self.table["position"][row] >= self.table["min_len"][row]:
             return token_ids, values
         ends = np.array(self._end_token_ids[row], dtype=np.int64)
         impossible = np.full(len(ends), -math.inf, dtype=np.float32)
-        return np.concatenate((token_ids, ends)), np.concatenate((values, impossible))
+        others = ~np.isin(token_ids, ends)
+        return (
+            np.concatenate((token_ids[others], ends)),
+            np.concatenate((values[others], impossible)),
+        )
 
     def may_not_end(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Which of the rows are below their minimum length."""

@@ -33,18 +33,12 @@ from model_server.sampling.choosing import (
     gather_outcome,
     padded_width,
 )
-from model_server.sampling.logits_processors import (
-    BITS_PER_WORD,
-    DeviceMasks,
-    Masks,
-    add_bias,
-    apply_bitmask,
-    penalise,
-)
-from model_server.sampling.penalty_history import PenaltyHistory
-from model_server.sampling.plan import Penalties, SamplingPlan, SamplingPlanner
+from model_server.sampling.edits import Edits, TorchEdits
+from model_server.sampling.logits_processors import BITS_PER_WORD, DeviceMasks, Masks
+from model_server.sampling.plan import SamplingPlan, SamplingPlanner
 from model_server.sampling.rows import Rows, SamplingRows
 from model_server.sampling.watermark import Watermark
+from model_server.staging import PinnedStaging
 from proto.contract import LogprobParams, SamplingParams, StopParams, TopToken
 
 
@@ -69,6 +63,8 @@ class Sampler:
     eos_token_ids: tokens that end a sequence of this model
     max_rows:      requests expected at once; more are taken, at the cost of a reallocation
     choose:        how a group's tokens are chosen, see `Choose`
+    edits:         masks, biases and penalties, see `Edits`; None: by torch
+    staging:       copies to and from the device; None: see `PinnedStaging`
     watermark_gamma, watermark_delta: see `Watermark`
     """
 
@@ -80,6 +76,8 @@ class Sampler:
         max_rows: int,
         *,
         choose: Choose = choose_by_torch,
+        edits: Edits | None = None,
+        staging: PinnedStaging | None = None,
         watermark_gamma: float = 0.5,
         watermark_delta: float = 2.0,
     ) -> None:
@@ -88,13 +86,26 @@ class Sampler:
         self._choose = choose
         self._width = padded_width(vocab_size)
         self._rows = SamplingRows(vocab_size, eos_token_ids, max_rows)
-        self._history = PenaltyHistory(vocab_size, device)
+        self._edits = edits or TorchEdits(vocab_size, device)
+        self._staging = staging or PinnedStaging(device)
         self._watermark = Watermark(vocab_size, device, watermark_gamma, watermark_delta)
-        self._planner = SamplingPlanner(self._rows, device, self._width)
+        self._planner = SamplingPlanner(self._rows, self._staging, self._width)
         self._plan: SamplingPlan | None = None
         self._plan_key: tuple[object, ...] = ()
         self._scratch = self._new_scratch(max_rows)
         self._no_draws = torch.zeros(0, dtype=torch.float64, device=device)
+
+    def reserve(self, num_rows: int, max_len: int) -> None:
+        """Hold the device's memory for so many requests, of sequences of up to so many tokens.
+
+        More requests and longer sequences are taken, at the cost of an allocation. On the host
+        memory is taken as requests come.
+        """
+        if self._device.type == "cpu":
+            return
+        if num_rows > len(self._scratch):
+            self._scratch = self._new_scratch(num_rows)
+        self._edits.history.reserve(num_rows, max_len)
 
     def add(
         self,
@@ -115,7 +126,7 @@ class Sampler:
         if not self._rows.table["is_penalised"][row]:
             return
         try:
-            self._rows.table["slot"][row] = self._history.open(token_ids, prompt_len)
+            self._rows.table["slot"][row] = self._edits.history.open(token_ids, prompt_len)
         except InvalidStep as error:
             self._rows.remove(request_id)
             raise InvalidStep(f"request {request_id}: {error}") from None
@@ -124,14 +135,14 @@ class Sampler:
         """Remove a request. Raises InvalidStep for an unknown id."""
         row = self._rows.remove(request_id)
         if self._rows.table["is_penalised"][row]:
-            self._history.close(int(self._rows.table["slot"][row]))
+            self._edits.history.close(int(self._rows.table["slot"][row]))
 
     def extend(self, request_id: int, token_ids: Sequence[int]) -> None:
         """Append forced tokens to a request's history. Raises InvalidStep."""
         row = self._rows.row_of(request_id)
         entry = self._rows.table[row]
         if entry["is_penalised"]:
-            self._history.extend(int(entry["slot"]), int(entry["position"]), token_ids)
+            self._edits.history.extend(int(entry["slot"]), int(entry["position"]), token_ids)
         self._rows.table["previous_token"][row] = token_ids[-1]
         self._rows.table["position"][row] += len(token_ids)
 
@@ -154,7 +165,7 @@ class Sampler:
             outcome = self._draw(plan, logits, None, self._uniforms(plan))
         else:
             plan = self._plan_for(request_ids, masks.places)
-            on_device = DeviceMasks.of(masks.places, masks.words, num_rows, self._device)
+            on_device = DeviceMasks.of(masks.places, masks.words, num_rows, self._staging)
             outcome = self._draw(plan, logits, on_device, self._uniforms(plan))
             self._redraw_refused(plan, outcome, logits, masks)
         self._append(plan, outcome)
@@ -181,7 +192,7 @@ class Sampler:
             everything = np.arange(len(rows))
             again = self._planner.plan(plan.rows[rows], masked=everything)
             words = masks.words[torch.tensor(refused)]
-            on_device = DeviceMasks.of(everything, words, len(rows), self._device)
+            on_device = DeviceMasks.of(everything, words, len(rows), self._staging)
             draws = self._to_device(self._rows.redraws(again.rows, num_refused[refused]))
             outcome.overwrite(
                 rows, self._draw(again, logits[self._to_device(rows)], on_device, draws)
@@ -195,7 +206,7 @@ class Sampler:
         outcome = self._run(plan, logits, masks, draws)
         short = np.flatnonzero(outcome.short)
         if len(short) > 0:
-            among = None if masks is None else masks.among(short)
+            among = None if masks is None else masks.among(short, self._staging)
             masked = None if among is None else among.places
             again = self._planner.plan(plan.rows[short], masked=masked, complete=True)
             rows = self._to_device(short)
@@ -228,7 +239,7 @@ class Sampler:
             with _restored(logits, plan.edited.rows):
                 self._edit(logits, plan, masks)
                 choices = [self._choose(group, logits, draws) for group in plan.groups]
-        return gather_outcome(plan, choices, logits)
+        return gather_outcome(plan, choices, logits, self._staging)
 
     def _uniforms(self, plan: SamplingPlan) -> Tensor:
         """The draws of the step's rows, [num_rows] float64; none if no row draws."""
@@ -256,27 +267,12 @@ class Sampler:
             previous = self._rows.table["previous_token"][plan.watermarked.rows_on_host]
             self._watermark.apply(scores, plan.watermarked.rows, previous)
         if masks is not None:
-            apply_bitmask(scores, masks.words, masks.rows)
+            self._edits.mask(scores, masks)
         if plan.bias is not None:
-            add_bias(scores, plan.bias.rows, plan.bias.token_ids, plan.bias.values)
+            self._edits.add_bias(scores, plan.bias)
         if plan.penalties is not None:
-            self._penalise(scores, plan.penalties)
-
-    def _penalise(self, scores: Tensor, penalties: Penalties) -> None:
-        used_len = int(self._rows.table["position"][penalties.rows_on_host].max())
-        tokens = self._history.tokens(penalties.slots, used_len)
-        counts = None
-        if penalties.presence is not None:
-            counts = self._history.counts(penalties.slots, tokens)
-        penalise(
-            scores,
-            penalties.rows,
-            tokens,
-            penalties.repetition,
-            counts,
-            penalties.presence,
-            penalties.frequency,
-        )
+            used_len = int(self._rows.table["position"][plan.penalties.rows_on_host].max())
+            self._edits.penalise(scores, plan.penalties, used_len)
 
     def _append(self, plan: SamplingPlan, outcome: Outcome) -> None:
         drawn = ~outcome.failed
@@ -284,7 +280,9 @@ class Sampler:
             places = plan.penalties.places[drawn[plan.penalties.places]]
             entries = self._rows.table[plan.rows[places]]
             if len(places) > 0:
-                self._history.append(entries["slot"], entries["position"], outcome.tokens[places])
+                self._edits.history.append(
+                    entries["slot"], entries["position"], outcome.tokens[places]
+                )
         if plan.watermarked is not None:
             places = plan.watermarked.places[drawn[plan.watermarked.places]]
             self._rows.table["previous_token"][plan.rows[places]] = outcome.tokens[places]
@@ -316,7 +314,7 @@ class Sampler:
             raise InvalidStep(f"the masks are {shape} {dtype}, not {words} torch.int32")
 
     def _to_device(self, values: npt.NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return self._staging.to_device(values)
 
     def _new_scratch(self, num_rows: int) -> Tensor:
         """A buffer of scores; columns beyond the vocabulary are -inf and stay so."""
@@ -333,11 +331,11 @@ def _restored(logits: Tensor, rows: Tensor | None) -> Iterator[None]:
         yield
         return
     with torch.inference_mode():  # as the logits were made
-        kept = logits[rows]
+        kept = logits.index_select(0, rows)
         try:
             yield
         finally:
-            logits[rows] = kept
+            logits.index_copy_(0, rows, kept)
 
 
 def _reason(logits: Tensor, *, is_masked: bool) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_server.kernels import filtered_draw, sample_chunks
+from model_server.kernels import filtered_draw, sample_chunks, sample_draw
 from model_server.kernels.launch import Launch, launch, padded
 from model_server.sampling.choosing import Choice, choose_by_torch
 from model_server.sampling.filters import Filters
@@ -69,15 +69,16 @@ class TritonChooser:
         self._launch = launch
         self._places = torch.arange(max_rows, device=device)
         # Filters that are off, for the rows of any group.
-        self._top_k = torch.zeros(1, dtype=torch.int64, device=device)
-        self._nucleus = torch.ones(1, dtype=torch.float64, device=device)
-        self._min_p = torch.zeros(1, dtype=torch.float32, device=device)
+        self._off = (
+            torch.zeros(1, dtype=torch.int64, device=device),
+            torch.ones(1, dtype=torch.float64, device=device),
+            torch.zeros(1, dtype=torch.float32, device=device),
+        )
 
     def __call__(self, group: Group, scores: Tensor, uniforms: Tensor) -> Choice:
         """See `Choose`."""
         if group.top is not None or group.filters.typical_p is not None:
             return choose_by_torch(group, scores, uniforms)
-        num_rows = len(group.places)
         call = _Call(scores, self._rows_of(group), group.temperature)
         tokens = call.scratch(dtype=torch.int64)
         logprobs = call.scratch(dtype=torch.float64)
@@ -87,8 +88,7 @@ class TritonChooser:
             self._draw_from_all(call, uniforms, tokens, logprobs)
         else:
             self._draw_filtered(call, group.filters, uniforms, tokens, logprobs)
-        short = torch.zeros(num_rows, dtype=torch.bool, device=scores.device)
-        return Choice(tokens, logprobs, short, None)
+        return Choice(tokens, logprobs, None, None)
 
     def _take_best(self, call: _Call, tokens: Tensor, logprobs: Tensor) -> None:
         tops = call.scratch(call.num_chunks)
@@ -101,7 +101,7 @@ class TritonChooser:
             CHUNK=_CHUNK,
         )
         self._run(
-            filtered_draw.take_best,
+            sample_draw.take_best,
             (len(call.rows),),
             *(tops, bests, sums, tokens, logprobs, call.num_chunks),
             CHUNKS_PAD=padded(call.num_chunks),
@@ -112,7 +112,7 @@ class TritonChooser:
     ) -> None:
         tops, masses, _ = self._weigh(call, num_buckets=0)
         self._run(
-            filtered_draw.draw_from_all,
+            sample_draw.draw_from_all,
             (len(call.rows),),
             *(call.scores, call.rows, call.temperature, uniforms, tops, masses),
             *(tokens, logprobs, call.width, call.num_chunks, call.unit),
@@ -125,9 +125,11 @@ class TritonChooser:
     ) -> None:
         tops, masses, counts = self._weigh(call, num_buckets=_BUCKETS)
         num_rows, num_chunks, unit = len(call.rows), call.num_chunks, call.unit
-        top_k = _column(filters.top_k, self._top_k, num_rows)
-        nucleus = _column(filters.nucleus, self._nucleus, num_rows)
-        min_p = _column(filters.min_p, self._min_p, num_rows)
+        columns = [
+            off.expand(num_rows) if values is None else values
+            for values, off in zip(filters.of_prefixes, self._off, strict=True)
+        ]
+        strides = [column.stride(0) for column in columns]
         found = (
             call.scratch(_CAPACITY),
             call.scratch(_CAPACITY),
@@ -137,8 +139,8 @@ class TritonChooser:
         self._run(
             sample_chunks.gather_candidates,
             call.grid,
-            *(call.scores, call.rows, call.temperature, top_k, tops, counts, *found),
-            *(call.width, num_chunks, unit, top_k.stride(0)),
+            *(call.scores, call.rows, call.temperature, columns[0], tops, counts, *found),
+            *(call.width, num_chunks, unit, strides[0]),
             WANTED=WIDE,
             CAPACITY=_CAPACITY,
             CHUNK=_CHUNK,
@@ -148,9 +150,9 @@ class TritonChooser:
         self._run(
             filtered_draw.draw_filtered,
             (num_rows,),
-            *(call.scores, call.rows, call.temperature, uniforms, top_k, nucleus, min_p),
-            *(tops, masses, *found, tokens, logprobs, call.width, num_chunks, unit),
-            *(top_k.stride(0), nucleus.stride(0), min_p.stride(0)),
+            *(call.scores, call.rows, call.temperature, uniforms, *columns),
+            *(tops, masses, *found, tokens, logprobs),
+            *(call.width, num_chunks, unit, *strides),
             CAPACITY=_CAPACITY,
             TILE=_TILE,
             CHUNKS_PAD=padded(num_chunks),
@@ -191,8 +193,3 @@ class TritonChooser:
         if num_rows > len(self._places):
             self._places = torch.arange(num_rows, device=self._places.device)
         return self._places[:num_rows]
-
-
-def _column(values: Tensor | None, off: Tensor, num_rows: int) -> Tensor:
-    """A filter's values, or for each row that it is off."""
-    return off.expand(num_rows) if values is None else values

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from model_server.errors import ConfigRefused
 from model_server.sampling.logits_processors import BITS_PER_WORD, spread_bits
+from model_server.staging import PinnedStaging
 
 # The default of Kirchenbauer's code, of TGI and of transformers: the millionth prime.
 _HASH_KEY = 15_485_863
@@ -43,6 +44,7 @@ class Watermark:
                 f"--watermark-gamma {gamma}: leaves none of the model's {vocab_size} tokens green"
             )
         self._delta_bits = int(np.array(delta, dtype=np.float32).view(np.int32))
+        self._staging = PinnedStaging(device)
         self._generator = torch.Generator()
         num_words = -(-vocab_size // BITS_PER_WORD)
         self._lists = torch.empty((_MAX_LISTS, num_words), dtype=torch.int32, device=device)
@@ -57,8 +59,8 @@ class Watermark:
         places = scores[:, : self._lists.shape[1] * BITS_PER_WORD]
         for start in range(0, len(previous), _MAX_ROWS):
             some = slice(start, start + _MAX_ROWS)
-            slots = torch.tensor([self._slot(token_id) for token_id in previous[some].tolist()])
-            words = self._lists[slots.to(self._lists.device)]
+            slots = np.array([self._slot(token_id) for token_id in previous[some].tolist()])
+            words = self._lists[self._staging.to_device(slots)]
             places.index_add_(0, rows[some], spread_bits(words, self._delta_bits))
 
     def _slot(self, token_id: int) -> int:
@@ -67,14 +69,14 @@ class Watermark:
             slot = len(self._slot_of)
             if slot == _MAX_LISTS:
                 slot = self._slot_of.pop(next(iter(self._slot_of)))
-            self._lists[slot] = self._green_after(token_id).to(self._lists.device)
+            self._lists[slot] = self._staging.to_device(self._green_after(token_id))
         self._slot_of[token_id] = slot
         return slot
 
-    def _green_after(self, token_id: int) -> Tensor:
+    def _green_after(self, token_id: int) -> npt.NDArray[np.int32]:
         """The list of a token, [num_words] int32: token t is bit t % 32 of word t // 32."""
         self._generator.manual_seed(_HASH_KEY * token_id % (2**64 - 1))
         permutation = torch.randperm(self._vocab_size, generator=self._generator)
         is_green = np.zeros(self._lists.shape[1] * BITS_PER_WORD, dtype=np.bool_)
         is_green[permutation[: self._num_green].numpy()] = True
-        return torch.from_numpy(np.packbits(is_green, bitorder="little").view(np.int32))
+        return np.packbits(is_green, bitorder="little").view(np.int32)

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -15,10 +16,12 @@ from torch import Tensor
 
 from model_server.kernels.launch import launch
 from model_server.kernels.token_masses import masses_of
+from model_server.sampling.choosing import choose_by_torch
+from model_server.sampling.filters import Filters
 from model_server.sampling.masses import exp_weights, mass_bits, whole_masses
+from model_server.sampling.plan import Group, Kind
 from model_server.sampling.triton_chooser import TritonChooser
 from proto.contract import SamplingParams
-from tests.kernels.ahead_of_time import compiled
 from tests.model_server.sampling.cases import DRAWN, GREEDY, VARIETY, random_logits
 from tests.model_server.sampling.choosers import REQUESTS, assert_chooses_as_torch, sampled
 
@@ -33,7 +36,7 @@ FILTERED = [
     replace(DRAWN, min_p=0.4),
     replace(DRAWN, top_k=3, top_p=0.7),
     replace(DRAWN, top_k=5, min_p=0.4),
-    replace(DRAWN, top_p=0.9, min_p=0.4),
+    replace(DRAWN, top_p=0.8, min_p=0.4),
     replace(DRAWN, top_k=7, top_p=0.8, min_p=0.1),
 ]
 
@@ -100,6 +103,47 @@ def test_a_vocabulary_of_many_chunks_is_searched_among_candidates(
 def test_a_flat_row_is_searched_whole(kernels: TritonChooser, sampling: SamplingParams) -> None:
     logits = random_logits(2, 7000, scale=0.01)
     assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 2), logits, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [replace(DRAWN, top_p=0.9), replace(DRAWN, min_p=0.2), replace(DRAWN, top_p=0.9, min_p=0.2)],
+)
+def test_a_row_whose_candidates_have_too_little_is_searched_whole(
+    kernels: TritonChooser, sampling: SamplingParams
+) -> None:
+    """1100 tokens alone fill the candidates, and have less than half of the mass."""
+    logits = torch.full((3, 5000), -1.0)
+    logits[:, 100:3400:3] = 0.0
+    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 3), logits, TOLERANCE)
+
+
+@pytest.mark.parametrize(("top_k", "depth"), [(40, 3.0), (40, 17.0), (200, 17.0), (2, 60.0)])
+def test_the_last_of_the_tokens_that_are_left_is_drawn_by_the_largest_number(
+    kernels: TritonChooser, top_k: int, depth: float
+) -> None:
+    """However little mass it has beside the first."""
+    scores = torch.full((4, 5056), -torch.inf)
+    scores[:, 1000:1100] = -depth - torch.arange(100) / 1024
+    scores[:, 7] = 0.0
+    uniforms = 1.0 - torch.tensor([2.0**-53, 1e-13, 1e-10, 1e-8], dtype=torch.float64)
+    group = Group(
+        kind=Kind.PREFIX,
+        places=np.arange(4),
+        rows=None,
+        temperature=torch.ones(4, 1),
+        filters=Filters(top_k=torch.full((4,), top_k)),
+        num_candidates=5056,
+        top=None,
+    )
+    expected = choose_by_torch(group, scores, uniforms).tokens
+    moved = replace(
+        group,
+        temperature=group.temperature.to(DEVICE),
+        filters=Filters(top_k=torch.full((4,), top_k, device=DEVICE)),
+    )
+    found = kernels(moved, scores.to(DEVICE), uniforms.to(DEVICE)).tokens
+    assert found.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("sampling", FILTERED)
@@ -190,21 +234,3 @@ def test_masses_have_the_bits_of_those_of_torch() -> None:
     launch(_masses, (1,), scores, masses, 2.0**bits, WIDTH=width, enable_fp_fusion=False)
     expected = whole_masses(exp_weights(-depths), bits)
     assert torch.equal(masses.cpu().view(torch.int32), expected.view(torch.int32))
-
-
-@pytest.mark.slow
-def test_no_kernel_of_the_sampler_spills_registers() -> None:
-    found = compiled("tests.kernels.sample_launches")
-    assert {(each.kernel, each.architecture): each.num_spill_ops for each in found} == {
-        (kernel, architecture): 0
-        for kernel in (
-            "chunk_bests",
-            "take_best",
-            "chunk_tops",
-            "chunk_masses",
-            "draw_from_all",
-            "gather_candidates",
-            "draw_filtered",
-        )
-        for architecture in (80, 90, 100)
-    }

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from model_server.staging import ALIGNMENT, PackedArrays, PinnedStaging
+from model_server.staging import ALIGNMENT, Array, PackedArrays, PinnedStaging
 
-ARRAYS = (
+ARRAYS: tuple[Array, ...] = (
     np.array([True, False, True]),
     np.array([0.25, 0.5], dtype=np.float64),
     np.zeros((0, 4), dtype=np.int64),

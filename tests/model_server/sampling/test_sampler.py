@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
+from model_server.sampling.edits import TorchEdits
 from model_server.sampling.logits_processors import Masks
 from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import LogprobParams, StopParams
@@ -239,6 +240,26 @@ def test_a_long_history_is_penalised_to_its_end() -> None:
     sampler = sampler_of([request], 64)
     tokens = [sampler.sample([0], logits).token_ids[0] for _ in range(steps)]
     assert tokens == [3, 4] * (steps // 2)
+
+
+def test_what_is_reserved_holds_the_largest_batch_of_the_longest_sequences() -> None:
+    elsewhere = torch.device("meta")
+    edits = TorchEdits(1000, elsewhere)
+    Sampler(1000, elsewhere, (0,), 2, edits=edits).reserve(6, 5000)
+    assert (edits.history.num_slots, edits.history.max_len) == (6, 5000)
+
+
+def test_on_the_host_nothing_is_reserved() -> None:
+    edits = TorchEdits(1000, CPU)
+    Sampler(1000, CPU, (0,), 2, edits=edits).reserve(6, 5000)
+    assert edits.history.num_slots == 0
+
+
+def test_a_biased_token_that_may_not_come_yet_is_banned() -> None:
+    request = replace(GREEDY, logit_bias={0: 50.0, 7: 20.0})
+    sampler = sampler_of([request], 64, stop=StopParams(100, min_new_tokens=1))
+    tokens = [sampler.sample([0], torch.zeros(1, 64)).token_ids[0] for _ in range(2)]
+    assert tokens == [7, 0]
 
 
 # CUDA
