@@ -29,6 +29,7 @@ from model_server.engine.warmup import blocks_that_fit, try_largest_steps
 from model_server.errors import InvalidStep
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model.model import PagedModel
+from model_server.sampling.rehearsal import rehearse
 from model_server.sampling.sampler import Sampler
 from proto.contract import FinishReason, Generation, NewSequence, PoolLimits, RunningUpdate
 
@@ -97,6 +98,8 @@ class Runner:
         total_len = min(model.max_position_embeddings, max_total_len or 1 << 62)
         if self._sampler is not None:
             self._sampler.reserve(max_batch_size, total_len)
+            if model.device.type == "cuda":
+                rehearse(self._sampler, model.vocab_size, model.device, max_batch_size)
         peak_bytes = try_largest_steps(model, max_step_tokens, max_batch_size, total_len)
         num_blocks = num_blocks or self._num_blocks
         if num_blocks is None:

@@ -3,8 +3,8 @@
 
 Penalties read a table of what each sequence has used:
 
-    used[slot][token]:  | 31 ............ 1 | 0 |     0: never used
-                          count in the output   1: used, in the prompt or the output
+    used[slot][token]:  | 31 ............ 1 | 0 |      0: never used
+                          count in the output   1: used before the slot was opened
 """
 
 import triton
@@ -31,7 +31,7 @@ def mask_scores(scores, words, rows, width, num_words, CHUNK: tl.constexpr):
     tl.store(at, tl.load(at, mask=is_banned, other=0.0) + float("-inf"), mask=is_banned)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_places"])
 def add_biases(scores, rows, tokens, values, width, num_places, BLOCK: tl.constexpr):
     """Grid (blocks of places): no place of the scores may come twice."""
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -42,7 +42,7 @@ def add_biases(scores, rows, tokens, values, width, num_places, BLOCK: tl.conste
     tl.store(at, added, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["presence_stride", "frequency_stride"])
 def penalise_used(
     scores, used, rows, slots, repetition, presence, frequency, width, vocab_size,
     presence_stride, frequency_stride, CHUNK: tl.constexpr,
@@ -64,7 +64,7 @@ def penalise_used(
     tl.store(at, score, mask=is_used)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def count_output(used, slots, tokens, counts, vocab_size, num_tokens, BLOCK: tl.constexpr):
     """Grid (blocks of tokens): add to the counts of output; no place of the table comes twice."""
     places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -73,4 +73,4 @@ def count_output(used, slots, tokens, counts, vocab_size, num_tokens, BLOCK: tl.
     at = used + slot * vocab_size + tl.load(tokens + places, mask=inside, other=0)
     count = tl.load(counts + places, mask=inside, other=0).to(tl.int32)
     entry = tl.load(at, mask=inside, other=0)
-    tl.store(at, (entry + (count << 1)) | 1, mask=inside)
+    tl.store(at, entry + (count << 1), mask=inside)

@@ -22,7 +22,7 @@ _ALL_TIED = tl.constexpr(2**31 - 1)
 _LOWEST_KEY = tl.constexpr(-(2**31) + (2**23 - 1))  # of -inf
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["top_k_stride", "nucleus_stride", "min_p_stride"])
 def draw_filtered(
     scores, rows, temperatures, uniforms, top_ks, nuclei, min_ps,
     tops, masses, found_scores, found_masses, found_tokens, num_found, drawn, logprobs,

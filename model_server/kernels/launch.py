@@ -8,6 +8,8 @@ Rules for every kernel here:
     operands of a matrix product
     the order of a sum depends on the sequence alone, not on the batch, its padding or the grid
     nothing is read back on the host, so that a CUDA graph can capture every launch
+    numbers that differ from step to step are in do_not_specialize: Triton compiles a kernel again
+    for a 1 and for a multiple of 16, which takes a step a second
 """
 
 from typing import Any, Protocol

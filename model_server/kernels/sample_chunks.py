@@ -78,7 +78,7 @@ def chunk_masses(
         tl.store(counts + out * BUCKETS + tl.arange(0, BUCKETS), found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["top_k_stride"])
 def gather_candidates(
     scores, rows, temperatures, top_ks, tops, counts,
     found_scores, found_masses, found_tokens, num_found,

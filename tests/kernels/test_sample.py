@@ -36,7 +36,7 @@ FILTERED = [
     replace(DRAWN, min_p=0.4),
     replace(DRAWN, top_k=3, top_p=0.7),
     replace(DRAWN, top_k=5, min_p=0.4),
-    replace(DRAWN, top_p=0.8, min_p=0.4),
+    replace(DRAWN, top_p=0.75, min_p=0.4),
     replace(DRAWN, top_k=7, top_p=0.8, min_p=0.1),
 ]
 
@@ -107,7 +107,7 @@ def test_a_flat_row_is_searched_whole(kernels: TritonChooser, sampling: Sampling
 
 @pytest.mark.parametrize(
     "sampling",
-    [replace(DRAWN, top_p=0.9), replace(DRAWN, min_p=0.2), replace(DRAWN, top_p=0.9, min_p=0.2)],
+    [replace(DRAWN, top_p=0.9), replace(DRAWN, min_p=0.3), replace(DRAWN, top_p=0.9, min_p=0.3)],
 )
 def test_a_row_whose_candidates_have_too_little_is_searched_whole(
     kernels: TritonChooser, sampling: SamplingParams
