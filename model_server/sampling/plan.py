@@ -137,12 +137,19 @@ class SamplingPlan:
 
 
 class SamplingPlanner:
-    """Makes plans from the table's rows."""
+    """Makes plans from the table's rows.
 
-    def __init__(self, rows: SamplingRows, staging: PinnedStaging, width: int) -> None:
+    by_torch: whether torch chooses for all groups. If not, those rows that are left to torch (with
+    typical decoding, or alternatives to report) are in groups of their own.
+    """
+
+    def __init__(
+        self, rows: SamplingRows, staging: PinnedStaging, width: int, *, by_torch: bool
+    ) -> None:
         self._rows = rows
         self._staging = staging
         self._width = width
+        self._by_torch = by_torch
 
     def plan(
         self, rows: Rows, *, masked: Rows | None = None, complete: bool = False
@@ -178,20 +185,23 @@ class SamplingPlanner:
         has_prefix = (table["top_k"] > 0) | (table["top_p"] < 1.0) | (table["min_p"] > 0.0)
         is_typical = table["typical_p"] < 1.0
         sampled = table["do_sample"]
-        num_candidates = self._num_candidates(table, complete)
+        is_filtered = sampled & (has_prefix | is_typical)
+        left_to_torch = np.ones(len(table), dtype=np.bool_)
+        if not self._by_torch:
+            left_to_torch = (is_filtered & is_typical) | (warped & (table["num_top_tokens"] > 0))
+        num_candidates = np.where(
+            is_filtered & left_to_torch, self._num_candidates(table, complete), self._width
+        )
         for kind, members in (
             (Kind.GREEDY, ~sampled),
-            (Kind.PLAIN, sampled & ~has_prefix & ~is_typical),
-        ):
-            if members.any():
-                yield self._group(kind, table, np.flatnonzero(members), warped, self._width)
-        for kind, members in (
+            (Kind.PLAIN, sampled & ~is_filtered),
             (Kind.PREFIX, sampled & has_prefix),
-            (Kind.TYPICAL, sampled & is_typical & ~has_prefix),
+            (Kind.TYPICAL, is_filtered & ~has_prefix),
         ):
-            for count in np.unique(num_candidates[members]):
-                places = np.flatnonzero(members & (num_candidates == count))
-                yield self._group(kind, table, places, warped, int(count))
+            for some in (members & ~left_to_torch, members & left_to_torch):
+                for count in np.unique(num_candidates[some]):
+                    places = np.flatnonzero(some & (num_candidates == count))
+                    yield self._group(kind, table, places, warped, int(count))
 
     def _num_candidates(self, table: npt.NDArray[np.void], complete: bool) -> Rows:
         top_k = table["top_k"]

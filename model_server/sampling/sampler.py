@@ -89,7 +89,9 @@ class Sampler:
         self._edits = edits or TorchEdits(vocab_size, device)
         self._staging = staging or PinnedStaging(device)
         self._watermark = Watermark(vocab_size, device, watermark_gamma, watermark_delta)
-        self._planner = SamplingPlanner(self._rows, self._staging, self._width)
+        self._planner = SamplingPlanner(
+            self._rows, self._staging, self._width, by_torch=choose is choose_by_torch
+        )
         self._plan: SamplingPlan | None = None
         self._plan_key: tuple[object, ...] = ()
         self._scratch = self._new_scratch(max_rows)
