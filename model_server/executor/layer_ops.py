@@ -1,0 +1,163 @@
+"""What a dense decoder layer computes between its matrix products and its attention.
+
+    LayerOps:       the interface; one call is one launch, or two
+    TorchLayerOps:  in plain torch, on any device: the reference of the kernels, and the fallback
+
+All rows are [num_tokens, width] of the model's dtype. Sums and products inside an operation are
+float32; what it returns is rounded once.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model_server.recipe.pieces import activate, rotate
+from model_server.recipe.recipe import Activation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NormWeights:
+    """A norm's kind and numbers; see recipe.Norm.
+
+    kind:   "rms" or "layer"
+    width:  how many neighbouring numbers are normalised together: a whole row, or a head of it
+    weight: [row_len] float32, where a weight stored as its difference to one is one larger
+    bias:   [row_len] float32, or None
+    """
+
+    kind: str
+    width: int
+    eps: float
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadLayout:
+    """How a row of queries, keys and values becomes heads.
+
+        qkv row:  | query heads ... num_heads | key heads ... num_kv_heads | value heads ... |
+
+    query_norm, key_norm: over a head each, or over all heads of the row
+    cos, sin:             [num_positions, n / 2] float32; number i of a head turns with i + n / 2,
+                          what lies past n stays. None: there is no rope
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    query_norm: NormWeights | None = None
+    key_norm: NormWeights | None = None
+    norms_after_rope: bool = False
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+
+
+class LayerOps(Protocol):
+    """The operations of a layer; each returns a new tensor, contiguous."""
+
+    def add_norm(
+        self,
+        residual: Tensor,
+        x: Tensor | None,
+        norm: NormWeights | None,
+        *,
+        post_norm: NormWeights | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """residual += scale * post_norm(x), in place; returns norm(residual).
+
+        Without `x` the residual stays; without `norm` it is the residual itself that is returned.
+        The norm sees the residual as it was rounded.
+        """
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        heads: HeadLayout,
+        positions: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """Norm and rotate queries and keys, and write keys and values to their slots.
+
+        qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], positions and slots
+        [num_tokens] int64, keys and values [num_blocks, block_size, num_kv_heads, head_dim].
+        Returns the queries, [num_tokens, num_heads, head_dim].
+        """
+
+    def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
+        """What an MLP's last layer reads: see recipe.Mlp; "gate_up" is half as wide as `inner`."""
+
+
+class TorchLayerOps:
+    """See LayerOps."""
+
+    def add_norm(
+        self,
+        residual: Tensor,
+        x: Tensor | None,
+        norm: NormWeights | None,
+        *,
+        post_norm: NormWeights | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """See LayerOps.add_norm."""
+        if x is not None:
+            added = x.float() if post_norm is None else normalised(x, post_norm)
+            residual.copy_(residual.float() + added * scale)
+        return residual if norm is None else normalised(residual, norm).to(residual.dtype)
+
+    def rotate_and_write(
+        self,
+        qkv: Tensor,
+        heads: HeadLayout,
+        positions: Tensor,
+        slots: Tensor,
+        keys: Tensor,
+        values: Tensor,
+    ) -> Tensor:
+        """See LayerOps.rotate_and_write."""
+        num_queries, num_keys = (
+            heads.num_heads * heads.head_dim,
+            heads.num_kv_heads * heads.head_dim,
+        )
+        query, key, value = qkv.split((num_queries, num_keys, num_keys), 1)
+        query = self._rotated(query, heads, heads.query_norm, positions)
+        key = self._rotated(key, heads, heads.key_norm, positions)
+        keys.flatten(0, 1).index_copy_(0, slots, key.to(keys.dtype))
+        value = value.unflatten(1, (-1, heads.head_dim))
+        values.flatten(0, 1).index_copy_(0, slots, value.to(values.dtype))
+        return query.to(qkv.dtype)
+
+    def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
+        """See LayerOps.activate."""
+        return activate(layout, activation, inner.float()).to(inner.dtype)
+
+    def _rotated(
+        self, x: Tensor, heads: HeadLayout, norm: NormWeights | None, positions: Tensor
+    ) -> Tensor:
+        """[num_tokens, heads, head_dim] float32"""
+        x = x.float()
+        if norm is not None and not heads.norms_after_rope:
+            x = normalised(x, norm)
+        x = x.unflatten(1, (-1, heads.head_dim))
+        if heads.cos is not None and heads.sin is not None:
+            cos, sin = heads.cos.index_select(0, positions), heads.sin.index_select(0, positions)
+            x = rotate(x, cos, sin, "half")
+        if norm is not None and heads.norms_after_rope:
+            x = normalised(x.flatten(1), norm).unflatten(1, (-1, heads.head_dim))
+        return x
+
+
+def normalised(x: Tensor, norm: NormWeights) -> Tensor:
+    """In float32."""
+    groups = x.float().unflatten(-1, (-1, norm.width))
+    if norm.kind == "layer":
+        groups = groups - groups.mean(-1, keepdim=True)
+    groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + norm.eps)
+    scaled = groups.flatten(-2) * norm.weight
+    return scaled if norm.bias is None else scaled + norm.bias
