@@ -121,6 +121,15 @@ class AttentionBackend(Protocol):
         """
 
 
+class TokenMajorAttention(AttentionBackend, Protocol):
+    """A backend whose blocks are [num_blocks, block_size, num_kv_heads, dim]: others may write."""
+
+    def read(
+        self, cache: LayerCache, query: Tensor, step: StepInputs, options: LayerOptions
+    ) -> Tensor:
+        """As `attend`, of a step whose keys and values are written already."""
+
+
 class TokenMajorLayout:
     """Blocks of shape [num_blocks, block_size, num_kv_heads, dim].
 

@@ -33,9 +33,17 @@ class ReferenceAttention(TokenMajorLayout):
     ) -> Tensor:
         """See AttentionBackend.attend."""
         scatter(cache, key, value, step.slot_mapping)
+        return self.read(cache, query, step, options)
+
+    def read(
+        self, cache: LayerCache, query: Tensor, step: StepInputs, options: LayerOptions
+    ) -> Tensor:
+        """See TokenMajorAttention.read."""
         outputs = []
+        # The device's numbers: of a step that is replayed, the host knows none.
+        context_lens = step.device_context_lens.tolist()
         for index, queries in enumerate(query.split(list(step.query_lens))):
-            context = slice(0, step.context_lens[index])
+            context = slice(0, context_lens[index])
             keys, values = gather(cache, step.block_tables[index], context)
             outputs.append(_attend_sequence(queries, keys, values, options))
         return torch.cat(outputs).to(query.dtype)

@@ -225,8 +225,14 @@ class GatherSdpaAttention(TokenMajorLayout):
     ) -> Tensor:
         """See AttentionBackend.attend."""
         scatter(cache, key, value, step.slot_mapping)
+        return self.read(cache, query, step, options)
+
+    def read(
+        self, cache: LayerCache, query: Tensor, step: StepInputs, options: LayerOptions
+    ) -> Tensor:
+        """See TokenMajorAttention.read."""
         plan = self._plan_of(step, options)
-        output = query.new_empty((*query.shape[:2], value.shape[-1]))
+        output = query.new_empty((*query.shape[:2], cache.geometry.value_dim))
         if plan.decodes is not None:
             output[plan.decodes.rows] = _attend_decodes(query, cache, plan.decodes, options)
         for tile in plan.tiles:

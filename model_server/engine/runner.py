@@ -115,6 +115,7 @@ class Runner:
         memory.require_room(model.device, (num_blocks + 1) * model.bytes_per_block)
         model.allocate(num_blocks)
         self._max_total_len = min(total_len, num_blocks * model.block_size)
+        model.prepare(max_batch_size, self._max_total_len)
         _log.info(
             "pool of %d blocks of %d tokens, %.1f MiB",
             num_blocks,

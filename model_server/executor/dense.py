@@ -6,15 +6,17 @@ transformers' module, mapped from the checkpoint's files -> logits of some token
 
 import ctypes
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from model_server.engine.step import SequenceStep, StepInputs
-from model_server.executor.dense_cpu import DenseCpu
+from model_server.executor.executor import Executor
 from model_server.model.model import HfModel
 from model_server.recipe.dense_torch import DenseTorch
 from model_server.recipe.proof import relative_error, require_near
@@ -31,45 +33,82 @@ _MADV_DONTNEED = 4
 _PAGE_SIZE = 4096
 
 
-def load_dense(
-    model: HfModel, recipe: Recipe, *, dtype: torch.dtype, quantize: str | None, num_threads: int
-) -> DenseCpu:
+E = TypeVar("E", bound=Executor)
+E_co = TypeVar("E_co", bound=Executor, covariant=True)
+
+
+class Build(Protocol[E_co]):
+    """Makes an executor of parameters and tables of angles; see read_weights."""
+
+    def __call__(
+        self,
+        parameters: Mapping[str, Tensor],
+        tables: Sequence[tuple[Tensor, Tensor]],
+        *,
+        release: Callable[[str], None],
+    ) -> E_co: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Evidence:
+    """Logits of some tokens, before the weights were packed."""
+
+    token_ids: Tensor
+    exact: Tensor  # by the oracle in float32
+    native: Tensor  # by transformers in the model's dtype
+
+
+def load_dense(model: HfModel, recipe: Recipe, build: Build[E], *, quantize: str | None) -> E:
     """The executor, with the weights taken out of `model`: it cannot be called any more.
 
-    Raises Unreadable where the logits are farther from float32 than rounding explains,
-    NativeUnavailable and MemoryError.
+    Raises Unreadable where the logits are farther from float32 than rounding explains, and whatever
+    `build` raises.
     """
-    parameters = dict(model.module.named_parameters(remove_duplicate=False))
-    parameters |= dict(model.module.named_buffers(remove_duplicate=False))
-    num_tokens = sum(_CHUNK_LENS)
-    token_ids = (torch.arange(1, 1 + num_tokens) * 7) % model.facts.vocab_size
-    angles = angles_of(recipe, model.module)
-    with torch.inference_mode():
-        exact = DenseTorch(recipe, parameters, angles).logits(token_ids, [num_tokens])
-        native = model.native_logits(token_ids)
-        positions = torch.arange(model.facts.max_position_embeddings or num_tokens)
-        tables = [each(positions) for each in angles]
-    executor = DenseCpu(
-        recipe,
-        parameters,
-        tables,
-        dtype=dtype,
-        num_threads=num_threads,
-        quantize=quantize,
-        release=_Release(parameters),
-    )
-    actual = _logits(executor, token_ids)
+    evidence = _evidence(model, recipe)
+    executor = load_unproven(model, recipe, build)
+    actual = _logits(executor, evidence.token_ids)
     if quantize is None:
-        require_near(actual, native, exact)
+        require_near(actual, evidence.native, evidence.exact)
         return executor
-    error = relative_error(actual, exact)
+    error = relative_error(actual, evidence.exact)
     _log.info("relative error of logits in %s: %.2g", quantize, error)
     if not error <= _MAX_INT8_ERROR:
         raise Unreadable(f"in {quantize} its logits are too far from float32 ({error:.2g})")
     return executor
 
 
-def _logits(executor: DenseCpu, token_ids: Tensor) -> Tensor:
+@torch.inference_mode()
+def load_unproven(model: HfModel, recipe: Recipe, build: Build[E]) -> E:
+    """As `load_dense`, for ranks that hold a part each: none has the logits to compare."""
+    parameters = _parameters(model)
+    release: Callable[[str], None] = _Release(parameters)
+    num_positions = model.facts.max_position_embeddings or sum(_CHUNK_LENS)
+    positions = torch.arange(num_positions, device=_device_of(parameters))
+    tables = [each(positions) for each in angles_of(recipe, model.module)]
+    return build(parameters, tables, release=release)
+
+
+def _parameters(model: HfModel) -> dict[str, Tensor]:
+    parameters = dict(model.module.named_parameters(remove_duplicate=False))
+    return parameters | dict(model.module.named_buffers(remove_duplicate=False))
+
+
+def _device_of(parameters: Mapping[str, Tensor]) -> torch.device:
+    return next(iter(parameters.values())).device
+
+
+@torch.inference_mode()
+def _evidence(model: HfModel, recipe: Recipe) -> _Evidence:
+    parameters, num_tokens = _parameters(model), sum(_CHUNK_LENS)
+    token_ids = (torch.arange(1, 1 + num_tokens) * 7) % model.facts.vocab_size
+    token_ids = token_ids.to(_device_of(parameters))
+    oracle = DenseTorch(recipe, parameters, angles_of(recipe, model.module))
+    return _Evidence(
+        token_ids, oracle.logits(token_ids, [num_tokens]), model.native_logits(token_ids)
+    )
+
+
+def _logits(executor: Executor, token_ids: Tensor) -> Tensor:
     """Of every token, computed in chunks."""
     num_blocks = -(-len(token_ids) // executor.block_size)
     # Blocks in falling order: a table that is not followed shows.
@@ -83,9 +122,9 @@ def _logits(executor: DenseCpu, token_ids: Tensor) -> Tensor:
             [step],
             block_size=executor.block_size,
             scratch_block_id=num_blocks,
-            device=torch.device("cpu"),
+            device=token_ids.device,
         )
-        rows.append(executor.forward(inputs))
+        rows.append(executor.forward(inputs).clone())
     executor.close()
     return torch.cat(rows)
 
@@ -105,6 +144,9 @@ class _Release:
 
     def __call__(self, name: str) -> None:
         parameter = self._parameters[name]
+        if parameter.device.type != "cpu":
+            parameter.data = parameter.new_empty(0)
+            return
         start, end = parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes
         if any(first <= start and end <= last for first, last in self._mapped):
             start, end = -(-start // _PAGE_SIZE) * _PAGE_SIZE, end // _PAGE_SIZE * _PAGE_SIZE

@@ -113,6 +113,9 @@ class DenseCpu:
         if not self._engine:
             raise MemoryError("the native forward found no memory for its buffers")
 
+    def prepare(self, max_batch_size: int, max_total_len: int, scratch_block_id: int) -> None:
+        """See Executor: there is nothing to do."""
+
     def forward(self, inputs: StepInputs) -> Tensor:
         """See Executor. The logits are float32.
 

@@ -1,6 +1,7 @@
 """The interface of executors: what computes the logits of a step.
 
     dense_cpu    a recipe in C++, one call a step      (weights.py packs what it reads)
+    dense_cuda   a recipe in kernels and CUDA graphs   (device_weights.py merges what it reads)
     zoo          transformers' own class behind paged attention
 
 An executor owns its weights and its KV pool. It knows no request and no sampling; the caller
@@ -48,8 +49,17 @@ class Executor(Protocol):
         Raises torch.OutOfMemoryError, MemoryError or RuntimeError when it does not fit.
         """
 
+    def prepare(self, max_batch_size: int, max_total_len: int, scratch_block_id: int) -> None:
+        """Make steps of the pool as fast as they can be, where that takes time; then serve.
+
+        max_total_len: of a sequence, in tokens
+        """
+
     def forward(self, inputs: StepInputs) -> Tensor:
         """Compute one step; its keys and values are in the pool afterwards.
 
         Returns logits [len(inputs.logits_indices), vocab_size], of a floating dtype.
         """
+
+    def close(self) -> None:
+        """Free the pool. `allocate` begins anew."""

@@ -1,11 +1,12 @@
-"""What recipes the native forward does not serve, and why not."""
+"""What recipes the dense executors do not serve, and why not."""
 
 from collections.abc import Iterator
 
 import torch
 
+from model_server.executor.partition import undivided_reason
 from model_server.executor.weights import ELEMENT_NAMES
-from model_server.recipe.recipe import Attention, Head, Layer, Norm, Recipe
+from model_server.recipe.recipe import Attention, Head, Layer, Mlp, Norm, Recipe
 
 _VECTOR_LEN = 16
 
@@ -21,6 +22,27 @@ def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterat
     if quantize not in (None, "int8"):
         yield f"it quantizes weights to int8, not to {quantize}"
     for index, layer in enumerate(recipe.layers):
+        for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
+            yield f"layer {index}: {reason}"
+
+
+def unfit_reason_on_cuda(
+    recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int, quantize: str | None = None
+) -> str | None:
+    """Why DenseCuda cannot compute this recipe on so many ranks, or None when it can.
+
+    inner_lens: of each layer's MLP, what its last product reads
+    """
+    reason = next(_cuda_reasons(recipe, quantize), None)
+    return reason or undivided_reason(recipe, inner_lens, num_ranks)
+
+
+def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
+    if quantize is not None:
+        yield f"weights are not quantized to {quantize} on CUDA"
+    for index, layer in enumerate(recipe.layers):
+        if not isinstance(layer.mlp, Mlp):
+            yield f"layer {index}: its MLP has experts, which are computed on a CPU alone"
         for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
 

@@ -6,7 +6,6 @@ of a head, paired gates panels of 16 and 16, merged and transposed layers rows l
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from model_server.executor import structs
+from model_server.executor.head_rows import rows_of_heads
 from model_server.executor.packing import Arena, Columns, Packer, interleave
 from model_server.recipe.recipe import Attention, Head, Layer, Linear, Mlp, Moe, Norm, Recipe
 
@@ -53,11 +53,7 @@ class PackedWeights:
         self._keep: list[object] = []  # what pointers lead to, beside the arena
         self.layers = (structs.LayerStruct * len(recipe.layers))()
 
-        above = replace(recipe, layers=())
-        last_use = {name: len(recipe.layers) for name in above.weights()}
-        for index in reversed(range(len(recipe.layers))):
-            for name in replace(above, layers=(recipe.layers[index],)).weights():
-                last_use.setdefault(name, index)
+        last_use = recipe.last_uses()
         for index, layer in enumerate(recipe.layers):
             self.layers[index] = self._layer(layer)
             _release(release, last_use, index)
@@ -145,14 +141,8 @@ class PackedWeights:
     def _head_order(
         self, attention: Attention, head: Head, num_heads: int
     ) -> npt.NDArray[np.int64]:
-        """Where the library's numbers of queries or keys are: what turns together lies in halves of
-        the rotated part."""
-        order = np.arange(attention.head_dim)
-        if head.rope is not None and head.rope.pairing == "interleaved":
-            num_rotated = 2 * self._tables[head.rope.source][0].shape[1]
-            pairs = order[:num_rotated].reshape(-1, 2)
-            order = np.concatenate((pairs[:, 0], pairs[:, 1], order[num_rotated:]))
-        return (np.arange(num_heads)[:, None] * attention.head_dim + order).ravel()
+        angles_len = 0 if head.rope is None else self._tables[head.rope.source][0].shape[1]
+        return rows_of_heads(head, range(num_heads), attention.head_dim, angles_len)
 
     def _mlp(self, mlp: Mlp) -> structs.MlpStruct:
         ins = Columns.concatenate([self._columns(linear) for linear in mlp.ins])

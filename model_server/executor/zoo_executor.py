@@ -75,6 +75,13 @@ class ZooExecutor:
             _Layer(cache, plan.options) for cache, plan in zip(caches, self._plans, strict=True)
         )
 
+    def close(self) -> None:
+        """See Executor."""
+        self._layers = ()
+
+    def prepare(self, max_batch_size: int, max_total_len: int, scratch_block_id: int) -> None:
+        """See Executor: there is nothing to do."""
+
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
         """See Executor. The logits are of the model's dtype."""

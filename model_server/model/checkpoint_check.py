@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from model_server.errors import ArchitectureUnfit, ModelRefused
-from model_server.executor.unfit import unfit_reason
+from model_server.executor.unfit import unfit_reason, unfit_reason_on_cuda
 from model_server.model import checkpoint, gate, zoo
 from model_server.model.model import HfModel, ModelFacts
 from model_server.recipe.proof import read_recipe
-from model_server.recipe.recipe import Recipe, Unreadable
+from model_server.recipe.recipe import Mlp, Moe, Recipe, Unreadable
 
 _log = logging.getLogger(__name__)
 
@@ -81,12 +81,13 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     recipe, fallback_reason = None, _not_dense(settings, world_size, config, dtype)
     if fallback_reason is None:
         try:
-            recipe = _dense_recipe(settings, config, dtype)
+            recipe = _dense_recipe(settings, world_size, config, dtype, empty)
         except Unreadable as error:
             fallback_reason = str(error)
     if fallback_reason is not None:
         check_zoo(settings, config, empty.facts, fallback_reason)
-    num_shards = world_size if _can_shard(empty, world_size) else 1
+    is_sharded = recipe is not None or _can_shard(empty, world_size)
+    num_shards = world_size if is_sharded else 1
     is_quantized = getattr(config, "quantization_config", None) is not None
     weights_bytes = None if is_quantized else empty.num_parameters() * dtype.itemsize
     return CheckedCheckpoint(config, dtype, num_shards, weights_bytes, recipe, fallback_reason)
@@ -98,24 +99,36 @@ def _not_dense(
     """Why no recipe is looked for; None: one is."""
     if settings.attention != "auto":
         return f"--attention {settings.attention}"
-    if settings.device.type != "cpu":
-        return f"there is no dense executor for {settings.device.type} yet"
-    if world_size > 1:
-        return "there is no dense executor for several ranks yet"
-    if dtype not in (torch.bfloat16, torch.float32):
+    if settings.device.type == "cpu" and world_size > 1:
+        return "there is no dense executor for several ranks on CPUs"
+    if settings.device.type == "cpu" and dtype not in (torch.bfloat16, torch.float32):
         return f"{str(dtype).removeprefix('torch.')} on a CPU"
     if getattr(config, "quantization_config", None) is not None:
         return "its checkpoint is quantized"
     return None
 
 
-def _dense_recipe(settings: ModelSettings, config: Any, dtype: torch.dtype) -> Recipe:
-    """Raises Unreadable for a model that the native forward cannot run."""
+def _dense_recipe(
+    settings: ModelSettings, world_size: int, config: Any, dtype: torch.dtype, empty: HfModel
+) -> Recipe:
+    """Raises Unreadable for a model that no dense executor of the device can run."""
     recipe = read_recipe(config, trust_remote_code=settings.trust_remote_code)
-    unfit = unfit_reason(recipe, dtype, settings.quantize)
+    if settings.device.type == "cpu":
+        unfit = unfit_reason(recipe, dtype, settings.quantize)
+    else:
+        lens = tuple(_inner_len(layer.mlp, empty) for layer in recipe.layers)
+        unfit = unfit_reason_on_cuda(recipe, lens, world_size, settings.quantize)
     if unfit is not None:
         raise Unreadable(unfit)
     return recipe
+
+
+def _inner_len(mlp: Mlp | Moe, empty: HfModel) -> int:
+    """Of what the last product of an MLP reads; 0 where there are several."""
+    if isinstance(mlp, Moe):
+        return 0
+    shape = empty.module.get_parameter(mlp.out.weight).shape
+    return int(shape[0 if mlp.out.transposed else 1])
 
 
 def check_zoo(settings: ModelSettings, config: Any, facts: ModelFacts, reason: str) -> None:

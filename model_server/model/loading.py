@@ -3,9 +3,11 @@
 import logging
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
@@ -19,7 +21,11 @@ from model_server.engine.memory import (
 )
 from model_server.engine.runner import Runner
 from model_server.errors import ConfigRefused
-from model_server.executor.dense import load_dense
+from model_server.executor.dense import Build, load_dense, load_unproven
+from model_server.executor.dense_cpu import DenseCpu
+from model_server.executor.dense_cuda import DenseCuda
+from model_server.executor.dense_parts import build_dense_cuda
+from model_server.executor.partition import Partition
 from model_server.executor.zoo_executor import ZooExecutor
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
@@ -101,25 +107,27 @@ def load_model(settings: ModelSettings, world: World) -> PagedModel:
     if checked.recipe is None:
         return _load_zoo(settings, checked, world, checked.fallback_reason)
     try:
-        return _load_dense(settings, checked, checked.recipe)
+        return _load_dense(settings, checked, checked.recipe, world)
     except (Unreadable, NativeUnavailable) as error:
         facts = zoo.build_empty(checked.config, trust_remote_code=settings.trust_remote_code).facts
         check_zoo(settings, checked.config, facts, str(error))
         return _load_zoo(settings, checked, world, str(error))
 
 
-def _load_dense(settings: ModelSettings, checked: CheckedCheckpoint, recipe: Recipe) -> PagedModel:
-    model = _read_weights(settings, checked)
+def _load_dense(
+    settings: ModelSettings, checked: CheckedCheckpoint, recipe: Recipe, world: World
+) -> PagedModel:
+    # Several ranks take each its part of the files, which are mapped.
+    device = settings.device if world.world_size == 1 else torch.device("cpu")
+    model = _read_weights(settings, checked, device, num_shards=1)
     limit = model.facts.max_position_embeddings
     if limit is None:
         raise Unreadable("its config names no max_position_embeddings")
-    executor = load_dense(
-        model,
-        recipe,
-        dtype=checked.dtype,
-        quantize=settings.quantize,
-        num_threads=torch.get_num_threads(),
-    )
+    build = _build_of(settings, checked, recipe, world)
+    if world.world_size > 1:
+        executor = load_unproven(model, recipe, build)
+    else:
+        executor = load_dense(model, recipe, build, quantize=settings.quantize)
     windows = [layer.attention.window_len for layer in recipe.layers]
     return PagedModel(
         executor,
@@ -133,14 +141,37 @@ def _load_dense(settings: ModelSettings, checked: CheckedCheckpoint, recipe: Rec
     )
 
 
-def _read_weights(settings: ModelSettings, checked: CheckedCheckpoint) -> HfModel:
+def _build_of(
+    settings: ModelSettings, checked: CheckedCheckpoint, recipe: Recipe, world: World
+) -> Build[DenseCpu] | Build[DenseCuda]:
+    if settings.device.type == "cpu":
+        return partial(
+            DenseCpu,
+            recipe,
+            dtype=checked.dtype,
+            num_threads=torch.get_num_threads(),
+            quantize=settings.quantize,
+        )
+    return partial(
+        build_dense_cuda,
+        recipe,
+        checked.dtype,
+        settings.device,
+        Partition(world.rank, world.world_size),
+        dist.group.WORLD if world.world_size > 1 else None,
+    )
+
+
+def _read_weights(
+    settings: ModelSettings, checked: CheckedCheckpoint, device: torch.device, num_shards: int
+) -> HfModel:
     return zoo.load(
         settings.folder,
         checked.config,
         dtype=checked.dtype,
-        device=settings.device,
+        device=device,
         trust_remote_code=settings.trust_remote_code,
-        num_shards=checked.num_shards,
+        num_shards=num_shards,
     )
 
 
@@ -148,8 +179,8 @@ def _load_zoo(
     settings: ModelSettings, checked: CheckedCheckpoint, world: World, reason: str | None
 ) -> PagedModel:
     _log.info("%s runs in its own class, not by a recipe: %s", settings.folder, reason)
-    model = _read_weights(settings, checked)
     dtype, device = checked.dtype, settings.device
+    model = _read_weights(settings, checked, device, checked.num_shards)
     expected = gate.expected_logits(model, device)
     plans = gate.probe_layers(model, ReferenceAttention(), dtype, device, expected)
     geometries = [plan.geometry for plan in plans]

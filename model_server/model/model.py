@@ -1,6 +1,7 @@
 """A model that computes steps: a transformers class, paged attention and this rank's weights.
 
     PagedModel.allocate:   the KV pool, once its size is known
+    PagedModel.prepare:    what makes its steps faster, before the first one
     PagedModel.forward:    StepInputs -> logits, by an executor
 
     HfModel.paged_logits:  flattened batch [1, num_tokens], attention through our own function
@@ -252,6 +253,16 @@ class PagedModel:
                 f"{num_blocks} blocks of {self.bytes_per_block} bytes do not fit on {self.device}"
             ) from error
         self._num_blocks = num_blocks
+
+    def prepare(self, max_batch_size: int, max_total_len: int) -> None:
+        """See Executor.prepare; after `allocate`. Raises OutOfMemory."""
+        try:
+            self._executor.prepare(max_batch_size, max_total_len, self.scratch_block_id)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"decode steps of {max_batch_size} sequences could not be prepared on"
+                f" {self.device}: {error}"
+            ) from error
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Compute one step; its keys and values are in the pool afterwards.

@@ -207,6 +207,15 @@ class Recipe:
         """
         return (use for use in _uses(self) if use.rows is not None or use.name != self.head.weight)
 
+    def last_uses(self) -> dict[str, int]:
+        """The layer that reads each parameter last; len(layers) for what no layer reads."""
+        above = replace(self, layers=())
+        found = dict.fromkeys(above.weights(), len(self.layers))
+        for index in reversed(range(len(self.layers))):
+            for name in replace(above, layers=(self.layers[index],)).weights():
+                found.setdefault(name, index)
+        return found
+
 
 _NAME_FIELDS = frozenset(
     "embedding weights biases sinks gate_up gate_up_bias down down_bias".split()

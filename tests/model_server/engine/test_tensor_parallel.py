@@ -1,11 +1,7 @@
 """Two ranks are one model: the same tokens as one rank, and an end when one of them fails."""
 
-import os
 import time
-import traceback
-from collections.abc import Callable
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +13,13 @@ from model_server.engine.distributed import FAILED, LATE, Drawn, World
 from model_server.engine.step import StepInputs
 from model_server.errors import ModelRefused, RanksDiverged
 from processes.addresses import free_port
-from tests.model_server import forked
 from tests.model_server.engine.driver import Driver
+from tests.model_server.engine.ranks import Work, on_two_ranks
 from tests.model_server.engine.shards import NUM_BLOCKS, load, warmed_up
 from tests.model_server.model import tiny_models
 
 pytestmark = pytest.mark.slow
 
-WORLD_SIZE = 2
-TIMEOUT_S = 120.0
 NUM_NEW = 10
 # Of one key head in a block: two layers, 16 tokens, keys and values of 16 floats.
 _HEAD_BYTES = 2 * 16 * 2 * 16 * 4
@@ -37,55 +31,6 @@ PROMPTS = tuple(
 # One token, none, forced tokens behind the first, and an end that the tokens do not show.
 ROWS = (Drawn((5,)), FAILED, Drawn((7, 8, 9)), Drawn((3,), is_over=True), LATE)
 PLAIN_ROWS = (Drawn((5,)), FAILED, LATE)
-
-Work = Callable[[World], Any]
-
-
-def _rank(rank: int, port: int, work: Work, answer: Connection) -> None:
-    """The life of one rank's process."""
-    try:
-        torch.set_num_threads(1)
-        world = World.connect(
-            rank=rank,
-            world_size=WORLD_SIZE,
-            master_addr="127.0.0.1",
-            master_port=port,
-            device=torch.device("cpu"),
-            load_timeout_s=60.0,
-            step_timeout_s=20.0,
-        )
-        answer.send(work(world))
-        # As a shard does: the process group's own clean-up waits for its peers.
-        os._exit(0)
-    except BaseException:
-        answer.send(traceback.format_exc())
-        raise
-
-
-def on_two_ranks(work: Work) -> list[Any]:
-    """Run `work` on both ranks, each in a process of its own; answers what each returned."""
-    context = forked.context()
-    port = free_port()
-    pipes = [context.Pipe(duplex=False) for _ in range(WORLD_SIZE)]
-    processes = [
-        context.Process(target=_rank, args=(rank, port, work, sender))
-        for rank, (_, sender) in enumerate(pipes)
-    ]
-    try:
-        for process in processes:
-            process.start()
-        answers = []
-        for receiver, _ in pipes:
-            assert receiver.poll(TIMEOUT_S), "a rank did not answer"
-            answers.append(receiver.recv())
-        for process in processes:
-            process.join(TIMEOUT_S)
-        return answers
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-                process.join()
 
 
 class Mirror:

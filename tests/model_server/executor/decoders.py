@@ -11,11 +11,19 @@ from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from model_server.attention.reference import ReferenceAttention
 from model_server.engine.step import SequenceStep, StepInputs
+from model_server.executor.decode_graphs import Capture
 from model_server.executor.dense_cpu import DenseCpu
+from model_server.executor.dense_cuda import DenseCuda
+from model_server.executor.device_weights import read_weights
+from model_server.executor.executor import Executor
+from model_server.executor.layer_ops import TorchLayerOps
+from model_server.executor.partition import Partition
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe
 from model_server.recipe.recording import native_logits
@@ -23,6 +31,7 @@ from model_server.recipe.rotary import angles_of
 from model_server.recipe.small import randomise
 from tests.model_server.recipe.families import FAMILIES, config
 
+CPU = torch.device("cpu")
 NUM_BLOCKS = 400
 VOCAB_SIZE = 130
 
@@ -58,6 +67,35 @@ class Decoder:
             num_threads=num_threads,
             quantize=quantize,
             release=release,
+        )
+        executor.allocate(NUM_BLOCKS + 1)
+        return executor
+
+    def on_device(
+        self,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+        *,
+        partition: Partition | None = None,
+        group: dist.ProcessGroup | None = None,
+        capture: Capture | None = None,
+    ) -> DenseCuda:
+        """The executor for GPUs in plain torch, with a pool."""
+        weights = read_weights(
+            self.recipe,
+            self.parameters,
+            self.tables,
+            dtype=dtype,
+            device=device,
+            partition=partition or Partition(),
+        )
+        executor = DenseCuda(
+            weights,
+            TorchLayerOps(),
+            ReferenceAttention(),
+            partition=partition,
+            group=group,
+            capture=capture,
         )
         executor.allocate(NUM_BLOCKS + 1)
         return executor
@@ -114,7 +152,7 @@ class Held:
 class Pool:
     """Hands out the blocks of an executor's pool, in random order."""
 
-    executor: DenseCpu
+    executor: Executor
     rng: random.Random = field(default_factory=lambda: random.Random(5))
     free: list[int] = field(default_factory=list)
 

@@ -13,8 +13,9 @@ import pytest
 from constraints.spec import Kind
 from model_server.engine.distributed import World
 from proto.contract import FinishReason, OutputConstraint, SamplingParams
+from tests.model_server.engine.ranks import on_two_ranks
 from tests.model_server.engine.shards import load
-from tests.model_server.engine.test_tensor_parallel import ShadowDriver, on_two_ranks
+from tests.model_server.engine.test_tensor_parallel import ShadowDriver
 from tests.model_server.masking.faulty import FAULTY, LETTERS, FaultyLanguages
 from tests.model_server.masking.shard import NUM_BLOCKS, Shard, of, save
 

@@ -1,0 +1,308 @@
+"""A dense decoder's weights on a device: this rank's part, merged where one product serves several.
+
+What a recipe leaves open is settled here, by the order of rows: interleaved ropes become halves of
+a head, paired gates a gate and an up, merged and transposed layers rows like all others.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from model_server.attention.base import LayerGeometry, LayerOptions
+from model_server.executor.head_rows import rows_of_heads
+from model_server.executor.layer_ops import HeadLayout, NormWeights
+from model_server.executor.matrix import Matrix, PlainMatrix
+from model_server.executor.partition import Partition
+from model_server.recipe.recipe import Activation, Attention, Head, Layer, Linear, Mlp, Norm, Recipe
+
+Angles = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseLayer:
+    """One layer of recipe.Recipe, for this rank."""
+
+    attention_norm: NormWeights | None
+    qkv: Matrix
+    heads: HeadLayout
+    attention: LayerOptions
+    output: Matrix
+    attention_post_norm: NormWeights | None
+    mlp_norm: NormWeights | None  # the same object as attention_norm where the two are one
+    ins: Matrix
+    layout: str  # "plain" or "gate_up"
+    activation: Activation
+    out: Matrix
+    mlp_post_norm: NormWeights | None
+    is_parallel: bool
+    residual_scale: float
+
+    @property
+    def geometry(self) -> LayerGeometry:
+        """Of its keys and values on this rank."""
+        heads = self.heads
+        return LayerGeometry(heads.num_kv_heads, heads.head_dim, heads.head_dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseWeights:
+    """All of a decoder. `head` gives this rank's part of the vocabulary, padded to the longest."""
+
+    embedding: Tensor  # [vocab_size, hidden_size]
+    embed_scale: float
+    layers: tuple[DenseLayer, ...]
+    final_norm: NormWeights | None
+    head: Matrix
+    vocab_size: int
+    logit_scale: float
+    softcap: float | None
+
+
+def read_weights(
+    recipe: Recipe,
+    parameters: Mapping[str, Tensor],
+    tables: Sequence[Angles],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    partition: Partition,
+    release: Callable[[str], None] = lambda name: None,
+) -> DenseWeights:
+    """The weights of a recipe that fits; see unfit.py and partition.py.
+
+    parameters: by the names in the recipe, on any device and of any float dtype
+    tables:     cos and sin [num_positions, n / 2] float32 of each entry of `recipe.rotary`
+    release:    called with a parameter's name once it is not needed any more
+    """
+    reader = _Reader(recipe, parameters, tables, dtype, device, partition)
+    last_use = recipe.last_uses()
+    layers = []
+    for index, layer in enumerate(recipe.layers):
+        layers.append(reader.layer(layer))
+        for name, last in last_use.items():
+            if last == index:
+                release(name)
+    weights = DenseWeights(
+        embedding=reader.whole(recipe.embedding),
+        embed_scale=recipe.embed_scale,
+        layers=tuple(layers),
+        final_norm=reader.norm(recipe.final_norm),
+        head=reader.head(),
+        vocab_size=recipe.head.rows.count,
+        logit_scale=recipe.logit_scale,
+        softcap=recipe.softcap,
+    )
+    for name, last in last_use.items():
+        if last == len(recipe.layers):
+            release(name)
+    return weights
+
+
+class _Reader:
+    def __init__(
+        self,
+        recipe: Recipe,
+        parameters: Mapping[str, Tensor],
+        tables: Sequence[Angles],
+        dtype: torch.dtype,
+        device: torch.device,
+        partition: Partition,
+    ) -> None:
+        self._recipe = recipe
+        self._parameters = parameters
+        self._tables = [tuple(part.to(device) for part in pair) for pair in tables]
+        self._dtype = dtype
+        self._device = device
+        self._partition = partition
+
+    def layer(self, layer: Layer) -> DenseLayer:
+        if not isinstance(layer.mlp, Mlp):
+            raise ValueError("its MLP has experts")
+        attention, mlp = layer.attention, layer.mlp
+        attention_norm = self.norm(layer.attention_norm)
+        shares_norm = layer.mlp_norm is not None and layer.mlp_norm == layer.attention_norm
+        return DenseLayer(
+            attention_norm=attention_norm,
+            qkv=self._qkv(attention),
+            heads=self._heads(attention),
+            attention=self._options(attention),
+            output=self._summed(attention.output, self._inputs_of_heads(attention)),
+            attention_post_norm=self.norm(layer.attention_post_norm),
+            mlp_norm=attention_norm if shares_norm else self.norm(layer.mlp_norm),
+            ins=self._ins(mlp),
+            layout="plain" if mlp.layout == "plain" else "gate_up",
+            activation=mlp.activation,
+            out=self._summed(mlp.out, self._partition.part(self._num_inputs(mlp.out))),
+            mlp_post_norm=self.norm(layer.mlp_post_norm),
+            is_parallel=layer.parallel,
+            residual_scale=layer.residual_scale,
+        )
+
+    def head(self) -> PlainMatrix:
+        """This rank's part of the vocabulary; the last ranks' are filled up with zeros."""
+        head, partition = self._recipe.head, self._partition
+        part = partition.longest(head.rows.count)
+        weight, bias = self._rows(head, np.arange(part.start, part.stop))
+        num_missing = len(Partition(0, partition.num_ranks).longest(head.rows.count)) - len(part)
+        if num_missing:
+            weight = torch.cat((weight, weight.new_zeros(num_missing, weight.shape[1])))
+            bias = None if bias is None else torch.cat((bias, bias.new_zeros(num_missing)))
+        return PlainMatrix(weight, bias)
+
+    def whole(self, name: str) -> Tensor:
+        """A parameter in the model's dtype."""
+        return self._parameters[name].detach().to(self._device, self._dtype)
+
+    def norm(
+        self, norm: Norm | None, rows: npt.NDArray[np.int64] | None = None
+    ) -> NormWeights | None:
+        """`rows`: of the row that is normalised, the numbers that are there, in their order."""
+        if norm is None:
+            return None
+        row_len = norm.width if rows is None else int(rows.max()) + 1
+        weight = self._numbers(norm.weights, row_len, 1.0 - norm.plus_one) + norm.plus_one
+        bias = self._numbers(norm.biases, row_len, 0.0) if norm.biases else None
+        if rows is not None:
+            index = torch.from_numpy(rows).to(self._device)
+            weight, bias = weight[index], None if bias is None else bias[index]
+        return NormWeights(norm.kind, norm.width, norm.eps, weight, bias)
+
+    def _numbers(self, names: Sequence[str], row_len: int, default: float) -> Tensor:
+        """Concatenated parameters in float32, repeated to the length of a row."""
+        if not names:
+            return torch.full((row_len,), default, device=self._device)
+        values = torch.cat([self._parameters[name].detach().flatten() for name in names])
+        values = values.to(self._device, torch.float32)
+        return values.repeat(-(-row_len // len(values)))[:row_len]
+
+    def _qkv(self, attention: Attention) -> PlainMatrix:
+        parts = (
+            self._rows(attention.query.linear, self._query_rows(attention)),
+            self._rows(attention.key.linear, self._key_rows(attention)),
+            self._rows(attention.value, self._value_rows(attention)),
+        )
+        return _merged(parts)
+
+    def _query_rows(self, attention: Attention) -> npt.NDArray[np.int64]:
+        heads = self._partition.part(attention.num_heads)
+        return self._head_rows(attention.query, heads, attention.head_dim)
+
+    def _key_rows(self, attention: Attention) -> npt.NDArray[np.int64]:
+        heads = self._partition.kv_heads(attention.num_kv_heads)
+        return self._head_rows(attention.key, heads, attention.head_dim)
+
+    def _value_rows(self, attention: Attention) -> npt.NDArray[np.int64]:
+        heads = self._partition.kv_heads(attention.num_kv_heads)
+        head_dim = attention.head_dim
+        return np.arange(heads.start * head_dim, heads.stop * head_dim)
+
+    def _head_rows(self, head: Head, heads: Sequence[int], head_dim: int) -> npt.NDArray[np.int64]:
+        angles_len = 0 if head.rope is None else self._tables[head.rope.source][0].shape[1]
+        return rows_of_heads(head, heads, head_dim, angles_len)
+
+    def _heads(self, attention: Attention) -> HeadLayout:
+        query, key = attention.query, attention.key
+        cos, sin = (None, None) if query.rope is None else self._tables[query.rope.source]
+        return HeadLayout(
+            num_heads=len(self._partition.part(attention.num_heads)),
+            num_kv_heads=len(self._partition.kv_heads(attention.num_kv_heads)),
+            head_dim=attention.head_dim,
+            query_norm=self.norm(query.norm, self._query_rows(attention)),
+            key_norm=self.norm(key.norm, self._key_rows(attention)),
+            norms_after_rope=query.norm_after_rope or key.norm_after_rope,
+            cos=cos,
+            sin=sin,
+        )
+
+    def _options(self, attention: Attention) -> LayerOptions:
+        sinks = None
+        if attention.sinks is not None:
+            heads = self._partition.part(attention.num_heads)
+            sinks = self._parameters[attention.sinks].detach()[heads.start : heads.stop]
+            sinks = sinks.to(self._device, torch.float32)
+        return LayerOptions(
+            scale=attention.scale,
+            window_len=attention.window_len,
+            softcap=attention.softcap,
+            sinks=sinks,
+            chunk_len=attention.chunk_len,
+        )
+
+    def _inputs_of_heads(self, attention: Attention) -> range:
+        heads = self._partition.part(attention.num_heads)
+        return range(heads.start * attention.head_dim, heads.stop * attention.head_dim)
+
+    def _num_inputs(self, linear: Linear) -> int:
+        return self._parameters[linear.weight].shape[0 if linear.transposed else 1]
+
+    def _ins(self, mlp: Mlp) -> PlainMatrix:
+        """Gate rows, then up rows; or all rows of a plain layer."""
+        # Which row of which layer: (layer, row) of the outputs side by side.
+        owners = [
+            (linear, row)
+            for linear in range(len(mlp.ins))
+            for row in range(mlp.ins[linear].rows.count)
+        ]
+        places = np.array(owners)
+        if mlp.layout == "plain":
+            groups = [places]
+        elif mlp.layout == "gate_up_pairs":
+            groups = [places[::2], places[1::2]]
+        else:
+            groups = [places[: len(places) // 2], places[len(places) // 2 :]]
+        parts = []
+        for group in groups:
+            part = self._partition.part(len(group))
+            own = group[part.start : part.stop]
+            for index, linear in enumerate(mlp.ins):
+                rows = own[own[:, 0] == index, 1]
+                if len(rows):
+                    parts.append(self._rows(linear, rows))
+        return _merged(parts)
+
+    def _summed(self, linear: Linear, inputs: range) -> PlainMatrix:
+        """A product of some inputs, to be added up over the ranks: one of them has the bias."""
+        weight, bias = self._rows(linear, np.arange(linear.rows.count), inputs)
+        return PlainMatrix(weight.contiguous(), bias if self._partition.rank == 0 else None)
+
+    def _rows(
+        self, linear: Linear, chosen: npt.NDArray[np.int64], inputs: range | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Rows `chosen` of the layer's outputs, and their biases."""
+        weight = self._parameters[linear.weight].detach()
+        weight = weight.T if linear.transposed else weight
+        if inputs is not None:
+            weight = weight[:, inputs.start : inputs.stop]
+        rows = np.array(linear.rows.indices())[chosen]
+        bias = None
+        if linear.bias is not None:
+            bias = self._moved(_taken(self._parameters[linear.bias].detach(), rows))
+        return self._moved(_taken(weight, rows)), bias
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype)
+
+
+def _taken(tensor: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+    """Some rows: a view where they follow one another."""
+    first = int(rows[0])
+    if np.array_equal(rows, np.arange(first, first + len(rows))):
+        return tensor[first : first + len(rows)]
+    return tensor[torch.from_numpy(rows).to(tensor.device)]
+
+
+def _merged(parts: Sequence[tuple[Tensor, Tensor | None]]) -> PlainMatrix:
+    """One matrix of several, one below the other."""
+    if len(parts) == 1:
+        weight, bias = parts[0]
+        return PlainMatrix(weight.contiguous(), bias)
+    biases = None
+    if any(bias is not None for _, bias in parts):
+        biases = torch.cat(
+            [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in parts]
+        )
+    return PlainMatrix(torch.cat([weight for weight, _ in parts]), biases)

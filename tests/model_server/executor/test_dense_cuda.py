@@ -1,0 +1,179 @@
+"""The executor for GPUs computes what transformers computes; here in plain torch, on a CPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from model_server.engine.distributed import World
+from model_server.engine.step import StepInputs
+from model_server.executor.decode_graphs import DecodeGraphs, batch_sizes
+from model_server.executor.partition import Partition, undivided_reason
+from model_server.executor.unfit import unfit_reason_on_cuda
+from model_server.recipe.recipe import Mlp
+from tests.model_server.engine.ranks import on_two_ranks
+from tests.model_server.executor.decoders import (
+    NUM_BLOCKS,
+    Decoder,
+    Pool,
+    decoder,
+    distance,
+    random_tokens,
+)
+
+# Together they turn every switch of a recipe without experts.
+FAMILIES = (
+    *("llama-bias-tied", "mistral", "gemma2", "gemma3_text", "phi3-partial", "olmo", "olmo3"),
+    *("granite", "starcoder2", "stablelm-qk", "cohere2", "gpt_neox", "phi-qk", "glm4", "smollm3"),
+    *("hunyuan", "nemotron", "arcee"),
+)
+LENS = (37, 9, 1, 70)
+
+
+def run_again(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """A capture without a device: the same launches over the same memory."""
+    return run
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str) -> None:
+    own = decoder(family)
+    pool = Pool(own.on_device(torch.float32))
+    prompts = random_tokens(sum(LENS)).split(list(LENS))
+
+    actual = pool.run([(pool.sequence(prompt), len(prompt)) for prompt in prompts])
+
+    expected = torch.cat([own.native(prompt) for prompt in prompts])
+    assert distance(torch.cat(actual), expected) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_a_recipe_with_experts_does_not_fit(family: str) -> None:
+    recipe = decoder(family).recipe
+    reason = unfit_reason_on_cuda(recipe, (0,) * len(recipe.layers), num_ranks=1)
+    assert reason is not None
+    assert "experts" in reason
+
+
+@pytest.mark.parametrize("num_seqs", range(1, 12))
+def test_a_replayed_decode_has_the_bits_of_one_that_is_not(num_seqs: int) -> None:
+    own = decoder("gemma3_text")
+    eager, replayed = (
+        own.on_device(torch.bfloat16),
+        own.on_device(torch.bfloat16, capture=run_again),
+    )
+    replayed.prepare(max_batch_size=12, max_total_len=256, scratch_block_id=NUM_BLOCKS)
+    pools = [Pool(eager), Pool(replayed)]
+
+    answers = []
+    for pool in pools:
+        held = [pool.other(7 + 3 * index, computed_len=5) for index in range(num_seqs)]
+        steps = [pool.run([(each, 1) for each in held]) for _ in range(2)]
+        answers.append([torch.cat(step).clone() for step in steps])
+
+    assert all(torch.equal(*pair) for pair in zip(*answers, strict=True))
+
+
+def test_what_fills_a_batch_up_writes_to_the_scratch_block_alone() -> None:
+    own = decoder("llama")
+    executor = own.on_device(torch.float32, capture=run_again)
+    executor.prepare(max_batch_size=8, max_total_len=256, scratch_block_id=NUM_BLOCKS)
+    pool = Pool(executor)
+    mates = [pool.other(40, computed_len=20) for _ in range(7)]
+    pool.run([(each, 1) for each in mates])
+    before = [cache.keys[:NUM_BLOCKS].clone() for cache in executor._caches]
+
+    # Of the graph of eight the last three are padding, whose rows held others just now.
+    pool.run([(each, 1) for each in mates[:5]])
+
+    for cache, keys in zip(executor._caches, before, strict=True):
+        changed = (cache.keys[:NUM_BLOCKS] != keys).flatten(2).any(2).nonzero()
+        assert len(changed) == 5
+
+
+def test_graphs_serve_decode_steps_of_the_sizes_that_were_captured() -> None:
+    executor = decoder("llama").on_device(torch.float32)
+    pool = Pool(executor)
+    graphs = DecodeGraphs(
+        executor.forward_eager,
+        run_again,
+        device=torch.device("cpu"),
+        block_size=16,
+        scratch_block_id=NUM_BLOCKS,
+        max_batch_size=4,
+        max_total_len=64,
+    )
+
+    def step(lens: list[int]) -> StepInputs:
+        return StepInputs.build(
+            [pool.sequence(range(1, 1 + length)).next_step(length) for length in lens],
+            block_size=16,
+            scratch_block_id=NUM_BLOCKS,
+            device=torch.device("cpu"),
+        )
+
+    assert graphs.sizes == (1, 2, 4)
+    assert graphs.has(step([1, 1, 1]))
+    assert not graphs.has(step([1, 2]))
+    assert not graphs.has(step([1] * 5))
+
+
+def test_batch_sizes_end_with_the_largest_batch() -> None:
+    assert batch_sizes(1) == (1,)
+    assert batch_sizes(20) == (1, 2, 4, 8, 16, 20)
+    assert batch_sizes(2000)[-1] == 512
+
+
+def test_a_rank_has_its_part_of_the_heads() -> None:
+    third = Partition(rank=2, num_ranks=4)
+    assert third.part(32) == range(16, 24)
+    assert third.kv_heads(8) == range(4, 6)
+    assert third.kv_heads(2) == range(1, 2)
+    assert third.longest(10) == range(6, 9)
+
+
+def inner_lens(own: Decoder) -> tuple[int, ...]:
+    lens = []
+    for layer in own.recipe.layers:
+        assert isinstance(layer.mlp, Mlp)
+        shape = own.parameters[layer.mlp.out.weight].shape
+        lens.append(shape[0 if layer.mlp.out.transposed else 1])
+    return tuple(lens)
+
+
+def test_heads_that_cannot_be_divided_are_named() -> None:
+    own = decoder("llama")
+    assert undivided_reason(own.recipe, inner_lens(own), 2) is None
+    reason = undivided_reason(own.recipe, inner_lens(own), 3)
+    assert reason == "layer 0: 8 heads cannot be divided among 3 ranks"
+
+
+RANK_FAMILIES = ("llama-bias-tied", "gemma2", "phi3-partial", "gpt_neox", "cohere2")
+
+
+def _logits_of_ranks(world: World) -> dict[str, Any]:
+    partition = Partition(world.rank, world.world_size)
+    answers = {}
+    for family in RANK_FAMILIES:
+        executor = decoder(family).on_device(
+            torch.float32, partition=partition, group=dist.group.WORLD
+        )
+        pool = Pool(executor)
+        prompts = random_tokens(sum(LENS)).split(list(LENS))
+        held = [pool.sequence(prompt) for prompt in prompts]
+        logits = torch.cat(pool.run([(each, len(each.token_ids)) for each in held]))
+        answers[family] = logits.numpy()
+    return answers
+
+
+@pytest.mark.slow
+def test_two_ranks_compute_what_one_does() -> None:
+    first, _ = on_two_ranks(_logits_of_ranks)
+    assert isinstance(first, dict), first
+    for family in RANK_FAMILIES:
+        own = decoder(family)
+        expected = torch.cat([own.native(each) for each in random_tokens(sum(LENS)).split(LENS)])
+        assert distance(torch.from_numpy(first[family]), expected) < 1e-5, family
