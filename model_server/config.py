@@ -103,8 +103,8 @@ class ServeConfig(ModelConfig):
     )
     attention: str = setting(
         "auto",
-        "attention backend: auto, reference, cpu, cpu-op or cuda",
-        one_of("auto", "reference", "cpu", "cpu-op", "cuda"),
+        "attention backend: auto, reference, cpu, cpu-op, sdpa or triton",
+        one_of("auto", "reference", "cpu", "cpu-op", "sdpa", "triton"),
         group=Group.PLACE,
         env=False,
     )

@@ -2,6 +2,7 @@
 
 ShardError
  +-- ConfigRefused       a setting cannot be kept on this machine or with this model
+ +-- KernelsUnavailable  kernels for GPUs cannot be compiled here
  +-- ModelRefused        the checkpoint cannot be served, with the reason
  |    +-- CheckpointBroken   files are missing, truncated or unreadable
  |    +-- ArchitectureUnfit  the load-time gate found attention that cannot be paged
@@ -21,6 +22,10 @@ class ShardError(Exception):
 
 class ConfigRefused(ShardError):
     """A setting cannot be kept on this machine, or with this model."""
+
+
+class KernelsUnavailable(ShardError):
+    """Kernels for GPUs cannot be compiled here; the message says what is missing."""
 
 
 class ModelRefused(ShardError):

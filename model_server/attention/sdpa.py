@@ -203,7 +203,7 @@ class GatherSdpaAttention(TokenMajorLayout):
     plans of the last step are kept. For one thread.
     """
 
-    name = "cuda"
+    name = "sdpa"
     pads_decodes = True
 
     def __init__(

@@ -1,6 +1,8 @@
 """The choice of the attention backend: by name, or the fastest that fits."""
 
+import importlib.util
 import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -9,15 +11,18 @@ from model_server.attention.base import AttentionBackend, LayerGeometry
 from model_server.attention.cpu_op import CpuOp, CpuOpAttention
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.sdpa import CpuAttention, GatherSdpaAttention
-from model_server.errors import ConfigRefused
+from model_server.errors import ConfigRefused, KernelsUnavailable
 from native.library import NativeUnavailable
 
 _log = logging.getLogger(__name__)
 
+# As Triton looks for one: it compiles a launcher in C at the first launch of each kernel.
+_COMPILERS = ("gcc", "clang", "cc")
+
 _BY_NAME: Mapping[str, Callable[[], AttentionBackend]] = {
     "reference": ReferenceAttention,
     "cpu": CpuAttention,
-    "cuda": GatherSdpaAttention,
+    "sdpa": GatherSdpaAttention,
 }
 
 
@@ -30,8 +35,8 @@ def select_backend(
 ) -> AttentionBackend:
     """The backend called `choice`, or for "auto" the fastest that fits device, dtype and layers.
 
-    "auto" takes the C++ operator on a CPU, and torch alone, with a warning, where it cannot be
-    compiled; another device gets the gathering backend.
+    "auto" takes the C++ operator on a CPU and Triton's kernels on CUDA, and torch alone, with a
+    warning, where they cannot be compiled.
 
     Raises ConfigRefused when `choice` is unknown or cannot serve these layers.
     """
@@ -42,11 +47,16 @@ def select_backend(
             return _cpu_op(device, dtype, geometries, load_op)
         except NativeUnavailable as error:
             raise ConfigRefused(f"--attention cpu-op: {error}") from error
+    if choice == "triton":
+        try:
+            return _triton(device, dtype, geometries)
+        except KernelsUnavailable as error:
+            raise ConfigRefused(f"--attention triton: {error}") from error
     if choice != "auto":
-        names = ", ".join(("auto", "cpu-op", *_BY_NAME))
+        names = ", ".join(("auto", "cpu-op", "triton", *_BY_NAME))
         raise ConfigRefused(f"--attention {choice}: there are {names}")
     if device.type != "cpu":
-        return GatherSdpaAttention()
+        return _best_on_cuda(device, dtype, geometries)
     try:
         return _cpu_op(device, dtype, geometries, load_op)
     except NativeUnavailable as error:
@@ -68,3 +78,31 @@ def _cpu_op(
         if reason is not None:
             raise NativeUnavailable(f"the C++ operator does not fit: {reason}")
     return CpuOpAttention(load_op())
+
+
+def _best_on_cuda(
+    device: torch.device, dtype: torch.dtype, geometries: Sequence[LayerGeometry]
+) -> AttentionBackend:
+    try:
+        return _triton(device, dtype, geometries)
+    except KernelsUnavailable as error:
+        _log.warning("attention gathers its keys for SDPA, which is slower: %s", error)
+        return GatherSdpaAttention()
+
+
+def _triton(
+    device: torch.device, dtype: torch.dtype, geometries: Sequence[LayerGeometry]
+) -> AttentionBackend:
+    """Raises KernelsUnavailable with the reason."""
+    if device.type != "cuda":
+        raise KernelsUnavailable(f"the kernels are for CUDA, not for {device}")
+    if importlib.util.find_spec("triton") is None:
+        raise KernelsUnavailable("Triton is not installed")
+    if not any(shutil.which(name) for name in _COMPILERS):
+        raise KernelsUnavailable(f"there is no C compiler ({', '.join(_COMPILERS)})")
+    backend = importlib.import_module("model_server.attention.triton").TritonAttention()
+    for geometry in geometries:
+        reason = backend.unfit_reason(geometry, dtype)
+        if reason is not None:
+            raise KernelsUnavailable(f"the kernels do not fit: {reason}")
+    return backend

@@ -1,6 +1,7 @@
 """The backend is the one that was named, or the fastest that fits."""
 
 import logging
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def without_compiler() -> CpuOp:
 
 
 @pytest.mark.parametrize(
-    "name", ["reference", "cpu", pytest.param("cpu-op", marks=needs_compiler), "cuda"]
+    "name", ["reference", "cpu", pytest.param("cpu-op", marks=needs_compiler), "sdpa"]
 )
 def test_a_named_backend_is_taken(name: str) -> None:
     assert select_backend(name, CPU, torch.float32, FIT).name == name
@@ -34,8 +35,14 @@ def test_auto_takes_the_operator_on_a_cpu(dtype: torch.dtype) -> None:
     assert select_backend("auto", CPU, dtype, FIT).name == "cpu-op"
 
 
-def test_auto_gathers_on_a_gpu() -> None:
-    assert select_backend("auto", torch.device("cuda", 0), torch.bfloat16, FIT).name == "cuda"
+@pytest.mark.skipif(find_spec("triton") is not None, reason="Triton is installed")
+def test_auto_gathers_on_a_gpu_without_triton_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        backend = select_backend("auto", torch.device("cuda", 0), torch.bfloat16, FIT)
+    assert backend.name == "sdpa"
+    assert caplog.messages[0].endswith("Triton is not installed")
 
 
 @pytest.mark.parametrize(
@@ -64,5 +71,9 @@ def test_a_named_backend_that_cannot_serve_is_refused() -> None:
         select_backend("cpu-op", CPU, torch.float32, FIT, without_compiler)
     with pytest.raises(ConfigRefused, match="serves CPUs, not cuda:0"):
         select_backend("cpu-op", torch.device("cuda", 0), torch.float32, FIT)
-    with pytest.raises(ConfigRefused, match="--attention flash: there are auto, cpu-op, reference"):
+    with pytest.raises(ConfigRefused, match="--attention triton: the kernels are for CUDA"):
+        select_backend("triton", CPU, torch.float32, FIT)
+    with pytest.raises(
+        ConfigRefused, match="--attention flash: there are auto, cpu-op, triton, reference"
+    ):
         select_backend("flash", CPU, torch.float32, FIT)
