@@ -126,11 +126,11 @@ class DecodeGraphs:
             self.sizes[-1], self._max_blocks, block_size, scratch_block_id, device
         )
         self._replays: dict[int, Callable[[], Tensor]] = {}
-        started_s = told_s = time.monotonic()
+        started_s = last_s = time.monotonic()
         for size in reversed(self.sizes):
             self._replays[size] = capture(partial(compute, self._static.inputs(size)))
-            if time.monotonic() - told_s > _PROGRESS_INTERVAL_S:
-                told_s = time.monotonic()
+            if time.monotonic() - last_s > _PROGRESS_INTERVAL_S:
+                last_s = time.monotonic()
                 _log.info("decode graphs: %d of %d", len(self._replays), len(self.sizes))
         _log.info(
             "captured decode graphs of up to %d sequences in %.1f s",

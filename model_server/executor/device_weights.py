@@ -114,7 +114,7 @@ class _Reader:
     ) -> None:
         self._recipe = recipe
         self._parameters = parameters
-        self._tables = [tuple(part.to(device) for part in pair) for pair in tables]
+        self._tables = [tuple(part.to(device).contiguous() for part in pair) for pair in tables]
         self._dtype = dtype
         self._device = device
         self._partition = partition
@@ -168,7 +168,8 @@ class _Reader:
         bias = self._numbers(norm.biases, row_len, 0.0) if norm.biases else None
         if rows is not None:
             index = torch.from_numpy(rows).to(self._device)
-            weight, bias = weight[index], None if bias is None else bias[index]
+            weight = weight.index_select(0, index)
+            bias = None if bias is None else bias.index_select(0, index)
         return NormWeights(norm.kind, norm.width, norm.eps, weight, bias)
 
     def _numbers(self, names: Sequence[str], row_len: int, default: float) -> Tensor:
@@ -177,7 +178,7 @@ class _Reader:
             return torch.full((row_len,), default, device=self._device)
         values = torch.cat([self._parameters[name].detach().flatten() for name in names])
         values = values.to(self._device, torch.float32)
-        return values.repeat(-(-row_len // len(values)))[:row_len]
+        return values.repeat(-(-row_len // len(values))).narrow(0, 0, row_len)
 
     def _qkv(self, attention: Attention) -> PlainMatrix:
         parts = (
@@ -222,7 +223,7 @@ class _Reader:
         sinks = None
         if attention.sinks is not None:
             heads = self._partition.part(attention.num_heads)
-            sinks = self._parameters[attention.sinks].detach()[heads.start : heads.stop]
+            sinks = self._parameters[attention.sinks].detach().narrow(0, heads.start, len(heads))
             sinks = sinks.to(self._device, torch.float32)
         return LayerOptions(
             scale=attention.scale,
@@ -276,7 +277,7 @@ class _Reader:
         weight = self._parameters[linear.weight].detach()
         weight = weight.T if linear.transposed else weight
         if inputs is not None:
-            weight = weight[:, inputs.start : inputs.stop]
+            weight = weight.narrow(1, inputs.start, len(inputs))
         rows = np.array(linear.rows.indices())[chosen]
         bias = None
         if linear.bias is not None:
@@ -291,8 +292,8 @@ def _taken(tensor: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
     """Some rows: a view where they follow one another."""
     first = int(rows[0])
     if np.array_equal(rows, np.arange(first, first + len(rows))):
-        return tensor[first : first + len(rows)]
-    return tensor[torch.from_numpy(rows).to(tensor.device)]
+        return tensor.narrow(0, first, len(rows))
+    return tensor.index_select(0, torch.from_numpy(rows).to(tensor.device))
 
 
 def _merged(parts: Sequence[tuple[Tensor, Tensor | None]]) -> PlainMatrix:

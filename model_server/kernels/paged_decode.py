@@ -23,7 +23,8 @@ from model_server.kernels.running_softmax import (
     UNBOUNDED,
     blocks_of,
     first_key,
-    places_of,
+    load_keys,
+    load_values,
     score_tile,
     take_in_tile,
 )
@@ -68,19 +69,14 @@ def decode_splits(
             tokens = split * SPLIT + offset + tl.arange(0, TILE)
             is_seen = (tokens < context_len) & (tokens >= first)
             blocks = blocks_of(block_tables + seq * max_blocks, tokens, is_seen, BLOCK_SIZE)
-            slots = places_of(blocks, tokens, num_kv_heads * DIM, BLOCK_SIZE)
-            k = tl.load(
-                keys + head * DIM + slots[None, :] + dims[:, None],
-                mask=is_seen[None, :] & (dims[:, None] < DIM),
-                other=0.0,
-            )
+            k = load_keys(
+                keys, blocks, tokens, is_seen, head, num_kv_heads, dims, DIM, BLOCK_SIZE
+            )  # fmt: skip
             scores = score_tile(q, k, is_seen[None, :], scale, softcap, HAS_SOFTCAP)
-            slots = places_of(blocks, tokens, num_kv_heads * VALUE_DIM, BLOCK_SIZE)
-            v = tl.load(
-                values + head * VALUE_DIM + slots[:, None] + value_dims[None, :],
-                mask=is_seen[:, None] & (value_dims[None, :] < VALUE_DIM),
-                other=0.0,
-            )
+            v = load_values(
+                values, blocks, tokens, is_seen, head, num_kv_heads, value_dims,
+                VALUE_DIM, BLOCK_SIZE,
+            )  # fmt: skip
             top, total, sums = take_in_tile(scores, v, is_seen[None, :], top, total, sums)
         out = (seq * num_kv_heads * GROUP + places) * max_splits + split
         tl.store(

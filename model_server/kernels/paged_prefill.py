@@ -21,7 +21,8 @@ from model_server.kernels.running_softmax import (
     UNBOUNDED,
     blocks_of,
     first_key,
-    places_of,
+    load_keys,
+    load_values,
     score_tile,
     take_in_tile,
 )
@@ -31,9 +32,10 @@ _MIN_DIM = 16
 
 @triton.jit
 def _sequence_of(cu_query_lens, tile, num_seqs, QUERIES: tl.constexpr):
-    """The sequence of a tile: sequence i begins at tile cu_query_lens[i] // QUERIES + i.
+    """A tile's sequence, its first row of the step, its length, and the tile's first query in it.
 
-    That leaves each room enough, so the host need not know the lengths.
+    Sequence i begins at tile cu_query_lens[i] // QUERIES + i: that leaves each room enough, and the
+    host need not know the lengths.
     """
     low = tl.full((), 0, tl.int32)
     high = low + num_seqs
@@ -43,7 +45,19 @@ def _sequence_of(cu_query_lens, tile, num_seqs, QUERIES: tl.constexpr):
             low = middle
         else:
             high = middle
-    return low
+    begin = tl.load(cu_query_lens + low)
+    query_len = tl.load(cu_query_lens + low + 1) - begin
+    return low.to(tl.int64), begin, query_len, (tile - (begin // QUERIES + low)) * QUERIES
+
+
+@triton.jit
+def _seen(tokens, positions, window_len, chunk_len, IS_BOUNDED: tl.constexpr):
+    """Which tokens the queries at these positions see, [positions, tokens]."""
+    is_seen = tokens[None, :] <= positions[:, None]
+    if IS_BOUNDED:
+        firsts = first_key(positions, window_len, chunk_len)
+        is_seen = is_seen & (tokens[None, :] >= firsts[:, None])
+    return is_seen
 
 
 @triton.jit(do_not_specialize=["num_seqs", "max_blocks", "window_len", "chunk_len"])
@@ -58,11 +72,7 @@ def prefill(
     """Grid (key heads, num_tokens // QUERIES + num_seqs); tiles that are too many leave at once."""
     QUERIES: tl.constexpr = ROWS // GROUP
     head, tile, num_kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
-    low = _sequence_of(cu_query_lens, tile, num_seqs, QUERIES)
-    seq = low.to(tl.int64)
-    begin = tl.load(cu_query_lens + seq)
-    query_len = tl.load(cu_query_lens + seq + 1) - begin
-    first_query = (tile - (begin // QUERIES + low)) * QUERIES
+    seq, begin, query_len, first_query = _sequence_of(cu_query_lens, tile, num_seqs, QUERIES)
     if (first_query >= query_len) | (query_len == 1):
         return
     rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM_PADDED)
@@ -77,9 +87,7 @@ def prefill(
         other=0.0,
     )
     cached_len = tl.load(context_lens + seq) - query_len
-    positions = cached_len + index
-    top = tl.full((ROWS,), MASKED, tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
+    top, total = tl.full((ROWS,), MASKED, tl.float32), tl.zeros((ROWS,), tl.float32)
     if HAS_SINKS:
         sink = tl.load(sinks + places, mask=rows < QUERIES * GROUP, other=0.0).to(tl.float32)
         top, total = sink * LOG2E, total + 1.0
@@ -91,23 +99,12 @@ def prefill(
         # Blocks before the first key may be another sequence's by now.
         is_there = (tokens >= lowest) & (tokens < stop)
         blocks = blocks_of(block_tables + seq * max_blocks, tokens, is_there, BLOCK_SIZE)
-        slots = places_of(blocks, tokens, num_kv_heads * DIM, BLOCK_SIZE)
-        k = tl.load(
-            keys + head * DIM + slots[None, :] + dims[:, None],
-            mask=is_there[None, :] & (dims[:, None] < DIM),
-            other=0.0,
-        )
-        is_seen = tokens[None, :] <= positions[:, None]
-        if IS_BOUNDED:
-            firsts = first_key(positions, window_len, chunk_len)
-            is_seen = is_seen & (tokens[None, :] >= firsts[:, None])
+        k = load_keys(keys, blocks, tokens, is_there, head, num_kv_heads, dims, DIM, BLOCK_SIZE)
+        is_seen = _seen(tokens, cached_len + index, window_len, chunk_len, IS_BOUNDED)
         scores = score_tile(q, k, is_seen, scale, softcap, HAS_SOFTCAP)
-        slots = places_of(blocks, tokens, num_kv_heads * VALUE_DIM, BLOCK_SIZE)
-        v = tl.load(
-            values + head * VALUE_DIM + slots[:, None] + value_dims[None, :],
-            mask=is_there[:, None] & (value_dims[None, :] < VALUE_DIM),
-            other=0.0,
-        )
+        v = load_values(
+            values, blocks, tokens, is_there, head, num_kv_heads, value_dims, VALUE_DIM, BLOCK_SIZE
+        )  # fmt: skip
         top, total, sums = take_in_tile(scores, v, is_seen, top, total, sums)
     tl.store(
         output + at[:, None] * VALUE_DIM + value_dims[None, :],

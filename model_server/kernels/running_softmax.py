@@ -10,10 +10,9 @@ The order of the sums is that of the tiles.
 
 import triton
 import triton.language as tl
-from triton import knobs
 
 # numpy has no bfloat16, so Triton's interpreter cannot multiply matrices of it.
-_WIDENS = tl.constexpr(knobs.runtime.interpret)
+_WIDENS = tl.constexpr(triton.knobs.runtime.interpret)
 LOG2E = tl.constexpr(1.4426950408889634)
 MASKED = tl.constexpr(-1.0e30)  # finite: the difference of two of them is 0, not NaN
 UNBOUNDED = 1 << 30  # a window or a chunk longer than any sequence
@@ -39,9 +38,33 @@ def blocks_of(block_table, tokens, is_there, BLOCK_SIZE: tl.constexpr):
 
 
 @triton.jit
-def places_of(blocks, tokens, token_stride, BLOCK_SIZE: tl.constexpr):
-    """Where tokens begin in a pool [num_blocks, BLOCK_SIZE, token_stride]."""
-    return blocks * (BLOCK_SIZE * token_stride) + (tokens % BLOCK_SIZE) * token_stride
+def load_keys(
+    keys, blocks, tokens, is_there, head, num_kv_heads, dims,
+    DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """Keys of a head, [dims, tokens], of a pool [num_blocks, BLOCK_SIZE, num_kv_heads, DIM]."""
+    token_stride = num_kv_heads * DIM
+    places = blocks * (BLOCK_SIZE * token_stride) + (tokens % BLOCK_SIZE) * token_stride
+    return tl.load(
+        keys + head * DIM + places[None, :] + dims[:, None],
+        mask=is_there[None, :] & (dims[:, None] < DIM),
+        other=0.0,
+    )
+
+
+@triton.jit
+def load_values(
+    values, blocks, tokens, is_there, head, num_kv_heads, dims,
+    DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+):  # fmt: skip
+    """As `load_keys`, [tokens, dims]."""
+    token_stride = num_kv_heads * DIM
+    places = blocks * (BLOCK_SIZE * token_stride) + (tokens % BLOCK_SIZE) * token_stride
+    return tl.load(
+        values + head * DIM + places[:, None] + dims[None, :],
+        mask=is_there[:, None] & (dims[None, :] < DIM),
+        other=0.0,
+    )
 
 
 @triton.jit
@@ -49,7 +72,9 @@ def score_tile(query, keys, is_seen, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     """query [rows, dim] and keys [dim, tile] to scores [rows, tile], as logarithms of weights."""
     scores = _dot(query, keys, tl.zeros((query.shape[0], keys.shape[1]), tl.float32)) * scale
     if HAS_SOFTCAP:
-        scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))  # tanh
+        scores = softcap * (
+            1.0 - 2.0 / (tl.exp(tl.minimum(2.0 * scores / softcap, 80.0)) + 1.0)
+        )  # tanh
     return tl.where(is_seen, scores * LOG2E, MASKED)
 
 

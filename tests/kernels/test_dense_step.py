@@ -1,0 +1,166 @@
+"""A whole step of the dense executor by kernels: right, without a wait, in few launches."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model_server.attention.triton import TritonAttention
+from model_server.engine.step import SequenceStep, StepInputs
+from model_server.executor.decode_graphs import Capture, DecodeGraphs
+from model_server.executor.dense_cuda import DenseCuda
+from model_server.executor.device_weights import read_weights
+from model_server.executor.partition import Partition
+from model_server.executor.triton_layer_ops import TritonLayerOps
+from model_server.kernels.launch import Launch, launch
+from tests.kernels.paged_steps import DEVICE
+from tests.model_server.executor.decoders import NUM_BLOCKS, Decoder, decoder, distance
+from tests.no_sync import no_sync
+
+FAMILIES = ("gemma2", "cohere2", "olmo3")
+PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6] * 3, [2, 7], [1, 8, 2])
+MAX_LAUNCHES = 12  # a layer, in eager decode
+NUM_MORE = 3
+
+
+def executor_of(
+    own: Decoder,
+    dtype: torch.dtype,
+    *,
+    device: torch.device = DEVICE,
+    launch: Launch = launch,
+    capture: Capture | None = None,
+) -> DenseCuda:
+    """By kernels, with a pool."""
+    weights = read_weights(
+        own.recipe, own.parameters, own.tables, dtype=dtype, device=device, partition=Partition()
+    )
+    executor = DenseCuda(
+        weights, TritonLayerOps(launch), TritonAttention(launch=launch), capture=capture
+    )
+    executor.allocate(NUM_BLOCKS + 1)
+    return executor
+
+
+def step_of(parts: Sequence[tuple[Sequence[int], int]]) -> StepInputs:
+    """Each sequence's tokens, of which so many are computed; its blocks are its own."""
+    return StepInputs.build(
+        [
+            SequenceStep(ids[done:], done, range(20 * index, 20 * index + 20), len(ids) - done)
+            for index, (ids, done) in enumerate(parts)
+        ],
+        block_size=16,
+        scratch_block_id=NUM_BLOCKS,
+        device=DEVICE,
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prompts_and_the_tokens_after_them_are_as_transformers_computes_them(family: str) -> None:
+    own = decoder(family)
+    executor = executor_of(own, torch.float32)
+    longer = [[*prompt, 11] for prompt in PROMPTS]
+
+    prompts = executor.forward(step_of([(prompt, 0) for prompt in PROMPTS]))
+    decoded = executor.forward(step_of([(ids, len(ids) - 1) for ids in longer]))
+
+    expected = [own.native(torch.tensor(ids)) for ids in longer]
+    assert distance(prompts.cpu(), torch.cat([each[:-1] for each in expected])) < 1e-5
+    assert distance(decoded.cpu(), torch.cat([each[-1:] for each in expected])) < 1e-5
+
+
+def launched_nothing(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Fake tensors have no memory."""
+
+
+@dataclass
+class CountedLaunches(TorchDispatchMode):
+    """Counts kernels of Triton, and operations of torch that compute or copy."""
+
+    names: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __call__(self, kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+        """See Launch."""
+        self.names.append(kernel.__name__)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Views and memory that is not written launch nothing."""
+        output = func(*args, **(kwargs or {}))
+        if not func.is_view and not func.__name__.startswith(("empty", "new_empty", "detach")):
+            self.names.append(func.__name__)
+        return output
+
+
+@contextmanager
+def fake_llama(dtype: torch.dtype) -> Iterator[tuple[Decoder, StepInputs]]:
+    """Weights and a decode step of four sequences as fake tensors on "cuda"."""
+    own = decoder("llama")
+    cuda = torch.device("cuda")
+    with no_sync():
+
+        def fake(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+            return torch.empty(tensor.shape, dtype=dtype or tensor.dtype, device=cuda)
+
+        parameters = {name: fake(each, dtype) for name, each in own.parameters.items()}
+        tables = tuple((fake(cos), fake(sin)) for cos, sin in own.tables)
+        long = torch.empty(4, dtype=torch.int64, device=cuda)
+        short = torch.empty(5, dtype=torch.int32, device=cuda)
+        inputs = StepInputs(
+            token_ids=long,
+            positions=long,
+            slot_mapping=long,
+            query_lens=(1,) * 4,
+            context_lens=(),
+            block_tables=torch.empty(4, 8, dtype=torch.int32, device=cuda),
+            cu_query_lens=short,
+            device_context_lens=torch.empty(4, dtype=torch.int32, device=cuda),
+            logits_indices=long,
+            head_indices=long,
+        )
+        yield Decoder(own.model, own.recipe, parameters, tables), inputs
+
+
+def test_a_decode_step_waits_for_nothing_and_takes_few_launches_a_layer() -> None:
+    with fake_llama(torch.bfloat16) as (own, inputs):
+        launches = CountedLaunches()
+        executor = executor_of(own, torch.bfloat16, device=torch.device("cuda"), launch=launches)
+        launches.names.clear()
+        with launches:
+            logits = executor.forward_eager(inputs)
+        assert logits.shape == (4, 130)
+    num_outside = 4  # embedding, first norm, rows of the logits, head
+    num_layers = len(own.recipe.layers)
+    assert (len(launches.names) - num_outside) / num_layers <= MAX_LAUNCHES, launches.names
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_replayed_step_has_the_bits_of_one_that_is_not(size: int) -> None:
+    executor = executor_of(decoder("llama-bias-tied", num_hidden_layers=1), torch.float32)
+    prompts = [PROMPTS[index % 3] for index in range(size)]
+    executor.forward(step_of([(prompt, 0) for prompt in prompts]))
+    graphs = DecodeGraphs(
+        executor.forward_eager,
+        lambda run: run,
+        device=DEVICE,
+        block_size=16,
+        scratch_block_id=NUM_BLOCKS,
+        max_batch_size=6,
+        max_total_len=256,
+    )
+    step = step_of([([*prompt, 11], len(prompt)) for prompt in prompts])
+    expected = executor.forward_eager(step).clone()
+    assert torch.equal(graphs.forward(step), expected)

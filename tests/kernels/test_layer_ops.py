@@ -1,0 +1,151 @@
+"""The operations of a layer by kernels: as plain torch computes them, a row alone or in a batch."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_server.executor.layer_ops import HeadLayout, LayerOps, NormWeights, TorchLayerOps
+from model_server.executor.triton_layer_ops import TritonLayerOps
+from model_server.recipe.recipe import Activation
+from tests.kernels.paged_steps import DEVICE
+from tests.no_sync import no_sync
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # the interpreter truncates to bfloat16
+DTYPES = (torch.float32, torch.bfloat16)
+BLOCK_SIZE, NUM_BLOCKS = 16, 6
+
+
+def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(DEVICE, dtype)
+
+
+def norm_of(kind: str, width: int, row_len: int, *, has_bias: bool = False) -> NormWeights:
+    bias = numbers(row_len, seed=8) if has_bias else None
+    return NormWeights(kind, width, 0.03, 1 + numbers(row_len, seed=7) / 4, bias)
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+NORMS: dict[str, tuple[Any, Any]] = {
+    "rms": (norm_of("rms", 96, 96), None),
+    "layer with bias": (norm_of("layer", 96, 96, has_bias=True), None),
+    "rms after rms": (norm_of("rms", 96, 96), norm_of("rms", 96, 96, has_bias=True)),
+    "sum after layer": (None, norm_of("layer", 96, 96)),
+    "sum": (None, None),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("norms", NORMS)
+def test_a_sum_and_the_norms_around_it(norms: str, dtype: torch.dtype) -> None:
+    norm, post_norm = NORMS[norms]
+    x = numbers(5, 96, seed=2, dtype=dtype)
+    answers = []
+    for ops in (TritonLayerOps(), TorchLayerOps()):
+        residual = numbers(5, 96, seed=1, dtype=dtype)
+        output = ops.add_norm(residual, x, norm, post_norm=post_norm, scale=0.5)
+        answers.append((residual, output))
+    for actual, expected in zip(*answers, strict=True):
+        assert_near(actual, expected)
+
+
+def test_a_norm_without_a_sum_leaves_the_residual() -> None:
+    residual, norm = numbers(3, 96), norm_of("rms", 96, 96)
+    output = TritonLayerOps().add_norm(residual, None, norm)
+    assert torch.equal(residual, numbers(3, 96))
+    assert_near(output, TorchLayerOps().add_norm(residual, None, norm))
+
+
+def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
+    ops, norm, rows = TritonLayerOps(), norm_of("layer", 96, 96), numbers(9, 96)
+    assert torch.equal(ops.add_norm(rows, None, norm)[4:5], ops.add_norm(rows[4:5], None, norm))
+
+
+PLAIN = HeadLayout(6, 2, 64)
+ROPED = HeadLayout(6, 2, 64, cos=numbers(50, 32, seed=3), sin=numbers(50, 32, seed=4))
+QUERY_NORM, KEY_NORM = norm_of("rms", 64, 384), norm_of("layer", 64, 128, has_bias=True)
+LAYOUTS = {
+    "no rope": PLAIN,
+    "rope": ROPED,
+    "partial rope": HeadLayout(8, 1, 80, cos=numbers(50, 16), sin=numbers(50, 16, seed=5)),
+    "norms": replace(ROPED, query_norm=QUERY_NORM, key_norm=KEY_NORM),
+    "norms last": replace(ROPED, query_norm=QUERY_NORM, key_norm=KEY_NORM, norms_after_rope=True),
+    "norms of the row": replace(
+        ROPED, query_norm=norm_of("rms", 384, 384), key_norm=norm_of("rms", 128, 128)
+    ),
+}
+
+
+def rotated(ops: LayerOps, heads: HeadLayout, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """Queries, and the pool, of which all but five slots are NaN."""
+    qkv = numbers(5, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim, dtype=dtype)
+    shape = (NUM_BLOCKS, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
+    pools = [torch.full(shape, float("nan"), dtype=dtype, device=DEVICE) for _ in range(2)]
+    positions = torch.tensor([0, 7, 49, 3, 20], device=DEVICE)
+    slots = torch.tensor([95, 0, 17, 16, 40], device=DEVICE)
+    return ops.rotate_and_write(qkv, heads, positions, slots, *pools), *pools
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_heads_are_rotated_and_written_to_their_slots_alone(
+    layout: str, dtype: torch.dtype
+) -> None:
+    heads = LAYOUTS[layout]
+    answers = [rotated(ops, heads, dtype) for ops in (TritonLayerOps(), TorchLayerOps())]
+    for actual, expected in zip(*answers, strict=True):
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert_near(actual.nan_to_num(), expected.nan_to_num())
+
+
+def test_a_norm_over_all_heads_after_the_rope_is_refused() -> None:
+    heads = replace(ROPED, query_norm=norm_of("rms", 384, 384), norms_after_rope=True)
+    with pytest.raises(ValueError, match="384 numbers, over all heads, after the rope"):
+        rotated(TritonLayerOps(), heads, torch.float32)
+
+
+ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("layout", "activation"),
+    [
+        *(("gate_up", activation) for activation in ACTIVATIONS),
+        ("plain", "gelu_tanh"),
+        ("gate_up_pairs", "silu"),
+        ("gate_up_pairs", "clamped_swiglu"),
+    ],
+)
+def test_activations(layout: str, activation: Activation, dtype: torch.dtype) -> None:
+    inner = 6 * numbers(3, 2600, dtype=dtype)
+    actual = TritonLayerOps().activate(inner, layout, activation)
+    assert_near(actual, TorchLayerOps().activate(inner, layout, activation))
+
+
+def launched_nothing(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Fake tensors have no memory."""
+
+
+def test_no_operation_waits_for_the_device() -> None:
+    with no_sync():
+        ops = TritonLayerOps(launched_nothing)
+        rows = torch.empty(4, 384, device="cuda", dtype=torch.bfloat16)
+        weight = torch.empty(384, device="cuda")
+        norm = NormWeights("rms", 384, 1e-5, weight, None)
+        pool = torch.empty(4, 16, 2, 64, device="cuda", dtype=torch.bfloat16)
+        qkv = torch.empty(4, 640, device="cuda", dtype=torch.bfloat16)
+        places = torch.empty(4, device="cuda", dtype=torch.int64)
+        table = torch.empty(50, 32, device="cuda")
+        heads = HeadLayout(6, 2, 64, cos=table, sin=table)
+        ops.add_norm(rows, rows, norm, post_norm=norm)
+        query = ops.rotate_and_write(qkv, heads, places, places, pool, pool)
+        assert ops.activate(rows, "gate_up", "silu").shape == (4, 192)
+        assert query.shape == (4, 6, 64)

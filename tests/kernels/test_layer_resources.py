@@ -1,0 +1,16 @@
+"""What the kernels of a layer's operations use of a GPU."""
+
+import pytest
+
+from tests.kernels.ahead_of_time import compiled
+
+pytestmark = pytest.mark.slow
+
+
+def test_no_operation_spills_registers_and_all_load_16_bytes_at_a_time() -> None:
+    found = compiled("tests.kernels.layer_launches")
+    assert len(found) == 3 * (2 * 3 + 2)
+    assert {
+        (each.kernel, each.label): each.num_spill_ops for each in found if each.num_spill_ops
+    } == {}
+    assert all(each.num_wide_loads > 0 for each in found if each.kernel != "rotate_and_write")
