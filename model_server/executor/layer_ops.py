@@ -41,8 +41,8 @@ class HeadLayout:
         qkv row:  | query heads ... num_heads | key heads ... num_kv_heads | value heads ... |
 
     query_norm, key_norm: over a head each, or over all heads of the row
-    cos, sin:             [num_positions, n / 2] float32, contiguous; number i of a head turns with i + n / 2,
-                          what lies past n stays. None: there is no rope
+    cos, sin:             [num_positions, n / 2] float32, contiguous: number i of a head turns with
+                          i + n / 2, what lies past n stays. None: there is no rope
     """
 
     num_heads: int

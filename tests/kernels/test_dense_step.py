@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_server.attention.triton import TritonAttention
 from model_server.engine.step import SequenceStep, StepInputs
-from model_server.executor.decode_graphs import Capture, DecodeGraphs
+from model_server.executor.decode_graphs import Capture, CudaCapture, DecodeGraphs
 from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.device_weights import read_weights
 from model_server.executor.partition import Partition
@@ -20,9 +20,14 @@ from model_server.executor.triton_layer_ops import TritonLayerOps
 from model_server.kernels.launch import Launch, launch
 from tests.kernels.paged_steps import DEVICE
 from tests.model_server.executor.decoders import NUM_BLOCKS, Decoder, decoder, distance
+from tests.model_server.executor.test_dense_cuda import FAMILIES as DENSE_FAMILIES
+from tests.model_server.executor.test_dense_cuda import run_again
 from tests.no_sync import no_sync
 
-FAMILIES = ("gemma2", "cohere2", "olmo3")
+# In the interpreter each takes ten seconds.
+FAMILIES: tuple[str, ...] = ("gemma2", "cohere2", "olmo3")
+if DEVICE.type == "cuda":
+    FAMILIES = DENSE_FAMILIES
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6] * 3, [2, 7], [1, 8, 2])
 MAX_LAUNCHES = 12  # a layer, in eager decode
 NUM_MORE = 3
@@ -109,7 +114,7 @@ class CountedLaunches(TorchDispatchMode):
 def fake_llama(dtype: torch.dtype) -> Iterator[tuple[Decoder, StepInputs]]:
     """Weights and a decode step of four sequences as fake tensors on "cuda"."""
     own = decoder("llama")
-    cuda = torch.device("cuda")
+    cuda = torch.device("cuda", 0)
     with no_sync():
 
         def fake(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -137,7 +142,7 @@ def fake_llama(dtype: torch.dtype) -> Iterator[tuple[Decoder, StepInputs]]:
 def test_a_decode_step_waits_for_nothing_and_takes_few_launches_a_layer() -> None:
     with fake_llama(torch.bfloat16) as (own, inputs):
         launches = CountedLaunches()
-        executor = executor_of(own, torch.bfloat16, device=torch.device("cuda"), launch=launches)
+        executor = executor_of(own, torch.bfloat16, device=torch.device("cuda", 0), launch=launches)
         launches.names.clear()
         with launches:
             logits = executor.forward_eager(inputs)
@@ -154,7 +159,7 @@ def test_a_replayed_step_has_the_bits_of_one_that_is_not(size: int) -> None:
     executor.forward(step_of([(prompt, 0) for prompt in prompts]))
     graphs = DecodeGraphs(
         executor.forward_eager,
-        lambda run: run,
+        CudaCapture() if DEVICE.type == "cuda" else run_again,
         device=DEVICE,
         block_size=16,
         scratch_block_id=NUM_BLOCKS,
