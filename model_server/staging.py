@@ -62,6 +62,11 @@ class Arrival:
     _tensor: Tensor
     _event: torch.cuda.Event | None  # None: it has arrived
 
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `array` has nothing to wait for."""
+        return self._event is None or self._event.query()
+
     def array(self) -> Array:
         """Wait until it has arrived."""
         if self._event is not None:

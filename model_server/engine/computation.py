@@ -141,7 +141,7 @@ class Follower:
     ) -> Computed:
         """As `Computation`; without rows, scores and reasons."""
         num_answers = sum([chunk.num_logits > 0 for chunk in chunks])
-        with _translated_errors(self._world, inputs):
+        with translated_errors(self._world, inputs):
             begun()
             started_ns = time.perf_counter_ns()
             self._model.forward(inputs)
@@ -167,7 +167,7 @@ class FirstRank:
     ) -> Computed:
         """As `Computation`."""
         answering = [chunk for chunk in chunks if chunk.num_logits]
-        with _translated_errors(self._world, inputs):
+        with translated_errors(self._world, inputs):
             try:
                 computed = self._compute(inputs, chunks, begun)
             except Exception as error:
@@ -177,7 +177,7 @@ class FirstRank:
             if not answering:
                 return computed
             began_ns = time.perf_counter_ns()
-            drawn = self._world.broadcast_drawn(_choose(answering, computed), len(answering))
+            drawn = self._world.broadcast_drawn(choose_tokens(answering, computed), len(answering))
             sample_ns = computed.sample_ns + time.perf_counter_ns() - began_ns
             return replace(computed, drawn=drawn, sample_ns=sample_ns)
 
@@ -265,7 +265,7 @@ class FirstRank:
 
 
 @contextmanager
-def _translated_errors(world: World, inputs: StepInputs) -> Iterator[None]:
+def translated_errors(world: World, inputs: StepInputs) -> Iterator[None]:
     """What goes wrong in a step, as `Computation` says."""
     try:
         yield
@@ -284,7 +284,7 @@ def _translated_errors(world: World, inputs: StepInputs) -> Iterator[None]:
         raise
 
 
-def _choose(answering: Sequence[PlannedChunk], computed: Computed) -> list[Drawn]:
+def choose_tokens(answering: Sequence[PlannedChunk], computed: Computed) -> list[Drawn]:
     """The result of each chunk with logits."""
     token_ids = iter(() if computed.rows is None else computed.rows.token_ids)
     # For nearly every step; the same is said below of each chunk by itself.

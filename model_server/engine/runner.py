@@ -7,37 +7,43 @@
 A call that breaks the contract is refused before anything changes. An exception further on leaves
 the step's sequences in their batches as they were, for `clear` to remove. It knows no RPC and no
 text.
+
+One step may be in flight when the next one begins. If the next one only decodes what is in that
+step, it is decided by what the books will be if nothing ends, and launched before the step in
+flight is read; what turns out to have ended was computed for nobody. Else the step in flight is
+finished first.
 """
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass
 
-from model_server.engine import memory
-from model_server.engine.computation import (
-    NOTHING,
-    Computation,
-    Computed,
-    FirstRank,
-    Follower,
-)
-from model_server.engine.distributed import Drawn, World
-from model_server.engine.sequences import Batches, PlannedChunk, SequenceState, take_scores
+from model_server.engine.computation import NOTHING, Computation, Computed, FirstRank, Follower
+from model_server.engine.distributed import World
+from model_server.engine.held_requests import HeldRequests
+from model_server.engine.launched_step import LaunchedForward, LaunchedStep, Launcher, can_launch
+from model_server.engine.sequences import PlannedChunk, SequenceState
 from model_server.engine.step import SequenceStep, StepInputs, StepOutput
-from model_server.engine.warmup import blocks_that_fit, try_largest_steps
+from model_server.engine.warmup import Largest, warm_up
 from model_server.errors import InvalidStep
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model.model import PagedModel
-from model_server.sampling.rehearsal import rehearse
 from model_server.sampling.sampler import Sampler
-from proto.contract import FinishReason, Generation, NewSequence, PoolLimits, RunningUpdate
-
-_log = logging.getLogger(__name__)
+from proto.contract import NewSequence, PoolLimits, RunningUpdate
 
 
 def _nothing() -> None:
     """For callers who need not know that a forward begins."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _InFlight:
+    """A step that nobody has finished."""
+
+    step: LaunchedStep
+    batch_id: int
+    forward: LaunchedForward
 
 
 class Runner:
@@ -45,7 +51,8 @@ class Runner:
 
     `sampler` and `guides` exist on rank 0 alone; without `guides` constraints are refused.
     `num_blocks` fixes the pool's size; otherwise warm-up measures it, on CUDA within
-    `memory_fraction` of the device.
+    `memory_fraction` of the device. `runs_ahead`: whether a step may be in flight when the next one
+    begins, on one rank; None: on CUDA.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class Runner:
         guides: MaskScheduler | None = None,
         num_blocks: int | None = None,
         memory_fraction: float = 0.9,
+        runs_ahead: bool | None = None,
     ) -> None:
         if (sampler is not None) != world.is_first:
             raise ValueError(f"rank {world.rank} and its sampler contradict each other")
@@ -70,7 +78,14 @@ class Runner:
         self._world = world
         self._num_blocks = num_blocks
         self._memory_fraction = memory_fraction
-        self._batches = Batches()
+        self._held = HeldRequests(sampler, guides, model.eos_token_ids)
+        self._in_flight: _InFlight | None = None
+        self._finished_ns = 0
+        self._launcher: Launcher | None = None
+        if runs_ahead is None:
+            runs_ahead = model.device.type == "cuda"
+        if runs_ahead and sampler is not None and world.world_size == 1:
+            self._launcher = Launcher(model, sampler, world)
         # A step that was sent before a batch's last sequence ended may still name the batch.
         self._ended_batch_id: int | None = None
         self._max_total_len: int | None = None
@@ -94,35 +109,72 @@ class Runner:
             )
         self.clear(None)
         self._max_total_len = None
-        model = self._model
-        total_len = min(model.max_position_embeddings, max_total_len or 1 << 62)
-        if self._sampler is not None:
-            self._sampler.reserve(max_batch_size, total_len)
-            if model.device.type == "cuda":
-                rehearse(self._sampler, model.vocab_size, model.device, max_batch_size)
-        peak_bytes = try_largest_steps(model, max_step_tokens, max_batch_size, total_len)
-        num_blocks = num_blocks or self._num_blocks
-        if num_blocks is None:
-            num_blocks = blocks_that_fit(
-                model,
-                self._world,
-                peak_bytes=peak_bytes,
-                memory_fraction=self._memory_fraction,
-                max_batch_size=max_batch_size,
-                max_total_len=total_len,
-            )
-        num_blocks = self._world.smallest(num_blocks)
-        memory.require_room(model.device, (num_blocks + 1) * model.bytes_per_block)
-        model.allocate(num_blocks)
-        self._max_total_len = min(total_len, num_blocks * model.block_size)
-        model.prepare(max_batch_size, self._max_total_len)
-        _log.info(
-            "pool of %d blocks of %d tokens, %.1f MiB",
-            num_blocks,
-            model.block_size,
-            num_blocks * model.bytes_per_block / 2**20,
+        limits = warm_up(
+            self._model,
+            self._sampler,
+            self._world,
+            Largest(max_step_tokens, max_batch_size, max_total_len),
+            num_blocks=num_blocks or self._num_blocks,
+            memory_fraction=self._memory_fraction,
         )
-        return PoolLimits(num_blocks, model.block_size, self._max_total_len)
+        self._max_total_len = limits.max_total_len
+        return limits
+
+    def begin_prefill(
+        self,
+        batch_id: int,
+        new: Sequence[NewSequence],
+        cached_batch_id: int | None,
+        updates: Sequence[RunningUpdate],
+        dropped_ids: Sequence[int] = (),
+        begun: Callable[[], None] = _nothing,
+    ) -> LaunchedStep:
+        """Begin a step for new sequences and, with `cached_batch_id`, for that batch's as well.
+
+        The result is the cached batch, if there is one, otherwise a new batch of id `batch_id`.
+        `dropped_ids` leave the cached batch before the step; `begun` is called when the forward
+        begins, if there is one, and the step before has ended. Raises InvalidStep, UnknownBatch.
+        """
+        self.settle()
+        started_ns = time.perf_counter_ns()
+        request_ids = [sequence.request_id for sequence in new]
+        running: list[SequenceState] = []
+        if cached_batch_id is None:
+            self._held.batches.require_new(batch_id, request_ids)
+        else:
+            running = self._running((cached_batch_id,), dropped_ids)
+            self._held.batches.require_new_requests(request_ids)
+            batch_id = cached_batch_id
+        self._require_servable(new)
+        chunks = self._plan(running, updates)
+        chunks += [
+            PlannedChunk.first(SequenceState.of(one), one.chunk_len, (), self._model.block_size)
+            for one in new
+        ]
+        return self._begin(started_ns, (batch_id,), chunks, new, dropped_ids, begun)
+
+    def begin_decode(
+        self,
+        batch_ids: Sequence[int],
+        updates: Sequence[RunningUpdate],
+        dropped_ids: Sequence[int] = (),
+        begun: Callable[[], None] = _nothing,
+    ) -> LaunchedStep:
+        """Begin a step for these batches without `dropped_ids`; they become one, the first.
+
+        `begun`: as in `begin_prefill`. Raises InvalidStep, UnknownBatch.
+        """
+        if not batch_ids or len(set(batch_ids)) != len(batch_ids):
+            raise InvalidStep(f"batches to decode must be named, each once: {list(batch_ids)}")
+        ahead = self._begin_ahead(batch_ids, updates, dropped_ids)
+        if ahead is not None:
+            begun()
+            return ahead
+        self.settle()
+        started_ns = time.perf_counter_ns()
+        running = self._running(batch_ids, dropped_ids)
+        chunks = self._plan(running, updates)
+        return self._begin(started_ns, batch_ids, chunks, (), dropped_ids, begun)
 
     def prefill(
         self,
@@ -131,48 +183,24 @@ class Runner:
         cached_batch_id: int | None,
         updates: Sequence[RunningUpdate],
         dropped_ids: Sequence[int] = (),
-        begun: Callable[[], None] = _nothing,
     ) -> StepOutput:
-        """One step for new sequences and, with `cached_batch_id`, for that batch's as well.
-
-        The result is the cached batch, if there is one, otherwise a new batch of id `batch_id`.
-        `dropped_ids` leave the cached batch before the step; `begun` is called when the forward
-        begins, if there is one. Raises InvalidStep, UnknownBatch.
-        """
-        started_ns = time.perf_counter_ns()
-        request_ids = [sequence.request_id for sequence in new]
-        running: list[SequenceState] = []
-        if cached_batch_id is None:
-            self._batches.require_new(batch_id, request_ids)
-        else:
-            running = self._running((cached_batch_id,), dropped_ids)
-            self._batches.require_new_requests(request_ids)
-            batch_id = cached_batch_id
-        self._require_servable(new)
-        chunks = self._plan(running, updates)
-        chunks += [
-            PlannedChunk.first(SequenceState.of(one), one.chunk_len, (), self._model.block_size)
-            for one in new
-        ]
-        return self._step(started_ns, (batch_id,), chunks, new, dropped_ids, begun)
+        """As `begin_prefill`, to its end."""
+        return self.begin_prefill(batch_id, new, cached_batch_id, updates, dropped_ids).finish()
 
     def decode(
         self,
         batch_ids: Sequence[int],
         updates: Sequence[RunningUpdate],
         dropped_ids: Sequence[int] = (),
-        begun: Callable[[], None] = _nothing,
     ) -> StepOutput:
-        """One step for these batches without `dropped_ids`; they become one under the first id.
+        """As `begin_decode`, to its end."""
+        return self.begin_decode(batch_ids, updates, dropped_ids).finish()
 
-        Raises InvalidStep, UnknownBatch.
-        """
-        started_ns = time.perf_counter_ns()
-        if not batch_ids or len(set(batch_ids)) != len(batch_ids):
-            raise InvalidStep(f"batches to decode must be named, each once: {list(batch_ids)}")
-        running = self._running(batch_ids, dropped_ids)
-        chunks = self._plan(running, updates)
-        return self._step(started_ns, batch_ids, chunks, (), dropped_ids, begun)
+    def settle(self) -> None:
+        """Finish the step in flight, if there is one. Raises what went wrong in it."""
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            in_flight.step.finish()
 
     @property
     def is_prepared(self) -> bool:
@@ -190,16 +218,19 @@ class Runner:
         Named requests that the batch does not hold, since they ended, are ignored. Raises
         UnknownBatch.
         """
-        kept = set(request_ids)
-        self._remove(batch_id, [held for held in self._batches.of(batch_id) if held not in kept])
-        return self._batches.request_ids(batch_id)
+        self.settle()
+        kept, batches = set(request_ids), self._held.batches
+        self._held.remove(batch_id, [held for held in batches.of(batch_id) if held not in kept])
+        return batches.request_ids(batch_id)
 
     def clear(self, batch_id: int | None) -> None:
         """Remove one batch, or all. Raises UnknownBatch."""
-        if batch_id is not None:
-            self._batches.of(batch_id)
-        for each_id in self._batches.batch_ids() if batch_id is None else (batch_id,):
-            self._remove(each_id, self._batches.request_ids(each_id))
+        in_flight, self._in_flight = self._in_flight, None
+        if in_flight is not None:
+            # Whatever went wrong in it has been answered, or nobody waits for it.
+            with suppress(Exception):
+                in_flight.step.finish()
+        self._held.clear(batch_id)
         self._ended_batch_id = None
 
     def _running(self, batch_ids: Sequence[int], dropped_ids: Sequence[int]) -> list[SequenceState]:
@@ -209,7 +240,7 @@ class Runner:
             sequence
             for batch_id in batch_ids
             if batch_id != self._ended_batch_id
-            for sequence in self._batches.of(batch_id).values()
+            for sequence in self._held.batches.of(batch_id).values()
             if sequence.request_id not in dropped
         ]
 
@@ -243,7 +274,7 @@ class Runner:
                     f"request {one.request_id}: a token id is not in 0..{vocab_size - 1}"
                 )
 
-    def _step(
+    def _begin(
         self,
         started_ns: int,
         batch_ids: Sequence[int],
@@ -251,24 +282,93 @@ class Runner:
         new: Sequence[NewSequence],
         dropped_ids: Sequence[int],
         begun: Callable[[], None],
-    ) -> StepOutput:
+    ) -> LaunchedStep:
         """Compute chunks of these batches, which become one; the last chunks are the new ones'."""
         active = [chunk for chunk in chunks if chunk.chunk_len]
         inputs = self._inputs([chunk.step() for chunk in active]) if active else None
-        batch_id = batch_ids[0]
+        batch_id, held = batch_ids[0], self._held
         # The chunks may have blocks of what is dropped: no step before this one writes them later.
         if dropped_ids:
-            self._drop(batch_ids, frozenset(dropped_ids))
-        self._enter(new)
+            held.drop(batch_ids, frozenset(dropped_ids))
+        held.enter(new)
         for chunk in chunks:
             chunk.sequence.block_ids = chunk.block_ids
-        self._batches.merge(batch_ids)
-        self._batches.add(batch_id, [chunk.sequence for chunk in chunks[len(chunks) - len(new) :]])
+        held.batches.merge(batch_ids)
+        held.batches.add(batch_id, [chunk.sequence for chunk in chunks[len(chunks) - len(new) :]])
 
+        if inputs is not None and self._launcher is not None and can_launch(active):
+            begun()
+            launched = self._launcher.launch(inputs, active, None)
+            return self._put_in_flight(batch_id, launched, started_ns)
         computed = NOTHING if inputs is None else self._computation.run(inputs, active, begun)
-        generations = self._apply(batch_id, active, computed)
-        request_ids = self._batches.request_ids(batch_id)
+        output = self._apply(batch_id, active, computed, started_ns)
+        return LaunchedStep(lambda: output)
+
+    def _begin_ahead(
+        self, batch_ids: Sequence[int], updates: Sequence[RunningUpdate], dropped_ids: Sequence[int]
+    ) -> LaunchedStep | None:
+        """Launch a step behind the one in flight, and finish that; None: it has to end first."""
+        before = self._in_flight
+        if before is None or self._launcher is None or tuple(batch_ids) != (before.batch_id,):
+            return None
+        chunks = self._plan_ahead(before, updates, dropped_ids)
+        if not chunks or before.forward.tokens is None or not can_launch(chunks):
+            return None
+        started_ns = time.perf_counter_ns()
+        inputs = self._inputs([chunk.step() for chunk in chunks])
+        try:
+            launched = self._launcher.launch(inputs, chunks, before.forward)
+        finally:
+            # Its results are its own, whatever became of this one.
+            self.settle()
+        for chunk in chunks:
+            chunk.sequence.block_ids = chunk.block_ids
+        if dropped_ids:
+            self._held.drop(batch_ids, frozenset(dropped_ids))
+        return self._put_in_flight(before.batch_id, launched, started_ns)
+
+    def _plan_ahead(
+        self, before: "_InFlight", updates: Sequence[RunningUpdate], dropped_ids: Sequence[int]
+    ) -> list[PlannedChunk]:
+        """The chunks after those in flight, if nothing ends that need not; none: ask again later.
+
+        A call that breaks the contract is refused when the books are known.
+        """
+        changes = {change.request_id: change for change in updates}
+        in_flight = {chunk.sequence.request_id: chunk for chunk in before.forward.chunks}
+        block_size, chunks = self._model.block_size, list[PlannedChunk]()
+        try:
+            for sequence in self._running((before.batch_id,), dropped_ids):
+                last, update = in_flight.get(sequence.request_id), changes.get(sequence.request_id)
+                if last is None:
+                    chunks.append(PlannedChunk.of(sequence, update, block_size))
+                elif not last.is_last:
+                    chunks.append(last.next(update, block_size))
+        except InvalidStep:
+            return []
+        return [chunk for chunk in chunks if chunk.chunk_len]
+
+    def _put_in_flight(
+        self, batch_id: int, forward: LaunchedForward, started_ns: int
+    ) -> LaunchedStep:
+        def finish() -> StepOutput:
+            if self._in_flight is not None and self._in_flight.step is step:
+                self._in_flight = None
+            return self._apply(batch_id, forward.chunks, forward.computed(), started_ns)
+
+        step = LaunchedStep(finish, lambda: forward.is_ready)
+        self._in_flight = _InFlight(step, batch_id, forward)
+        return step
+
+    def _apply(
+        self, batch_id: int, chunks: Sequence[PlannedChunk], computed: Computed, started_ns: int
+    ) -> StepOutput:
+        generations = self._held.apply(batch_id, chunks, computed)
+        request_ids = self._held.batches.request_ids(batch_id)
         self._ended_batch_id = None if request_ids else batch_id
+        # Of a step that was launched behind another one, what it took after that one.
+        started_ns = max(started_ns, self._finished_ns)
+        self._finished_ns = time.perf_counter_ns()
         masks = computed.masks
         return StepOutput(
             generations=generations,
@@ -276,7 +376,7 @@ class Runner:
             request_ids=request_ids,
             forward_ns=computed.forward_ns,
             sample_ns=computed.sample_ns,
-            total_ns=time.perf_counter_ns() - started_ns,
+            total_ns=self._finished_ns - started_ns,
             mask_ns=0 if masks is None else masks.mask_ns,
             num_masked_rows=0 if masks is None else len(masks.outputs),
             mask_wait_ns=computed.mask_wait_ns,
@@ -291,92 +391,3 @@ class Runner:
             device=model.device,
             min_tokens=model.min_step_tokens,
         )
-
-    def _enter(self, new: Sequence[NewSequence]) -> None:
-        """Give each new sequence its sampler row and its guide: all of them, or none."""
-        if self._sampler is None:
-            return
-        entered: list[int] = []
-        try:
-            for one in new:
-                self._sampler.add(
-                    one.request_id,
-                    one.sampling,
-                    # With a constraint, its guide ensures the minimum length: it may have to end.
-                    one.stop if one.constraint is None else replace(one.stop, min_new_tokens=0),
-                    one.logprobs,
-                    one.token_ids,
-                    one.prompt_len,
-                )
-                entered.append(one.request_id)
-                if self._guides is not None:
-                    self._guides.open(one)
-        except BaseException:
-            self._release(entered)
-            raise
-
-    def _apply(
-        self, batch_id: int, chunks: Sequence[PlannedChunk], computed: Computed
-    ) -> tuple[Generation, ...]:
-        """Apply what was computed to the sequences; returns generations on rank 0 alone."""
-        for request_id, reason in computed.errors.items():
-            if request_id in computed.refused:
-                continue
-            fields = {"shard_request_id": request_id}
-            _log.error("shard_request_id=%d failed alone: %s", request_id, reason, extra=fields)
-        generations: list[Generation] = []
-        ended: list[int] = []
-        drawn = iter(computed.drawn)
-        row = 0
-        for chunk in chunks:
-            sequence, samples = chunk.sequence, chunk.samples
-            scores = take_scores(chunk, computed.scores) if sequence.logprobs.prompt else ()
-            sequence.computed_len += chunk.chunk_len
-            finish_reason = None
-            if chunk.num_logits:
-                answer = next(drawn)
-                if answer.is_late:
-                    sequence.retry_sample(scores)
-                else:
-                    finish_reason = self._finish_reason(sequence, samples, answer)
-                if finish_reason is not None:
-                    ended.append(sequence.request_id)
-            if self._sampler is not None and (samples or scores or finish_reason is not None):
-                has_row = samples and sequence.request_id not in computed.late
-                generations.append(
-                    computed.generation(sequence, row if has_row else None, finish_reason, scores)
-                )
-                row += has_row
-        self._remove(batch_id, ended)
-        return tuple(generations)
-
-    def _finish_reason(
-        self, sequence: SequenceState, samples: bool, drawn: Drawn
-    ) -> FinishReason | None:
-        """Append the tokens, if there are any; returns the finish reason, None if it goes on."""
-        if not drawn.token_ids:
-            return FinishReason.ERROR
-        if not samples:
-            return None
-        sequence.token_ids += drawn.token_ids
-        sequence.is_decoding = True
-        return sequence.finish_reason(self._model.eos_token_ids, is_over=drawn.is_over)
-
-    def _drop(self, batch_ids: Sequence[int], dropped: frozenset[int]) -> None:
-        for batch_id in batch_ids:
-            held = self._batches.request_ids(batch_id)
-            self._remove(batch_id, [each for each in held if each in dropped])
-
-    def _remove(self, batch_id: int, request_ids: Sequence[int]) -> None:
-        if request_ids:
-            self._release(request_ids)
-            self._batches.remove(batch_id, request_ids)
-
-    def _release(self, request_ids: Sequence[int]) -> None:
-        """Remove the sampler rows and the guides of these."""
-        if self._sampler is not None:
-            for request_id in request_ids:
-                self._sampler.remove(request_id)
-        if self._guides is not None:
-            for request_id in request_ids:
-                self._guides.close(request_id)

@@ -46,6 +46,7 @@ class SequenceState:
     pause_len: int | None = None
     is_constrained: bool = False
     is_decoding: bool = False
+    has_ended: bool = False
     next_score: PromptScore | None = field(default=None, repr=False)
 
     @classmethod
@@ -112,14 +113,17 @@ class PlannedChunk(NamedTuple):
     """The part of a step that one sequence computes, planned before the sequence changes.
 
     `block_ids` are those that the sequence will have. `chunk_len` may be 0: it sits the step out.
-    `samples`: the step ends with a new token of the sequence. A tuple, as `SequenceStep` is.
+    `samples`: the step ends with a new token of the sequence. `awaits`: its token is being drawn by
+    the step before. A tuple, as `SequenceStep` is.
     """
 
     sequence: SequenceState
+    start: int
     chunk_len: int
     block_ids: "array[int]"
     num_logits: int
     samples: bool
+    awaits: bool = False
 
     @classmethod
     def of(
@@ -143,37 +147,69 @@ class PlannedChunk(NamedTuple):
         block_size: int,
     ) -> "PlannedChunk":
         """As `of`, with the chunk's length."""
-        uncomputed_len = sequence.uncomputed_len
-        if not 0 <= chunk_len <= uncomputed_len:
-            raise InvalidStep(
-                f"request {sequence.request_id}: chunk_len {chunk_len} is not in"
-                f" 0..{uncomputed_len}, its uncomputed tokens"
-            )
-        block_ids = sequence.block_ids
-        if new_block_ids:
-            block_ids = block_ids + array("i", new_block_ids)
-        end = sequence.computed_len + chunk_len
-        if len(block_ids) * block_size < end:
-            raise InvalidStep(
-                f"request {sequence.request_id}: {len(block_ids)} blocks of {block_size} tokens"
-                f" do not cover {end} tokens"
-            )
-        samples = 0 < chunk_len == uncomputed_len
+        start, num_left = sequence.computed_len, sequence.uncomputed_len
+        block_ids = _covering(sequence, start, chunk_len, num_left, new_block_ids, block_size)
+        samples = 0 < chunk_len == num_left
         num_logits = int(samples)
         if scored := sequence.scored(chunk_len):
-            num_logits = end - (scored.start - 1)
-        return cls(sequence, chunk_len, block_ids, num_logits, samples)
+            num_logits = start + chunk_len - (scored.start - 1)
+        return cls(sequence, start, chunk_len, block_ids, num_logits, samples)
+
+    def next(self, update: RunningUpdate | None, block_size: int) -> "PlannedChunk":
+        """The chunk after this one, whose step has not ended: as `of`, if the sequence goes on."""
+        sequence, start = self.sequence, self.start + self.chunk_len
+        num_left = len(sequence.token_ids) + self.samples - start
+        chunk_len = update.chunk_len if update is not None else None
+        if chunk_len is None:
+            chunk_len = 1 if sequence.is_decoding or self.samples else 0
+        new_block_ids = update.block_ids if update is not None else ()
+        block_ids = _covering(sequence, start, chunk_len, num_left, new_block_ids, block_size)
+        samples = 0 < chunk_len == num_left
+        awaits = self.samples and samples
+        return PlannedChunk(sequence, start, chunk_len, block_ids, int(samples), samples, awaits)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the sequence ends with this chunk, whatever its token is."""
+        sequence = self.sequence
+        stop, pause_len = sequence.stop.max_new_tokens, sequence.pause_len
+        most = stop if pause_len is None else min(stop, pause_len)
+        return self.samples and len(sequence.token_ids) + 1 - sequence.prompt_len >= most
 
     def step(self) -> SequenceStep:
-        """The chunk as an input of `StepInputs.build`."""
-        sequence = self.sequence
-        start = sequence.computed_len
-        return SequenceStep(
-            sequence.token_ids[start : start + self.chunk_len],
-            start,
-            self.block_ids,
-            self.num_logits,
+        """The chunk as an input of `StepInputs.build`; a token that it awaits is 0."""
+        token_ids = self.sequence.token_ids[self.start : self.start + self.chunk_len]
+        if self.awaits:
+            token_ids = [*token_ids, 0]
+        return SequenceStep(token_ids, self.start, self.block_ids, self.num_logits)
+
+
+def _covering(
+    sequence: SequenceState,
+    start: int,
+    chunk_len: int,
+    num_left: int,
+    new_block_ids: tuple[int, ...],
+    block_size: int,
+) -> "array[int]":
+    """The sequence's blocks with the new ones. Raises InvalidStep when they, or the tokens that are
+    left, are too few for the chunk.
+    """
+    if not 0 <= chunk_len <= num_left:
+        raise InvalidStep(
+            f"request {sequence.request_id}: chunk_len {chunk_len} is not in"
+            f" 0..{num_left}, its uncomputed tokens"
         )
+    block_ids = sequence.block_ids
+    if new_block_ids:
+        block_ids = block_ids + array("i", new_block_ids)
+    end = start + chunk_len
+    if len(block_ids) * block_size < end:
+        raise InvalidStep(
+            f"request {sequence.request_id}: {len(block_ids)} blocks of {block_size} tokens"
+            f" do not cover {end} tokens"
+        )
+    return block_ids
 
 
 class Batches:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
+from model_server.staging import PinnedStaging
 from proto.contract import Generation
 
 
@@ -97,25 +98,24 @@ class StepInputs:
         head_rows: npt.NDArray[np.int64],
         device: torch.device,
     ) -> "StepInputs":
-        long = _tensors(device, flat.token_ids, flat.positions, flat.slots, logits_rows, head_rows)
-        short = _tensors(
-            device,
-            *(
-                array.astype(np.int32, copy=False)
-                for array in (flat.tables.ravel(), flat.cu_lens, flat.context_lens)
-            ),
+        short = (flat.tables, flat.cu_lens, flat.context_lens)
+        tensors = PinnedStaging(device).to_device_all(
+            (
+                *(flat.token_ids, flat.positions, flat.slots, logits_rows, head_rows),
+                *(array.astype(np.int32, copy=False) for array in short),
+            )
         )
         return cls(
-            token_ids=long[0],
-            positions=long[1],
-            slot_mapping=long[2],
+            token_ids=tensors[0],
+            positions=tensors[1],
+            slot_mapping=tensors[2],
             query_lens=tuple(query_lens),
             context_lens=tuple(flat.context_lens.tolist()),
-            block_tables=short[0].view(flat.tables.shape),
-            cu_query_lens=short[1],
-            device_context_lens=short[2],
-            logits_indices=long[3],
-            head_indices=long[4],
+            block_tables=tensors[5],
+            cu_query_lens=tensors[6],
+            device_context_lens=tensors[7],
+            logits_indices=tensors[3],
+            head_indices=tensors[4],
         )
 
     @property
@@ -241,14 +241,6 @@ def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]
     if not 0 < len(rows) < min_rows:
         return rows
     return np.concatenate((rows, np.repeat(rows[-1:], min_rows - len(rows))))
-
-
-def _tensors(device: torch.device, *arrays: npt.NDArray[np.generic]) -> tuple[Tensor, ...]:
-    """Move arrays of one dtype to the device in one copy; on a CPU they stay where they are."""
-    if device.type == "cpu":
-        return tuple(map(torch.from_numpy, arrays))
-    joined = torch.from_numpy(np.concatenate(arrays)).to(device, non_blocking=True)
-    return torch.split(joined, [len(a) for a in arrays])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Warm-up: computes the largest steps, and finds how many blocks fit beside them.
+"""Warm-up: computes the largest steps, finds how many blocks fit beside them, and makes the pool.
 
 Steps of warm-up write their keys and values to one block of a pool made for the purpose, again and
 again: shapes, memory and time are those of real steps, the logits mean nothing.
@@ -9,6 +9,10 @@ is not part of the peak: on CUDA it must fit into the share that `memory_fractio
 Scoring adds little, since it goes by slices of rows.
 """
 
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from model_server.engine import memory
@@ -16,31 +20,93 @@ from model_server.engine.distributed import World
 from model_server.engine.step import SequenceStep, StepInputs
 from model_server.errors import OutOfMemory
 from model_server.model.model import PagedModel
+from model_server.sampling.rehearsal import rehearse
+from model_server.sampling.sampler import Sampler
+from proto.contract import PoolLimits
+
+_log = logging.getLogger(__name__)
 
 
-def try_largest_steps(
-    model: PagedModel, max_step_tokens: int, max_batch_size: int, max_total_len: int
-) -> int:
-    """Compute the largest prompt step and two decode steps; returns the peak of device memory.
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The most that a step may hold, and the longest sequence; None: as long as the model has."""
 
-    Replaces the model's pool by one of a single block. Raises OutOfMemory.
+    step_tokens: int
+    batch_size: int
+    total_len: int | None
+
+
+def warm_up(
+    model: PagedModel,
+    sampler: Sampler | None,
+    world: World,
+    largest: Largest,
+    *,
+    num_blocks: int | None,
+    memory_fraction: float,
+) -> PoolLimits:
+    """Run the largest steps once, then allocate the pool: of the requested size, or what fits.
+
+    Raises OutOfMemory when a step or the pool does not fit.
     """
-    longest = min(max_step_tokens, max_total_len)
-    whole, rest = divmod(max_step_tokens, longest)
+    total_len = min(model.max_position_embeddings, largest.total_len or 1 << 62)
+    if sampler is not None:
+        sampler.reserve(largest.batch_size, total_len)
+        if model.device.type == "cuda":
+            rehearse(sampler, model.vocab_size, model.device, largest.batch_size)
+    peak_bytes = try_largest_steps(model, largest, total_len)
+    if num_blocks is None:
+        num_blocks = blocks_that_fit(
+            model,
+            world,
+            peak_bytes=peak_bytes,
+            memory_fraction=memory_fraction,
+            max_batch_size=largest.batch_size,
+            max_total_len=total_len,
+        )
+    num_blocks = world.smallest(num_blocks)
+    memory.require_room(model.device, (num_blocks + 1) * model.bytes_per_block)
+    model.allocate(num_blocks)
+    total_len = min(total_len, num_blocks * model.block_size)
+    model.prepare(largest.batch_size, total_len)
+    _log.info(
+        "pool of %d blocks of %d tokens, %.1f MiB",
+        num_blocks,
+        model.block_size,
+        num_blocks * model.bytes_per_block / 2**20,
+    )
+    return PoolLimits(num_blocks, model.block_size, total_len)
+
+
+def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> int:
+    """Compute the largest prompt step and decode steps; returns the peak of device memory.
+
+    On CUDA decodes of the longest sequences too, the last chunk of such a prompt, and what
+    `prepare` keeps: their memory depends on the context. Replaces the model's pool by one of a
+    single block. Raises OutOfMemory.
+    """
+    longest = min(largest.step_tokens, total_len)
+    whole, rest = divmod(largest.step_tokens, longest)
     prompt_lens = [longest] * whole + [rest] * (rest > 0)
-    steps = (prompt_lens, [1] * max_batch_size, [1])
     model.allocate(1)
 
     def run() -> None:
-        for query_lens in steps:
-            _run(model, query_lens)
+        _run(model, prompt_lens)
+        if model.device.type == "cuda":
+            _run(model, [longest], total_len)
+            _run(model, [1] * largest.batch_size, total_len)
+            model.prepare(largest.batch_size, total_len)
+        else:
+            _run(model, [1] * largest.batch_size)
+        _run(model, [1])
 
     try:
         return memory.peak_of(model.device, run)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
-            f"a step of {max_step_tokens} tokens does not fit on {model.device}:"
-            " lower --max-batch-prefill-tokens"
+            f"a step of {largest.step_tokens} tokens, or of {largest.batch_size} sequences of"
+            f" {total_len} tokens, does not fit on {model.device}: lower"
+            " --max-batch-prefill-tokens, --max-batch-size or --max-total-tokens"
         ) from error
 
 
@@ -75,13 +141,16 @@ def blocks_that_fit(
     return min(num_blocks, max_batch_size * -(-max_total_len // model.block_size))
 
 
-def _run(model: PagedModel, query_lens: list[int]) -> None:
+def _run(model: PagedModel, query_lens: Sequence[int], context_len: int = 0) -> None:
+    """A step of such chunks, the last ones of contexts of at least so many tokens."""
     block_size = model.block_size
+    steps = []
+    for query_len in query_lens:
+        total_len = max(query_len, context_len)
+        block_ids = (0,) * -(-total_len // block_size)
+        steps.append(SequenceStep((0,) * query_len, total_len - query_len, block_ids))
     inputs = StepInputs.build(
-        [
-            SequenceStep((0,) * query_len, 0, (0,) * -(-query_len // block_size))
-            for query_len in query_lens
-        ],
+        steps,
         block_size=block_size,
         scratch_block_id=model.scratch_block_id,
         device=model.device,

@@ -148,10 +148,10 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def forward(self, step: StepInputs) -> Tensor:
-        """The logits of a step that has a graph; the next step overwrites them."""
+        """The logits of a step that has a graph."""
         size = self.sizes[bisect_left(self.sizes, step.num_seqs)]
         self._static.fill(step, size)
-        return self._replays[size]()[: step.num_seqs]
+        return self._replays[size]()[: step.num_seqs].clone()  # the next step overwrites them
 
 
 class CudaCapture:

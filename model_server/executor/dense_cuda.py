@@ -92,10 +92,7 @@ class DenseCuda:
         self._graphs, self._caches = None, ()
 
     def forward(self, inputs: StepInputs) -> Tensor:
-        """See Executor. The logits are of the model's dtype; on ranks but the first they are zeros.
-
-        Those of a decode step are overwritten by the next one.
-        """
+        """See Executor. The logits are of the model's dtype; on ranks but the first, zeros."""
         if self._graphs is not None and self._graphs.has(inputs):
             return self._graphs.forward(inputs)
         return self.forward_eager(inputs)

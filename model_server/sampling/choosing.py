@@ -5,11 +5,8 @@ Prompt tokens are scored here as well.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -23,8 +20,7 @@ from model_server.sampling.filters import (
     typical_candidates,
 )
 from model_server.sampling.masses import exp_weights, mass_bits, whole_masses
-from model_server.sampling.plan import Group, Kind, RawRows, SamplingPlan, Top
-from model_server.staging import PinnedStaging
+from model_server.sampling.plan import Group, Kind, Top
 from proto.contract import TopToken
 
 # Prompt rows scored at once: 64 rows of 128 000 tokens are 33 MB in float32.
@@ -205,102 +201,3 @@ def _spread(found: Candidates, log_total: Tensor, width: int, rows: Tensor | Non
         return logprobs
     whole = torch.full((len(logprobs), width), -torch.inf, device=logprobs.device)
     return whole.scatter_(-1, take(found.token_ids, rows), logprobs)
-
-
-Floats = npt.NDArray[np.float64]
-
-
-@dataclass(slots=True, eq=False)
-class Outcome:
-    """Results by row of the step. Rows whose candidates did not suffice are overwritten later."""
-
-    tokens: npt.NDArray[np.int64]
-    logprobs: Floats
-    failed: npt.NDArray[np.bool_]
-    short: npt.NDArray[np.bool_]
-    tops: dict[int, tuple[TopToken, ...]]
-
-    def overwrite(self, rows: npt.NDArray[np.int64], other: "Outcome") -> None:
-        """Row i of `other` is row rows[i] of this one."""
-        self.tokens[rows] = other.tokens
-        self.logprobs[rows] = other.logprobs
-        self.failed[rows] = other.failed
-        self.short[rows] = other.short
-        self.tops |= {int(rows[row]): tokens for row, tokens in other.tops.items()}
-
-
-def gather_outcome(
-    plan: SamplingPlan, choices: Sequence[Choice], logits: Tensor, staging: PinnedStaging
-) -> Outcome:
-    """The step's results in the order of its rows. This is the only wait for the device."""
-    tokens = _merge(plan, [choice.tokens for choice in choices])
-    parts = [
-        tokens,
-        _merge(plan, [choice.logprobs for choice in choices]),
-    ]
-    may_be_short = any(choice.short is not None for choice in choices)
-    if may_be_short:
-        parts.append(_merge(plan, [_short(choice) for choice in choices]))
-    tops = [choice.tops for choice in choices if choice.tops is not None]
-    if plan.raw is not None:
-        raw_logprobs, raw_tops = _score_raw(plan.raw, logits, tokens)
-        parts.append(raw_logprobs)
-        tops += raw_tops
-    for found in tops:
-        parts += [found.token_ids, found.logprobs]
-    values = _on_host(parts, staging)
-    rest = values[2:]
-    short = rest.pop(0) if may_be_short else np.zeros(len(values[0]), dtype=np.bool_)
-    outcome = Outcome(
-        tokens=values[0].astype(np.int64, copy=False),
-        logprobs=values[1],
-        failed=np.isnan(values[1]),
-        short=short.astype(np.bool_, copy=False),
-        tops={},
-    )
-    if plan.raw is not None:
-        outcome.logprobs[plan.raw.places] = rest.pop(0)
-    for index, found in enumerate(tops):
-        _unpack(outcome, found.top, rest[2 * index], rest[2 * index + 1])
-    return outcome
-
-
-def _short(choice: Choice) -> Tensor:
-    if choice.short is not None:
-        return choice.short
-    return torch.zeros_like(choice.tokens, dtype=torch.bool)
-
-
-def _on_host(parts: Sequence[Tensor], staging: PinnedStaging) -> list[npt.NDArray[Any]]:
-    """The same numbers on the host, by one transfer of float64s if they are not there yet."""
-    if parts[0].device.type == "cpu":
-        return [part.numpy() for part in parts]
-    bounds = pairwise(accumulate((part.numel() for part in parts), initial=0))
-    numbers = torch.cat([part.flatten().double() for part in parts])
-    vector = staging.to_host(numbers).array()
-    return [
-        vector[start:stop].reshape(part.shape)
-        for (start, stop), part in zip(bounds, parts, strict=True)
-    ]
-
-
-def _merge(plan: SamplingPlan, columns: Sequence[Tensor]) -> Tensor:
-    merged = columns[0] if len(columns) == 1 else torch.cat(list(columns))
-    return take(merged, plan.order)
-
-
-def _score_raw(raw: RawRows, logits: Tensor, tokens: Tensor) -> tuple[Tensor, list[TopLogprobs]]:
-    """The model's own log-probabilities of the chosen tokens, and of the most likely ones."""
-    scored = torch.log_softmax(take(logits, raw.rows), -1, dtype=torch.float32)
-    chosen = scored.gather(-1, take(tokens, raw.rows).unsqueeze(-1)).squeeze(-1)
-    if raw.top is None:
-        return chosen, []
-    return chosen, [best_of(pad_rows(take(scored, raw.top.rows)), raw.top)]
-
-
-def _unpack(
-    outcome: Outcome, top: Top, token_ids: npt.NDArray[Any], logprobs: npt.NDArray[Any]
-) -> None:
-    columns = (top.places.tolist(), top.counts, token_ids.astype(np.int64).tolist())
-    for place, count, ids, values in zip(*columns, logprobs.tolist(), strict=True):
-        outcome.tops[place] = tuple(map(TopToken, ids[:count], values[:count]))

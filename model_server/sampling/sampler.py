@@ -16,7 +16,7 @@ A mask comes before all else: bias and penalties change the order of the legal t
 choose among them. A bias lowers a token and never takes it away, so bans leave a mask no emptier.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -26,15 +26,10 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.choosing import (
-    Choose,
-    Outcome,
-    choose_by_torch,
-    gather_outcome,
-    padded_width,
-)
+from model_server.sampling.choosing import Choose, choose_by_torch, padded_width
 from model_server.sampling.edits import Edits, TorchEdits
 from model_server.sampling.logits_processors import BITS_PER_WORD, DeviceMasks, Masks
+from model_server.sampling.outcome import ArrivingOutcome, Outcome
 from model_server.sampling.plan import SamplingPlan, SamplingPlanner
 from model_server.sampling.rows import Rows, SamplingRows
 from model_server.sampling.watermark import Watermark
@@ -173,6 +168,29 @@ class Sampler:
         self._append(plan, outcome)
         return self._answer(outcome, logits, () if masks is None else masks.places.tolist())
 
+    def launch(self, request_ids: Sequence[int], logits: Tensor) -> "LaunchedSample":
+        """As `sample` without masks, for at least one request: the results are not waited for.
+
+        Where `tokens` are given, the next tokens of these requests may be launched before the
+        results are collected; else it is `collect` that appends to the histories.
+        """
+        self._check_shapes(len(request_ids), logits, None)
+        plan = self._plan_for(request_ids, None)
+        arriving = self._begin(plan, logits, None, self._uniforms(plan))
+        is_known = not (arriving.may_be_short or plan.penalties or plan.watermarked)
+        if is_known:
+            # A row that turns out to have failed draws nothing any more.
+            self._rows.table["position"][plan.rows] += 1
+        return LaunchedSample(self, arriving, logits, arriving.tokens if is_known else None)
+
+    def _collect(self, sample: "LaunchedSample") -> SampledRows:
+        """See LaunchedSample.collect."""
+        plan, outcome = sample.arriving.plan, sample.arriving.wait()
+        if sample.tokens is None:
+            self._redraw_short(plan, outcome, sample.logits, None, lambda: self._uniforms(plan))
+            self._append(plan, outcome)
+        return self._answer(outcome, sample.logits, ())
+
     def _redraw_refused(
         self, plan: SamplingPlan, outcome: Outcome, logits: Tensor, masks: Masks
     ) -> None:
@@ -205,15 +223,28 @@ class Sampler:
         self, plan: SamplingPlan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
     ) -> Outcome:
         """The tokens that the rows sample with `draws`, [num_rows] float64; appends nothing."""
-        outcome = self._run(plan, logits, masks, draws)
-        short = np.flatnonzero(outcome.short)
-        if len(short) > 0:
-            among = None if masks is None else masks.among(short, self._staging)
-            masked = None if among is None else among.places
-            again = self._planner.plan(plan.rows[short], masked=masked, complete=True)
-            rows = self._to_device(short)
-            outcome.overwrite(short, self._run(again, logits[rows], among, draws[rows]))
+        outcome = self._begin(plan, logits, masks, draws).wait()
+        self._redraw_short(plan, outcome, logits, masks, lambda: draws)
         return outcome
+
+    def _redraw_short(
+        self,
+        plan: SamplingPlan,
+        outcome: Outcome,
+        logits: Tensor,
+        masks: DeviceMasks | None,
+        draws: Callable[[], Tensor],
+    ) -> None:
+        """Draw again, with the same numbers, where the candidates did not suffice."""
+        short = np.flatnonzero(outcome.short)
+        if len(short) == 0:
+            return
+        among = None if masks is None else masks.among(short, self._staging)
+        masked = None if among is None else among.places
+        again = self._planner.plan(plan.rows[short], masked=masked, complete=True)
+        rows = self._to_device(short)
+        arriving = self._begin(again, logits[rows], among, draws()[rows])
+        outcome.overwrite(short, arriving.wait())
 
     def _plan_for(self, request_ids: Sequence[int], masked: Rows | None) -> SamplingPlan:
         which = None if masked is None else masked.tobytes()
@@ -230,9 +261,9 @@ class Sampler:
             return True
         return bool((self._rows.may_not_end(plan.rows) == plan.may_not_end).all())
 
-    def _run(
+    def _begin(
         self, plan: SamplingPlan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
-    ) -> Outcome:
+    ) -> ArrivingOutcome:
         if not self._are_scores(logits) or plan.edited.is_most:
             scores = self._copied(logits)
             self._edit(scores, plan, masks)
@@ -241,7 +272,7 @@ class Sampler:
             with _restored(logits, plan.edited.rows):
                 self._edit(logits, plan, masks)
                 choices = [self._choose(group, logits, draws) for group in plan.groups]
-        return gather_outcome(plan, choices, logits, self._staging)
+        return ArrivingOutcome.begin(plan, choices, logits, self._staging)
 
     def _uniforms(self, plan: SamplingPlan) -> Tensor:
         """The draws of the step's rows, [num_rows] float64; none if no row draws."""
@@ -321,6 +352,28 @@ class Sampler:
     def _new_scratch(self, num_rows: int) -> Tensor:
         """A buffer of scores; columns beyond the vocabulary are -inf and stay so."""
         return torch.full((num_rows, self._width), -torch.inf, device=self._device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedSample:
+    """Rows that are being sampled.
+
+    tokens: [num_rows] int64, on the device; None: they may change, or what follows depends on them
+    """
+
+    sampler: Sampler
+    arriving: ArrivingOutcome
+    logits: Tensor
+    tokens: Tensor | None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `collect` does not wait for the device."""
+        return self.arriving.has_arrived
+
+    def collect(self) -> SampledRows:
+        """Wait for the results; once."""
+        return self.sampler._collect(self)
 
 
 @contextmanager

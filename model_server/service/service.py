@@ -173,7 +173,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
             (batch_id if cached_id is None else cached_id,), new, updates, metadata, dropped_ids
         )
         output = await self._step(
-            lambda begun: self._runner.prefill(
+            lambda begun: self._runner.begin_prefill(
                 batch_id, new, cached_id, updates, dropped_ids, begun
             ),
             call,
@@ -186,7 +186,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         batch_ids, updates = tuple(request.batch_ids), updates_from_pb(request)
         dropped_ids = tuple(request.dropped_ids)
         output = await self._step(
-            lambda begun: self._runner.decode(batch_ids, updates, dropped_ids, begun),
+            lambda begun: self._runner.begin_decode(batch_ids, updates, dropped_ids, begun),
             StepCall(batch_ids, (), updates, None, dropped_ids),
             _optional(request, "step"),
         )

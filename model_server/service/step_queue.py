@@ -4,6 +4,9 @@
                     |  waits ------> |
     thread:    | step 1 runs ........| step 2 ..........| step 3 ..........
 
+A step that is launched is left unfinished when the next one has come: that one launches its own
+work first, and finishes the step before. Without a next one it is finished once it is ready.
+
 Calls of one connection arrive in order, but each is handled by a task of its own, so that tasks may
 pass each other. A step is given to the thread as soon as the one before it was, not when that has
 ended: the thread goes from one to the next without waiting for the event loop.
@@ -14,18 +17,36 @@ itself from there on, and the device does not wait for it.
 """
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from functools import partial
-from typing import TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from model_server.errors import InvalidStep, StaleEpoch
 from model_server.service.loop_caller import LoopCaller
 
 T = TypeVar("T")
 
-# Runs on the device's thread; calls what it is given when its forward begins, if it gets there.
-Step: TypeAlias = Callable[[Callable[[], None]], T]
+T_co = TypeVar("T_co", covariant=True)
+
+_POLL_INTERVAL_S = 50e-6
+
+
+class Launched(Protocol[T_co]):
+    """A step that may be in flight."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `finish` does not wait."""
+
+    def finish(self) -> T_co:
+        """Its result, as often as asked. Raises what went wrong in it."""
+
+
+# Runs on the device's thread. Calls what it is given when its forward begins, if it gets there, and
+# the step before has been finished.
+Step: TypeAlias = Callable[[Callable[[], None]], Launched[T]]
 
 
 class StepQueue:
@@ -55,7 +76,7 @@ class StepQueue:
         """
         loop = asyncio.get_running_loop()
         if number is None:
-            return await loop.run_in_executor(self._device_thread, step, _begun)
+            return await loop.run_in_executor(self._device_thread, _run_alone, step)
         if number != self._next:
             await self._turn(number)
         if self._caller is None:
@@ -63,7 +84,7 @@ class StepQueue:
         running: asyncio.Future[T] = loop.create_future()
         self._epoch.num_given += 1
         work = self._device_thread.submit(self._epoch.run, step, number)
-        work.add_done_callback(partial(self._epoch.ended, running, self._caller))
+        work.add_done_callback(partial(self._epoch.ended, running, self._caller, number))
         self._next = number + 1
         following = self._early.pop(self._next, None)
         if following is not None and not following.done():
@@ -77,8 +98,9 @@ class StepQueue:
         await waiting
 
 
-def _begun() -> None:
+def _run_alone(step: Step[T]) -> T:
     """A step that nothing follows: no answer waits for it."""
+    return step(lambda: None).finish()
 
 
 class _Epoch:
@@ -91,37 +113,69 @@ class _Epoch:
         self._failed: int | None = None
         self._unanswered: Callable[[], None] | None = None
 
-    def run(self, step: Step[T], number: int) -> T:
+    def run(self, step: Step[T], number: int) -> Launched[T]:
         """A step that was sent before the failure of one before it relies on what never was."""
+        self._require_none_failed(number)
+        try:
+            launched = step(self._answer)
+            self._require_none_failed(number)
+            while not launched.is_ready and self._num_run + 1 == self.num_given:
+                time.sleep(_POLL_INTERVAL_S)
+            if launched.is_ready:
+                launched.finish()
+        except BaseException:
+            self._failed = self._failed or number
+            raise
+        return launched
+
+    def ended(
+        self,
+        answer: asyncio.Future[T],
+        caller: LoopCaller,
+        number: int,
+        step: Future[Launched[T]],
+    ) -> None:
+        """The answer is given when the next step's forward begins, or now."""
+        self._answer()
+        self._unanswered = partial(self._give, answer, caller, number, step)
+        self._num_run += 1
+        if self._num_run == self.num_given:
+            self._answer()
+
+    def _require_none_failed(self, number: int) -> None:
         if self._failed is not None:
             raise InvalidStep(
                 f"step {number} follows step {self._failed}, which failed: epoch {self._number} is"
                 " over"
             )
-        try:
-            return step(self._answer)
-        except BaseException:
-            self._failed = number
-            raise
-
-    def ended(self, answer: asyncio.Future[T], caller: LoopCaller, step: Future[T]) -> None:
-        """The answer is given when the next step's forward begins, or now."""
-        self._answer()
-        self._unanswered = partial(caller.call, partial(_give, answer, step))
-        self._num_run += 1
-        if self._num_run == self.num_given:
-            self._answer()
 
     def _answer(self) -> None:
-        if self._unanswered is not None:
-            self._unanswered()
-        self._unanswered = None
+        unanswered, self._unanswered = self._unanswered, None
+        if unanswered is not None:
+            unanswered()
+
+    def _give(
+        self,
+        answer: asyncio.Future[T],
+        caller: LoopCaller,
+        number: int,
+        step: Future[Launched[T]],
+    ) -> None:
+        """Finish the step, if nobody has, and hand its result to the event loop."""
+        try:
+            result = step.result().finish()
+        except BaseException as error:  # noqa: BLE001 -- it is the answer
+            self._failed = self._failed or number
+            caller.call(partial(_set_exception, answer, error))
+            return
+        caller.call(partial(_set_result, answer, result))
 
 
-def _give(answer: asyncio.Future[T], step: Future[T]) -> None:
-    if answer.done():
-        return
-    if error := step.exception():
+def _set_result(answer: asyncio.Future[T], result: T) -> None:
+    if not answer.done():
+        answer.set_result(result)
+
+
+def _set_exception(answer: asyncio.Future[T], error: BaseException) -> None:
+    if not answer.done():
         answer.set_exception(error)
-    else:
-        answer.set_result(step.result())

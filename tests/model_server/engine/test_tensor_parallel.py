@@ -72,7 +72,7 @@ class ShadowDriver(Driver):
     def _learn(self, request_id: int, output: Any) -> None:
         request = self.requests[request_id]
         if request_id in output.request_ids:
-            state = self.runner._batches.of(output.batch_id)[request_id]
+            state = self.runner._held.batches.of(output.batch_id)[request_id]
             request.token_ids = list(state.token_ids)
             # One less than was computed, where the draw was late.
             request.computed_len = state.computed_len
