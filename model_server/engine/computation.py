@@ -27,7 +27,8 @@ from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
 from model_server.model.model import PagedModel
 from model_server.sampling.choosing import PromptScore
-from model_server.sampling.sampler import SampledRows, Sampler
+from model_server.sampling.sampled_rows import SampledRows
+from model_server.sampling.sampler import Sampler
 from proto.contract import FinishReason, Generation, SampledToken
 
 

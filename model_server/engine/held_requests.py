@@ -127,6 +127,21 @@ class HeldRequests:
             for request_id in request_ids:
                 self._guides.close(request_id)
 
+    def fail(self, batch_id: int, sequence: SequenceState, reason: str) -> tuple[Generation, ...]:
+        """Remove one request; returns its answer, on rank 0 alone."""
+        request_id = sequence.request_id
+        sequence.has_ended = True
+        _log.error(
+            "shard_request_id=%d failed alone: %s",
+            *(request_id, reason),
+            extra={"shard_request_id": request_id},
+        )
+        self.remove(batch_id, (request_id,))
+        if self._sampler is None:
+            return ()
+        computed = Computed(errors={request_id: reason})
+        return (computed.generation(sequence, None, FinishReason.ERROR, ()),)
+
     def clear(self, batch_id: int | None) -> None:
         """Remove one batch, or all. Raises UnknownBatch."""
         if batch_id is not None:

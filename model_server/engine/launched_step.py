@@ -20,7 +20,8 @@ from model_server.engine.distributed import World
 from model_server.engine.sequences import PlannedChunk
 from model_server.engine.step import StepInputs, StepOutput
 from model_server.model.model import PagedModel
-from model_server.sampling.sampler import LaunchedSample, Sampler
+from model_server.sampling.sampled_rows import LaunchedSample
+from model_server.sampling.sampler import Sampler
 from model_server.staging import PinnedStaging
 
 
@@ -142,4 +143,6 @@ class Launcher:
         rows, taken = self._staging.to_device_all(
             (ends[awaiting] - 1, np.array(sources, dtype=np.int64))
         )
-        inputs.token_ids.index_copy_(0, rows, tokens.index_select(0, taken))
+        # A row that fails draws any number.
+        taken_tokens = tokens.index_select(0, taken).clamp_(0, self._model.vocab_size - 1)
+        inputs.token_ids.index_copy_(0, rows, taken_tokens)

@@ -43,6 +43,26 @@ def is_exhausted(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
+def has_room(device: torch.device, num_bytes: int) -> bool:
+    """Whether CUDA's allocator can hand out so many bytes now; on the host always."""
+    if device.type != "cuda":
+        return True
+    for _ in range(2):
+        try:
+            torch.empty(num_bytes, dtype=torch.uint8, device=device)
+            return True
+        except torch.OutOfMemoryError:
+            # What is free may lie in pieces.
+            torch.cuda.empty_cache()
+    return False
+
+
+def release(device: torch.device) -> None:
+    """Give back what CUDA's allocator holds and nobody uses."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
 def pool_bytes(
     device: torch.device,
     *,

@@ -15,22 +15,29 @@ finished first.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
+from model_server.engine import memory
 from model_server.engine.computation import NOTHING, Computation, Computed, FirstRank, Follower
 from model_server.engine.distributed import World
 from model_server.engine.held_requests import HeldRequests
 from model_server.engine.launched_step import LaunchedForward, LaunchedStep, Launcher, can_launch
+from model_server.engine.planning import StepPlanner
 from model_server.engine.sequences import PlannedChunk, SequenceState
-from model_server.engine.step import SequenceStep, StepInputs, StepOutput
+from model_server.engine.step import StepInputs, StepOutput
+from model_server.engine.step_room import StepRoom
 from model_server.engine.warmup import Largest, warm_up
-from model_server.errors import InvalidStep
+from model_server.errors import InvalidStep, OutOfMemory
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model.model import PagedModel
 from model_server.sampling.sampler import Sampler
-from proto.contract import NewSequence, PoolLimits, RunningUpdate
+from proto.contract import Generation, NewSequence, PoolLimits, RunningUpdate
+
+# Requests of one step that fail for want of memory, one after the other, before the step does.
+_MAX_FAILED = 4
 
 
 def _nothing() -> None:
@@ -74,11 +81,13 @@ class Runner:
         self._model = model
         self._sampler = sampler
         self._guides = guides
-        self._takes_constraints = guides is not None or not world.is_first
         self._world = world
         self._num_blocks = num_blocks
         self._memory_fraction = memory_fraction
         self._held = HeldRequests(sampler, guides, model.eos_token_ids)
+        takes_constraints = guides is not None or not world.is_first
+        self._planner = StepPlanner(model, self._held.batches, takes_constraints=takes_constraints)
+        self._room = StepRoom(world, partial(memory.has_room, model.device), 0)
         self._in_flight: _InFlight | None = None
         self._finished_ns = 0
         self._launcher: Launcher | None = None
@@ -86,9 +95,6 @@ class Runner:
             runs_ahead = model.device.type == "cuda"
         if runs_ahead and sampler is not None and world.world_size == 1:
             self._launcher = Launcher(model, sampler, world)
-        # A step that was sent before a batch's last sequence ended may still name the batch.
-        self._ended_batch_id: int | None = None
-        self._max_total_len: int | None = None
 
     def warmup(
         self,
@@ -108,8 +114,8 @@ class Runner:
                 " be at least 1"
             )
         self.clear(None)
-        self._max_total_len = None
-        limits = warm_up(
+        self._planner.max_total_len = None
+        limits, bytes_per_token = warm_up(
             self._model,
             self._sampler,
             self._world,
@@ -117,7 +123,9 @@ class Runner:
             num_blocks=num_blocks or self._num_blocks,
             memory_fraction=self._memory_fraction,
         )
-        self._max_total_len = limits.max_total_len
+        self._planner.max_total_len = limits.max_total_len
+        has_room = partial(memory.has_room, self._model.device)
+        self._room = StepRoom(self._world, has_room, bytes_per_token)
         return limits
 
     def begin_prefill(
@@ -142,15 +150,11 @@ class Runner:
         if cached_batch_id is None:
             self._held.batches.require_new(batch_id, request_ids)
         else:
-            running = self._running((cached_batch_id,), dropped_ids)
+            running = self._planner.running((cached_batch_id,), dropped_ids)
             self._held.batches.require_new_requests(request_ids)
             batch_id = cached_batch_id
-        self._require_servable(new)
-        chunks = self._plan(running, updates)
-        chunks += [
-            PlannedChunk.first(SequenceState.of(one), one.chunk_len, (), self._model.block_size)
-            for one in new
-        ]
+        entering = self._planner.first_chunks(new)
+        chunks = self._planner.chunks(running, updates) + entering
         return self._begin(started_ns, (batch_id,), chunks, new, dropped_ids, begun)
 
     def begin_decode(
@@ -172,8 +176,8 @@ class Runner:
             return ahead
         self.settle()
         started_ns = time.perf_counter_ns()
-        running = self._running(batch_ids, dropped_ids)
-        chunks = self._plan(running, updates)
+        running = self._planner.running(batch_ids, dropped_ids)
+        chunks = self._planner.chunks(running, updates)
         return self._begin(started_ns, batch_ids, chunks, (), dropped_ids, begun)
 
     def prefill(
@@ -231,48 +235,7 @@ class Runner:
             with suppress(Exception):
                 in_flight.step.finish()
         self._held.clear(batch_id)
-        self._ended_batch_id = None
-
-    def _running(self, batch_ids: Sequence[int], dropped_ids: Sequence[int]) -> list[SequenceState]:
-        """The sequences of these batches that stay in them. Raises UnknownBatch."""
-        dropped = frozenset(dropped_ids)
-        return [
-            sequence
-            for batch_id in batch_ids
-            if batch_id != self._ended_batch_id
-            for sequence in self._held.batches.of(batch_id).values()
-            if sequence.request_id not in dropped
-        ]
-
-    def _plan(
-        self, running: Iterable[SequenceState], updates: Sequence[RunningUpdate]
-    ) -> list[PlannedChunk]:
-        changes = {change.request_id: change for change in updates}
-        if len(changes) != len(updates):
-            raise InvalidStep("updates name a request twice")
-        block_size = self._model.block_size
-        return [
-            PlannedChunk.of(sequence, changes.get(sequence.request_id), block_size)
-            for sequence in running
-        ]
-
-    def _require_servable(self, new: Sequence[NewSequence]) -> None:
-        if self._max_total_len is None:
-            raise InvalidStep("there is no KV pool yet: Warmup comes first")
-        vocab_size = self._model.vocab_size
-        for one in new:
-            if one.constraint is not None and not self._takes_constraints:
-                raise InvalidStep(f"request {one.request_id}: constraints are not served here")
-            total_len = one.prompt_len + one.stop.max_new_tokens
-            if total_len > self._max_total_len:
-                raise InvalidStep(
-                    f"request {one.request_id}: prompt_len {one.prompt_len} + max_new_tokens"
-                    f" {one.stop.max_new_tokens} exceeds {self._max_total_len}"
-                )
-            if not 0 <= min(one.token_ids) <= max(one.token_ids) < vocab_size:
-                raise InvalidStep(
-                    f"request {one.request_id}: a token id is not in 0..{vocab_size - 1}"
-                )
+        self._planner.ended_batch_id = None
 
     def _begin(
         self,
@@ -285,7 +248,7 @@ class Runner:
     ) -> LaunchedStep:
         """Compute chunks of these batches, which become one; the last chunks are the new ones'."""
         active = [chunk for chunk in chunks if chunk.chunk_len]
-        inputs = self._inputs([chunk.step() for chunk in active]) if active else None
+        inputs = self._planner.inputs(active) if active else None
         batch_id, held = batch_ids[0], self._held
         # The chunks may have blocks of what is dropped: no step before this one writes them later.
         if dropped_ids:
@@ -296,12 +259,41 @@ class Runner:
         held.batches.merge(batch_ids)
         held.batches.add(batch_id, [chunk.sequence for chunk in chunks[len(chunks) - len(new) :]])
 
-        if inputs is not None and self._launcher is not None and can_launch(active):
-            begun()
-            launched = self._launcher.launch(inputs, active, None)
-            return self._put_in_flight(batch_id, launched, started_ns)
-        computed = NOTHING if inputs is None else self._computation.run(inputs, active, begun)
-        output = self._apply(batch_id, active, computed, started_ns)
+        return self._compute(batch_id, active, inputs, started_ns, begun)
+
+    def _compute(
+        self,
+        batch_id: int,
+        chunks: Sequence[PlannedChunk],
+        inputs: StepInputs | None,
+        started_ns: int,
+        begun: Callable[[], None],
+    ) -> LaunchedStep:
+        """Compute a step; if it does not fit, without its largest chunk, which fails alone.
+
+        Raises OutOfMemory when that does not help either.
+        """
+        failed: tuple[Generation, ...] = ()
+        computed, num_failed = NOTHING, 0
+        while inputs is not None:
+            try:
+                self._room.require(inputs.num_tokens)
+                if self._launcher is not None and can_launch(chunks):
+                    begun()
+                    forward = self._launcher.launch(inputs, chunks, None)
+                    return self._put_in_flight(batch_id, forward, started_ns, failed)
+                computed = self._computation.run(inputs, chunks, begun)
+                break
+            except OutOfMemory as error:
+                if num_failed == _MAX_FAILED:
+                    raise
+                largest = max(chunks, key=lambda chunk: (chunk.chunk_len, chunk.start))
+                failed += self._held.fail(batch_id, largest.sequence, str(error))
+                num_failed += 1
+            memory.release(self._model.device)
+            chunks = [chunk for chunk in chunks if chunk is not largest]
+            inputs = self._planner.inputs(chunks) if chunks else None
+        output = self._apply(batch_id, chunks, computed, started_ns, failed)
         return LaunchedStep(lambda: output)
 
     def _begin_ahead(
@@ -311,61 +303,55 @@ class Runner:
         before = self._in_flight
         if before is None or self._launcher is None or tuple(batch_ids) != (before.batch_id,):
             return None
-        chunks = self._plan_ahead(before, updates, dropped_ids)
+        chunks = self._planner.chunks_after(
+            before.batch_id, before.forward.chunks, updates, dropped_ids
+        )
         if not chunks or before.forward.tokens is None or not can_launch(chunks):
             return None
         started_ns = time.perf_counter_ns()
-        inputs = self._inputs([chunk.step() for chunk in chunks])
+        inputs, launched = self._planner.inputs(chunks), None
         try:
             launched = self._launcher.launch(inputs, chunks, before.forward)
+        except OutOfMemory:
+            memory.release(self._model.device)
         finally:
             # Its results are its own, whatever became of this one.
             self.settle()
+        if launched is None:
+            return None
         for chunk in chunks:
             chunk.sequence.block_ids = chunk.block_ids
         if dropped_ids:
             self._held.drop(batch_ids, frozenset(dropped_ids))
         return self._put_in_flight(before.batch_id, launched, started_ns)
 
-    def _plan_ahead(
-        self, before: "_InFlight", updates: Sequence[RunningUpdate], dropped_ids: Sequence[int]
-    ) -> list[PlannedChunk]:
-        """The chunks after those in flight, if nothing ends that need not; none: ask again later.
-
-        A call that breaks the contract is refused when the books are known.
-        """
-        changes = {change.request_id: change for change in updates}
-        in_flight = {chunk.sequence.request_id: chunk for chunk in before.forward.chunks}
-        block_size, chunks = self._model.block_size, list[PlannedChunk]()
-        try:
-            for sequence in self._running((before.batch_id,), dropped_ids):
-                last, update = in_flight.get(sequence.request_id), changes.get(sequence.request_id)
-                if last is None:
-                    chunks.append(PlannedChunk.of(sequence, update, block_size))
-                elif not last.is_last:
-                    chunks.append(last.next(update, block_size))
-        except InvalidStep:
-            return []
-        return [chunk for chunk in chunks if chunk.chunk_len]
-
     def _put_in_flight(
-        self, batch_id: int, forward: LaunchedForward, started_ns: int
+        self,
+        batch_id: int,
+        forward: LaunchedForward,
+        started_ns: int,
+        failed: tuple[Generation, ...] = (),
     ) -> LaunchedStep:
         def finish() -> StepOutput:
             if self._in_flight is not None and self._in_flight.step is step:
                 self._in_flight = None
-            return self._apply(batch_id, forward.chunks, forward.computed(), started_ns)
+            return self._apply(batch_id, forward.chunks, forward.computed(), started_ns, failed)
 
         step = LaunchedStep(finish, lambda: forward.is_ready)
         self._in_flight = _InFlight(step, batch_id, forward)
         return step
 
     def _apply(
-        self, batch_id: int, chunks: Sequence[PlannedChunk], computed: Computed, started_ns: int
+        self,
+        batch_id: int,
+        chunks: Sequence[PlannedChunk],
+        computed: Computed,
+        started_ns: int,
+        failed: tuple[Generation, ...],
     ) -> StepOutput:
-        generations = self._held.apply(batch_id, chunks, computed)
+        generations = failed + self._held.apply(batch_id, chunks, computed)
         request_ids = self._held.batches.request_ids(batch_id)
-        self._ended_batch_id = None if request_ids else batch_id
+        self._planner.ended_batch_id = None if request_ids else batch_id
         # Of a step that was launched behind another one, what it took after that one.
         started_ns = max(started_ns, self._finished_ns)
         self._finished_ns = time.perf_counter_ns()
@@ -380,14 +366,4 @@ class Runner:
             mask_ns=0 if masks is None else masks.mask_ns,
             num_masked_rows=0 if masks is None else len(masks.outputs),
             mask_wait_ns=computed.mask_wait_ns,
-        )
-
-    def _inputs(self, sequences: Sequence[SequenceStep]) -> StepInputs:
-        model = self._model
-        return StepInputs.build(
-            sequences,
-            block_size=model.block_size,
-            scratch_block_id=model.scratch_block_id,
-            device=model.device,
-            min_tokens=model.min_step_tokens,
         )

@@ -44,9 +44,10 @@ def warm_up(
     *,
     num_blocks: int | None,
     memory_fraction: float,
-) -> PoolLimits:
+) -> tuple[PoolLimits, int]:
     """Run the largest steps once, then allocate the pool: of the requested size, or what fits.
 
+    Returns the pool, and the bytes of the device that a prompt step takes for each of its tokens.
     Raises OutOfMemory when a step or the pool does not fit.
     """
     total_len = min(model.max_position_embeddings, largest.total_len or 1 << 62)
@@ -54,12 +55,12 @@ def warm_up(
         sampler.reserve(largest.batch_size, total_len)
         if model.device.type == "cuda":
             rehearse(sampler, model.vocab_size, model.device, largest.batch_size)
-    peak_bytes = try_largest_steps(model, largest, total_len)
+    peak = try_largest_steps(model, largest, total_len)
     if num_blocks is None:
         num_blocks = blocks_that_fit(
             model,
             world,
-            peak_bytes=peak_bytes,
+            peak_bytes=peak.total_bytes,
             memory_fraction=memory_fraction,
             max_batch_size=largest.batch_size,
             max_total_len=total_len,
@@ -75,10 +76,18 @@ def warm_up(
         model.block_size,
         num_blocks * model.bytes_per_block / 2**20,
     )
-    return PoolLimits(num_blocks, model.block_size, total_len)
+    return PoolLimits(num_blocks, model.block_size, total_len), peak.bytes_per_token
 
 
-def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most that the device's allocator held, weights included; of a prompt step, by tokens."""
+
+    total_bytes: int
+    bytes_per_token: int
+
+
+def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> Peak:
     """Compute the largest prompt step and decode steps; returns the peak of device memory.
 
     On CUDA decodes of the longest sequences too, the last chunk of such a prompt, and what
@@ -91,7 +100,6 @@ def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> in
     model.allocate(1)
 
     def run() -> None:
-        _run(model, prompt_lens)
         if model.device.type == "cuda":
             _run(model, [longest], total_len)
             _run(model, [1] * largest.batch_size, total_len)
@@ -101,7 +109,10 @@ def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> in
         _run(model, [1])
 
     try:
-        return memory.peak_of(model.device, run)
+        before = memory.peak_of(model.device, lambda: None)
+        of_prompts = memory.peak_of(model.device, lambda: _run(model, prompt_lens))
+        total = max(of_prompts, memory.peak_of(model.device, run))
+        return Peak(total, (of_prompts - before) // largest.step_tokens)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"a step of {largest.step_tokens} tokens, or of {largest.batch_size} sequences of"

@@ -16,9 +16,8 @@ A mask comes before all else: bias and penalties change the order of the legal t
 choose among them. A bias lowers a token and never takes it away, so bans leave a mask no emptier.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -32,23 +31,10 @@ from model_server.sampling.logits_processors import BITS_PER_WORD, DeviceMasks, 
 from model_server.sampling.outcome import ArrivingOutcome, Outcome
 from model_server.sampling.plan import SamplingPlan, SamplingPlanner
 from model_server.sampling.rows import Rows, SamplingRows
+from model_server.sampling.sampled_rows import LaunchedSample, SampledRows
 from model_server.sampling.watermark import Watermark
 from model_server.staging import PinnedStaging
-from proto.contract import LogprobParams, SamplingParams, StopParams, TopToken
-
-
-@dataclass(frozen=True, slots=True)
-class SampledRows:
-    """The tokens that a step's rows sampled, in the order of the call.
-
-    errors: row index -> reason. Such a row has drawn nothing: its token id is 0, its logprob NaN,
-    and it has no top tokens.
-    """
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    top_tokens: tuple[tuple[TopToken, ...], ...]
-    errors: Mapping[int, str]
+from proto.contract import LogprobParams, SamplingParams, StopParams
 
 
 class Sampler:
@@ -168,7 +154,7 @@ class Sampler:
         self._append(plan, outcome)
         return self._answer(outcome, logits, () if masks is None else masks.places.tolist())
 
-    def launch(self, request_ids: Sequence[int], logits: Tensor) -> "LaunchedSample":
+    def launch(self, request_ids: Sequence[int], logits: Tensor) -> LaunchedSample:
         """As `sample` without masks, for at least one request: the results are not waited for.
 
         Where `tokens` are given, the next tokens of these requests may be launched before the
@@ -181,9 +167,10 @@ class Sampler:
         if is_known:
             # A row that turns out to have failed draws nothing any more.
             self._rows.table["position"][plan.rows] += 1
-        return LaunchedSample(self, arriving, logits, arriving.tokens if is_known else None)
+        tokens = arriving.tokens if is_known else None
+        return LaunchedSample(arriving, logits, tokens, self._collect)
 
-    def _collect(self, sample: "LaunchedSample") -> SampledRows:
+    def _collect(self, sample: LaunchedSample) -> SampledRows:
         """See LaunchedSample.collect."""
         plan, outcome = sample.arriving.plan, sample.arriving.wait()
         if sample.tokens is None:
@@ -352,28 +339,6 @@ class Sampler:
     def _new_scratch(self, num_rows: int) -> Tensor:
         """A buffer of scores; columns beyond the vocabulary are -inf and stay so."""
         return torch.full((num_rows, self._width), -torch.inf, device=self._device)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LaunchedSample:
-    """Rows that are being sampled.
-
-    tokens: [num_rows] int64, on the device; None: they may change, or what follows depends on them
-    """
-
-    sampler: Sampler
-    arriving: ArrivingOutcome
-    logits: Tensor
-    tokens: Tensor | None
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `collect` does not wait for the device."""
-        return self.arriving.has_arrived
-
-    def collect(self) -> SampledRows:
-        """Wait for the results; once."""
-        return self.sampler._collect(self)
 
 
 @contextmanager

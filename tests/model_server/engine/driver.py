@@ -40,6 +40,7 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     computed_len: int = 0
     is_held: bool = False
+    is_dropped: bool = False
     finish_reason: FinishReason | None = None
     generations: list[Generation] = field(default_factory=list)
 

@@ -20,17 +20,19 @@ def load(folder: Path, world: World, dtype: str = "float32", device: str = "cpu"
     return load_model(settings, world)
 
 
-def runner_of(model: PagedModel, world: World) -> Runner:
+def runner_of(model: PagedModel, world: World, *, runs_ahead: bool | None = None) -> Runner:
     """A runner, with a sampler where there has to be one."""
     sampler = None
     if world.is_first:
         sampler = new_sampler(model, max_rows=8)
-    return Runner(model, sampler, world)
+    return Runner(model, sampler, world, runs_ahead=runs_ahead)
 
 
-def warmed_up(model: PagedModel, world: World | None = None) -> Runner:
+def warmed_up(
+    model: PagedModel, world: World | None = None, *, runs_ahead: bool | None = None
+) -> Runner:
     """A runner whose pool is made."""
-    runner = runner_of(model, world or World())
+    runner = runner_of(model, world or World(), runs_ahead=runs_ahead)
     runner.warmup(max_step_tokens=32, max_batch_size=4, max_total_len=None, num_blocks=NUM_BLOCKS)
     return runner
 

@@ -6,11 +6,12 @@ from torch import Tensor
 
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
+from model_server.engine.step import StepInputs
 from model_server.errors import OutOfMemory, UnknownBatch
 from model_server.model.model import PagedModel
 from proto.contract import FinishReason, LogprobParams
 from tests.model_server.engine.driver import Driver
-from tests.model_server.engine.shards import driver_of, load, warmed_up
+from tests.model_server.engine.shards import NUM_BLOCKS, driver_of, load, warmed_up
 from tests.model_server.engine.test_runner import PROMPT, new, token_ids
 from tests.model_server.model import tiny_models
 
@@ -112,17 +113,62 @@ def test_a_failed_forward_leaves_books_that_can_be_cleared(
         MemoryError(),
     ],
 )
-def test_a_lone_rank_outlives_a_step_that_does_not_fit(
-    model: PagedModel, runner: Runner, monkeypatch: pytest.MonkeyPatch, error: Exception
+def test_a_request_whose_step_does_not_fit_fails_alone(
+    model: PagedModel, driver: Driver, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    forward = model.forward
+
+    def fits_few(inputs: StepInputs) -> Tensor:
+        if inputs.num_tokens > 30:
+            raise error
+        return forward(inputs)
+
+    alone = driver_of(model)
+    for each in (driver, alone):
+        each.add(1, PROMPT, 8)
+    alone.run()
+    monkeypatch.setattr(model, "forward", fits_few)
+    driver.step()
+    failed = driver.add(2, PROMPT * 2, 8)
+    driver.run()
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "tokens does not fit" in str(failed.generations[-1].error)
+    assert driver.outputs[1] == alone.outputs[1]
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_of_decodes_that_do_not_fit_the_longest_fail(
+    model: PagedModel, monkeypatch: pytest.MonkeyPatch, runs_ahead: bool
+) -> None:
+    driver = Driver(warmed_up(model, runs_ahead=runs_ahead), NUM_BLOCKS, model.block_size)
+    for request_id, length in enumerate((4, 9, 7)):
+        driver.add(request_id, PROMPT[:length], 8)
+    for _ in range(3):
+        driver.step()
+    forward = model.forward
+
+    def fits_two(inputs: StepInputs) -> Tensor:
+        if inputs.num_seqs > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(inputs)
+
+    monkeypatch.setattr(model, "forward", fits_two)
+    driver.run()
+    reasons = [request.finish_reason for request in driver.requests.values()]
+    assert reasons == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
+
+
+def test_a_step_of_which_nothing_fits_fails_as_a_whole_and_is_outlived(
+    model: PagedModel, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = runner.prefill(1, [new(1)], None, ())
 
     def fail(inputs: object) -> Tensor:
-        raise error
+        raise MemoryError
 
     with monkeypatch.context() as broken:
         broken.setattr(model, "forward", fail)
-        with pytest.raises(OutOfMemory, match="a step of 21 tokens does not fit"):
-            runner.prefill(2, [new(2)], 1, ())
+        with pytest.raises(OutOfMemory, match="a step of 20 tokens does not fit"):
+            runner.prefill(2, [new(request_id) for request_id in range(2, 7)], None, ())
     runner.clear(None)
     assert token_ids(runner.prefill(1, [new(1)], None, ())) == token_ids(first)

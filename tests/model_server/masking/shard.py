@@ -83,7 +83,13 @@ class Shard:
             hold_s=hold_s,
         )
 
-    def runner(self, guides: MaskScheduler | None = None, world: World | None = None) -> Runner:
+    def runner(
+        self,
+        guides: MaskScheduler | None = None,
+        world: World | None = None,
+        *,
+        runs_ahead: bool | None = None,
+    ) -> Runner:
         world = world or World()
         sampler = None
         if world.is_first:
@@ -91,7 +97,7 @@ class Shard:
                 self.model.vocab_size, self.model.device, self.model.eos_token_ids, max_rows=8
             )
             guides = guides or self.guides()
-        runner = Runner(self.model, sampler, world, guides=guides)
+        runner = Runner(self.model, sampler, world, guides=guides, runs_ahead=runs_ahead)
         runner.warmup(
             max_step_tokens=64, max_batch_size=8, max_total_len=None, num_blocks=NUM_BLOCKS
         )

@@ -19,7 +19,8 @@ from transformers.generation.logits_process import (
 
 from model_server.sampling.draw import uniforms
 from model_server.sampling.logits_processors import Masks
-from model_server.sampling.sampler import SampledRows, Sampler
+from model_server.sampling.sampled_rows import SampledRows
+from model_server.sampling.sampler import Sampler
 from proto.contract import LogprobParams, SamplingParams, StopParams
 
 CPU = torch.device("cpu")

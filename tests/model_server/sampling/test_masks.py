@@ -11,7 +11,7 @@ from torch import Tensor
 from model_server.errors import InvalidStep
 from model_server.sampling.logits_processors import Masks
 from model_server.sampling.rows import Rows
-from model_server.sampling.sampler import SampledRows
+from model_server.sampling.sampled_rows import SampledRows
 from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import (
     DRAWN,

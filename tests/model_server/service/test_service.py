@@ -199,7 +199,7 @@ async def test_running_out_of_memory_is_reported_and_survived(
     with monkeypatch.context() as broken:
         broken.setattr(model, "forward", fail)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await shard.stub.Prefill(prefill(1, request(1)))
+            await shard.stub.Prefill(prefill(1, *(request(each) for each in range(1, 7))))
     assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert shard.fatal == []
 
