@@ -49,7 +49,7 @@ SHAPES: dict[str, Any] = {
     ),
 }
 _TINY = {
-    "vocab_size": 1024,
+    "vocab_size": 4096,
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 2,

@@ -1,7 +1,7 @@
 """What the check of a GPU finds: rows of a table, some with a bound that they have to keep."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -65,6 +65,6 @@ def write(folder: Path, parts: dict[str, list[Row]]) -> None:
     (folder / "gpu-check.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
-def failed(parts: dict[str, Sequence[Row]]) -> bool:
+def failed(parts: Mapping[str, Sequence[Row]]) -> bool:
     """Whether a bound is not kept."""
     return any(row.is_kept is False for rows in parts.values() for row in rows)

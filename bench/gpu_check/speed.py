@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +15,11 @@ from bench.gpu_check.random_model import config_of, random_model
 from bench.gpu_check.rows import Row, Sizes
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
-from model_server.engine.step import SequenceStep, StepInputs
+from model_server.engine.step import SequenceStep, StepInputs, StepOutput
+from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model.loading import new_sampler
 from model_server.model.model import PagedModel
-from proto.contract import NewSequence, SamplingParams, StopParams
+from proto.contract import NewSequence, OutputConstraint, SamplingParams, StopParams
 
 _NUM_STEPS = 40
 _NUM_WARM = 6
@@ -73,11 +74,11 @@ class Server:
     runner: Runner
     num_parameters: int  # that a decode step reads
 
-    def decode(self, load: Load, *, sampling: SamplingParams | None = None) -> "StepTimes":
-        """Times of some steps of a batch; contexts are zeros, which are read as fast as any."""
+    def enter(self, load: Load, num_steps: int, constraint: OutputConstraint | None = None) -> None:
+        """Enter a batch that decodes for so many steps; contexts are zeros, read as any others."""
         runner, block_size = self.runner, self.model.block_size
-        start_len = load.context_len - _NUM_STEPS // 2
-        num_blocks = -(-(start_len + _NUM_WARM + _NUM_STEPS + 1) // block_size)
+        start_len = load.context_len - num_steps // 2
+        num_blocks = -(-(start_len + num_steps + 2) // block_size)
         runner.clear(None)
         new = [
             NewSequence(
@@ -87,20 +88,39 @@ class Server:
                 cached_len=start_len - 1,
                 chunk_len=1,
                 block_ids=tuple(range(index * num_blocks, (index + 1) * num_blocks)),
-                sampling=sampling or SamplingParams(),
-                stop=StopParams(max_new_tokens=_NUM_WARM + _NUM_STEPS + 1, ignore_eos=True),
+                sampling=SamplingParams(),
+                stop=StopParams(max_new_tokens=num_steps + 1, ignore_eos=True),
+                constraint=constraint,
             )
             for index in range(load.batch_size)
         ]
         runner.prefill(0, new, None, ())
-        for _ in range(_NUM_WARM):
-            runner.decode([0], ())
-        times_s = []
-        for _ in range(_NUM_STEPS):
-            started_s = time.perf_counter()
-            runner.decode([0], ())
-            times_s.append(time.perf_counter() - started_s)
-        return StepTimes(statistics.median(times_s))
+
+    def decode(self, num_steps: int) -> list[float]:
+        """The seconds of each of so many steps; each is sent before the last one is answered."""
+        runner, times_s = self.runner, []
+        step = runner.begin_decode([0], ())
+        last_s = time.perf_counter()
+        for _ in range(num_steps - 1):
+            following = runner.begin_decode([0], ())
+            self._require_no_error(step.finish())
+            times_s.append(time.perf_counter() - last_s)
+            last_s = time.perf_counter()
+            step = following
+        self._require_no_error(step.finish())
+        return times_s
+
+    @staticmethod
+    def _require_no_error(output: StepOutput) -> None:
+        for generation in output.generations:
+            if generation.error is not None:
+                raise RuntimeError(f"request {generation.request_id}: {generation.error}")
+
+    def median_step_s(self, load: Load, constraint: OutputConstraint | None = None) -> float:
+        """Of a batch's decode steps, after a few that do not count."""
+        self.enter(load, _NUM_WARM + _NUM_STEPS, constraint)
+        self.decode(_NUM_WARM)
+        return statistics.median(self.decode(_NUM_STEPS))
 
     def floor_s(self, load: Load, bytes_per_s: float) -> float:
         """What reading weights and keys and values once takes."""
@@ -108,19 +128,23 @@ class Server:
         return (2 * self.num_parameters + load.batch_size * kv_bytes) / bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """Of a decode step through the runner."""
-
-    median_s: float
-
-
 @contextmanager
-def served(shape: str, sizes: Sizes, max_batch_size: int) -> Iterator[Server]:
+def served(
+    shape: str,
+    sizes: Sizes,
+    max_batch_size: int,
+    guides: Callable[[PagedModel], MaskScheduler] | None = None,
+) -> Iterator[Server]:
     """A random model, warmed up."""
     config = config_of(shape, sizes)
     model = random_model(config, sizes.device)
-    runner = Runner(model, new_sampler(model, max_batch_size), World())
+    runner = Runner(
+        model,
+        new_sampler(model, max_batch_size),
+        World(),
+        guides=None if guides is None else guides(model),
+        runs_ahead=True,
+    )
     max_len = 512 if sizes.is_rehearsal else 8192 + 128
     num_blocks = max(max_batch_size * 1152, 8 * max_len) // model.block_size
     runner.warmup(128 if sizes.is_rehearsal else 8192, max_batch_size, max_len, num_blocks)
@@ -142,7 +166,7 @@ def _num_read(config: Any) -> int:
 
 
 def _decode_rows(shape: str, server: Server, load: Load, sizes: Sizes) -> list[Row]:
-    step_s = server.decode(load).median_s
+    step_s = server.median_step_s(load)
     forward_s = _forward_s(server, load, sizes)
     floor_s = server.floor_s(load, copy_bytes_per_s(sizes))
     name = f"{shape}, batch {load.batch_size} at {load.context_len}"
