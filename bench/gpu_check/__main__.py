@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_check import machine, serving, speed, tests
+from bench.gpu_check import machine, peer, serving, speed, tests
 from bench.gpu_check.rows import Part, Row, Sizes, failed, markdown, write
 
 PARTS: Mapping[str, Part] = {
@@ -25,6 +25,7 @@ PARTS: Mapping[str, Part] = {
     "tests": tests.run,
     "speed": speed.run,
     "serving": serving.run,
+    "peer": peer.run,
 }
 
 

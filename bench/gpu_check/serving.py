@@ -1,18 +1,14 @@
-"""What a shard does beside forwards: idle time, waits, masks, steps that do not fit, and a peer."""
+"""What a shard does beside forwards: idle time, waits, masks, and steps that do not fit."""
 
-import gc
-import time
 from pathlib import Path
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 import models.demo
-from bench.gpu_check.random_model import config_of
 from bench.gpu_check.rows import Row, Sizes
-from bench.gpu_check.speed import Load, Server, served
+from bench.gpu_check.speed import Load, Server, free_memory, served
 from constraints.spec import ConstraintSpec, Kind
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
@@ -22,7 +18,6 @@ from proto.contract import FinishReason, NewSequence, OutputConstraint, Sampling
 SHAPE = "Llama 3 8B"
 _DEMO = Path(models.demo.__path__[0])
 _NUM_STEPS = 50
-_PROMPT_LEN, _NUM_NEW = 64, 128
 _WORDS = OutputConstraint(ConstraintSpec(Kind.REGEX, "([a-z]+ )+"))
 
 
@@ -37,15 +32,14 @@ def _guides(model: PagedModel) -> MaskScheduler:
 def run(sizes: Sizes) -> list[Row]:
     """See rows.Part."""
     load = Load(4, 64) if sizes.is_rehearsal else Load(64, 1024)
+    free_memory(sizes)
     with served(SHAPE, sizes, load.batch_size, _guides) as server:
-        rows = [
+        return [
             *_idle(server, load, sizes),
             *_waits(server, load, sizes),
             *_constrained(server, load, sizes),
             *_out_of_memory(server, sizes),
         ]
-        rate = _rate(server, load.batch_size)
-    return [*rows, *_peer(rate, load.batch_size, sizes)]
 
 
 def _idle(server: Server, load: Load, sizes: Sizes) -> list[Row]:
@@ -135,60 +129,3 @@ def _fill_memory(device: torch.device, left_bytes: int = 64 << 20) -> list[torch
     torch.cuda.empty_cache()
     free_bytes = torch.cuda.mem_get_info(device)[0]
     return [torch.empty(free_bytes - left_bytes, dtype=torch.uint8, device=device)]
-
-
-def _rate(server: Server, num_requests: int) -> float:
-    """Tokens a second of prompts that come at once and are answered to their end."""
-    runner, block_size = server.runner, server.model.block_size
-    num_blocks = -(-(_PROMPT_LEN + _NUM_NEW + 1) // block_size)
-    runner.clear(None)
-    started_s = time.perf_counter()
-    new = [
-        NewSequence(
-            request_id=index,
-            token_ids=tuple((index * 7 + i) % 1000 + 3 for i in range(_PROMPT_LEN)),
-            prompt_len=_PROMPT_LEN,
-            cached_len=0,
-            chunk_len=_PROMPT_LEN,
-            block_ids=tuple(range(index * num_blocks, (index + 1) * num_blocks)),
-            sampling=SamplingParams(),
-            stop=StopParams(max_new_tokens=_NUM_NEW, ignore_eos=True),
-        )
-        for index in range(num_requests)
-    ]
-    half = len(new) // 2
-    runner.prefill(0, new[:half], None, ())
-    runner.prefill(0, new[half:], 0, ())
-    server.decode(_NUM_NEW)
-    return num_requests * _NUM_NEW / (time.perf_counter() - started_s)
-
-
-def _peer(rate: float, num_requests: int, sizes: Sizes) -> list[Row]:
-    """The same requests by transformers' continuous batching."""
-    config = config_of(SHAPE, sizes)
-    with torch.device(sizes.device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    prompts = [
-        [(index * 7 + i) % 1000 + 3 for i in range(_PROMPT_LEN)] for index in range(num_requests)
-    ]
-    num_new = 4 if sizes.is_rehearsal else _NUM_NEW
-    settings = GenerationConfig(max_new_tokens=num_new, do_sample=False, eos_token_id=-1)
-    if sizes.device.type != "cuda":
-        # It needs a GPU.
-        return []
-    model.set_attn_implementation("paged|sdpa")
-    with torch.inference_mode():
-        model.generate_batch(prompts[:2], generation_config=settings)
-        started_s = time.perf_counter()
-        answers = model.generate_batch(prompts, generation_config=settings)
-        took_s = time.perf_counter() - started_s
-        peer_rate = sum(len(each.generated_tokens) for each in answers.values()) / took_s
-    del model
-    gc.collect()
-    torch.cuda.empty_cache()
-    name = f"{SHAPE}, {num_requests} requests at once"
-    return [
-        Row(f"{name}: Tandem", rate, "tok/s"),
-        Row(f"{name}: transformers' continuous batching", peer_rate, "tok/s"),
-        Row(f"{name}: ratio", rate / peer_rate, "x", wanted=4.0),
-    ]

@@ -3,7 +3,7 @@
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -53,16 +53,27 @@ _PROMPT_LENS = (512, 2048, 8192)
 
 def run(sizes: Sizes) -> list[Row]:
     """See rows.Part."""
+    return [row for shape, loads in DECODES.items() for row in _rows(shape, loads, sizes)]
+
+
+def _rows(shape: str, loads: Sequence[Load], sizes: Sizes) -> list[Row]:
+    if sizes.is_rehearsal:
+        loads = _TINY_DECODES
+    free_memory(sizes)
     rows = []
-    for shape, loads in DECODES.items():
-        if sizes.is_rehearsal:
-            loads = _TINY_DECODES
-        with served(shape, sizes, max(load.batch_size for load in loads)) as server:
-            for load in loads:
-                rows += _decode_rows(shape, server, load, sizes)
-            if shape == "Llama 3 8B":
-                rows += _prefill_rows(shape, server, sizes)
+    with served(shape, sizes, max(load.batch_size for load in loads)) as server:
+        for load in loads:
+            rows += _decode_rows(shape, server, load, sizes)
+        if shape == "Llama 3 8B":
+            rows += _prefill_rows(shape, server, sizes)
     return rows
+
+
+def free_memory(sizes: Sizes) -> None:
+    """Give back what the models before left on the device."""
+    gc.collect()
+    if sizes.device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,10 +161,6 @@ def served(
     runner.warmup(128 if sizes.is_rehearsal else 8192, max_batch_size, max_len, num_blocks)
     yield Server(config, model, runner, _num_read(config))
     runner.clear(None)
-    del model, runner
-    gc.collect()
-    if sizes.device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 def _num_read(config: Any) -> int:

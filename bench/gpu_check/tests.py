@@ -12,7 +12,7 @@ from bench.gpu_check.rows import Row, Sizes
 _ROOT = Path(__file__).parents[2]
 _RUNS = {
     "kernels, steps and graphs": ("-m", "not slow", "tests/kernels"),
-    "engine and sampler": ("-m", "gpu", "tests"),
+    "engine and sampler": ("-m", "gpu", "tests/model_server"),
 }
 
 
@@ -21,7 +21,17 @@ def run(sizes: Sizes) -> list[Row]:
     rows = []
     for name, arguments in _RUNS.items():
         # Each process compiles kernels, which takes longer than to run them.
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "8", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:benchmark",
+            "-n",
+            "8",
+            *arguments,
+        ]
         if sizes.is_rehearsal:
             folder = "tests/model_server/engine"
             command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "gpu", folder]

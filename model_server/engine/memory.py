@@ -102,6 +102,7 @@ def require_room(device: torch.device, needed_bytes: int, host: HostMemory = _HO
 def available_bytes(device: torch.device, host: HostMemory = _HOST) -> int | None:
     """The bytes that a device has free now; None where the host does not report them."""
     if device.type == "cuda":
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0]
     return host.available_bytes()
 

@@ -7,7 +7,7 @@ Each rank computes its part of a layer; after the two products that give a layer
 added up over the ranks, and rank 0 alone gets the logits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -25,8 +25,8 @@ from model_server.executor.partition import Partition
 class DenseCuda:
     """See Executor. It runs on any device with operations that do.
 
-    group:   of the ranks, on the device; None: there is one rank
-    capture: makes a decode step replayable; None: every step is launched anew
+    group:       of the ranks, on the device; None: there is one rank
+    new_capture: of decode steps, for a pool that was made anew; None: each step is launched anew
     """
 
     # Products of cuBLAS may add up in another order in another batch.
@@ -42,14 +42,14 @@ class DenseCuda:
         *,
         partition: Partition | None = None,
         group: dist.ProcessGroup | None = None,
-        capture: Capture | None = None,
+        new_capture: Callable[[], Capture] | None = None,
     ) -> None:
         self._weights = weights
         self._ops = ops
         self._attention = attention
         self._partition = partition or Partition()
         self._group = group
-        self._capture = capture
+        self._new_capture = new_capture
         self._graphs: DecodeGraphs | None = None
         self._caches: Sequence[LayerCache] = ()
         self._dtype = weights.embedding.dtype
@@ -76,10 +76,10 @@ class DenseCuda:
     def prepare(self, max_batch_size: int, max_total_len: int, scratch_block_id: int) -> None:
         """See Executor: captures decode steps."""
         self._graphs = None
-        if self._capture is not None:
+        if self._new_capture is not None:
             self._graphs = DecodeGraphs(
                 self.forward_eager,
-                self._capture,
+                self._new_capture(),
                 device=self._device,
                 block_size=self.block_size,
                 scratch_block_id=scratch_block_id,

@@ -43,11 +43,13 @@ def build_dense_cuda(
     backend = select_backend("auto", device, dtype, geometries)
     ops: LayerOps = TorchLayerOps()
     attention: TokenMajorAttention = GatherSdpaAttention()
-    capture: Capture | None = None
+    new_capture: Callable[[], Capture] | None = None
     if backend.name == "triton":
         ops = importlib.import_module("model_server.executor.triton_layer_ops").TritonLayerOps()
         attention = backend  # type: ignore[assignment]
         # Collectives of gloo run on the host.
         if group is None or dist.get_backend(group) == "nccl":
-            capture = CudaCapture()
-    return DenseCuda(weights, ops, attention, partition=partition, group=group, capture=capture)
+            new_capture = CudaCapture
+    return DenseCuda(
+        weights, ops, attention, partition=partition, group=group, new_capture=new_capture
+    )

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_server.attention.triton import TritonAttention
 from model_server.engine.step import SequenceStep, StepInputs
-from model_server.executor.decode_graphs import Capture, CudaCapture, DecodeGraphs
+from model_server.executor.decode_graphs import CudaCapture, DecodeGraphs
 from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.device_weights import read_weights
 from model_server.executor.partition import Partition
@@ -39,15 +39,12 @@ def executor_of(
     *,
     device: torch.device = DEVICE,
     launch: Launch = launch,
-    capture: Capture | None = None,
 ) -> DenseCuda:
     """By kernels, with a pool."""
     weights = read_weights(
         own.recipe, own.parameters, own.tables, dtype=dtype, device=device, partition=Partition()
     )
-    executor = DenseCuda(
-        weights, TritonLayerOps(launch), TritonAttention(launch=launch), capture=capture
-    )
+    executor = DenseCuda(weights, TritonLayerOps(launch), TritonAttention(launch=launch))
     executor.allocate(NUM_BLOCKS + 1)
     return executor
 

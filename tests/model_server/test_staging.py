@@ -46,6 +46,7 @@ def test_on_the_host_nothing_is_copied() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_copy_waits_for_nothing_and_keeps_its_values() -> None:
     device = torch.device("cuda")
     staging = PinnedStaging(device)

@@ -78,7 +78,7 @@ class Decoder:
         *,
         partition: Partition | None = None,
         group: dist.ProcessGroup | None = None,
-        capture: Capture | None = None,
+        new_capture: Callable[[], Capture] | None = None,
     ) -> DenseCuda:
         """The executor for GPUs in plain torch, with a pool."""
         weights = read_weights(
@@ -95,7 +95,7 @@ class Decoder:
             ReferenceAttention(),
             partition=partition,
             group=group,
-            capture=capture,
+            new_capture=new_capture,
         )
         executor.allocate(NUM_BLOCKS + 1)
         return executor

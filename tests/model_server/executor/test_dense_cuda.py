@@ -63,7 +63,7 @@ def test_a_replayed_decode_has_the_bits_of_one_that_is_not(num_seqs: int) -> Non
     own = decoder("gemma3_text")
     eager, replayed = (
         own.on_device(torch.bfloat16),
-        own.on_device(torch.bfloat16, capture=run_again),
+        own.on_device(torch.bfloat16, new_capture=lambda: run_again),
     )
     replayed.prepare(max_batch_size=12, max_total_len=256, scratch_block_id=NUM_BLOCKS)
     pools = [Pool(eager), Pool(replayed)]
@@ -79,7 +79,7 @@ def test_a_replayed_decode_has_the_bits_of_one_that_is_not(num_seqs: int) -> Non
 
 def test_what_fills_a_batch_up_writes_to_the_scratch_block_alone() -> None:
     own = decoder("llama")
-    executor = own.on_device(torch.float32, capture=run_again)
+    executor = own.on_device(torch.float32, new_capture=lambda: run_again)
     executor.prepare(max_batch_size=8, max_total_len=256, scratch_block_id=NUM_BLOCKS)
     pool = Pool(executor)
     mates = [pool.other(40, computed_len=20) for _ in range(7)]
