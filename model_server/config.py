@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from processes.deployment import num_visible_gpus
 from processes.rules import Whole, collector, number, one_of, share
 from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, refused, setting
 
@@ -157,6 +158,13 @@ class ServeConfig(ModelConfig):
         internal=True,
     )
     rank: int = setting(0, "this rank", Whole(0), group=Group.PLACE, kind=Kind.VARIABLE)
+    local_rank: int | None = setting(
+        None,
+        "this rank among those of its machine, which is the number of its GPU; absent: as RANK",
+        Whole(0),
+        group=Group.PLACE,
+        kind=Kind.VARIABLE,
+    )
     world_size: int = setting(
         1, "how many ranks there are", Whole(1), group=Group.PLACE, kind=Kind.VARIABLE
     )
@@ -216,6 +224,11 @@ class ServeConfig(ModelConfig):
         host, port = self.listen
         name = self.advertise_host or host
         return tuple(f"{name}:{port + rank}" for rank in ranks)
+
+
+def num_gpus() -> int:
+    """The GPUs that the machine has, or that the environment names of them."""
+    return num_visible_gpus(os.environ, count_all=True)
 
 
 _COMMANDS = {

@@ -67,7 +67,7 @@ class Deployment:
             "MASTER_PORT": str(self.master_port),
             # transformers reads it to choose this rank's GPU.
             "LOCAL_RANK": str(rank),
-            **({"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else {}),
+            **({"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else _allocation(environ)),
         }
 
     def router_environ(self, environ: Mapping[str, str]) -> dict[str, str]:
@@ -91,7 +91,7 @@ def num_shards(
         if sharded and num_shard == 1:
             raise BadConfig("--sharded needs --num-shard of 2 or more")
         return num_shard
-    num_gpus = 0 if device == "cpu" else _num_gpus(environ, count_all=bool(sharded))
+    num_gpus = 0 if device == "cpu" else num_visible_gpus(environ, count_all=bool(sharded))
     if sharded and num_gpus < 2:
         raise BadConfig(
             f"--sharded: {num_gpus} GPU(s) are visible, which leaves nothing to shard over; "
@@ -100,7 +100,16 @@ def num_shards(
     return max(1, num_gpus)
 
 
-def _num_gpus(environ: Mapping[str, str], *, count_all: bool) -> int:
+def _allocation(environ: Mapping[str, str]) -> dict[str, str]:
+    """How torch takes a GPU's memory, unless the operator says: in segments that grow, since pieces
+    that do not fit together are lost to long prompts.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" in environ or "PYTORCH_ALLOC_CONF" in environ:
+        return {}
+    return {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+def num_visible_gpus(environ: Mapping[str, str], *, count_all: bool) -> int:
     """GPUs named by the environment; where it names none, all of the machine's or none."""
     for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
         visible = environ.get(name)

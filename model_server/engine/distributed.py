@@ -75,12 +75,13 @@ class World:
     ) -> "World":
         """Join the other ranks at `master_addr`:`master_port`, where rank 0 listens.
 
-        Tensors on CUDA travel by NCCL, those on the host by gloo. Raises RanksDiverged when a rank
-        does not come within `load_timeout_s`, or the address cannot be had.
+        Tensors of a forward travel by NCCL on CUDA; by gloo on a CPU, as does what the ranks say on
+        the host. Raises RanksDiverged when a rank does not come within `load_timeout_s`, or the
+        address cannot be had.
         """
         if world_size == 1:
             return cls()
-        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        backend = "nccl" if device.type == "cuda" else "gloo"
         address = f"tcp://{master_addr}:{master_port}"
         try:
             dist.init_process_group(

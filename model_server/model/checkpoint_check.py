@@ -29,14 +29,16 @@ _DTYPES = {
     "float16": torch.float16,
     "float32": torch.float32,
 }
+# Of CUDA devices: before, bfloat16 is emulated.
+_BFLOAT16_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """The checkpoint to serve, and how.
 
-    `dtype` "auto": bfloat16 where the processor computes in it, else float32; a float16 checkpoint
-    stays float16 on CUDA. `attention` names a backend, or "auto".
+    `dtype` "auto": bfloat16 where the processor computes in it, else float32, or float16 on CUDA; a
+    float16 checkpoint stays float16 there. `attention` names a backend, or "auto".
     """
 
     folder: Path
@@ -156,16 +158,23 @@ def check_zoo(settings: ModelSettings, config: Any, facts: ModelFacts, reason: s
 
 
 def _resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
-    if name in _DTYPES:
-        return _DTYPES[name]
-    if name != "auto":
+    if name not in ("auto", *_DTYPES):
         raise ModelRefused(f"dtype {name!r}: must be auto or one of {', '.join(_DTYPES)}")
-    if device.type == "cuda":
-        is_half = getattr(config.get_text_config(), "dtype", None) == torch.float16
-        return torch.float16 if is_half else torch.bfloat16
-    # Elsewhere bfloat16 is emulated, at several times the cost of float32.
-    has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if has_bfloat16 else torch.float32
+    if device.type != "cuda":
+        # Elsewhere bfloat16 is emulated, at several times the cost of float32.
+        has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        fastest = torch.bfloat16 if has_bfloat16 else torch.float32
+        return _DTYPES.get(name, fastest)
+    capability = torch.cuda.get_device_capability(device)
+    if name == "bfloat16" and capability < _BFLOAT16_CAPABILITY:
+        raise ModelRefused(
+            f"dtype bfloat16: {torch.cuda.get_device_name(device)} has compute capability"
+            f" {capability[0]}.{capability[1]}, and computes in bfloat16 from 8.0 on; try float16"
+        )
+    is_half = getattr(config.get_text_config(), "dtype", None) == torch.float16
+    if is_half or capability < _BFLOAT16_CAPABILITY:
+        return _DTYPES.get(name, torch.float16)
+    return _DTYPES.get(name, torch.bfloat16)
 
 
 def _can_shard(model: HfModel, world_size: int) -> bool:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
-from model_server.config import ServeConfig
+from model_server.config import ServeConfig, num_gpus
 from model_server.engine.distributed import World
 from model_server.engine.memory import (
     available_bytes,
@@ -48,6 +48,7 @@ _log = logging.getLogger(__name__)
 
 # Masks are made while the forward runs; on a CPU both share the cores.
 _MAX_MASK_THREADS = 8
+_DRIVER = Path("/proc/driver/nvidia/version")
 # More than any device has: stands for an unknown number where ranks agree on the least.
 _UNKNOWN = 1 << 62
 
@@ -57,7 +58,10 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
     started_s = time.monotonic()
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    device = device_of(settings.device, settings.rank)
+    local_rank = settings.rank if settings.local_rank is None else settings.local_rank
+    device = device_of(settings.device, local_rank, num_gpus())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     folder = find_checkpoint(settings.model_id, settings.revision)
     world = World.connect(
         rank=settings.rank,
@@ -224,18 +228,37 @@ def new_sampler(
     )
 
 
-def device_of(name: str, rank: int) -> torch.device:
-    """The device of a rank, by --device. Raises ConfigRefused."""
-    has_cuda = torch.cuda.is_available()
-    if name == "cuda" and not has_cuda:
-        raise ConfigRefused("--device cuda: torch finds no CUDA device here")
-    if name == "cpu" or not has_cuda:
+def device_of(name: str, local_rank: int, num_gpus: int) -> torch.device:
+    """The device of a rank, by --device: the GPU of its number on this machine.
+
+    num_gpus: that the machine has. Where it has some and torch finds none, nothing is computed on
+    the CPU unless that was asked for. Raises ConfigRefused.
+    """
+    if name == "cpu":
         return torch.device("cpu")
-    if rank >= torch.cuda.device_count():
+    if not torch.cuda.is_available():
+        if name == "auto" and num_gpus == 0:
+            return torch.device("cpu")
         raise ConfigRefused(
-            f"rank {rank} has no GPU: torch finds {torch.cuda.device_count()} on this machine"
+            f"--device {name}: torch {torch.__version__} (CUDA {torch.version.cuda}) finds no CUDA"
+            f" device, and the machine has {num_gpus} (driver: {driver_version()}); install torch"
+            " for CUDA and a driver that it knows, or serve with --device cpu"
         )
-    return torch.device("cuda", rank)
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigRefused(
+            f"LOCAL_RANK {local_rank} has no GPU: torch finds {torch.cuda.device_count()} on this"
+            f" machine, which has {num_gpus}"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def driver_version() -> str:
+    """NVIDIA's driver, or that there is none."""
+    try:
+        words = _DRIVER.read_text().split()
+    except OSError:
+        return "none"
+    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
 
 
 def model_settings(settings: ServeConfig, folder: Path, device: torch.device) -> ModelSettings:

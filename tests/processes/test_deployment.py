@@ -74,6 +74,14 @@ def test_on_a_cpu_the_gpus_are_hidden_from_the_ranks() -> None:
     assert deployment(device="cpu").shard_environ(0, {})["CUDA_VISIBLE_DEVICES"] == ""
 
 
+def test_a_gpu_s_memory_is_taken_in_segments_that_grow_unless_the_operator_says() -> None:
+    name = "PYTORCH_CUDA_ALLOC_CONF"
+    assert deployment().shard_environ(0, {})[name] == "expandable_segments:True"
+    assert deployment().shard_environ(0, {name: "x"})[name] == "x"
+    assert name not in deployment().shard_environ(0, {"PYTORCH_ALLOC_CONF": "x"})
+    assert name not in deployment(device="cpu").shard_environ(0, {})
+
+
 def test_a_number_of_threads_that_the_operator_set_stays() -> None:
     assert deployment().shard_environ(0, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 
