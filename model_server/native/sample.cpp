@@ -225,7 +225,7 @@ class Row {
     }
     Cut cut{-kInfinity, kAllTied};
     Scored *const whole = end;
-    if (top_k > 0 && top_k < end - first) {
+    if (top_k > 0 && top_k <= end - first) {
       cut.score = score_at(first, end, top_k - 1);
       end = std::partition(first, end, [&](const Scored &s) { return s.score >= cut.score; });
     }

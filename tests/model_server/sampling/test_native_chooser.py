@@ -45,6 +45,14 @@ def test_any_requests_draw_what_torch_draws(
     assert_chooses_as_torch(native, requests, logits)
 
 
+@pytest.mark.parametrize("top_k", [1, 2, 3, 5])
+def test_top_k_holds_where_the_others_are_far_behind(native: NativeChooser, top_k: int) -> None:
+    logits = torch.tensor([[0.5, -2.5, -4.5, -1.0, -2.0], [-17.0, 8.5, 3.0, 4.0, 0.5]])
+    for seed in range(200):
+        requests = [replace(DRAWN, top_k=top_k, seed=seed), replace(DRAWN, top_k=top_k, seed=seed)]
+        assert_chooses_as_torch(native, requests, logits)
+
+
 @pytest.mark.parametrize(
     "sampling", [GREEDY, DRAWN, replace(DRAWN, top_p=0.9), replace(DRAWN, top_k=3, min_p=0.1)]
 )
