@@ -111,8 +111,8 @@ class ServeConfig(ModelConfig):
     )
     quantize: str | None = setting(
         None,
-        "int8: weights and activations of matrix products in 8 bits, on a CPU",
-        one_of("int8"),
+        "matrix products in 8 bits, weights and activations: int8 on a CPU, fp8 on a GPU",
+        one_of("int8", "fp8"),
         group=Group.MODEL,
     )
     cuda_memory_fraction: float = setting(

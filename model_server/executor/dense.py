@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 # Tokens that prove the loaded weights: a prompt in two chunks, then one token.
 _CHUNK_LENS = (13, 6, 1)
 # Relative error of logits: 0.07 is usual; beyond this something is wrong with the weights.
-_MAX_INT8_ERROR = 0.3
+_MAX_QUANTIZED_ERROR = 0.3
 _MADV_DONTNEED = 4
 _PAGE_SIZE = 4096
 
@@ -72,7 +72,7 @@ def load_dense(model: HfModel, recipe: Recipe, build: Build[E], *, quantize: str
         return executor
     error = relative_error(actual, evidence.exact)
     _log.info("relative error of logits in %s: %.2g", quantize, error)
-    if not error <= _MAX_INT8_ERROR:
+    if not error <= _MAX_QUANTIZED_ERROR:
         raise Unreadable(f"in {quantize} its logits are too far from float32 ({error:.2g})")
     return executor
 

@@ -19,6 +19,7 @@ from model_server.engine.step import StepInputs
 from model_server.executor.decode_graphs import Capture, DecodeGraphs
 from model_server.executor.device_weights import DenseLayer, DenseWeights
 from model_server.executor.layer_ops import LayerOps
+from model_server.executor.matrix import PlainMatrix
 from model_server.executor.partition import Partition
 
 
@@ -55,7 +56,9 @@ class DenseCuda:
         self._dtype = weights.embedding.dtype
         self._device = weights.embedding.device
         self.block_size = attention.block_size
-        self.name = f"dense, {str(self._dtype).removeprefix('torch.')}, {attention.name} attention"
+        is_plain = isinstance(weights.layers[0].qkv, PlainMatrix)
+        format_name = str(self._dtype).removeprefix("torch.") if is_plain else "fp8"
+        self.name = f"dense, {format_name}, {attention.name} attention"
 
     @property
     def bytes_per_block(self) -> int:

@@ -2,20 +2,22 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model_server.attention.base import TokenMajorAttention
+from model_server.attention.base import LayerGeometry, TokenMajorAttention
 from model_server.attention.sdpa import GatherSdpaAttention
 from model_server.attention.select import select_backend
 from model_server.executor.decode_graphs import Capture, CudaCapture
 from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.device_weights import read_weights
 from model_server.executor.layer_ops import LayerOps, TorchLayerOps
+from model_server.executor.matrix import Float8Matrix, PlainMatrix
 from model_server.executor.partition import Partition
-from model_server.recipe.recipe import Recipe
+from model_server.recipe.recipe import Attention, Recipe
 
 
 def build_dense_cuda(
@@ -27,19 +29,14 @@ def build_dense_cuda(
     parameters: Mapping[str, Tensor],
     tables: Sequence[tuple[Tensor, Tensor]],
     *,
+    quantize: str | None = None,
     release: Callable[[str], None] = lambda name: None,
 ) -> DenseCuda:
-    """The executor of this rank's part; for the arguments see read_weights and DenseCuda."""
-    weights = read_weights(
-        recipe,
-        parameters,
-        tables,
-        dtype=dtype,
-        device=device,
-        partition=partition,
-        release=release,
-    )
-    geometries = [layer.geometry for layer in weights.layers]
+    """The executor of this rank's part; for the arguments see read_weights and DenseCuda.
+
+    quantize: "fp8", or None
+    """
+    geometries = [_geometry(layer.attention, partition) for layer in recipe.layers]
     backend = select_backend("auto", device, dtype, geometries)
     ops: LayerOps = TorchLayerOps()
     attention: TokenMajorAttention = GatherSdpaAttention()
@@ -50,6 +47,21 @@ def build_dense_cuda(
         # Collectives of gloo run on the host.
         if group is None or dist.get_backend(group) == "nccl":
             new_capture = CudaCapture
+    weights = read_weights(
+        recipe,
+        parameters,
+        tables,
+        dtype=dtype,
+        device=device,
+        partition=partition,
+        make_matrix=PlainMatrix if quantize is None else partial(Float8Matrix.of, ops.quantize),
+        release=release,
+    )
     return DenseCuda(
         weights, ops, attention, partition=partition, group=group, new_capture=new_capture
     )
+
+
+def _geometry(attention: Attention, partition: Partition) -> LayerGeometry:
+    num_kv_heads = len(partition.kv_heads(attention.num_kv_heads))
+    return LayerGeometry(num_kv_heads, attention.head_dim, attention.head_dim)

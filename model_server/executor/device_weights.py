@@ -15,7 +15,7 @@ from torch import Tensor
 from model_server.attention.base import LayerGeometry, LayerOptions
 from model_server.executor.head_rows import rows_of_heads
 from model_server.executor.layer_ops import HeadLayout, NormWeights
-from model_server.executor.matrix import Matrix, PlainMatrix
+from model_server.executor.matrix import MakeMatrix, Matrix, PlainMatrix
 from model_server.executor.partition import Partition
 from model_server.recipe.recipe import Activation, Attention, Head, Layer, Linear, Mlp, Norm, Recipe
 
@@ -70,15 +70,17 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     partition: Partition,
+    make_matrix: MakeMatrix = PlainMatrix,
     release: Callable[[str], None] = lambda name: None,
 ) -> DenseWeights:
     """The weights of a recipe that fits; see unfit.py and partition.py.
 
     parameters: by the names in the recipe, on any device and of any float dtype
     tables:     cos and sin [num_positions, n / 2] float32 of each entry of `recipe.rotary`
+    make_matrix: of the layers; the head stays in the model's dtype
     release:    called with a parameter's name once it is not needed any more
     """
-    reader = _Reader(recipe, parameters, tables, dtype, device, partition)
+    reader = _Reader(recipe, parameters, tables, dtype, device, partition, make_matrix)
     last_use = recipe.last_uses()
     layers = []
     for index, layer in enumerate(recipe.layers):
@@ -111,6 +113,7 @@ class _Reader:
         dtype: torch.dtype,
         device: torch.device,
         partition: Partition,
+        make_matrix: MakeMatrix,
     ) -> None:
         self._recipe = recipe
         self._parameters = parameters
@@ -118,6 +121,7 @@ class _Reader:
         self._dtype = dtype
         self._device = device
         self._partition = partition
+        self._make_matrix = make_matrix
 
     def layer(self, layer: Layer) -> DenseLayer:
         if not isinstance(layer.mlp, Mlp):
@@ -180,13 +184,13 @@ class _Reader:
         values = values.to(self._device, torch.float32)
         return values.repeat(-(-row_len // len(values))).narrow(0, 0, row_len)
 
-    def _qkv(self, attention: Attention) -> PlainMatrix:
+    def _qkv(self, attention: Attention) -> Matrix:
         parts = (
             self._rows(attention.query.linear, self._query_rows(attention)),
             self._rows(attention.key.linear, self._key_rows(attention)),
             self._rows(attention.value, self._value_rows(attention)),
         )
-        return _merged(parts)
+        return self._make_matrix(*_merged(parts))
 
     def _query_rows(self, attention: Attention) -> npt.NDArray[np.int64]:
         heads = self._partition.part(attention.num_heads)
@@ -240,7 +244,7 @@ class _Reader:
     def _num_inputs(self, linear: Linear) -> int:
         return self._parameters[linear.weight].shape[0 if linear.transposed else 1]
 
-    def _ins(self, mlp: Mlp) -> PlainMatrix:
+    def _ins(self, mlp: Mlp) -> Matrix:
         """Gate rows, then up rows; or all rows of a plain layer."""
         # Which row of which layer: (layer, row) of the outputs side by side.
         owners = [
@@ -263,12 +267,12 @@ class _Reader:
                 rows = own[own[:, 0] == index, 1]
                 if len(rows):
                     parts.append(self._rows(linear, rows))
-        return _merged(parts)
+        return self._make_matrix(*_merged(parts))
 
-    def _summed(self, linear: Linear, inputs: range) -> PlainMatrix:
+    def _summed(self, linear: Linear, inputs: range) -> Matrix:
         """A product of some inputs, to be added up over the ranks: one of them has the bias."""
         weight, bias = self._rows(linear, np.arange(linear.rows.count), inputs)
-        return PlainMatrix(weight.contiguous(), bias if self._partition.rank == 0 else None)
+        return self._make_matrix(weight.contiguous(), bias if self._partition.rank == 0 else None)
 
     def _rows(
         self, linear: Linear, chosen: npt.NDArray[np.int64], inputs: range | None = None
@@ -296,14 +300,14 @@ def _taken(tensor: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
     return tensor.index_select(0, torch.from_numpy(rows).to(tensor.device))
 
 
-def _merged(parts: Sequence[tuple[Tensor, Tensor | None]]) -> PlainMatrix:
+def _merged(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
     """One matrix of several, one below the other."""
     if len(parts) == 1:
         weight, bias = parts[0]
-        return PlainMatrix(weight.contiguous(), bias)
+        return weight.contiguous(), bias
     biases = None
     if any(bias is not None for _, bias in parts):
         biases = torch.cat(
             [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in parts]
         )
-    return PlainMatrix(torch.cat([weight for weight, _ in parts]), biases)
+    return torch.cat([weight for weight, _ in parts]), biases

@@ -16,6 +16,8 @@ from torch import Tensor
 from model_server.recipe.pieces import activate, rotate
 from model_server.recipe.recipe import Activation
 
+LARGEST_FLOAT8 = 448.0  # of e4m3
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormWeights:
@@ -92,6 +94,9 @@ class LayerOps(Protocol):
     def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
         """What an MLP's last layer reads: see recipe.Mlp; "gate_up" is half as wide as `inner`."""
 
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows in float8_e4m3fn, and scales [num_rows, 1] float32: `x` is about their product."""
+
 
 class TorchLayerOps:
     """See LayerOps."""
@@ -137,6 +142,10 @@ class TorchLayerOps:
         """See LayerOps.activate."""
         return activate(layout, activation, inner.float()).to(inner.dtype)
 
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See LayerOps.quantize."""
+        return quantized(x)
+
     def _rotated(
         self, x: Tensor, heads: HeadLayout, norm: NormWeights | None, positions: Tensor
     ) -> Tensor:
@@ -161,3 +170,11 @@ def normalised(x: Tensor, norm: NormWeights) -> Tensor:
     groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + norm.eps)
     scaled = groups.flatten(-2) * norm.weight
     return scaled if norm.bias is None else scaled + norm.bias
+
+
+def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
+    """See LayerOps.quantize."""
+    numbers = x.float()
+    scales = (numbers.abs().amax(1, keepdim=True) / LARGEST_FLOAT8).clamp_min(1e-12)
+    scaled = (numbers / scales).clamp(-LARGEST_FLOAT8, LARGEST_FLOAT8)
+    return scaled.to(torch.float8_e4m3fn), scales

@@ -8,6 +8,7 @@ from model_server.executor.layer_ops import HeadLayout, NormWeights, normalised
 from model_server.kernels.activations import activated
 from model_server.kernels.launch import Launch, launch
 from model_server.kernels.norms import add_and_norm
+from model_server.kernels.quantize import quantize_rows
 from model_server.kernels.rotary import rotate_heads
 from model_server.recipe.recipe import Activation
 
@@ -56,6 +57,10 @@ class TritonLayerOps:
     def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
         """See LayerOps.activate."""
         return activated(inner, layout, activation, self._launch)
+
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See LayerOps.quantize."""
+        return quantize_rows(x, self._launch)
 
     def _left(
         self, norm: NormWeights | None, part: Tensor, heads: HeadLayout

@@ -34,17 +34,26 @@ def unfit_reason_on_cuda(
     inner_lens: of each layer's MLP, what its last product reads
     """
     reason = next(_cuda_reasons(recipe, quantize), None)
+    if reason is None and quantize is not None:
+        reason = next(_float8_reasons(recipe, inner_lens, num_ranks), None)
     return reason or undivided_reason(recipe, inner_lens, num_ranks)
 
 
 def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
-    if quantize is not None:
-        yield f"weights are not quantized to {quantize} on CUDA"
+    if quantize not in (None, "fp8"):
+        yield f"weights are quantized to fp8 on CUDA, not to {quantize}"
     for index, layer in enumerate(recipe.layers):
         if not isinstance(layer.mlp, Mlp):
             yield f"layer {index}: its MLP has experts, which are computed on a CPU alone"
         for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
+
+
+def _float8_reasons(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> Iterator[str]:
+    for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
+        for width in (layer.attention.output.rows.count, inner_len // num_ranks):
+            if width % _VECTOR_LEN:
+                yield f"layer {index}: a product of {width} numbers is none in fp8"
 
 
 def _attention_reasons(attention: Attention) -> Iterator[str]:

@@ -31,6 +31,7 @@ _DTYPES = {
 }
 # Of CUDA devices: before, bfloat16 is emulated.
 _BFLOAT16_CAPABILITY = (8, 0)
+_FLOAT8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,12 @@ def _not_dense(
     """Why no recipe is looked for; None: one is."""
     if settings.attention != "auto":
         return f"--attention {settings.attention}"
+    if settings.quantize == "fp8" and settings.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(settings.device)
+        if capability < _FLOAT8_CAPABILITY:
+            return (
+                f"compute capability {capability[0]}.{capability[1]} has no fp8: it came with 8.9"
+            )
     if settings.device.type == "cpu" and world_size > 1:
         return "there is no dense executor for several ranks on CPUs"
     if settings.device.type == "cpu" and dtype not in (torch.bfloat16, torch.float32):

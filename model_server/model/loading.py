@@ -163,6 +163,7 @@ def _build_of(
         settings.device,
         Partition(world.rank, world.world_size),
         dist.group.WORLD if world.world_size > 1 else None,
+        quantize=settings.quantize,
     )
 
 

@@ -130,6 +130,17 @@ def test_activations(layout: str, activation: Activation, dtype: torch.dtype) ->
     assert_near(actual, TorchLayerOps().activate(inner, layout, activation))
 
 
+def test_rows_in_8_bits_have_a_scale_each() -> None:
+    # Numbers that 8 bits hold: the interpreter does not round as a GPU does.
+    held = 448 * torch.arange(0.0, -12.0, -1.0, device=DEVICE).exp2().repeat(3, 8)
+    x = held * torch.tensor([[1.0], [-0.25], [0.0]], device=DEVICE)
+    rows, scales = TritonLayerOps().quantize(x)
+    expected, expected_scales = TorchLayerOps().quantize(x)
+    assert torch.equal(rows.float(), expected.float())
+    torch.testing.assert_close(scales, expected_scales)
+    torch.testing.assert_close(rows.float() * scales, x)
+
+
 def launched_nothing(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Fake tensors have no memory."""
 
@@ -148,4 +159,5 @@ def test_no_operation_waits_for_the_device() -> None:
         ops.add_norm(rows, rows, norm, post_norm=norm)
         query = ops.rotate_and_write(qkv, heads, places, places, pool, pool)
         assert ops.activate(rows, "gate_up", "silu").shape == (4, 192)
+        assert ops.quantize(rows)[1].shape == (4, 1)
         assert query.shape == (4, 6, 64)

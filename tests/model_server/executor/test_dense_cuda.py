@@ -1,6 +1,7 @@
 """The executor for GPUs computes what transformers computes; here in plain torch, on a CPU."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from torch import Tensor
 from model_server.engine.distributed import World
 from model_server.engine.step import StepInputs
 from model_server.executor.decode_graphs import DecodeGraphs, batch_sizes
+from model_server.executor.layer_ops import TorchLayerOps
+from model_server.executor.matrix import Float8Matrix
 from model_server.executor.partition import Partition, undivided_reason
 from model_server.executor.unfit import unfit_reason_on_cuda
 from model_server.recipe.recipe import Mlp
@@ -48,6 +51,25 @@ def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str
 
     expected = torch.cat([own.native(prompt) for prompt in prompts])
     assert distance(torch.cat(actual), expected) < 1e-5
+
+
+def test_weights_in_8_bits_stay_near_float32() -> None:
+    own = decoder("llama-bias-tied")
+    make_matrix = partial(Float8Matrix.of, TorchLayerOps().quantize)
+    pool = Pool(own.on_device(torch.bfloat16, make_matrix=make_matrix))
+    prompt = random_tokens(100)
+    (actual,) = pool.run([(pool.sequence(prompt), 100)])
+    assert distance(actual.float(), own.native(prompt)) < 0.2
+
+
+def test_widths_that_8_bits_do_not_serve_are_named() -> None:
+    own = decoder("llama")
+    lens = (208,) * len(own.recipe.layers)
+    assert unfit_reason_on_cuda(own.recipe, lens, num_ranks=1, quantize="fp8") is None
+    reason = unfit_reason_on_cuda(own.recipe, (72, *lens[1:]), num_ranks=1, quantize="fp8")
+    assert reason == "layer 0: a product of 72 numbers is none in fp8"
+    reason = unfit_reason_on_cuda(own.recipe, lens, num_ranks=1, quantize="int8")
+    assert reason == "weights are quantized to fp8 on CUDA, not to int8"
 
 
 @pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
