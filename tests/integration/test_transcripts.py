@@ -11,7 +11,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "lmtp.md"
 
 def test_the_transcripts_of_the_document_are_what_the_server_says() -> None:
     blocks = transcripts(DOCUMENT.read_text())
-    with launched("--served-model-name", "demo") as server:
+    with launched("--served-model-name", "demo", "--dtype", "bfloat16") as server:
         said = [asyncio.run(replay(server.port, block)) for block in blocks]
 
     assert sum(len(block) for block in blocks) > 15
