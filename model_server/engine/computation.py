@@ -1,16 +1,13 @@
-"""The device's half of a step: forward on every rank, sampling on rank 0, one choice for all.
+"""The device's half of a step: what comes of it, and the ranks that only take it.
 
-It reads the plans of a step and changes no sequence.
+It reads the plans of a step and changes no sequence. Rank 0's part is in `first_rank.py`.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
-
-import torch
-from torch import Tensor
 
 from model_server.engine import memory
 from model_server.engine.distributed import FAILED, LATE, Drawn, World
@@ -18,17 +15,14 @@ from model_server.engine.sequences import (
     PlannedChunk,
     SequenceState,
     StepScores,
-    failed_scores,
-    score_prompts,
 )
 from model_server.engine.step import StepInputs
 from model_server.errors import OutOfMemory, RanksDiverged
 from model_server.masking.guided_output import Advance
-from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
+from model_server.masking.mask_scheduler import StepMasks
 from model_server.model.model import PagedModel
 from model_server.sampling.choosing import PromptScore
 from model_server.sampling.sampled_rows import SampledRows
-from model_server.sampling.sampler import Sampler
 from proto.contract import FinishReason, Generation, SampledToken
 
 
@@ -42,6 +36,7 @@ class Computed:
     advances: the consequences for constraints, by request
     errors:   the reasons of failed requests, by request
     late:     requests that were to sample, and sample in a later step
+    redrawn:  requests whose token is not the one that the step after this was launched with
     mask_wait_ns: the time that sampling waited for masks
 
     On CUDA the forward's kernels run on while it returns, and are waited for by sampling: the sum
@@ -55,6 +50,7 @@ class Computed:
     scores: StepScores = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
     late: frozenset[int] = frozenset()
+    redrawn: frozenset[int] = frozenset()
     forward_ns: int = 0
     sample_ns: int = 0
     mask_wait_ns: int = 0
@@ -150,119 +146,6 @@ class Follower:
             drawn = self._world.broadcast_drawn(None, num_answers) if num_answers else ()
         times_ns = forwarded_ns - started_ns, time.perf_counter_ns() - forwarded_ns
         return Computed(drawn, forward_ns=times_ns[0], sample_ns=times_ns[1])
-
-
-class FirstRank:
-    """Rank 0: masks, samples, and broadcasts the tokens. Without `guides` no row has a mask."""
-
-    def __init__(
-        self, model: PagedModel, sampler: Sampler, guides: MaskScheduler | None, world: World
-    ) -> None:
-        self._model = model
-        self._sampler = sampler
-        self._guides = guides
-        self._world = world
-
-    def run(
-        self, inputs: StepInputs, chunks: Sequence[PlannedChunk], begun: Callable[[], None]
-    ) -> Computed:
-        """As `Computation`."""
-        answering = [chunk for chunk in chunks if chunk.num_logits]
-        with translated_errors(self._world, inputs):
-            try:
-                computed = self._compute(inputs, chunks, begun)
-            except Exception as error:
-                if answering:
-                    self._abandon(len(answering), error)
-                raise
-            if not answering:
-                return computed
-            began_ns = time.perf_counter_ns()
-            drawn = self._world.broadcast_drawn(choose_tokens(answering, computed), len(answering))
-            sample_ns = computed.sample_ns + time.perf_counter_ns() - began_ns
-            return replace(computed, drawn=drawn, sample_ns=sample_ns)
-
-    def _compute(
-        self, inputs: StepInputs, chunks: Sequence[PlannedChunk], begun: Callable[[], None]
-    ) -> Computed:
-        """All but what the ranks agree on."""
-        guides = self._guides
-        sampling = [chunk.sequence.request_id for chunk in chunks if chunk.samples]
-        if guides is not None:
-            guides.begin(sampling)
-        begun()
-        started_ns = time.perf_counter_ns()
-        logits = self._model.forward(inputs)
-        forwarded_ns = time.perf_counter_ns()
-        scores = score_prompts(logits, chunks)
-        errors = failed_scores(scores)
-        late: frozenset[int] = frozenset()
-        masks: StepMasks | None = None
-        advances: Mapping[int, Advance] = {}
-        if guides is not None:
-            late = guides.wait(sampling)
-            sampling = [each for each in sampling if each not in late] if late else sampling
-            masks = guides.join(sampling)
-        rows = self._sample(logits, chunks, sampling, masks)
-        if rows is not None and rows.errors:
-            errors |= {sampling[row]: reason for row, reason in rows.errors.items()}
-        if guides is not None and rows is not None and masks is not None:
-            advances = self._advance(guides, sampling, rows, masks)
-            errors |= masks.errors()
-        return Computed(
-            rows=rows,
-            masks=masks,
-            advances=advances,
-            scores=scores,
-            errors=errors,
-            late=late,
-            forward_ns=forwarded_ns - started_ns,
-            sample_ns=time.perf_counter_ns() - forwarded_ns,
-            mask_wait_ns=0 if guides is None else guides.waited_ns,
-        )
-
-    def _abandon(self, num_rows: int, cause: Exception) -> None:
-        try:
-            self._world.abandon(num_rows)
-        except RanksDiverged as error:
-            raise RanksDiverged(f"{error}, after {type(cause).__name__}: {cause}") from cause
-
-    def _sample(
-        self,
-        logits: Tensor,
-        chunks: Sequence[PlannedChunk],
-        sampling: Sequence[int],
-        masks: StepMasks | None,
-    ) -> SampledRows | None:
-        if not sampling:
-            return None
-        if len(sampling) != len(logits):
-            # Rows that score a prompt, or are late, lie between those that sample, each its
-            # sequence's last.
-            ends = torch.tensor([chunk.num_logits for chunk in chunks]).cumsum(0) - 1
-            sampled = frozenset(sampling)
-            is_sampling = [chunk.sequence.request_id in sampled for chunk in chunks]
-            logits = logits[ends[torch.tensor(is_sampling)].to(logits.device)]
-        return self._sampler.sample(sampling, logits, masks)
-
-    def _advance(
-        self,
-        guides: MaskScheduler,
-        sampling: Sequence[int],
-        rows: SampledRows,
-        masks: StepMasks,
-    ) -> Mapping[int, Advance]:
-        """Advance the guides by the sampled tokens, and the sampler by the forced ones."""
-        drawn = {
-            sampling[place]: rows.token_ids[place]
-            for place in masks.places.tolist()
-            if place not in rows.errors
-        }
-        advances = guides.advance(masks, drawn)
-        for request_id, advance in advances.items():
-            if advance.forced:
-                self._sampler.extend(request_id, advance.forced)
-        return advances
 
 
 @contextmanager

@@ -55,9 +55,8 @@ class HeldRequests:
         self, batch_id: int, chunks: Sequence[PlannedChunk], computed: Computed
     ) -> tuple[Generation, ...]:
         """Apply what was computed to the sequences; returns generations on rank 0 alone."""
-        gone = {chunk.sequence.request_id for chunk in chunks if chunk.sequence.has_ended}
         for request_id, reason in computed.errors.items():
-            if request_id in computed.refused or request_id in gone:
+            if request_id in computed.refused:
                 continue
             fields = {"shard_request_id": request_id}
             _log.error("shard_request_id=%d failed alone: %s", request_id, reason, extra=fields)
@@ -67,12 +66,6 @@ class HeldRequests:
         row = 0
         for chunk in chunks:
             sequence, samples = chunk.sequence, chunk.samples
-            if sequence.has_ended:
-                # The step was launched before that was known: what it computed of it is nobody's.
-                row += samples
-                if chunk.num_logits:
-                    next(drawn)
-                continue
             scores = take_scores(chunk, computed.scores) if sequence.logprobs.prompt else ()
             sequence.computed_len += chunk.chunk_len
             finish_reason = None

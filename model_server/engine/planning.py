@@ -1,6 +1,6 @@
 """What each sequence of a step computes, decided from a call's plain ints and the books."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
 from model_server.engine.step import StepInputs
@@ -59,10 +59,13 @@ class StepPlanner:
         self,
         batch_id: int,
         in_flight: Sequence[PlannedChunk],
+        late: Collection[int],
         updates: Sequence[RunningUpdate],
         dropped_ids: Sequence[int],
     ) -> list[PlannedChunk]:
         """The chunks after those in flight, if nothing ends that need not; none: ask again later.
+
+        late: requests in flight that sample nothing, for want of a mask
 
         A call that breaks the contract is refused when the books are known.
         """
@@ -73,14 +76,13 @@ class StepPlanner:
         block_size, chunks = self._model.block_size, list[PlannedChunk]()
         try:
             for sequence in self.running((batch_id,), dropped_ids):
-                last, update = (
-                    last_chunks.get(sequence.request_id),
-                    changes.get(sequence.request_id),
-                )
+                request_id = sequence.request_id
+                last, update = last_chunks.get(request_id), changes.get(request_id)
+                is_late = request_id in late
                 if last is None:
                     chunks.append(PlannedChunk.of(sequence, update, block_size))
-                elif not last.is_last:
-                    chunks.append(last.next(update, block_size))
+                elif is_late or not last.is_last:
+                    chunks.append(last.next(update, block_size, is_late=is_late))
         except InvalidStep:
             return []
         return [chunk for chunk in chunks if chunk.chunk_len]

@@ -9,9 +9,8 @@ the step's sequences in their batches as they were, for `clear` to remove. It kn
 text.
 
 One step may be in flight when the next one begins. If the next one only decodes what is in that
-step, it is decided by what the books will be if nothing ends, and launched before the step in
-flight is read; what turns out to have ended was computed for nobody. Else the step in flight is
-finished first.
+step, it is decided by what the books will be if nothing ends, and its forward is launched before
+the step in flight is read; see `first_rank.py`. Else the step in flight is finished first.
 """
 
 import time
@@ -21,10 +20,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from model_server.engine import memory
-from model_server.engine.computation import NOTHING, Computation, Computed, FirstRank, Follower
+from model_server.engine.computation import NOTHING, Computation, Computed, Follower
 from model_server.engine.distributed import World
+from model_server.engine.first_rank import FirstRank, LaunchedChunks, can_launch
 from model_server.engine.held_requests import HeldRequests
-from model_server.engine.launched_step import LaunchedForward, LaunchedStep, Launcher, can_launch
+from model_server.engine.launched_step import LaunchedStep
 from model_server.engine.planning import StepPlanner
 from model_server.engine.sequences import PlannedChunk, SequenceState
 from model_server.engine.step import StepInputs, StepOutput
@@ -50,7 +50,7 @@ class _InFlight:
 
     step: LaunchedStep
     batch_id: int
-    forward: LaunchedForward
+    launched: LaunchedChunks
 
 
 class Runner:
@@ -75,9 +75,8 @@ class Runner:
     ) -> None:
         if (sampler is not None) != world.is_first:
             raise ValueError(f"rank {world.rank} and its sampler contradict each other")
-        self._computation: Computation = (
-            Follower(model, world) if sampler is None else FirstRank(model, sampler, guides, world)
-        )
+        first = None if sampler is None else FirstRank(model, sampler, guides, world)
+        self._computation: Computation = first or Follower(model, world)
         self._model = model
         self._sampler = sampler
         self._guides = guides
@@ -90,11 +89,12 @@ class Runner:
         self._room = StepRoom(world, partial(memory.has_room, model.device), 0)
         self._in_flight: _InFlight | None = None
         self._finished_ns = 0
-        self._launcher: Launcher | None = None
+        # Requests whose token in the last step was drawn again.
+        self._redrawn: frozenset[int] = frozenset()
         if runs_ahead is None:
             runs_ahead = model.device.type == "cuda"
-        if runs_ahead and sampler is not None and world.world_size == 1:
-            self._launcher = Launcher(model, sampler, world)
+        # None: each step ends before the next one begins.
+        self._launcher = first if runs_ahead and world.world_size == 1 else None
 
     def warmup(
         self,
@@ -170,9 +170,8 @@ class Runner:
         """
         if not batch_ids or len(set(batch_ids)) != len(batch_ids):
             raise InvalidStep(f"batches to decode must be named, each once: {list(batch_ids)}")
-        ahead = self._begin_ahead(batch_ids, updates, dropped_ids)
+        ahead = self._begin_ahead(batch_ids, updates, dropped_ids, begun)
         if ahead is not None:
-            begun()
             return ahead
         self.settle()
         started_ns = time.perf_counter_ns()
@@ -279,9 +278,8 @@ class Runner:
             try:
                 self._room.require(inputs.num_tokens)
                 if self._launcher is not None and can_launch(chunks):
-                    begun()
-                    forward = self._launcher.launch(inputs, chunks, None)
-                    return self._put_in_flight(batch_id, forward, started_ns, failed)
+                    launched = self._launcher.launch(inputs, chunks, begun)
+                    return self._put_in_flight(batch_id, launched, started_ns, failed)
                 computed = self._computation.run(inputs, chunks, begun)
                 break
             except OutOfMemory as error:
@@ -297,27 +295,41 @@ class Runner:
         return LaunchedStep(lambda: output)
 
     def _begin_ahead(
-        self, batch_ids: Sequence[int], updates: Sequence[RunningUpdate], dropped_ids: Sequence[int]
+        self,
+        batch_ids: Sequence[int],
+        updates: Sequence[RunningUpdate],
+        dropped_ids: Sequence[int],
+        begun: Callable[[], None],
     ) -> LaunchedStep | None:
         """Launch a step behind the one in flight, and finish that; None: it has to end first."""
-        before = self._in_flight
-        if before is None or self._launcher is None or tuple(batch_ids) != (before.batch_id,):
+        before, launcher = self._in_flight, self._launcher
+        if before is None or launcher is None or tuple(batch_ids) != (before.batch_id,):
             return None
+        in_flight = before.launched
         chunks = self._planner.chunks_after(
-            before.batch_id, before.forward.chunks, updates, dropped_ids
+            before.batch_id, in_flight.chunks, in_flight.late, updates, dropped_ids
         )
-        if not chunks or before.forward.tokens is None or not can_launch(chunks):
+        if not chunks or not can_launch(chunks):
             return None
         started_ns = time.perf_counter_ns()
-        inputs, launched = self._planner.inputs(chunks), None
+        inputs, forward = self._planner.inputs(chunks), None
         try:
-            launched = self._launcher.launch(inputs, chunks, before.forward)
+            forward = launcher.launch_forward(inputs, chunks, in_flight)
         except OutOfMemory:
             memory.release(self._model.device)
         finally:
             # Its results are its own, whatever became of this one.
             self.settle()
-        if launched is None:
+        chunks = [chunk.settled() for chunk in chunks if not chunk.sequence.has_ended]
+        # With another token a row is late, and where it may not be the step begins anew.
+        if forward is None or any(
+            chunk.sequence.request_id in self._redrawn and not chunk.may_be_late for chunk in chunks
+        ):
+            return None
+        try:
+            launched = launcher.launch_sampling(forward, chunks, self._redrawn, begun)
+        except OutOfMemory:
+            memory.release(self._model.device)
             return None
         for chunk in chunks:
             chunk.sequence.block_ids = chunk.block_ids
@@ -328,17 +340,22 @@ class Runner:
     def _put_in_flight(
         self,
         batch_id: int,
-        forward: LaunchedForward,
+        launched: LaunchedChunks,
         started_ns: int,
         failed: tuple[Generation, ...] = (),
     ) -> LaunchedStep:
+        launcher = self._launcher
+        assert launcher is not None
+
         def finish() -> StepOutput:
             if self._in_flight is not None and self._in_flight.step is step:
                 self._in_flight = None
-            return self._apply(batch_id, forward.chunks, forward.computed(), started_ns, failed)
+            computed = launcher.collect(launched)
+            self._redrawn = computed.redrawn
+            return self._apply(batch_id, launched.chunks, computed, started_ns, failed)
 
-        step = LaunchedStep(finish, lambda: forward.is_ready)
-        self._in_flight = _InFlight(step, batch_id, forward)
+        step = LaunchedStep(finish, lambda: launched.is_ready)
+        self._in_flight = _InFlight(step, batch_id, launched)
         return step
 
     def _apply(

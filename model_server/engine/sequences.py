@@ -155,18 +155,40 @@ class PlannedChunk(NamedTuple):
             num_logits = start + chunk_len - (scored.start - 1)
         return cls(sequence, start, chunk_len, block_ids, num_logits, samples)
 
-    def next(self, update: RunningUpdate | None, block_size: int) -> "PlannedChunk":
-        """The chunk after this one, whose step has not ended: as `of`, if the sequence goes on."""
-        sequence, start = self.sequence, self.start + self.chunk_len
-        num_left = len(sequence.token_ids) + self.samples - start
+    def next(
+        self, update: RunningUpdate | None, block_size: int, *, is_late: bool
+    ) -> "PlannedChunk":
+        """The chunk after this one, whose step has not ended: as `of`, if the sequence goes on.
+
+        is_late: this one samples nothing, and the next one computes its last token again
+        """
+        sequence, start = self.sequence, self.start + self.chunk_len - is_late
+        draws = self.samples and not is_late
+        num_left = len(sequence.token_ids) + draws - start
         chunk_len = update.chunk_len if update is not None else None
         if chunk_len is None:
             chunk_len = 1 if sequence.is_decoding or self.samples else 0
+        elif (sequence.is_decoding or self.samples) and sequence.is_constrained:
+            chunk_len = min(chunk_len, num_left)  # as in `of`
         new_block_ids = update.block_ids if update is not None else ()
         block_ids = _covering(sequence, start, chunk_len, num_left, new_block_ids, block_size)
         samples = 0 < chunk_len == num_left
-        awaits = self.samples and samples
+        awaits = draws and samples
         return PlannedChunk(sequence, start, chunk_len, block_ids, int(samples), samples, awaits)
+
+    def settled(self) -> "PlannedChunk":
+        """This chunk once the step before it has ended and its sequence goes on.
+
+        It samples nothing if that step's token forced others after it.
+        """
+        is_last_token = self.start + self.chunk_len == len(self.sequence.token_ids)
+        samples = self.samples and is_last_token
+        return self._replace(num_logits=int(samples), samples=samples, awaits=False)
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether the router takes it that the chunk samples in a later step."""
+        return self.samples and self.sequence.is_constrained
 
     @property
     def is_last(self) -> bool:

@@ -13,35 +13,33 @@ from proto.contract import TopToken
 class SampledRows:
     """The tokens that a step's rows sampled, in the order of the call.
 
-    errors: row index -> reason. Such a row has drawn nothing: its token id is 0, its logprob NaN,
-    and it has no top tokens.
+    errors:  row index -> reason. Such a row has drawn nothing: its token id is 0, its logprob NaN,
+             and it has no top tokens.
+    redrawn: rows whose token is not the one that was launched, see `LaunchedSample.tokens`
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     top_tokens: tuple[tuple[TopToken, ...], ...]
     errors: Mapping[int, str]
+    redrawn: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchedSample:
     """Rows that are being sampled.
 
-    tokens:   [num_rows] int64, on the device; None: they may change, or what follows depends on
-              more than them
-    _collect: the sampler's, of this
+    tokens:  [num_rows] int64, on the device: what the rows draw, unless they draw again since their
+             constraint refuses it or too few candidates were looked at; of a row that fails any
+             number
+    collect: waits for the results; to be called once
     """
 
-    arriving: ArrivingOutcome
-    logits: Tensor
-    tokens: Tensor | None
-    _collect: Callable[["LaunchedSample"], SampledRows]
+    tokens: Tensor
+    _arriving: ArrivingOutcome
+    collect: Callable[[], SampledRows]
 
     @property
     def is_ready(self) -> bool:
         """Whether `collect` does not wait for the device."""
-        return self.arriving.has_arrived
-
-    def collect(self) -> SampledRows:
-        """Wait for the results; once."""
-        return self._collect(self)
+        return self._arriving.has_arrived

@@ -16,7 +16,7 @@ A mask comes before all else: bias and penalties change the order of the legal t
 choose among them. A bias lowers a token and never takes it away, so bans leave a mask no emptier.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -139,44 +139,40 @@ class Sampler:
 
         Raises InvalidStep for an unknown id and for shapes that contradict each other.
         """
-        self._check_shapes(len(request_ids), logits, masks)
         if len(request_ids) == 0:
+            self._check_shapes(0, logits, masks)
             return SampledRows((), (), (), {})
-        num_rows = len(request_ids)
-        if masks is None:
-            plan = self._plan_for(request_ids, None)
-            outcome = self._draw(plan, logits, None, self._uniforms(plan))
-        else:
-            plan = self._plan_for(request_ids, masks.places)
-            on_device = DeviceMasks.of(masks.places, masks.words, num_rows, self._staging)
-            outcome = self._draw(plan, logits, on_device, self._uniforms(plan))
-            self._redraw_refused(plan, outcome, logits, masks)
-        self._append(plan, outcome)
-        return self._answer(outcome, logits, () if masks is None else masks.places.tolist())
+        return self.launch(request_ids, logits, masks).collect()
 
-    def launch(self, request_ids: Sequence[int], logits: Tensor) -> LaunchedSample:
-        """As `sample` without masks, for at least one request: the results are not waited for.
+    def launch(
+        self, request_ids: Sequence[int], logits: Tensor, masks: Masks | None = None
+    ) -> LaunchedSample:
+        """As `sample`, for at least one request: the results are not waited for.
 
-        Where `tokens` are given, the next tokens of these requests may be launched before the
-        results are collected; else it is `collect` that appends to the histories.
+        They are to be collected before the next launch for one of these requests.
         """
-        self._check_shapes(len(request_ids), logits, None)
-        plan = self._plan_for(request_ids, None)
-        arriving = self._begin(plan, logits, None, self._uniforms(plan))
-        is_known = not (arriving.may_be_short or plan.penalties or plan.watermarked)
-        if is_known:
-            # A row that turns out to have failed draws nothing any more.
-            self._rows.table["position"][plan.rows] += 1
-        tokens = arriving.tokens if is_known else None
-        return LaunchedSample(arriving, logits, tokens, self._collect)
+        self._check_shapes(len(request_ids), logits, masks)
+        plan, on_device = self._plan_for(request_ids, None if masks is None else masks.places), None
+        if masks is not None:
+            on_device = DeviceMasks.of(masks.places, masks.words, len(request_ids), self._staging)
+        draws = self._uniforms(plan)
+        arriving = self._begin(plan, logits, on_device, draws)
 
-    def _collect(self, sample: LaunchedSample) -> SampledRows:
-        """See LaunchedSample.collect."""
-        plan, outcome = sample.arriving.plan, sample.arriving.wait()
-        if sample.tokens is None:
-            self._redraw_short(plan, outcome, sample.logits, None, lambda: self._uniforms(plan))
+        def collect() -> SampledRows:
+            outcome = arriving.wait()
+            launched = outcome.tokens.copy()
+            self._redraw_short(plan, outcome, logits, on_device, draws)
+            if masks is not None:
+                self._redraw_refused(plan, outcome, logits, masks)
             self._append(plan, outcome)
-        return self._answer(outcome, sample.logits, ())
+            return self._answer(
+                outcome,
+                logits,
+                masked=() if masks is None else masks.places.tolist(),
+                redrawn=np.flatnonzero(launched != outcome.tokens),
+            )
+
+        return LaunchedSample(arriving.tokens, arriving, collect)
 
     def _redraw_refused(
         self, plan: SamplingPlan, outcome: Outcome, logits: Tensor, masks: Masks
@@ -211,7 +207,7 @@ class Sampler:
     ) -> Outcome:
         """The tokens that the rows sample with `draws`, [num_rows] float64; appends nothing."""
         outcome = self._begin(plan, logits, masks, draws).wait()
-        self._redraw_short(plan, outcome, logits, masks, lambda: draws)
+        self._redraw_short(plan, outcome, logits, masks, draws)
         return outcome
 
     def _redraw_short(
@@ -220,7 +216,7 @@ class Sampler:
         outcome: Outcome,
         logits: Tensor,
         masks: DeviceMasks | None,
-        draws: Callable[[], Tensor],
+        draws: Tensor,
     ) -> None:
         """Draw again, with the same numbers, where the candidates did not suffice."""
         short = np.flatnonzero(outcome.short)
@@ -230,7 +226,7 @@ class Sampler:
         masked = None if among is None else among.places
         again = self._planner.plan(plan.rows[short], masked=masked, complete=True)
         rows = self._to_device(short)
-        arriving = self._begin(again, logits[rows], among, draws()[rows])
+        arriving = self._begin(again, logits[rows], among, draws[rows])
         outcome.overwrite(short, arriving.wait())
 
     def _plan_for(self, request_ids: Sequence[int], masked: Rows | None) -> SamplingPlan:
@@ -308,7 +304,9 @@ class Sampler:
             self._rows.table["previous_token"][plan.rows[places]] = outcome.tokens[places]
         self._rows.table["position"][plan.rows[drawn]] += 1
 
-    def _answer(self, outcome: Outcome, logits: Tensor, masked: Collection[int]) -> SampledRows:
+    def _answer(
+        self, outcome: Outcome, logits: Tensor, *, masked: Collection[int], redrawn: Rows
+    ) -> SampledRows:
         failed = np.flatnonzero(outcome.failed).tolist()
         for row in failed:
             outcome.tokens[row] = 0
@@ -320,6 +318,7 @@ class Sampler:
             logprobs=tuple(outcome.logprobs.tolist()),
             top_tokens=tuple(outcome.tops.get(row, ()) for row in range(num_rows)),
             errors={row: _reason(logits[row], is_masked=row in masked) for row in failed},
+            redrawn=frozenset(redrawn.tolist()),
         )
 
     def _check_shapes(self, num_rows: int, logits: Tensor, masks: Masks | None) -> None:

@@ -37,6 +37,8 @@ class AheadDriver(Driver):
             chunk_len = min(self._num_left(request), step_tokens)
             step_tokens -= chunk_len
             if not chunk_len:
+                if request.is_held:
+                    updates.append(RunningUpdate(request.request_id, (), 0))
                 continue
             chunk_lens[request.request_id] = chunk_len
             if request.is_held:
