@@ -25,8 +25,9 @@ class LoopCaller:
         reading, self._writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(self._writing, False)
-        asyncio.get_running_loop().add_reader(reading, _run, reading, self._calls)
-        weakref.finalize(self, _close, reading, self._writing)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(reading, _run, reading, self._calls)
+        weakref.finalize(self, _end, loop, reading, self._writing)
 
     def call(self, function: Callable[[], None]) -> None:
         """From any thread."""
@@ -39,6 +40,20 @@ def _run(reading: int, calls: deque[Callable[[], None]]) -> None:
     os.read(reading, 4096)
     while calls:
         calls.popleft()()
+
+
+def _end(loop: asyncio.AbstractEventLoop, reading: int, writing: int) -> None:
+    """On whatever thread lets go of the caller last."""
+    if loop.is_closed():
+        _close(reading, writing)
+    else:
+        loop.call_soon_threadsafe(_forget, loop, reading, writing)
+
+
+def _forget(loop: asyncio.AbstractEventLoop, reading: int, writing: int) -> None:
+    # A loop that goes on takes another file of this number for the same one, and never looks at it.
+    loop.remove_reader(reading)
+    _close(reading, writing)
 
 
 def _close(*files: int) -> None:
