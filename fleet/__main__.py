@@ -88,7 +88,8 @@ async def _run(command: FleetCommand, folder: Path) -> int:
         memory_fraction=config.cuda_memory_fraction,
         graceful_timeout_s=config.graceful_termination_timeout,
     )
-    servers = LaunchedServers(rules, command.environ, Console(config.json_output))
+    console = Console(config.json_output)
+    servers = LaunchedServers(rules, command.environ, console)
     manager = ModelManager(ModelTable(loading), servers, metrics, config.model_load_timeout)
     bound = bind_configured(config)
     names = _names(command)
@@ -113,6 +114,7 @@ async def _run(command: FleetCommand, folder: Path) -> int:
     await sockets.close()
     await http.stop()
     _logger.info("stopped")
+    console.flush()
     return 1 if signals.second.is_set() else 0
 
 

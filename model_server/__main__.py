@@ -62,6 +62,7 @@ def main(argv: list[str]) -> int:
             return runner.run(_serve(settings))
     except FetchStalled as error:
         sys.stderr.write(f"error: {error}\n")
+        logging.shutdown()
         sys.stderr.flush()
         # Not sys.exit, which waits for the threads that still fetch.
         os._exit(1)
@@ -96,6 +97,7 @@ async def _serve(settings: config.ServeConfig) -> int:
     if fatal:
         sys.stderr.write(f"error: shard {settings.rank} is unfit: {fatal[0]}\n")
     tracer.close()
+    logging.shutdown()
     sys.stderr.flush()
     # Not sys.exit: the device's thread may hang in a collective that never completes, and the
     # process group's own clean-up waits for its peers.
@@ -115,6 +117,7 @@ async def _load_unless_stopped(
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         # A load cannot be interrupted; nothing outside this process holds on to it yet.
+        logging.shutdown()
         os._exit(0)
     stopped.cancel()
     runner, info, constraints = await loading

@@ -9,13 +9,12 @@ that it was started under: when nobody reads any more, its lines go nowhere, and
 import contextlib
 import json
 import logging
-import os
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TextIO
 
 import orjson
+
+from processes.log_writer import LogWriter
 
 # Above every level: TGI's LOG_LEVEL also knows "off".
 _OFF = logging.CRITICAL + 1
@@ -38,11 +37,40 @@ class _JsonFormatter(logging.Formatter):
         return orjson.dumps(line, default=str).decode()
 
 
+class _Handler(logging.Handler):
+    """Formats records where they are made, and leaves the writing to a thread."""
+
+    def __init__(self, formatter: logging.Formatter) -> None:
+        super().__init__()
+        self.setFormatter(formatter)
+        self._writer = LogWriter(sys.stderr, self._dropped_line)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._writer.write(f"{self.format(record)}\n")
+        except Exception:  # noqa: BLE001 (a log fails nobody)
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Called at the process's end, too, by logging.shutdown."""
+        self._writer.flush()
+
+    def _dropped_line(self, num_dropped: int) -> str:
+        values = {"name": __name__, "levelname": "WARNING", "msg": _dropped(num_dropped)}
+        return f"{self.format(logging.makeLogRecord(values))}\n"
+
+
+def _dropped(num_dropped: int) -> str:
+    return f"dropped {num_dropped} lines of the log, which nobody read"
+
+
 def start_logging(level: str, *, json_output: bool) -> None:
-    """Send this process's log to stderr, from `level` ("info", ...) up; none of it with "off"."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send this process's log to stderr, from `level` ("info", ...) up; none of it with "off".
+
+    A process that ends by os._exit calls logging.shutdown before, else its last lines are lost.
+    """
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
-    handler.setFormatter(_JsonFormatter() if json_output else text)
+    handler = _Handler(_JsonFormatter() if json_output else text)
     number = _OFF if level == "off" else level.upper()
     # Loggers with a level of their own may log below `level`.
     handler.setLevel(number)
@@ -51,11 +79,13 @@ def start_logging(level: str, *, json_output: bool) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-@dataclass(frozen=True, slots=True)
 class Console:
     """Lines on stderr, each behind its process's name; `as_json`: each one a JSON object."""
 
-    as_json: bool = False
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self._lines = LogWriter(sys.stderr, self._dropped_line)
+        self._texts = LogWriter(sys.stdout, lambda num_dropped: "")
 
     def say(self, text: str, level: str = "INFO") -> None:
         """A line of the launcher itself."""
@@ -63,8 +93,22 @@ class Console:
 
     def pass_on(self, name: str, line: str, level: str = "INFO") -> None:
         """A process's line. A JSON object gets its name; of any other line `level` is a guess."""
-        text = _object(name, line, level) if self.as_json else f"{name} | {line}"
-        write(sys.stderr, f"{text}\n")
+        self._lines.write(self._line(name, line, level))
+
+    def print(self, text: str) -> None:
+        """A text for people, on stdout."""
+        self._texts.write(text)
+
+    def flush(self) -> None:
+        """Wait until everything is written, a moment at most."""
+        self._lines.flush()
+        self._texts.flush()
+
+    def _line(self, name: str, line: str, level: str) -> str:
+        return f"{_object(name, line, level)}\n" if self.as_json else f"{name} | {line}\n"
+
+    def _dropped_line(self, num_dropped: int) -> str:
+        return self._line("launcher", _dropped(num_dropped), "WARNING")
 
 
 def _object(name: str, line: str, level: str) -> str:
@@ -77,14 +121,3 @@ def _object(name: str, line: str, level: str) -> str:
     now = datetime.now(UTC).isoformat()
     record = {"process": name, "timestamp": now, "level": level, "target": name, "message": line}
     return json.dumps(record, ensure_ascii=False)
-
-
-def write(stream: TextIO, text: str) -> None:
-    """Write and flush; from the first failure on, `stream` leads to nowhere."""
-    try:
-        stream.write(text)
-        stream.flush()
-    except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)

@@ -11,7 +11,6 @@ or SIGINT drains, the second stops at once. Whatever happens, no child and no so
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 from processes.addresses import answers_health, socket_listens, url_of
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
-from processes.logs import Console, write
+from processes.logs import Console
 from processes.signals import Signals, Stopped
 
 _POLL_S = 0.05
@@ -106,8 +105,7 @@ class Supervisor:
             return
         key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in plan.secrets else ""
         body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
-        write(
-            sys.stdout,
+        self._console.print(
             f"\nTandem serves at {url}. Try:\n\n"
             f"    curl -N {url}/generate_stream{key} -H 'Content-Type: application/json' \\\n"
             f"      -d '{body}'\n\n",
@@ -182,3 +180,4 @@ class Supervisor:
         for rank in range(self._deployment.num_shard):
             Path(f"{self._deployment.uds_path}-{rank}").unlink(missing_ok=True)
         self._console.say("stopped")
+        self._console.flush()

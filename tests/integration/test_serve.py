@@ -1,9 +1,12 @@
 """The main job, end to end: real processes, the bundled model, real HTTP."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +17,7 @@ from transformers import BloomConfig, BloomForCausalLM
 
 from launcher import BUNDLED_MODEL
 from native.time_slice import slice_ns
+from processes.addresses import free_port
 from tests.integration.server import RunningServer, launched, metric, wait_until_gone
 from tests.native.kernel import needs_slices
 
@@ -149,6 +153,35 @@ def test_a_second_signal_stops_at_once() -> None:
             server.wait(5)
         assert time.monotonic() - started_s < 3
         assert wait_until_gone(pids) == []
+
+
+def test_a_log_that_nobody_reads_stops_neither_the_start_nor_the_end() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, bytes(4096))
+    os.set_blocking(writing, True)
+    port = free_port()
+    argv = [sys.executable, "-m", "launcher", "serve", "--device", "cpu", "--port", str(port)]
+    with subprocess.Popen(argv, stdout=writing, stderr=writing) as process:
+        try:
+            assert _status_within(f"http://127.0.0.1:{port}/health", 60.0) == 200
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            os.close(reading)
+            os.close(writing)
+
+
+def _status_within(url: str, timeout_s: float) -> int | None:
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(url, timeout=2).status_code
+        time.sleep(0.1)
+    return None
 
 
 def test_a_killed_launcher_leaves_no_orphan() -> None:

@@ -13,16 +13,18 @@ from processes.child import Child
 from processes.logs import Console
 
 
-async def python(code: str, name: str = "child", *, as_json: bool = False) -> Child:
+async def python(code: str, name: str = "child", console: Console | None = None) -> Child:
     argv = [sys.executable, "-u", "-c", code]
-    return await Child.start(name, argv, os.environ, Console(as_json))
+    return await Child.start(name, argv, os.environ, console or Console())
 
 
 async def test_what_a_child_says_is_passed_on_behind_its_name(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    child = await python("print('hello'); import sys; print('oh', file=sys.stderr)", "shard 1")
+    code, console = "print('hello'); import sys; print('oh', file=sys.stderr)", Console()
+    child = await python(code, "shard 1", console)
     assert await child.wait() == 0
+    console.flush()
     assert capfd.readouterr().err.splitlines() == ["shard 1 | hello", "shard 1 | oh"]
 
 
@@ -30,9 +32,11 @@ async def test_json_lines_get_their_speakers_name_and_other_lines_become_objects
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     said = '{"level": "ERROR", "seed": 18446744073709551615}'
-    child = await python(f"print('{said}'); print([1]); print('hm \\x22')", "shard 1", as_json=True)
+    code, console = f"print('{said}'); print([1]); print('hm \\x22')", Console(as_json=True)
+    child = await python(code, "shard 1", console)
     assert await child.wait() == 0
-    Console(as_json=True).say("two\nlines", "ERROR")
+    console.say("two\nlines", "ERROR")
+    console.flush()
     passed, listed, text, own = map(json.loads, capfd.readouterr().err.splitlines())
     assert passed == {"process": "shard 1", "level": "ERROR", "seed": 2**64 - 1}
     assert (listed["process"], listed["message"]) == ("shard 1", "[1]")
@@ -122,6 +126,8 @@ async def _is_gone(pid: int) -> bool:
 def test_a_servers_lines_name_the_server_and_its_process(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    Console(as_json=True).pass_on("small", '{"process": "shard 0", "message": "loading"}')
+    console = Console(as_json=True)
+    console.pass_on("small", '{"process": "shard 0", "message": "loading"}')
+    console.flush()
     said = json.loads(capfd.readouterr().err)
     assert said == {"process": "small | shard 0", "message": "loading"}
