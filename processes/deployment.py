@@ -8,6 +8,8 @@ from pathlib import Path
 
 from processes.settings import BadConfig
 
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
@@ -60,6 +62,8 @@ class Deployment:
             # Threads that wait for each other spin; beside the router, or any busy neighbour, a
             # short spin is several times faster than OpenMP's long one, and no slower alone.
             "GOMP_SPINCOUNT": "20000",
+            # Else ranks listen at the address of the machine's name.
+            **({"GLOO_SOCKET_IFNAME": "lo"} if self.master_addr in _LOOPBACK else {}),
             **environ,
             "RANK": str(rank),
             "WORLD_SIZE": str(self.num_shard),

@@ -4,6 +4,7 @@ A World is handed down, never looked up. It knows no model, request or RPC; the 
 a forward pass are the model's own and run over the same process group.
 """
 
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from model_server.errors import RanksDiverged
 
@@ -73,7 +75,7 @@ class World:
         load_timeout_s: float = LOAD_TIMEOUT_S,
         step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> "World":
-        """Join the other ranks at `master_addr`:`master_port`, where rank 0 listens.
+        """Join the other ranks at `master_addr`:`master_port`; rank 0 listens at no other address.
 
         Tensors of a forward travel by NCCL on CUDA; by gloo on a CPU, as does what the ranks say on
         the host. Raises RanksDiverged when a rank does not come within `load_timeout_s`, or the
@@ -84,16 +86,17 @@ class World:
         backend = "nccl" if device.type == "cuda" else "gloo"
         address = f"tcp://{master_addr}:{master_port}"
         try:
+            load_timeout = timedelta(seconds=load_timeout_s)
             dist.init_process_group(
                 backend,
-                init_method=address,
+                store=_meet(rank, world_size, (master_addr, master_port), load_timeout),
                 rank=rank,
                 world_size=world_size,
-                timeout=timedelta(seconds=load_timeout_s),
+                timeout=load_timeout,
                 device_id=device if device.type == "cuda" else None,
             )
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=step_timeout_s))
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
             raise RanksDiverged(
                 f"rank {rank} of {world_size} could not meet the others at {address}: {error}"
             ) from error
@@ -173,6 +176,26 @@ class World:
             dist.broadcast(rows, src=0, group=self.group)
         except RuntimeError as error:
             raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error
+
+
+def _meet(rank: int, world_size: int, address: tuple[str, int], timeout: timedelta) -> TCPStore:
+    """The store by which the ranks find each other. Raises OSError and RuntimeError.
+
+    Whoever reaches it can write to it, and torch's own listener takes every interface. So rank 0
+    binds one to the address itself.
+    """
+    listener = None
+    if rank == 0:
+        family, *_, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
+        listener = socket.create_server(place[:2], family=family)
+    return TCPStore(
+        *address,
+        world_size,
+        is_master=listener is not None,
+        timeout=timeout,
+        # The store closes it.
+        master_listen_fd=None if listener is None else listener.detach(),
+    )
 
 
 def _first(drawn: Drawn) -> int:

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from launcher import BUNDLED_MODEL
 from tests.collector import Collector, Span, collecting
 from tests.integration.server import RunningServer, launched, wait_until_gone
+from tests.listeners import is_every_interface, listening_at
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +68,12 @@ def test_they_are_in_one_trace(server: RunningServer, collector: Collector) -> N
         decodes = [span for span in collector.of(TRACE_ID) if span.name == "decode"]
     assert sorted(span.attributes["tandem.rank"] for span in decodes) == [0, 1]
     assert {span.parent_id for span in decodes} == {inference.span_id}
+
+
+def test_no_process_listens_at_every_interface(server: RunningServer) -> None:
+    addresses = [one for pid in server.descendants() for one in listening_at(pid)]
+    assert len(addresses) > 1
+    assert not [one for one in addresses if is_every_interface(one)]
 
 
 def test_the_end_of_one_stops_everything_with_its_last_lines(server: RunningServer) -> None:

@@ -82,6 +82,13 @@ def test_a_gpu_s_memory_is_taken_in_segments_that_grow_unless_the_operator_says(
     assert name not in deployment(device="cpu").shard_environ(0, {})
 
 
+def test_ranks_that_meet_on_the_loopback_interface_talk_there_unless_the_operator_says() -> None:
+    name = "GLOO_SOCKET_IFNAME"
+    assert deployment().shard_environ(0, {})[name] == "lo"
+    assert deployment().shard_environ(0, {name: "eth0"})[name] == "eth0"
+    assert name not in deployment(master_addr="10.0.0.1").shard_environ(0, {})
+
+
 def test_a_number_of_threads_that_the_operator_set_stays() -> None:
     assert deployment().shard_environ(0, {"OMP_NUM_THREADS": "7"})["OMP_NUM_THREADS"] == "7"
 

@@ -1,5 +1,6 @@
 """Two ranks are one model: the same tokens as one rank, and an end when one of them fails."""
 
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from model_server.engine.distributed import FAILED, LATE, Drawn, World
 from model_server.engine.step import StepInputs
 from model_server.errors import ModelRefused, RanksDiverged
 from processes.addresses import free_port
+from tests.listeners import is_every_interface, listening_at
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.ranks import Work, on_two_ranks
 from tests.model_server.engine.shards import NUM_BLOCKS, load, warmed_up
@@ -187,6 +189,31 @@ def test_a_rank_that_is_gone_is_noticed() -> None:
     first, second = on_two_ranks(_survive)
     assert second == "left"
     assert "rank 0 lost the others" in first
+
+
+def _listening_at(world: World) -> list[str]:
+    found = listening_at(os.getpid())
+    # Nobody leaves before the other has looked.
+    world.smallest(1)
+    return found
+
+
+def test_no_rank_listens_at_every_interface() -> None:
+    addresses = on_two_ranks(_listening_at)
+    assert all(addresses)
+    assert not [one for rank in addresses for one in rank if is_every_interface(one)]
+
+
+def test_the_address_where_ranks_meet_is_the_machines_own() -> None:
+    with pytest.raises(RanksDiverged, match=r"at tcp://192\.0\.2\.1:.* Cannot assign"):
+        World.connect(
+            rank=0,
+            world_size=2,
+            master_addr="192.0.2.1",
+            master_port=free_port(),
+            device=torch.device("cpu"),
+            load_timeout_s=1.0,
+        )
 
 
 def test_a_rank_that_never_comes_is_given_up() -> None:
