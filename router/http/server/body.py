@@ -6,7 +6,8 @@ of the server waits.
 """
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import orjson
@@ -26,7 +27,7 @@ _MAX_QUOTED_LEN = 60
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 # Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
 _CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
-_MAX_DROPPED_LEN = 1 << 28
+_MAX_DROPPED_LEN = 1 << 26
 
 
 class ClientLeft(HttpError):
@@ -70,23 +71,34 @@ class BodyReader:
 
     async def _read_bytes(self, request: Request) -> bytes:
         clock = asyncio.get_running_loop().time
-        # What is too much is read all the same, and dropped: a connection that is closed on a
-        # client that still writes takes the answer with it.
         chunks: list[bytes] = []
         body_len, awaited_len = 0, MIN_BODY_LEN
+        stream = request.stream()
         async with asyncio.timeout(self._timeout_s) as timeout:
-            async for chunk in request.stream():
+            async for chunk in stream:
                 body_len += len(chunk)
-                if body_len <= self._max_body_len:
-                    chunks.append(chunk)
-                elif body_len > self._max_body_len + _MAX_DROPPED_LEN:
+                if body_len > self._max_body_len:
                     break
+                chunks.append(chunk)
                 if body_len >= awaited_len:
                     awaited_len = body_len + MIN_BODY_LEN
                     timeout.reschedule(clock() + self._timeout_s)
         if body_len > self._max_body_len:
-            raise self._too_large(str(body_len))
+            raise self._too_large(str(body_len + await self._drop_rest(stream)))
         return b"".join(chunks)
+
+    async def _drop_rest(self, stream: AsyncGenerator[bytes, None]) -> int:
+        """Reads on, for `timeout_s` at most, since a connection that is closed on a client that
+        still writes takes the answer with it. Answers how many bytes came.
+        """
+        dropped_len = 0
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._timeout_s):
+                async for chunk in stream:
+                    dropped_len += len(chunk)
+                    if dropped_len > _MAX_DROPPED_LEN:
+                        break
+        return dropped_len
 
     def _too_large(self, found: str) -> HttpError:
         message = f"the body has {found} bytes; at most {self._max_body_len} are accepted"

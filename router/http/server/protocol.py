@@ -39,6 +39,8 @@ MIN_READ_LEN = HIGH_LEN - LOW_LEN
 MAX_URL_LEN = 8_192
 # Requests of one connection that wait for their turn. One read brings ten thousand of them.
 MAX_WAITING = 64
+# Of a body whose request is answered already. Read on, so that the client gets to its answer.
+MAX_DROPPED_LEN = 1 << 26
 # How long a client is listened to after its last answer, so that it reads it.
 LINGER_S = 1.0
 # The label values of `ConnectionLimits.cuts`.
@@ -146,6 +148,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_len = 0
         # Bytes since the parser's last callback, which it may still hold.
         self._held_len = 0
+        self._dropped_len = 0
         # When the head that is expected began; None during a body and between requests.
         self._head_since_s: float | None = self.loop.time()
 
@@ -203,6 +206,7 @@ class HttpProtocol(HttpToolsProtocol):
             message = f"more than {MAX_WAITING} requests wait for their answers"
             raise HttpError(400, "bad_request", message)
         super().on_headers_complete()
+        self._dropped_len = 0
         if self.parser.should_upgrade():
             return  # `_feed` hands it over
         # Of a body that was not asked for nobody knows whether it will still be sent.
@@ -214,6 +218,10 @@ class HttpProtocol(HttpToolsProtocol):
         """A part of the body."""
         self._held_len = 0
         super().on_body(body)
+        if self.cycle.response_complete and not self._hangs_up:
+            self._dropped_len += len(body)
+            if self._dropped_len > MAX_DROPPED_LEN:
+                self._hang_up()
 
     def on_message_complete(self) -> None:
         """The request is whole."""
@@ -301,7 +309,11 @@ class HttpProtocol(HttpToolsProtocol):
         if not (is_in_body and self.cycle.response_started):
             self._answer(error)
         self._disconnect_answer()
-        # A moment later, so that a client that still writes gets its answer.
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """A moment later, so that a client that still writes gets its answer."""
+        self._hangs_up = True
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(LINGER_S, self.transport.close)

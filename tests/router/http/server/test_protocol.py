@@ -127,6 +127,19 @@ async def test_a_body_behind_its_answer_does_not_keep_the_connection(
     assert QUICK <= monotonic() - began_s < PATIENCE_S
 
 
+async def test_a_body_without_end_behind_its_answer_is_not_read_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.http.server.protocol.MAX_DROPPED_LEN", 100_000)
+    monkeypatch.setattr("router.http.server.protocol.LINGER_S", 0.1)
+    async with housing(FakeShard(), api_keys=["k"]) as house, listening(house.app) as port:
+        head = b"POST /generate HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+        chunk = b"4e20\r\n%b\r\n" % (b" " * 20_000)
+        answer = await say(port, head, *[chunk] * 200, pause_s=0.02)
+
+    assert error_of(answer, 401)["error_type"] == "invalid_api_key"
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"])
 async def test_an_answer_before_a_body_was_asked_for_is_the_last(sent: bytes) -> None:
     async with housing(FakeShard(), api_keys=["k"]) as house, listening(house.app) as port:

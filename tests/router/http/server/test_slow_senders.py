@@ -86,6 +86,23 @@ async def test_a_body_that_comes_too_slowly_is_a_408_in_the_paths_dialect(
     assert (line["status"], line["error_type"], line["request_id"]) == (408, "slow_sender", "mine")
 
 
+async def test_a_body_that_is_too_large_and_keeps_coming_is_not_read_for_ever() -> None:
+    house = housing(FakeShard(), body_timeout_s=QUICK, max_body_len=5000)
+    async with house as built, listening(built.app) as port:
+        began_s = monotonic()
+        head = b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"transfer-encoding: chunked\r\n\r\n")
+        answer = asyncio.ensure_future(reader.readuntil(b"payload_too_large"))
+        while not answer.done() and monotonic() - began_s < PATIENCE_S:
+            writer.write(b"4e20\r\n%b\r\n" % (b" " * 20_000))
+            await asyncio.sleep(0.02)
+        writer.close()
+
+    assert (await answer).startswith(b"HTTP/1.1 413 ")
+    assert QUICK <= monotonic() - began_s < PATIENCE_S / 2
+
+
 async def test_a_body_that_keeps_coming_may_take_its_time() -> None:
     house = housing(FakeShard(), body_timeout_s=QUICK, max_body_len=300_000)
     async with house as built, listening(built.app) as port:
