@@ -5,10 +5,12 @@
 The router, which waits for the shards, imports what it needs while they load.
 
 If one of them dies, everything stops with its last lines and a non-zero code. The first SIGTERM
-or SIGINT drains, the second stops at once. Whatever happens, no child and no socket stays behind.
+or SIGINT drains, the second ends every stream with an error at once. Whatever happens, no child and
+no socket stays behind.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -19,11 +21,14 @@ from processes.addresses import answers_health, socket_listens, url_of
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
 from processes.logs import Console
-from processes.signals import Signals, Stopped
+from processes.signals import Signals, Stopped, first_of
 
 _POLL_S = 0.05
 _REPORT_EVERY_S = 10.0
 _SHARD_STOP_S = 5.0
+# Behind a second signal, for the router to end every stream with an event.
+_LAST_EVENTS_S = 2.0
+_SIGNAL_EVERY_S = 0.2
 # The router ends by itself when its drain is over, after the last step, the last bytes and the last
 # traces; asked once more before that, it would stop at once.
 ROUTER_SLACK_S = 15.0
@@ -40,7 +45,8 @@ class Supervisor:
         self._console = console
         self._shards: list[Child] = []
         self._router: Child | None = None
-        self._signals = Signals(deployment.parent_pid, self._announce_drain, self._kill_children)
+        self._is_draining = False
+        self._signals = Signals(deployment.parent_pid, self._announce_drain, self._stop_at_once)
 
     async def run(self) -> int:
         """Serve until a signal or a death. Returns the exit code."""
@@ -67,10 +73,14 @@ class Supervisor:
     def _announce_drain(self, signum: signal.Signals) -> None:
         self._console.say(f"{signum.name}: draining; a second signal stops at once")
 
+    def _stop_at_once(self) -> None:
+        self._console.say("stopping at once")
+        if not self._is_draining:
+            self._kill_children()
+
     def _kill_children(self) -> None:
         for child in self._children():
             child.kill_group()
-        self._console.say("stopping at once")
 
     def _children(self) -> list[Child]:
         return [*([self._router] if self._router else []), *self._shards]
@@ -168,12 +178,26 @@ class Supervisor:
                 raise ChildFailed(child.death_notice())
 
     async def _drain(self) -> None:
-        if self._router is not None:
-            self._router.signal(signal.SIGTERM)
-            timeout_s = self._deployment.graceful_timeout_s + ROUTER_SLACK_S
-            await asyncio.wait({asyncio.ensure_future(self._router.wait())}, timeout=timeout_s)
+        """The router ends its streams, after what they still write or at a second signal."""
+        if self._router is None:
+            return
+        self._is_draining = True
+        self._router.signal(signal.SIGTERM)
+        ended = asyncio.create_task(self._router.wait())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._deployment.graceful_timeout_s + ROUTER_SLACK_S):
+                await first_of(self._signals.second.wait(), ended)
+        if self._signals.second.is_set():
+            give_up_s = time.monotonic() + _LAST_EVENTS_S
+            while not ended.done() and time.monotonic() < give_up_s:
+                # More than once: of two signals that come together, a process notices one.
+                self._router.signal(signal.SIGTERM)
+                await asyncio.wait({ended}, timeout=_SIGNAL_EVERY_S)
+        self._is_draining = False
 
     async def _stop_children(self) -> None:
+        if self._signals.second.is_set():
+            self._kill_children()
         if self._router is not None:
             await self._router.stop(_SHARD_STOP_S)
         await asyncio.gather(*(shard.stop(_SHARD_STOP_S) for shard in self._shards))

@@ -140,17 +140,20 @@ def test_sigterm_drains_what_runs_and_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.alone
-def test_a_second_signal_stops_at_once() -> None:
+def test_a_second_signal_ends_every_stream_with_an_error_and_stops_at_once() -> None:
     with launched() as server:
         pids = server.descendants()
         body = {"inputs": "Once", "parameters": {"max_new_tokens": 900, "ignore_eos": True}}
         with httpx.stream("POST", f"{server.url}/generate_stream", json=body) as stream:
-            next(stream.iter_lines())
+            lines = stream.iter_lines()
+            next(lines)
             server.signal(signal.SIGINT)
             time.sleep(0.1)
             server.signal(signal.SIGINT)
             started_s = time.monotonic()
+            events = [line for line in lines if line]
             server.wait(5)
+        assert "the server stopped" in events[-1]
         assert time.monotonic() - started_s < 3
         assert wait_until_gone(pids) == []
 
