@@ -231,26 +231,26 @@ async def test_more_tokens_than_the_pool_holds_are_refused_with_the_numbers(
         ]
 
 
-def starts(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
+def starts(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     code = main(argv)
-    errors = capsys.readouterr().err
+    errors = capfd.readouterr().err
     assert "Traceback" not in errors
     assert errors.count("\n") == 1, errors
     return code, errors
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_a_bad_flag_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    code, errors = starts(capsys, "--port", "http")
+def test_a_bad_flag_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    code, errors = starts(capfd, "--port", "http")
     assert code == 2
     assert errors.startswith("error: --port 'http': must be a whole number")
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        code, errors = starts(capsys, "--port", str(port))
+        code, errors = starts(capfd, "--port", str(port))
     assert (code, errors) == (
         1,
         f"error: cannot listen at 127.0.0.1:{port}: Address already in use\n",
@@ -259,32 +259,30 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("own_logging")
 def test_an_address_that_is_not_here_is_one_line(
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    code, errors = starts(capsys, "--port", "0", "--hostname", "192.0.2.1")
+    code, errors = starts(capfd, "--port", "0", "--hostname", "192.0.2.1")
     assert code == 1
     assert errors.startswith("error: cannot listen at 192.0.2.1:0:")
 
 
 @pytest.mark.usefixtures("own_logging")
-def test_a_missing_tokenizer_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    code, errors = starts(capsys, "--port", "0", "--tokenizer-name", str(tmp_path / "none"))
+def test_a_missing_tokenizer_is_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, errors = starts(capfd, "--port", "0", "--tokenizer-name", str(tmp_path / "none"))
     assert code == 1
     assert errors == f"error: the tokenizer's folder '{tmp_path / 'none'}' does not exist\n"
-    code, errors = starts(capsys, "--port", "0", "--tokenizer-name", str(tmp_path))
+    code, errors = starts(capfd, "--port", "0", "--tokenizer-name", str(tmp_path))
     assert code == 1
     assert "tokenizer.json" in errors
 
 
 @pytest.mark.usefixtures("own_logging")
 def test_no_shard_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, tokenizer: Path
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, tokenizer: Path
 ) -> None:
     path = str(tmp_path / "shard-0")
     flags = ("--master-shard-uds-path", path, "--shard-connect-timeout", "0.3", "--port", "0")
-    code, errors = starts(capsys, *flags, "--tokenizer-name", str(tokenizer))
+    code, errors = starts(capfd, *flags, "--tokenizer-name", str(tokenizer))
     assert (code, errors) == (
         1,
         f"error: no shard answers at {path} (waited 0.3 s); is it started?\n",
