@@ -198,8 +198,7 @@ class HttpProtocol(HttpToolsProtocol):
         """The head is whole; the body may follow."""
         self._held_len = 0
         self._unset_keepalive_if_required()
-        if self.parser.get_method() == b"CONNECT":
-            raise HttpError(400, "bad_request", "no tunnel is opened here")
+        self._check_head()
         if self.parser.should_upgrade() and not self._should_upgrade():
             return  # `_feed` parses it once more
         if len(self.pipeline) >= MAX_WAITING:
@@ -284,6 +283,24 @@ class HttpProtocol(HttpToolsProtocol):
     @property
     def _is_answering(self) -> bool:
         return self._answering is not None and not self._answering.response_complete
+
+    def _check_head(self) -> None:
+        """Refuses what a proxy before this server may read in another way (RFC 9112, 3.2 and 6.1).
+
+        The parser takes any list of codings that ends in `chunked`.
+        """
+        is_old = self.parser.get_http_version() == "1.0"
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        codings = {value.lower() for name, value in self.headers if name == b"transfer-encoding"}
+        fault = None
+        if self.parser.get_method() == b"CONNECT":
+            fault = "no tunnel is opened here"
+        elif num_hosts > 1 or (num_hosts == 0 and not is_old):
+            fault = f"a request has one Host header, this one has {num_hosts}"
+        elif codings and (is_old or codings != {b"chunked"}):
+            fault = "a body's Transfer-Encoding must be `chunked`, in HTTP/1.1, or absent"
+        if fault is not None:
+            raise HttpError(400, "bad_request", fault)
 
     def _cut_slow_sender(self) -> None:
         if not self._is_used:

@@ -24,7 +24,9 @@ async def test_a_url_has_a_longest_length() -> None:
     async with hello() as port:
         answer = await say(port, b"GET /v1/%b HTTP/1.1\r\n\r\n" % (b"x" * MAX_URL_LEN))
         fits = await say(
-            port, b"GET /%b HTTP/1.1\r\nconnection: close\r\n\r\n" % (b"x" * (MAX_URL_LEN - 1))
+            port,
+            b"GET /%b HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+            % (b"x" * (MAX_URL_LEN - 1)),
         )
 
     error = error_of(answer, 414)["error"]
@@ -267,3 +269,32 @@ async def test_what_is_no_request_is_refused_with_the_reason(head: bytes, reason
     error = str(error_of(answer, 400)["error"])
     assert error.startswith("this is no HTTP request: ")
     assert reason in error
+
+
+@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
+@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: b\r\n", b"host: a\r\nhost: a\r\n"])
+async def test_a_request_names_one_host(hosts: bytes, version: bytes) -> None:
+    async with hello() as port:
+        head = b"GET / HTTP/%b\r\n%bconnection: close\r\n\r\n" % (version, hosts)
+        answer = await say(port, head)
+
+    if version == b"1.0" and not hosts:
+        assert answer.startswith(b"HTTP/1.1 200 ")
+    else:
+        assert "one Host header" in str(error_of(answer, 400)["error"])
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(b"HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked", id="a-list"),
+        pytest.param(b"HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip", id="gzip"),
+        pytest.param(b"HTTP/1.1\r\nhost: a\r\ntransfer-encoding: identity", id="identity"),
+        pytest.param(b"HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked", id="1.0"),
+    ],
+)
+async def test_no_transfer_encoding_but_chunked_is_read(head: bytes) -> None:
+    async with hello() as port:
+        answer = await say(port, b"POST / " + head + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+
+    assert "Transfer-Encoding must be" in str(error_of(answer, 400)["error"])
