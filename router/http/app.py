@@ -36,7 +36,7 @@ from router.http.server.access import ANY_ORIGIN, Access, Cors
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.body import BodyReader
 from router.http.server.docs import DOCS_PAGE, OPENAPI_PATH, ApiRoute, openapi_document
-from router.http.server.errors import Dialect, HttpError
+from router.http.server.errors import Dialect, HttpError, internal_error
 from router.http.server_info import ServerInfo
 from router.http.tgi.routes import TgiRoutes
 from router.request.errors import RouterError
@@ -206,8 +206,7 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         error = _routing_error(request, error)
     elif not isinstance(error, RouterError | HttpError):
-        message = f"a bug; the server's log has more under request_id {record.request_id}"
-        error = HttpError(500, "internal_error", message)
+        error = internal_error(record.request_id)
     problem = problem_of(error, Dialect.of_path(request.url.path), record.request_id)
     record.error_type = problem.error_type
     return problem.response()

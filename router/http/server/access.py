@@ -5,6 +5,7 @@ its socket ends. It knows no route; the layers below write what they learn about
 record.
 """
 
+import asyncio
 import logging
 import re
 import time
@@ -17,12 +18,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from router.http.server.errors import Dialect, HttpError, Problem
+from router.http.server.errors import Dialect, HttpError, Problem, internal_error
 
 _logger = logging.getLogger(__name__)
 _SCOPE_KEY = "tandem.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}", re.ASCII)
 _MAX_PATH_LEN = 200
+# When a request that ended with its server may be asked of the next one.
+_NEXT_SERVER_S = 1.0
 
 ANY_ORIGIN = ("*",)
 _METHODS = ("GET", "POST", "DELETE", "OPTIONS")
@@ -129,6 +132,11 @@ class Access:
         except Exception:
             _logger.exception("request_id=%s failed by a bug", record.request_id)
             record.error_type = "internal_error"
+            await _answer(internal_error(record.request_id), record, scope, receive, send)
+        except asyncio.CancelledError:
+            error = HttpError(503, "draining", "the server stops", retry_after_s=_NEXT_SERVER_S)
+            await _answer(error, record, scope, receive, send)
+            raise
         finally:
             record.error_type = record.cut_by or record.error_type
             # Still percent-encoded: no line break of a client's gets into the log.
@@ -205,6 +213,18 @@ class Cors(CORSMiddleware):
         if scope["type"] == "http" or origin is None:
             return False
         return not self.is_allowed_origin(origin.decode("latin-1"))
+
+
+async def _answer(
+    error: HttpError, record: AccessRecord, scope: Scope, receive: Receive, send: Send
+) -> None:
+    """The error in the path's dialect; nothing once an answer has begun."""
+    if record.status is None:
+        record.status = error.status
+        problem = Problem.of(error, Dialect.of_path(scope["path"]), record.request_id)
+        response = problem.response()
+        response.headers["x-request-id"] = record.request_id
+        await response(scope, receive, send)
 
 
 def _with_id(message: Message, record: AccessRecord) -> Message:

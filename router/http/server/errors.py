@@ -61,6 +61,12 @@ def model_not_found(name: str) -> HttpError:
     )
 
 
+def internal_error(request_id: str) -> HttpError:
+    """The answer to a request that fails by a bug; the server's log has the traceback."""
+    message = f"a bug; the server's log has more under request_id {request_id}"
+    return HttpError(500, "internal_error", message)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """The answer to a failed request, in one dialect.

@@ -5,10 +5,21 @@ import json
 import logging
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from router.http.server.access import Access
+from router.http.server.listen import HttpServer, bind
 from tests.fakes import FakeShard, letters
 from tests.router.http.harness import SEED, housing, listening, open_request
+from tests.router.http.server.connection import GET, error_of, say
 from tests.router.rig import settled
+
+# The keys of an error's body.
+SHAPES = {
+    "/generate": {"error", "error_type"},
+    "/v1/chat/completions": {"error"},
+    "/v1/messages": {"type", "error", "request_id"},
+}
 
 
 @pytest.fixture
@@ -164,3 +175,33 @@ async def test_every_route_that_generates_logs_its_end(
     assert line["finish_reasons"] == "length"
     assert line["num_generated_tokens"] == 3
     assert isinstance(line["inference_ms"], float)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/messages"])
+async def test_a_bug_outside_of_the_routes_is_an_error_in_the_path_s_dialect(path: str) -> None:
+    async def broken(scope: Scope, receive: Receive, send: Send) -> None:
+        raise ZeroDivisionError
+
+    async with listening(Access(broken)) as port:
+        request = f"POST {path} HTTP/1.1\r\nhost: a\r\nx-request-id: mine\r\n"
+        answer = await say(port, request.encode() + b"connection: close\r\n\r\n")
+
+    error = error_of(answer, 500)
+    assert "request_id mine" in str(error)
+    assert error.keys() == SHAPES[path]
+
+
+async def test_a_request_that_the_server_s_end_cancels_gets_a_503() -> None:
+    began = asyncio.Event()
+
+    async def slow(scope: Scope, receive: Receive, send: Send) -> None:
+        began.set()
+        await asyncio.sleep(60)
+
+    server = HttpServer(Access(slow), bind("127.0.0.1", 0), 1.0)
+    await server.start()
+    answer = asyncio.create_task(say(int(server.address.rpartition(":")[2]), GET + b"\r\n"))
+    await began.wait()
+    await server.stop()
+
+    assert error_of(await answer, 503)["error_type"] == "draining"
