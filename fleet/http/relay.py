@@ -34,11 +34,15 @@ SendText = Callable[[str], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A client's frame: its type, the object's fields, and both as they were sent."""
+    """A client's frame: its type, the object's fields, and both as they were sent.
+
+    `fault` is why it is refused alone, though its stream is known.
+    """
 
     command: str
     fields: Mapping[str, Any]
     text: str
+    fault: HttpError | None = None
 
     @property
     def key(self) -> tuple[str, int | None]:

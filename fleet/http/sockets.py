@@ -21,7 +21,7 @@ from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, ModelNames
 from router.http.server.access import AccessRecord
-from router.http.server.body import parse_json
+from router.http.server.body import MalformedJson, almost_json, parse_json
 from router.http.server.errors import Dialect, HttpError, Problem
 
 _logger = logging.getLogger("fleet")
@@ -188,6 +188,8 @@ class FleetSocket:
         _, stream_id = frame.key
         if stream_id is None:
             raise _wrong("stream_id", "must be a whole number of at most 64 bits")
+        if frame.fault is not None:
+            raise frame.fault
         if frame.command == "CANCEL" and self._relay is None:
             return  # there are no streams
         if frame.command not in _COMMANDS:
@@ -243,8 +245,14 @@ def read_frame(text: str | None) -> Frame:
     command, space, body = text.partition(" ")
     if not space or not command.isascii() or not 1 <= len(command) <= _MAX_COMMAND_LEN:
         raise MalformedFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
+    raw = body.encode()
     try:
-        fields = parse_json(body.encode())
+        fields = parse_json(raw)
+    except MalformedJson as fault:
+        almost = almost_json(raw, "stream_id")
+        if almost is None:
+            raise MalformedFrame(_INVALID_DATA, f"the frame's JSON: {fault}") from fault
+        return Frame(command, almost, text, fault)
     except HttpError as error:
         raise MalformedFrame(_INVALID_DATA, f"the frame's JSON: {error}") from error
     if not isinstance(fields, dict):

@@ -10,7 +10,7 @@ import orjson
 
 from router.http.errors import problem_of
 from router.http.schema import Schema, parse_part
-from router.http.server.body import check_depth, check_width
+from router.http.server.body import MalformedJson, almost_json, check_depth, check_width
 from router.http.server.errors import Dialect, HttpError
 from router.request.errors import (
     ConstraintRefused,
@@ -44,11 +44,15 @@ class SocketClose(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of a client: its type, its object, and the object's JSON."""
+    """One frame of a client: its type, its object, and the object's JSON.
+
+    `fault` is why it is refused alone, though its stream is known: another frame is well formed.
+    """
 
     command: str
     payload: Mapping[str, Any]
     text: bytes
+    fault: HttpError | None = None
 
 
 def read_frame(text: str | None) -> Frame:
@@ -66,8 +70,11 @@ def read_frame(text: str | None) -> Frame:
             raise SocketClose(_INVALID_DATA, "the JSON of a frame must be an object")
         check_depth(body, payload)
     except orjson.JSONDecodeError as error:
-        reason = f"the frame's JSON is malformed: {error}"
-        raise SocketClose(_INVALID_DATA, reason) from error
+        fault = MalformedJson("the frame's JSON is malformed", body, error)
+        almost = almost_json(body, "stream_id")
+        if almost is None:
+            raise SocketClose(_INVALID_DATA, str(fault)) from error
+        return Frame(command, almost, body, fault)
     except HttpError as error:
         raise SocketClose(_INVALID_DATA, f"the frame's JSON: {error}") from error
     return Frame(command, payload, body)

@@ -169,6 +169,8 @@ class Session:
             if frame.command == "CANCEL":
                 self._streams.cancel(stream_id)
             elif (make := _STREAM_TASKS.get(frame.command)) is None:
+                if frame.fault is not None:
+                    raise frame.fault
                 await self._reply(stream_id, self._answer(frame))
                 if frame.command == "HELLO" and self._services.infer.is_draining:
                     self.notify(DRAINING)

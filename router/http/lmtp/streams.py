@@ -178,6 +178,8 @@ class Streams:
                 max_streams = self._services.limits.max_streams
                 message = f"a socket has at most {max_streams} streams at a time"
                 raise Overloaded(message, _RETRY_AFTER_S)
+            if frame.fault is not None:
+                raise frame.fault
             await self._send_end(stream_id, await task.run(frame, send), send)
         except (RouterError, HttpError) as error:
             record.error_type = error_type_of(error)

@@ -6,6 +6,7 @@ of the server waits.
 """
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 # Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
 _CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
 _MAX_DROPPED_LEN = 1 << 26
+_MAX_ALMOST_JSON_LEN = 1 << 20
 
 
 class ClientLeft(HttpError):
@@ -35,6 +37,13 @@ class ClientLeft(HttpError):
 
     def __init__(self) -> None:
         super().__init__(499, "cancelled", "the client left")
+
+
+class MalformedJson(HttpError):
+    """Text that is no JSON, with the place."""
+
+    def __init__(self, subject: str, text: bytes, error: orjson.JSONDecodeError) -> None:
+        super().__init__(400, "validation", f"{subject}: {_reason(text, error)}")
 
 
 class BodyReader:
@@ -116,12 +125,26 @@ def parse_json(body: bytes) -> Any:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise HttpError(
-            400, "validation", f"the body is not JSON: {_reason(body, error)}"
-        ) from error
+        raise MalformedJson("the body is not JSON", body, error) from error
     if isinstance(value, dict):
         check_depth(body, value)
     return value
+
+
+def almost_json(text: bytes, id_field: str) -> dict[str, Any] | None:
+    """The object of a text that would be JSON but for NaN, infinities or lone surrogates.
+
+    Python's own `json` writes them. None for any other text, for one whose `id_field` is no whole
+    number of 64 bits, and for a long one, which is slow to read.
+    """
+    if len(text) > _MAX_ALMOST_JSON_LEN:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    number = value.get(id_field) if isinstance(value, dict) else None
+    return value if type(number) is int and -(1 << 63) <= number < 1 << 63 else None
 
 
 def check_width(body: bytes) -> None:

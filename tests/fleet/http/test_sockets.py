@@ -123,6 +123,15 @@ async def test_what_cannot_be_served_is_an_error_that_the_client_sees(
         assert (await client.hear())[1]["model_info"] == {"model": "a"}
 
 
+async def test_a_frame_with_nan_is_an_error_of_its_own_stream(fleet: RunningFleet) -> None:
+    async with socket(fleet) as client:
+        await client.connection.send('GENERATE {"stream_id": 3, "model": "a", "top_p": NaN}')
+        said, fields = await client.hear()
+        assert (said, fields["stream_id"], fields["error_type"]) == ("TOKEN", 3, "validation")
+        await client.say("MODEL_INFO", stream_id=4, model="a")
+        assert (await client.hear())[1]["model_info"] == {"model": "a"}
+
+
 async def test_a_frame_that_is_none_closes_the_socket_with_a_reason(fleet: RunningFleet) -> None:
     async with socket(fleet) as client:
         await client.connection.send("nonsense")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -32,6 +33,7 @@ async def closed(talk: Talk) -> tuple[int, str]:
         ("GENERATE 5", "an object"),
         ('GENERATE {"stream_id": NaN}', "malformed"),
         ('GENERATE {"text": "\\ud800"}', "malformed"),
+        ('GENERATE {"stream_id": 1267650600228229401496703205376, "top_p": NaN}', "malformed"),
         ("X" * 41 + " {}", "a frame is TYPE"),
         ("GENERÄTE {}", "a frame is TYPE"),
         ('GENERATE {"x": ' + "[" * 70 + "]" * 70 + "}", "levels deep"),
@@ -45,6 +47,25 @@ async def test_a_text_that_is_no_frame_closes_the_socket(text: str, words: str) 
 
     assert code == 1007
     assert words in reason
+
+
+@pytest.mark.parametrize("fault", ['"temperature": NaN', '"top_p": -Infinity', '"text": "\\ud800"'])
+async def test_what_pythons_json_writes_beside_json_fails_its_own_stream_alone(fault: str) -> None:
+    shard = FakeShard()
+    shard.faults.delay_s = 0.02
+    async with served(shard) as (_, port), talking(port) as talk:
+        await talk.send("GENERATE", stream_id=1, prompt=ONCE, max_tokens=20)
+        await talk.socket.send(f'GENERATE {{"stream_id": 2, "prompt": [1], {fault}}}')
+        await talk.socket.send(f'MODEL_INFO {{"stream_id": 3, {fault}}}')
+        objects: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 3: []}
+        while not any(fields.get("finish_reason") for fields in objects[1]):
+            _, fields = await talk.hear()
+            objects[fields["stream_id"]].append(fields)
+
+    for (fields,) in (objects[2], objects[3]):
+        assert fields["error_type"] == "validation"
+        assert fields["error"].startswith("the frame's JSON is malformed: ")
+    assert len(objects[1]) == 20
 
 
 async def test_a_binary_message_closes_the_socket() -> None:
