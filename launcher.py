@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import Field, dataclass, fields
@@ -43,6 +42,7 @@ from processes.settings import (
     setting,
     sources_of,
 )
+from processes.socket_folder import socket_folder
 from processes.supervisor import Supervisor
 from router.config import RouterConfig
 from router.http.server.tls import server_tls
@@ -280,16 +280,16 @@ def serve(context: typer.Context) -> None:
     environ = children_environ(os.environ, hub_cache)
     several = {"model": models} if len(models) > 1 or models == [AUTO] else {}
     fleet = read_settings(FleetConfig, {**by_flag, **several}, os.environ)
-    with tempfile.TemporaryDirectory(prefix="tandem-") as folder:
-        deployment, trusts_code = deployment_of(config, models, by_flag, os.environ, folder)
+    with socket_folder() as folder:
+        deployment, trusts_code = deployment_of(config, models, by_flag, os.environ, str(folder))
         _require_addresses(deployment, config.shard_uds_path)
-        if fleet.model:
-            if fleet.takes_any and fleet.hub_models and trusts_code:
-                raise BadConfig(_CODE_OF_ANYBODY)
-            argv = fleet_argv(models, by_flag, os.environ)
-            # Nothing is to be watched but the front, so no process stays to watch it.
-            os.execve(argv[0], argv, deployment.router_environ(environ))
-        raise typer.Exit(asyncio.run(_run(deployment, environ)))
+        if not fleet.model:
+            raise typer.Exit(asyncio.run(_run(deployment, environ)))
+    if fleet.takes_any and fleet.hub_models and trusts_code:
+        raise BadConfig(_CODE_OF_ANYBODY)
+    argv = fleet_argv(models, by_flag, os.environ)
+    # Nothing is to be watched but the front, so no process stays to watch it.
+    os.execve(argv[0], argv, deployment.router_environ(environ))
 
 
 def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> None:

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -37,6 +36,7 @@ from processes.hub import HuggingFaceHub
 from processes.logs import Console, start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
+from processes.socket_folder import socket_folder
 from router.http.server.access import Access, Cors
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.body import BodyReader
@@ -58,10 +58,10 @@ def main(argv: Sequence[str]) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="tandem-fleet-") as folder,
+            socket_folder() as folder,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(_run(command, Path(folder)))
+            return runner.run(_run(command, folder))
     except BadConfig as error:
         # Files of TLS, which are read where the socket is made.
         sys.stderr.write(f"error: {error}\n")
