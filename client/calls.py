@@ -152,7 +152,8 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class ServerNotice:
-    """A system message of the server. `state`: queued, loading, running or draining.
+    """A system message of the server. `state`: queued, loading, running or draining; reconnecting
+    when the server is gone, which the client finds out by itself.
 
     `stream` None: it is about the whole connection.
     """

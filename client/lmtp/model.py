@@ -44,7 +44,8 @@ class LmtpModel:
     it. Close it, or use it as an async context manager.
 
     name:      the model of calls that name none
-    on_notice: is called with the server's messages about itself: queued, loading, draining
+    on_notice: is called with the server's messages about itself: queued, loading, draining; and
+               with `reconnecting` as soon as the server is gone
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class LmtpModel:
         # More than one where some are full or drain, or where a server binds each to one model.
         self._connections: list[Connection] = []
         self._was_reached = False
+        self._is_lost = False
         self._is_closed = False
 
     async def __aenter__(self) -> Self:
@@ -90,7 +92,7 @@ class LmtpModel:
         """The tokens as they come, then the Answer; closing it early cancels the request."""
         call = replace(call, model=call.model or self._name)
         progress = GenerateProgress(call, draw_seed=self._draw_seed, clock=self._clock)
-        retries = Retries(self._retry)
+        retries = Retries(self._retry, self._say_lost)
         while True:
             try:
                 write = partial(generate_frame, progress.request())
@@ -119,7 +121,7 @@ class LmtpModel:
         A search draws nothing, so a lost one is sent again as it was, with the same results.
         """
         call = replace(call, model=call.model or self._name)
-        retries = Retries(self._retry)
+        retries = Retries(self._retry, self._say_lost)
         while True:
             try:
                 with await self._request(call.model, partial(beams_frame, call)) as parts:
@@ -133,7 +135,7 @@ class LmtpModel:
     async def score(self, call: ScoreCall) -> Scores:
         """The log-probabilities of several continuations of one prompt."""
         call = replace(call, model=call.model or self._name)
-        retries = Retries(self._retry)
+        retries = Retries(self._retry, self._say_lost)
         while True:
             try:
                 with await self._request(call.model, partial(score_frame, call)) as parts:
@@ -150,6 +152,13 @@ class LmtpModel:
         if self._is_closed or (isinstance(error, Unreachable) and not self._was_reached):
             raise error
         await retries.wait(error)
+
+    def _say_lost(self, error: TandemError) -> None:
+        """Once, however many streams and tries there are."""
+        if not self._is_lost:
+            self._is_lost = True
+            notice = ServerNotice("reconnecting", f"{error}; trying again")
+            asyncio.get_running_loop().call_soon(self._on_notice, notice)
 
     async def _request(self, model: str | None, write: FrameWriter) -> Stream:
         return (await self._connected(model)).stream(write)
@@ -177,6 +186,7 @@ class LmtpModel:
         websocket, greeting = await open_websocket(self._address, self._timeout_s)
         connection = Connection(websocket, greeting, self._on_notice)
         self._was_reached = True
+        self._is_lost = False
         if self._is_closed:
             await connection.close()
             raise ConnectionLost("this LmtpModel was closed")

@@ -25,16 +25,21 @@ class RetryPolicy:
 
 
 class Retries:
-    """The retries of one request. `sleep` waits, `draw` makes pauses random (0 to 1)."""
+    """The retries of one request. `on_lost` is called before a pause without a server.
+
+    `sleep` waits, `draw` makes pauses random (0 to 1).
+    """
 
     def __init__(
         self,
         policy: RetryPolicy,
+        on_lost: Callable[[TandemError], None] = lambda _: None,
         *,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._policy = policy
+        self._on_lost = on_lost
         self._sleep = sleep
         self._draw = draw
         self._num_failures = 0
@@ -54,6 +59,8 @@ class Retries:
             self._num_failures += 1
             if self._num_failures >= self._policy.max_tries:
                 raise error
+            if not isinstance(error, ServerFailed):
+                self._on_lost(error)
             await self._sleep(self._pause_s(self._num_failures))
 
     async def _wait_for_room(self, error: Overloaded) -> None:

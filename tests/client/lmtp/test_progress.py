@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall
+from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall, ServerNotice
 from client.errors import ConnectionLost, Overloaded, ServerFailed, Unreachable
 from client.lmtp.model import LmtpModel
 from client.lmtp.retry import RetryPolicy
@@ -160,6 +160,36 @@ async def test_a_server_that_does_not_come_back_is_given_up() -> None:
     async with model:
         with pytest.raises((Unreachable, ConnectionLost)):
             await model.generate(GenerateCall(prompt="Once"))
+
+
+async def test_a_server_that_is_gone_is_noticed_once_and_at_once() -> None:
+    notices: list[ServerNotice] = []
+    slow = RetryPolicy(first_pause_s=60.0, max_pause_s=60.0)
+    async with performing(lost_after_three) as scene:
+        model = LmtpModel(scene.url, retry=slow, on_notice=notices.append)
+        calls = [GenerateCall(prompt="Once"), GenerateCall(prompt="Twice")]
+        asking = [asyncio.create_task(model.generate(call)) for call in calls]
+        async with asyncio.timeout(10):
+            while not notices:
+                await asyncio.sleep(0.01)
+    for task in asking:
+        task.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await model.close()
+    (notice,) = notices
+    assert (notice.state, notice.stream) == ("reconnecting", None)
+    assert notice.message.startswith("the connection was lost")
+    assert notice.message.endswith("; trying again")
+
+
+async def test_who_does_not_try_again_says_so_by_the_error_alone() -> None:
+    notices: list[ServerNotice] = []
+    async with performing(lost_after_three) as scene:
+        once = RetryPolicy(max_tries=1)
+        async with LmtpModel(scene.url, retry=once, on_notice=notices.append) as model:
+            with pytest.raises(ConnectionLost):
+                await model.generate(GenerateCall(prompt="Once"))
+    assert notices == []
 
 
 async def test_a_server_that_comes_back_at_its_port_is_found_again() -> None:
