@@ -82,6 +82,10 @@ def test_what_is_no_json_is_a_400_that_says_where(body: bytes, place: str) -> No
     assert (refusal.value.status, refusal.value.error_type) == (400, "validation")
 
 
+def test_of_a_key_that_stands_there_twice_the_last_value_counts() -> None:
+    assert parse(b'{"name": "a", "name": "b"}', Body) == Body(name="b")
+
+
 def test_nesting_is_bounded_and_the_field_is_named() -> None:
     assert parse(nested(MAX_DEPTH - 2), Body).inner is not None
 
