@@ -17,18 +17,19 @@ from torch import Tensor
 
 from model_server.engine.step import SequenceStep, StepInputs
 from model_server.executor.executor import Executor
+from model_server.executor.int4_parameters import Int4Parameters
 from model_server.model.model import HfModel
 from model_server.recipe.dense_torch import DenseTorch
 from model_server.recipe.proof import relative_error, require_near
 from model_server.recipe.recipe import Recipe, Unreadable
-from model_server.recipe.rotary import angles_of
+from model_server.recipe.rotary import Angles, angles_of
 
 _log = logging.getLogger(__name__)
 
 # Tokens that prove the loaded weights: a prompt in two chunks, then one token.
 _CHUNK_LENS = (13, 6, 1)
 # Relative error of logits: 0.07 is usual; beyond this something is wrong with the weights.
-_MAX_QUANTIZED_ERROR = 0.3
+MAX_QUANTIZED_ERROR = 0.3
 _MADV_DONTNEED = 4
 _PAGE_SIZE = 4096
 
@@ -69,12 +70,42 @@ def load_dense(model: HfModel, recipe: Recipe, build: Build[E], *, quantize: str
     actual = _logits(executor, evidence.token_ids)
     if quantize is None:
         require_near(actual, evidence.native, evidence.exact)
-        return executor
-    error = relative_error(actual, evidence.exact)
-    _log.info("relative error of logits in %s: %.2g", quantize, error)
-    if not error <= _MAX_QUANTIZED_ERROR:
-        raise Unreadable(f"in {quantize} its logits are too far from float32 ({error:.2g})")
+    else:
+        _require_within(MAX_QUANTIZED_ERROR, actual, evidence.exact, quantize)
     return executor
+
+
+def load_int4(
+    recipe: Recipe,
+    parameters: Int4Parameters,
+    angles: Sequence[Angles],
+    build: Build[E],
+    *,
+    num_positions: int,
+    max_error: float | None,
+) -> E:
+    """As `load_dense`, of a checkpoint in 4 bits, with the weights taken out of `parameters`.
+
+    The oracle computes with the same weights in float32: the executor's logits may be so far from
+    it. `max_error` None: nothing is compared, since this rank holds a part.
+    """
+    exact, token_ids = None, _token_ids(recipe.head.rows.count, parameters.device)
+    if max_error is not None:
+        oracle = DenseTorch(recipe, parameters, angles)
+        exact = oracle.logits(token_ids, [len(token_ids)])
+    executor = build(
+        parameters, _tables(angles, num_positions, parameters.device), release=parameters.release
+    )
+    if max_error is not None and exact is not None:
+        _require_within(max_error, _logits(executor, token_ids), exact, "4 bits")
+    return executor
+
+
+def _require_within(max_error: float, actual: Tensor, exact: Tensor, kind: str) -> None:
+    error = relative_error(actual, exact)
+    _log.info("relative error of logits in %s: %.2g", kind, error)
+    if not error <= max_error:
+        raise Unreadable(f"in {kind} its logits are too far from float32 ({error:.2g})")
 
 
 @torch.inference_mode()
@@ -83,9 +114,16 @@ def load_unproven(model: HfModel, recipe: Recipe, build: Build[E]) -> E:
     parameters = _parameters(model)
     release: Callable[[str], None] = _Release(parameters)
     num_positions = model.facts.max_position_embeddings or sum(_CHUNK_LENS)
-    positions = torch.arange(num_positions, device=_device_of(parameters))
-    tables = [each(positions) for each in angles_of(recipe, model.module)]
+    tables = _tables(angles_of(recipe, model.module), num_positions, _device_of(parameters))
     return build(parameters, tables, release=release)
+
+
+@torch.inference_mode()
+def _tables(
+    angles: Sequence[Angles], num_positions: int, device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    positions = torch.arange(num_positions, device=device)
+    return [each(positions) for each in angles]
 
 
 def _parameters(model: HfModel) -> dict[str, Tensor]:
@@ -100,12 +138,15 @@ def _device_of(parameters: Mapping[str, Tensor]) -> torch.device:
 @torch.inference_mode()
 def _evidence(model: HfModel, recipe: Recipe) -> _Evidence:
     parameters, num_tokens = _parameters(model), sum(_CHUNK_LENS)
-    token_ids = (torch.arange(1, 1 + num_tokens) * 7) % model.facts.vocab_size
-    token_ids = token_ids.to(_device_of(parameters))
+    token_ids = _token_ids(model.facts.vocab_size, _device_of(parameters))
     oracle = DenseTorch(recipe, parameters, angles_of(recipe, model.module))
     return _Evidence(
         token_ids, oracle.logits(token_ids, [num_tokens]), model.native_logits(token_ids)
     )
+
+
+def _token_ids(vocab_size: int, device: torch.device) -> Tensor:
+    return (torch.arange(1, 1 + sum(_CHUNK_LENS), device=device) * 7) % vocab_size
 
 
 def _logits(executor: Executor, token_ids: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -14,8 +13,9 @@ from model_server.attention.select import select_backend
 from model_server.executor.decode_graphs import Capture, CudaCapture
 from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.device_weights import read_weights
+from model_server.executor.int4_parameters import Int4Parameters
 from model_server.executor.layer_ops import LayerOps, TorchLayerOps
-from model_server.executor.matrix import Float8Matrix, PlainMatrix
+from model_server.executor.matrix import matrices_of
 from model_server.executor.partition import Partition
 from model_server.recipe.recipe import Attention, Recipe
 
@@ -54,7 +54,8 @@ def build_dense_cuda(
         dtype=dtype,
         device=device,
         partition=partition,
-        make_matrix=PlainMatrix if quantize is None else partial(Float8Matrix.of, ops.quantize),
+        make_matrix=matrices_of(ops, quantize),
+        int4=parameters.int4 if isinstance(parameters, Int4Parameters) else {},
         release=release,
     )
     return DenseCuda(

@@ -6,6 +6,7 @@ a head, paired gates a gate and an up, merged and transposed layers rows like al
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +15,18 @@ from torch import Tensor
 
 from model_server.attention.base import LayerGeometry, LayerOptions
 from model_server.executor.head_rows import rows_of_heads
+from model_server.executor.int4_weight import Int4Weight, stacked
 from model_server.executor.layer_ops import HeadLayout, NormWeights
 from model_server.executor.matrix import MakeMatrix, Matrix, PlainMatrix
 from model_server.executor.partition import Partition
 from model_server.recipe.recipe import Activation, Attention, Head, Layer, Linear, Mlp, Norm, Recipe
 
 Angles = tuple[Tensor, Tensor]
+# Some outputs of a layer, and their biases.
+Rows: TypeAlias = tuple[Tensor | Int4Weight, Tensor | None]
+
+# Of what is multiplied in 4 bits; see LayerOps.multiply_int4.
+_LEAST_GROUP_LEN = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,7 +77,8 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     partition: Partition,
-    make_matrix: MakeMatrix = PlainMatrix,
+    make_matrix: MakeMatrix,
+    int4: Mapping[str, Int4Weight] | None = None,
     release: Callable[[str], None] = lambda name: None,
 ) -> DenseWeights:
     """The weights of a recipe that fits; see unfit.py and partition.py.
@@ -78,9 +86,10 @@ def read_weights(
     parameters: by the names in the recipe, on any device and of any float dtype
     tables:     cos and sin [num_positions, n / 2] float32 of each entry of `recipe.rotary`
     make_matrix: of the layers; the head stays in the model's dtype
+    int4:       of `parameters`, those that are in 4 bits; they stay so where their groups allow it
     release:    called with a parameter's name once it is not needed any more
     """
-    reader = _Reader(recipe, parameters, tables, dtype, device, partition, make_matrix)
+    reader = _Reader(recipe, parameters, tables, dtype, device, partition, make_matrix, int4 or {})
     last_use = recipe.last_uses()
     layers = []
     for index, layer in enumerate(recipe.layers):
@@ -114,6 +123,7 @@ class _Reader:
         device: torch.device,
         partition: Partition,
         make_matrix: MakeMatrix,
+        int4: Mapping[str, Int4Weight],
     ) -> None:
         self._recipe = recipe
         self._parameters = parameters
@@ -122,6 +132,7 @@ class _Reader:
         self._device = device
         self._partition = partition
         self._make_matrix = make_matrix
+        self._int4 = int4
 
     def layer(self, layer: Layer) -> DenseLayer:
         if not isinstance(layer.mlp, Mlp):
@@ -150,7 +161,7 @@ class _Reader:
         """This rank's part of the vocabulary; the last ranks' are filled up with zeros."""
         head, partition = self._recipe.head, self._partition
         part = partition.longest(head.rows.count)
-        weight, bias = self._rows(head, np.arange(part.start, part.stop))
+        weight, bias = self._dense_rows(head, np.arange(part.start, part.stop))
         num_missing = len(Partition(0, partition.num_ranks).longest(head.rows.count)) - len(part)
         if num_missing:
             weight = torch.cat((weight, weight.new_zeros(num_missing, weight.shape[1])))
@@ -190,7 +201,7 @@ class _Reader:
             self._rows(attention.key.linear, self._key_rows(attention)),
             self._rows(attention.value, self._value_rows(attention)),
         )
-        return self._make_matrix(*_merged(parts))
+        return self._make_matrix(*_merged(parts, self._dtype))
 
     def _query_rows(self, attention: Attention) -> npt.NDArray[np.int64]:
         heads = self._partition.part(attention.num_heads)
@@ -242,6 +253,8 @@ class _Reader:
         return range(heads.start * attention.head_dim, heads.stop * attention.head_dim)
 
     def _num_inputs(self, linear: Linear) -> int:
+        if linear.weight in self._int4:
+            return self._int4[linear.weight].num_inputs
         return self._parameters[linear.weight].shape[0 if linear.transposed else 1]
 
     def _ins(self, mlp: Mlp) -> Matrix:
@@ -267,26 +280,45 @@ class _Reader:
                 rows = own[own[:, 0] == index, 1]
                 if len(rows):
                     parts.append(self._rows(linear, rows))
-        return self._make_matrix(*_merged(parts))
+        return self._make_matrix(*_merged(parts, self._dtype))
 
     def _summed(self, linear: Linear, inputs: range) -> Matrix:
         """A product of some inputs, to be added up over the ranks: one of them has the bias."""
         weight, bias = self._rows(linear, np.arange(linear.rows.count), inputs)
-        return self._make_matrix(weight.contiguous(), bias if self._partition.rank == 0 else None)
+        if isinstance(weight, Tensor):
+            weight = weight.contiguous()
+        return self._make_matrix(weight, bias if self._partition.rank == 0 else None)
 
     def _rows(
         self, linear: Linear, chosen: npt.NDArray[np.int64], inputs: range | None = None
+    ) -> Rows:
+        """Rows `chosen` of the layer's outputs, and their biases; in 4 bits if they can be."""
+        int4 = self._int4.get(linear.weight)
+        if int4 is None or linear.transposed or int4.group_len % _LEAST_GROUP_LEN:
+            return self._dense_rows(linear, chosen, inputs)
+        if inputs is not None:
+            if not int4.can_narrow(inputs):
+                return self._dense_rows(linear, chosen, inputs)
+            int4 = int4.narrow(inputs)
+        rows = np.array(linear.rows.indices())[chosen]
+        taken = int4.rows(torch.from_numpy(rows).to(int4.device)).to(self._device)
+        return taken, self._bias(linear, rows)
+
+    def _dense_rows(
+        self, linear: Linear, chosen: npt.NDArray[np.int64], inputs: range | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Rows `chosen` of the layer's outputs, and their biases."""
+        """As `_rows`, in the model's dtype."""
         weight = self._parameters[linear.weight].detach()
         weight = weight.T if linear.transposed else weight
         if inputs is not None:
             weight = weight.narrow(1, inputs.start, len(inputs))
         rows = np.array(linear.rows.indices())[chosen]
-        bias = None
-        if linear.bias is not None:
-            bias = self._moved(_taken(self._parameters[linear.bias].detach(), rows))
-        return self._moved(_taken(weight, rows)), bias
+        return self._moved(_taken(weight, rows)), self._bias(linear, rows)
+
+    def _bias(self, linear: Linear, rows: npt.NDArray[np.int64]) -> Tensor | None:
+        if linear.bias is None:
+            return None
+        return self._moved(_taken(self._parameters[linear.bias].detach(), rows))
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, self._dtype)
@@ -300,14 +332,23 @@ def _taken(tensor: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
     return tensor.index_select(0, torch.from_numpy(rows).to(tensor.device))
 
 
-def _merged(parts: Sequence[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """One matrix of several, one below the other."""
-    if len(parts) == 1:
-        weight, bias = parts[0]
-        return weight.contiguous(), bias
+def _merged(parts: Sequence[Rows], dtype: torch.dtype) -> Rows:
+    """One matrix of several, one below the other: in 4 bits if all of them are."""
+    weights = [weight for weight, _ in parts]
     biases = None
     if any(bias is not None for _, bias in parts):
-        biases = torch.cat(
-            [weight.new_zeros(len(weight)) if bias is None else bias for weight, bias in parts]
-        )
-    return torch.cat([weight for weight, _ in parts]), biases
+        biases = torch.cat([_bias_or_zeros(part, dtype) for part in parts])
+    if all(isinstance(weight, Int4Weight) for weight in weights):
+        one = stacked([weight for weight in weights if isinstance(weight, Int4Weight)])
+        if one is not None:
+            return one, biases
+    dense = [each.dense(dtype) if isinstance(each, Int4Weight) else each for each in weights]
+    return torch.cat(dense) if len(dense) > 1 else dense[0].contiguous(), biases
+
+
+def _bias_or_zeros(part: Rows, dtype: torch.dtype) -> Tensor:
+    weight, bias = part
+    if bias is not None:
+        return bias
+    num_outputs = weight.num_outputs if isinstance(weight, Int4Weight) else len(weight)
+    return torch.zeros(num_outputs, dtype=dtype, device=weight.device)

@@ -12,7 +12,9 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from model_server.executor.int4_weight import Int4Weight
 from model_server.recipe.pieces import activate, rotate
 from model_server.recipe.recipe import Activation
 
@@ -97,6 +99,12 @@ class LayerOps(Protocol):
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows in float8_e4m3fn, and scales [num_rows, 1] float32: `x` is about their product."""
 
+    def multiply_int4(self, x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
+        """[num_tokens, num_inputs] to [num_tokens, num_outputs], in the dtype of `x`.
+
+        Groups are of a multiple of 16 inputs.
+        """
+
 
 class TorchLayerOps:
     """See LayerOps."""
@@ -145,6 +153,10 @@ class TorchLayerOps:
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See LayerOps.quantize."""
         return quantized(x)
+
+    def multiply_int4(self, x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
+        """See LayerOps.multiply_int4."""
+        return functional.linear(x, weight.dense(x.dtype), bias)
 
     def _rotated(
         self, x: Tensor, heads: HeadLayout, norm: NormWeights | None, positions: Tensor

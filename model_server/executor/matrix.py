@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_server.executor.layer_ops import quantized
+from model_server.executor.int4_weight import Int4Weight
+from model_server.executor.layer_ops import LayerOps, quantized
 
 # Rows to their numbers in 8 bits, and their scales: see LayerOps.quantize.
 Quantize: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -58,5 +59,35 @@ class Float8Matrix:
         return product if self.bias is None else product + self.bias
 
 
-# [num_outputs, num_inputs] and [num_outputs] of the model's dtype to what multiplies by them.
-MakeMatrix: TypeAlias = Callable[[Tensor, Tensor | None], Matrix]
+@dataclass(frozen=True, slots=True, eq=False)
+class Int4Matrix:
+    """A weight in 4 bits."""
+
+    weight: Int4Weight
+    bias: Tensor | None
+    _multiply: Callable[[Tensor, Int4Weight, Tensor | None], Tensor]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        return self._multiply(x, self.weight, self.bias)
+
+
+# A weight of [num_outputs, num_inputs], in the model's dtype or in 4 bits, and the biases of its
+# outputs in the model's dtype, to what multiplies by them.
+MakeMatrix: TypeAlias = Callable[[Tensor | Int4Weight, Tensor | None], Matrix]
+
+
+def matrices_of(ops: LayerOps, quantize: str | None = None) -> MakeMatrix:
+    """How a device's matrices are made; `quantize` "fp8": those of the model's dtype are rounded.
+
+    A weight in 4 bits stays as it is.
+    """
+
+    def make(weight: Tensor | Int4Weight, bias: Tensor | None) -> Matrix:
+        if isinstance(weight, Int4Weight):
+            return Int4Matrix(weight, bias, ops.multiply_int4)
+        if quantize == "fp8":
+            return Float8Matrix.of(ops.quantize, weight, bias)
+        return PlainMatrix(weight, bias)
+
+    return make

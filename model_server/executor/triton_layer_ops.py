@@ -4,8 +4,10 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from model_server.executor.int4_weight import Int4Weight
 from model_server.executor.layer_ops import HeadLayout, NormWeights, normalised
 from model_server.kernels.activations import activated
+from model_server.kernels.int4_matmul import multiply
 from model_server.kernels.launch import Launch, launch
 from model_server.kernels.norms import add_and_norm
 from model_server.kernels.quantize import quantize_rows
@@ -61,6 +63,10 @@ class TritonLayerOps:
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See LayerOps.quantize."""
         return quantize_rows(x, self._launch)
+
+    def multiply_int4(self, x: Tensor, weight: Int4Weight, bias: Tensor | None) -> Tensor:
+        """See LayerOps.multiply_int4."""
+        return multiply(x, weight, bias, self._launch)
 
     def _left(
         self, norm: NormWeights | None, part: Tensor, heads: HeadLayout

@@ -19,7 +19,8 @@ UNBOUNDED = 1 << 30  # a window or a chunk longer than any sequence
 
 
 @triton.jit
-def _dot(left, right, sums):
+def multiply_add(left, right, sums):
+    """`sums` and the product of two tiles, in float32."""
     if _WIDENS:
         left, right = left.to(tl.float32), right.to(tl.float32)
     return tl.dot(left, right, sums, input_precision="ieee")
@@ -70,7 +71,9 @@ def load_values(
 @triton.jit
 def score_tile(query, keys, is_seen, scale, softcap, HAS_SOFTCAP: tl.constexpr):
     """query [rows, dim] and keys [dim, tile] to scores [rows, tile], as logarithms of weights."""
-    scores = _dot(query, keys, tl.zeros((query.shape[0], keys.shape[1]), tl.float32)) * scale
+    scores = (
+        multiply_add(query, keys, tl.zeros((query.shape[0], keys.shape[1]), tl.float32)) * scale
+    )
     if HAS_SOFTCAP:
         scores = softcap * (
             1.0 - 2.0 / (tl.exp(tl.minimum(2.0 * scores / softcap, 80.0)) + 1.0)
@@ -85,5 +88,5 @@ def take_in_tile(scores, values, is_seen, top, total, sums):
     weights = tl.where(is_seen, tl.exp2(scores - new_top[:, None]), 0.0)
     shrink = tl.exp2(top - new_top)
     total = total * shrink + tl.sum(weights, 1)
-    sums = _dot(weights.to(values.dtype), values, sums * shrink[:, None])
+    sums = multiply_add(weights.to(values.dtype), values, sums * shrink[:, None])
     return new_top, total, sums

@@ -18,6 +18,7 @@ import torch
 from model_server.errors import ArchitectureUnfit, ModelRefused
 from model_server.executor.unfit import unfit_reason, unfit_reason_on_cuda
 from model_server.model import checkpoint, gate, zoo
+from model_server.model.int4_checkpoint import Int4Format
 from model_server.model.model import HfModel, ModelFacts
 from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import Mlp, Moe, Recipe, Unreadable
@@ -58,6 +59,7 @@ class CheckedCheckpoint:
     weights_bytes:   of the whole model in `dtype`; None for a quantized model, where it is unknown
     recipe:          what the model computes; None: it runs in its own class
     fallback_reason: why there is no recipe; None: there is one
+    int4:            how the weights of the recipe are stored in 4 bits; None: they are not
     """
 
     config: Any
@@ -66,6 +68,7 @@ class CheckedCheckpoint:
     weights_bytes: int | None
     recipe: Recipe | None
     fallback_reason: str | None
+    int4: Int4Format | None = None
 
     @property
     def bytes_of_rank(self) -> int:
@@ -91,9 +94,20 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
         check_zoo(settings, config, empty.facts, fallback_reason)
     is_sharded = recipe is not None or _can_shard(empty, world_size)
     num_shards = world_size if is_sharded else 1
-    is_quantized = getattr(config, "quantization_config", None) is not None
-    weights_bytes = None if is_quantized else empty.num_parameters() * dtype.itemsize
-    return CheckedCheckpoint(config, dtype, num_shards, weights_bytes, recipe, fallback_reason)
+    quantization = _quantization(config)
+    weights_bytes = empty.num_parameters() * dtype.itemsize if quantization is None else None
+    int4 = None if recipe is None or quantization is None else Int4Format.of(quantization)
+    return CheckedCheckpoint(
+        config, dtype, num_shards, weights_bytes, recipe, fallback_reason, int4
+    )
+
+
+def _quantization(config: Any) -> Mapping[str, Any] | None:
+    """How its checkpoint is quantized; None: it is not."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None or isinstance(settings, Mapping):
+        return settings
+    return dict(settings.to_dict())
 
 
 def _not_dense(
@@ -112,8 +126,14 @@ def _not_dense(
         return "there is no dense executor for several ranks on CPUs"
     if settings.device.type == "cpu" and dtype not in (torch.bfloat16, torch.float32):
         return f"{str(dtype).removeprefix('torch.')} on a CPU"
-    if getattr(config, "quantization_config", None) is not None:
-        return "its checkpoint is quantized"
+    quantization = _quantization(config)
+    if quantization is not None and settings.quantize == "fp8":
+        return "its checkpoint is quantized already"
+    if quantization is not None:
+        try:
+            Int4Format.of(quantization)
+        except Unreadable as error:
+            return str(error)
     return None
 
 

@@ -21,10 +21,17 @@ from model_server.engine.memory import (
 )
 from model_server.engine.runner import Runner
 from model_server.errors import ConfigRefused
-from model_server.executor.dense import Build, load_dense, load_unproven
+from model_server.executor.dense import (
+    MAX_QUANTIZED_ERROR,
+    Build,
+    load_dense,
+    load_int4,
+    load_unproven,
+)
 from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.dense_parts import build_dense_cuda
+from model_server.executor.executor import Executor
 from model_server.executor.partition import Partition
 from model_server.executor.zoo_executor import ZooExecutor
 from model_server.masking.constraint_cache import ConstraintCache
@@ -37,8 +44,11 @@ from model_server.model.checkpoint_check import (
     check_checkpoint,
     check_zoo,
 )
+from model_server.model.int4_checkpoint import Int4Format, read_int4
 from model_server.model.model import HfModel, PagedModel
+from model_server.recipe.proof import MAX_ERRORS
 from model_server.recipe.recipe import Recipe, Unreadable
+from model_server.recipe.rotary import angles_of
 from model_server.sampling.sampler import Sampler
 from model_server.sampling.select import sampling_ways
 from native.library import NativeUnavailable
@@ -121,27 +131,64 @@ def load_model(settings: ModelSettings, world: World) -> PagedModel:
 def _load_dense(
     settings: ModelSettings, checked: CheckedCheckpoint, recipe: Recipe, world: World
 ) -> PagedModel:
-    # Several ranks take each its part of the files, which are mapped.
-    device = settings.device if world.world_size == 1 else torch.device("cpu")
-    model = _read_weights(settings, checked, device, num_shards=1)
-    limit = model.facts.max_position_embeddings
+    facts = zoo.build_empty(checked.config, trust_remote_code=settings.trust_remote_code).facts
+    limit = facts.max_position_embeddings
     if limit is None:
         raise Unreadable("its config names no max_position_embeddings")
     build = _build_of(settings, checked, recipe, world)
-    if world.world_size > 1:
-        executor = load_unproven(model, recipe, build)
+    # Several ranks take each its part of the files, which are mapped.
+    device = settings.device if world.world_size == 1 else torch.device("cpu")
+    executor: Executor
+    if checked.int4 is not None:
+        executor = _load_int4(settings, checked, checked.int4, recipe, build, device, limit)
     else:
-        executor = load_dense(model, recipe, build, quantize=settings.quantize)
+        model = _read_weights(settings, checked, device, num_shards=1)
+        if world.world_size > 1:
+            executor = load_unproven(model, recipe, build)
+        else:
+            executor = load_dense(model, recipe, build, quantize=settings.quantize)
     windows = [layer.attention.window_len for layer in recipe.layers]
     return PagedModel(
         executor,
-        model_type=model.facts.model_type,
+        model_type=facts.model_type,
         dtype=checked.dtype,
         device=settings.device,
         vocab_size=recipe.head.rows.count,
         max_position_embeddings=limit,
         window_len=min((window for window in windows if window is not None), default=None),
         eos_token_ids=zoo.eos_token_ids(settings.folder, checked.config),
+    )
+
+
+def _load_int4(
+    settings: ModelSettings,
+    checked: CheckedCheckpoint,
+    stored: Int4Format,
+    recipe: Recipe,
+    build: Build[DenseCpu] | Build[DenseCuda],
+    device: torch.device,
+    num_positions: int,
+) -> Executor:
+    names = {rotary.module for rotary in recipe.rotary}
+    trust = settings.trust_remote_code
+    module = zoo.build_parts(checked.config, names, device, trust_remote_code=trust)
+    used = {name: module.get_parameter(name) for name in recipe.last_uses()}
+    first_names = {id(parameter): name for name, parameter in module.named_parameters()}
+    parameters = read_int4(
+        settings.folder,
+        stored,
+        {name: tuple(parameter.shape) for name, parameter in used.items()},
+        {name: first_names[id(parameter)] for name, parameter in used.items()},
+        dtype=checked.dtype,
+        device=device,
+    )
+    max_error = None
+    if device == settings.device:
+        max_error = MAX_ERRORS[checked.dtype] if settings.quantize is None else MAX_QUANTIZED_ERROR
+    return load_int4(
+        *(recipe, parameters, angles_of(recipe, module), build),
+        num_positions=num_positions,
+        max_error=max_error,
     )
 
 

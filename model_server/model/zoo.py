@@ -7,7 +7,7 @@ Which model may be served is not known here; the gate decides that.
 
 import logging
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,20 @@ def build_empty(config: Any, *, trust_remote_code: bool) -> HfModel:
             f"a {config.model_type} model cannot be built of this config:"
             f" {type(error).__name__}: {_brief(error)}"
         ) from error
+
+
+def build_parts(
+    config: Any, names: Collection[str], device: torch.device, *, trust_remote_code: bool
+) -> Any:
+    """The model without weights, but for these modules: they hold none, and are on `device`.
+
+    Raises ModelRefused if it has no class.
+    """
+    module = build_empty(config, trust_remote_code=trust_remote_code).module
+    for name in names:
+        # A module that is made without memory gets its numbers as those do that no file holds.
+        module._init_weights(module.get_submodule(name).to_empty(device=device))
+    return module
 
 
 def build_small(config: Any, *, trust_remote_code: bool) -> HfModel:

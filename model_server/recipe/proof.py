@@ -29,7 +29,7 @@ MAX_ERROR = 1e-5
 _NUM_LAYERS = 16
 # Of loaded weights: how far transformers itself may be from float32, by its dtype, and how much
 # farther an executor may be.
-_MAX_NATIVE_ERROR = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
+MAX_ERRORS = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 _MAX_RATIO = 1.3
 _ROUNDING = 1e-4  # of float32, in a deep model
 _LENS = (23, 9, 1, 17)  # a ragged batch, longer than the windows of a narrow model
@@ -115,7 +115,7 @@ def require_near(actual: Tensor, native: Tensor, exact: Tensor) -> None:
     a little, or if transformers itself is far from it: then the recipe is wrong.
     """
     error, native_error = relative_error(actual, exact), relative_error(native, exact)
-    if not native_error <= _MAX_NATIVE_ERROR[native.dtype]:
+    if not native_error <= MAX_ERRORS[native.dtype]:
         raise Unreadable(
             f"the loaded weights give other logits (relative error {native_error:.2g})"
         )

@@ -15,6 +15,7 @@ from model_server.engine.step import SequenceStep, StepInputs
 from model_server.executor.decode_graphs import CudaCapture, DecodeGraphs
 from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.device_weights import read_weights
+from model_server.executor.matrix import matrices_of
 from model_server.executor.partition import Partition
 from model_server.executor.triton_layer_ops import TritonLayerOps
 from model_server.kernels.launch import Launch, launch
@@ -41,10 +42,15 @@ def executor_of(
     launch: Launch = launch,
 ) -> DenseCuda:
     """By kernels, with a pool."""
+    ops = TritonLayerOps(launch)
     weights = read_weights(
-        own.recipe, own.parameters, own.tables, dtype=dtype, device=device, partition=Partition()
+        *(own.recipe, own.parameters, own.tables),
+        dtype=dtype,
+        device=device,
+        partition=Partition(),
+        make_matrix=matrices_of(ops),
     )
-    executor = DenseCuda(weights, TritonLayerOps(launch), TritonAttention(launch=launch))
+    executor = DenseCuda(weights, ops, TritonAttention(launch=launch))
     executor.allocate(NUM_BLOCKS + 1)
     return executor
 

@@ -23,7 +23,7 @@ from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.device_weights import read_weights
 from model_server.executor.executor import Executor
 from model_server.executor.layer_ops import TorchLayerOps
-from model_server.executor.matrix import MakeMatrix, PlainMatrix
+from model_server.executor.matrix import MakeMatrix, matrices_of
 from model_server.executor.partition import Partition
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe
@@ -80,7 +80,7 @@ class Decoder:
         partition: Partition | None = None,
         group: dist.ProcessGroup | None = None,
         new_capture: Callable[[], Capture] | None = None,
-        make_matrix: MakeMatrix = PlainMatrix,
+        make_matrix: MakeMatrix | None = None,
     ) -> DenseCuda:
         """The executor for GPUs in plain torch, with a pool."""
         weights = read_weights(
@@ -90,7 +90,7 @@ class Decoder:
             dtype=dtype,
             device=device,
             partition=partition or Partition(),
-            make_matrix=make_matrix,
+            make_matrix=make_matrix or matrices_of(TorchLayerOps()),
         )
         executor = DenseCuda(
             weights,

@@ -1,7 +1,6 @@
 """The executor for GPUs computes what transformers computes; here in plain torch, on a CPU."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from model_server.engine.distributed import World
 from model_server.engine.step import StepInputs
 from model_server.executor.decode_graphs import DecodeGraphs, batch_sizes
 from model_server.executor.layer_ops import TorchLayerOps
-from model_server.executor.matrix import Float8Matrix
+from model_server.executor.matrix import matrices_of
 from model_server.executor.partition import Partition, undivided_reason
 from model_server.executor.unfit import unfit_reason_on_cuda
 from model_server.recipe.recipe import Mlp
@@ -55,7 +54,7 @@ def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str
 
 def test_weights_in_8_bits_stay_near_float32() -> None:
     own = decoder("llama-bias-tied")
-    make_matrix = partial(Float8Matrix.of, TorchLayerOps().quantize)
+    make_matrix = matrices_of(TorchLayerOps(), "fp8")
     pool = Pool(own.on_device(torch.bfloat16, make_matrix=make_matrix))
     prompt = random_tokens(100)
     (actual,) = pool.run([(pool.sequence(prompt), 100)])

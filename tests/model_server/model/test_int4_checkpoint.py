@@ -1,0 +1,185 @@
+"""Checkpoints in 4 bits are what their numbers say, and are served as such."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model_server.engine.distributed import World
+from model_server.engine.step import SequenceStep, StepInputs
+from model_server.errors import CheckpointBroken
+from model_server.executor.int4_weight import Int4Weight, packed, unpacked
+from model_server.model import zoo
+from model_server.model.checkpoint_check import ModelSettings, check_checkpoint
+from model_server.model.int4_checkpoint import Int4Format, read_int4
+from model_server.model.loading import load_model
+from model_server.recipe.reader import read
+from model_server.recipe.recipe import Unreadable
+from model_server.recipe.rotary import angles_of
+from tests.model_server.model.int4_files import KINDS, quantize
+from tests.model_server.recipe.families import FAMILIES, config
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 160
+TOKENS = tuple(range(5, 45))
+
+
+def save(folder: Path, *, is_tied: bool = False, **options: Any) -> Path:
+    """A checkpoint of a small Qwen2, whose queries have biases."""
+    torch.manual_seed(0)
+    model = transformers.Qwen2ForCausalLM(
+        transformers.Qwen2Config(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=256,
+            tie_word_embeddings=is_tied,
+            eos_token_id=2,
+            **options,
+        )
+    )
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    return folder
+
+
+def logits_of(folder: Path, **options: Any) -> Tensor:
+    """Of some tokens, by the shard's own loading."""
+    model = load_model(ModelSettings(folder, CPU, dtype="float32", **options), World())
+    assert model.fallback_reason is None
+    model.allocate(8)
+    step = SequenceStep(TOKENS, 0, range(4), len(TOKENS))
+    inputs = StepInputs.build([step], block_size=16, scratch_block_id=7, device=CPU)
+    return model.forward(inputs).clone()
+
+
+def test_numbers_in_words_come_out_in_their_order() -> None:
+    numbers = torch.arange(48, dtype=torch.uint8).reshape(3, 16) % 16
+    words = packed(numbers)
+    assert words.shape == (3, 2)
+    assert torch.equal(unpacked(words), numbers)
+    assert int(words[0, 0]) & 0xFFFFFFFF == 0x76543210
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_format_is_read_as_its_numbers_say(kind: str, tmp_path: Path) -> None:
+    expected = quantize(save(tmp_path), KINDS[kind])
+    stored = Int4Format.of(KINDS[kind].settings)
+    shapes = {name: tuple(values.shape) for name, values in expected.items()}
+    tied = {name: name for name in shapes}
+    parameters = read_int4(tmp_path, stored, shapes, tied, dtype=torch.float32, device=CPU)
+    for name, values in expected.items():
+        torch.testing.assert_close(parameters[name], values, rtol=0, atol=0)
+    # Groups that are no runs of inputs have no place in the one layout.
+    assert len(parameters.int4) == (0 if KINDS[kind].is_shuffled else 14)
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_in_4_bits_computes_what_its_values_in_float32_do(
+    kind: str, is_tied: bool, tmp_path: Path
+) -> None:
+    folder, plain = save(tmp_path / "int4", is_tied=is_tied), tmp_path / "plain"
+    values = quantize(folder, KINDS[kind])
+    save(plain, is_tied=is_tied)
+    save_file(
+        {name: each.contiguous() for name, each in values.items()},
+        plain / "model.safetensors",
+        {"format": "pt"},
+    )
+    assert torch.equal(logits_of(folder), logits_of(plain))
+
+
+def test_a_checkpoint_in_4_bits_may_be_computed_in_8(tmp_path: Path) -> None:
+    quantize(save(tmp_path), KINDS["gptq"])
+    exact, rounded = logits_of(tmp_path), logits_of(tmp_path, quantize="int8")
+    assert 0 < float((rounded - exact).std() / exact.std()) < 0.2
+
+
+GPTQ, COMPRESSED = KINDS["gptq"].settings, KINDS["compressed-tensors"].settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"quant_method": "fbgemm_fp8"}, "by fbgemm_fp8"),
+        ({**GPTQ, "bits": 8}, "by gptq with bits 8: 4 is read"),
+        ({**GPTQ, "checkpoint_format": "marlin"}, "with checkpoint_format 'marlin'"),
+        ({**GPTQ, "dynamic": {"-:lm_head": {}}}, "with dynamic"),
+        ({**KINDS["awq"].settings, "version": "gemv"}, "by awq with version 'gemv': 'gemm' is"),
+        ({**COMPRESSED, "format": "float-quantized"}, "with format 'float-quantized'"),
+        ({**COMPRESSED, "config_groups": {}}, "with the number of config_groups 0"),
+    ],
+)
+def test_other_formats_are_named(settings: Mapping[str, Any], reason: str) -> None:
+    with pytest.raises(Unreadable, match="its checkpoint is quantized") as refused:
+        Int4Format.of(settings)
+    assert reason in str(refused.value)
+
+
+def test_what_is_not_read_here_is_left_to_transformers(tmp_path: Path) -> None:
+    folder = save(tmp_path)
+    content = json.loads((folder / "config.json").read_text())
+    content["quantization_config"] = {"quant_method": "gptq", "bits": 8}
+    (folder / "config.json").write_text(json.dumps(content))
+    checked = check_checkpoint(ModelSettings(folder, CPU, dtype="float32"), 1)
+    assert checked.recipe is None
+    assert checked.fallback_reason == "its checkpoint is quantized by gptq with bits 8: 4 is read"
+
+
+@pytest.mark.parametrize("name", ["qweight", "qzeros", "scales"])
+def test_a_tensor_of_another_shape_is_named(name: str, tmp_path: Path) -> None:
+    quantize(save(tmp_path), KINDS["gptq"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    broken = f"model.layers.1.mlp.up_proj.{name}"
+    tensors[broken] = tensors[broken][:, :-1].contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointBroken, match=f"{broken} has the shape"):
+        logits_of(tmp_path)
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    quantize(save(tmp_path), KINDS["awq"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.0.self_attn.q_proj.qzeros"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointBroken, match=r"has no model.layers.0.self_attn.q_proj.qzeros"):
+        logits_of(tmp_path)
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in ("mpt", "bloom")])
+def test_angles_need_no_weights(family: str) -> None:
+    """A checkpoint in 4 bits takes them from a model that has none."""
+    kind, own = FAMILIES[family]
+    settings = config(kind, **own)
+    whole = zoo.build_small(settings, trust_remote_code=False).module
+    recipe = read(whole)
+    names = {rotary.module for rotary in recipe.rotary}
+    bare = zoo.build_parts(settings, names, CPU, trust_remote_code=False)
+    positions = torch.arange(64)
+    for ours, theirs in zip(angles_of(recipe, bare), angles_of(recipe, whole), strict=True):
+        assert all(map(torch.equal, ours(positions), theirs(positions)))
+
+
+def test_rows_and_inputs_of_a_weight_are_taken_in_its_layout() -> None:
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 16, (6, 64), generator=generator, dtype=torch.uint8)
+    weight = Int4Weight(
+        packed(numbers),
+        torch.rand((6, 2), generator=generator),
+        torch.randint(0, 17, (6, 2), generator=generator, dtype=torch.uint8),
+    )
+    rows, dense = torch.tensor([4, 0]), weight.dense(torch.float32)
+    assert torch.equal(weight.rows(rows).dense(torch.float32), dense[rows])
+    assert torch.equal(weight.narrow(range(32, 64)).dense(torch.float32), dense[:, 32:])
+    assert not weight.can_narrow(range(16, 48))
