@@ -103,6 +103,13 @@ class LaunchConfig:
     master_port: int | None = setting(
         None, "its port; absent: a free one", Whole(1, 65535), group=Group.PLACE
     )
+    max_restarts: int = setting(
+        5,
+        "how often shards or router that died or hang are started anew within 10 minutes; 0: then "
+        "everything stops",
+        Whole(0),
+        group=Group.TIME,
+    )
     disable_custom_kernels: bool = setting(
         False, "as --attention cpu", group=Group.PLACE, kind=Kind.SWITCH
     )
@@ -205,6 +212,7 @@ def deployment_of(
         secrets={_API_KEY: ",".join(router.api_key)} if router.api_key else {},
         http_uds=router.http_uds,
         parent_pid=config.parent_pid,
+        max_restarts=config.max_restarts,
     )
     shard = parse_shard(deployment.shard_argv()[3:], deployment.shard_environ(0, environ))
     return deployment, isinstance(shard, ServeConfig) and shard.trust_remote_code

@@ -17,7 +17,7 @@ class Deployment:
 
     `secrets` are variables for the router alone, by its environment: everybody on the machine sees
     command lines. `http_uds` takes the place of hostname and port. With `parent_pid`, that
-    process's end is a SIGTERM.
+    process's end is a SIGTERM. What ends by itself is started anew `max_restarts` times.
     """
 
     model_id: str
@@ -38,6 +38,7 @@ class Deployment:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     http_uds: Path | None = None
     parent_pid: int | None = None
+    max_restarts: int = 0
 
     def shard_argv(self) -> list[str]:
         """The command of every rank; they differ in the environment alone."""

@@ -1,12 +1,18 @@
 """Starts the download, then the shards and the router, and watches them to the end.
 
     download -> shards (all ranks at once) and router -> serving -> drain -> router -> shards
+                                                          ^   |
+                                  one of them is started anew
 
 The router, which waits for the shards, imports what it needs while they load.
 
-If one of them dies, everything stops with its last lines and a non-zero code. The first SIGTERM
-or SIGINT drains, the second ends every stream with an error at once. Whatever happens, no child and
-no socket stays behind.
+Ranks depend on each other, so when one of them dies, all are started anew; the router goes on, and
+replays on the new ones what ran. It asks for new ones itself, by SIGUSR1, where they hang. A router
+that dies is started anew alone. What ends before everything was ready, or too often, stops
+everything with its last lines and a non-zero code.
+
+The first SIGTERM or SIGINT drains, the second ends every stream with an error at once. Whatever
+happens, no child and no socket stays behind.
 """
 
 import asyncio
@@ -21,6 +27,7 @@ from processes.addresses import answers_health, socket_listens, url_of
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
 from processes.logs import Console
+from processes.restart_limit import WINDOW_S, RestartLimit
 from processes.signals import Signals, Stopped, first_of
 
 _POLL_S = 0.05
@@ -32,6 +39,10 @@ _SIGNAL_EVERY_S = 0.2
 # The router ends by itself when its drain is over, after the last step, the last bytes and the last
 # traces; asked once more before that, it would stop at once.
 ROUTER_SLACK_S = 15.0
+
+
+class _TooManyRestarts(ChildFailed):
+    """What ended will not be started anew."""
 
 
 class Supervisor:
@@ -46,6 +57,9 @@ class Supervisor:
         self._shards: list[Child] = []
         self._router: Child | None = None
         self._is_draining = False
+        self._restarts = RestartLimit(deployment.max_restarts)
+        self._wants_shards = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._wants_shards.set)
         self._signals = Signals(deployment.parent_pid, self._announce_drain, self._stop_at_once)
 
     async def run(self) -> int:
@@ -54,12 +68,12 @@ class Supervisor:
         try:
             folder = await self._signals.unless_stopped(self._download())
             await self._start_shards()
-            router = await self._start_router(folder)
-            await self._signals.unless_stopped(self._until_ready(router))
-            await self._signals.unless_stopped(self._until_answering(router))
+            await self._start_router(folder)
+            await self._signals.unless_stopped(self._until_listening())
+            await self._signals.unless_stopped(self._until_answering())
             self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
             self._print_example()
-            await self._signals.unless_stopped(self._until_a_child_ends())
+            await self._signals.unless_stopped(self._keep_running(folder))
         except Stopped:
             await self._drain()
         except ChildFailed as error:
@@ -128,12 +142,13 @@ class Supervisor:
             argv, environ = plan.shard_argv(), plan.shard_environ(rank, self._environ)
             self._shards.append(await Child.start(f"shard {rank}", argv, environ, self._console))
 
-    async def _until_ready(self, router: Child) -> None:
+    async def _until_listening(self) -> None:
+        """Until every shard does. Raises ChildFailed when it takes too long or a child ends."""
         shards, limit_s = self._shards, self._deployment.startup_timeout_s
         started_s = reported_s = time.monotonic()
         sockets = [Path(f"{self._deployment.uds_path}-{rank}") for rank in range(len(shards))]
         while waiting := [rank for rank, path in enumerate(sockets) if not socket_listens(path)]:
-            self._raise_if_dead([*shards, router])
+            self._raise_if_dead()
             now_s = time.monotonic()
             if now_s - started_s > limit_s:
                 stuck = shards[waiting[0]]
@@ -148,46 +163,114 @@ class Supervisor:
                 self._console.say(f"waiting for {names} ({now_s - started_s:.0f} s)")
             await asyncio.sleep(_POLL_S)
 
-    async def _start_router(self, folder: Path) -> Child:
+    async def _start_router(self, folder: Path) -> None:
         environ = self._deployment.router_environ(self._environ)
         argv = self._deployment.router_argv(folder)
         self._router = await Child.start("router", argv, environ, self._console)
-        return self._router
 
-    async def _until_answering(self, router: Child) -> None:
+    async def _until_answering(self) -> None:
+        """Until the router is ready or wants other shards. Raises ChildFailed if a child ends."""
         plan = self._deployment
         place = (plan.hostname, plan.port)
         while not await answers_health(*place, has_tls=plan.has_tls, uds=plan.http_uds):
-            self._raise_if_dead([router, *self._shards])
+            self._raise_if_dead()
+            if self._wants_shards.is_set():
+                return
             await asyncio.sleep(_POLL_S)
+        self._restarts.note_ready()
 
-    async def _until_a_child_ends(self) -> None:
-        """Raises ChildFailed when one does."""
+    async def _keep_running(self, folder: Path) -> None:
+        """Starts anew what ends. Raises ChildFailed when that happens too often."""
+        while True:
+            await self._until_something_ends()
+            dead = [shard for shard in self._shards if shard.returncode is not None]
+            is_router_dead = self._router is not None and self._router.returncode is not None
+            try:
+                if dead or self._wants_shards.is_set():
+                    await self._restart_shards(dead)
+                elif is_router_dead:
+                    await self._restart_router(folder)
+                await self._until_answering()
+                self._console.say("ready again")
+            except _TooManyRestarts:
+                raise
+            except ChildFailed:
+                # The next turn starts anew what has ended meanwhile.
+                continue
+
+    async def _until_something_ends(self) -> None:
+        """A child, or the router's patience with the shards."""
         ends = [asyncio.ensure_future(child.wait()) for child in self._children()]
+        ends.append(asyncio.ensure_future(self._wants_shards.wait()))
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for end in ends:
                 end.cancel()
-        # The router falls after a shard, so a shard's end is the cause and is named first.
-        self._raise_if_dead([*self._shards, *self._children()])
 
-    def _raise_if_dead(self, children: Sequence[Child]) -> None:
-        for child in children:
+    async def _restart_shards(self, dead: Sequence[Child]) -> None:
+        await self._wait_for_restart(
+            "the shards", dead[0].death_notice() if dead else "the shards do not answer"
+        )
+        for shard in self._shards:
+            shard.kill_group()
+        await asyncio.gather(*(shard.wait() for shard in self._shards))
+        self._shards.clear()
+        self._wants_shards.clear()
+        await self._start_shards()
+        try:
+            await self._until_listening()
+        except ChildFailed as error:
+            self._console.say(f"error: {error}", "ERROR")
+            # Those that hang while they load count as dead, too.
+            for shard in self._shards:
+                shard.kill_group()
+            raise
+
+    async def _restart_router(self, folder: Path) -> None:
+        assert self._router is not None
+        await self._wait_for_restart("the router", self._router.death_notice())
+        # What it has started ends with it.
+        self._router.kill_group()
+        await self._start_router(folder)
+
+    async def _wait_for_restart(self, name: str, reason: str) -> None:
+        delay_s = self._restarts.next_delay_s()
+        if delay_s is None:
+            most = self._restarts.max_restarts
+            limit = f"\n{most} restarts within {WINDOW_S:.0f} s are the most (--max-restarts)"
+            raise _TooManyRestarts(reason + (limit if most else ""))
+        when = f"in {delay_s:g} s" if delay_s else "now"
+        self._console.say(f"error: {reason}", "ERROR")
+        self._console.say(f"{name} will be started anew {when}")
+        await asyncio.sleep(delay_s)
+
+    def _raise_if_dead(self) -> None:
+        # The router falls after a shard, so a shard's end is the cause and is named first.
+        for child in [*self._shards, *self._children()]:
             if child.returncode is not None:
                 raise ChildFailed(child.death_notice())
 
     async def _drain(self) -> None:
-        """The router ends its streams, after what they still write or at a second signal."""
+        """The router ends its streams, after what they still write or at a second signal.
+
+        A shard that dies now is not started anew, so what would wait for it is ended as well.
+        """
         if self._router is None:
             return
         self._is_draining = True
         self._router.signal(signal.SIGTERM)
         ended = asyncio.create_task(self._router.wait())
+        deaths = [asyncio.create_task(shard.wait()) for shard in self._shards]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._deployment.graceful_timeout_s + ROUTER_SLACK_S):
-                await first_of(self._signals.second.wait(), ended)
-        if self._signals.second.is_set():
+                await first_of(self._signals.second.wait(), ended, *deaths)
+        for death in deaths:
+            death.cancel()
+        dead = [shard for shard in self._shards if shard.returncode is not None]
+        if dead and not ended.done():
+            self._console.say(f"error: {dead[0].death_notice()}", "ERROR")
+        if dead or self._signals.second.is_set():
             give_up_s = time.monotonic() + _LAST_EVENTS_S
             while not ended.done() and time.monotonic() < give_up_s:
                 # More than once: of two signals that come together, a process notices one.

@@ -1165,15 +1165,19 @@ class ClearCacheResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
+    IS_WARM_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
+    is_warm: _builtins.bool
+    """Whether Warmup has been called: not yet on a shard that was started anew."""
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
+        is_warm: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "is_warm", b"is_warm"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

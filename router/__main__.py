@@ -15,12 +15,15 @@ Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a bad
 import asyncio
 import gc
 import logging
+import os
 import resource
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 
 import orjson
@@ -287,8 +290,16 @@ def _batcher(
     limits = BatcherLimits(
         max_concurrent_requests=config.max_concurrent_requests,
         progress_s=config.progress_timeout,
+        restart_s=config.shard_restart_timeout,
     )
-    return Batcher(scheduler, shards, tokenizer, observer, limits)
+    ask_restart = partial(_ask_restart, config.parent_pid)
+    return Batcher(scheduler, shards, tokenizer, observer, limits, ask_restart=ask_restart)
+
+
+def _ask_restart(launcher_pid: int | None) -> None:
+    """Asks the launcher, if it has started us, for new shards: these hang, so it sees no end."""
+    if launcher_pid is not None and os.getppid() == launcher_pid:
+        os.kill(launcher_pid, signal.SIGUSR1)
 
 
 def _constraint_check(

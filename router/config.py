@@ -171,6 +171,12 @@ class RouterConfig(FrontConfig):
     shard_step_timeout: float = setting(
         120.0, "seconds after which a step counts as failed", seconds, group=Group.TIME
     )
+    shard_restart_timeout: float = setting(
+        300.0,
+        "seconds that requests wait for shards that have failed and are started anew",
+        seconds,
+        group=Group.TIME,
+    )
     progress_timeout: float = setting(
         4.0,
         "seconds that a step may take before /health/progress says 503; nothing else follows",

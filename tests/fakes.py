@@ -58,6 +58,10 @@ class Faults:
     # Changes a step's answer on its way out.
     spoil: Callable[[pb.StepResponse], None] | None = None
 
+    def fail_for_good(self, method: str, code: grpc.StatusCode, details: str) -> None:
+        """A step fails, and so do those that replay its request, until the router gives it up."""
+        self.fails.extend((each, code, details) for each in (method, "Prefill", "Prefill"))
+
 
 @dataclass
 class Followed:
@@ -105,6 +109,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self.violations: list[str] = []
         self.calls: list[tuple[str, Any]] = []
         self.epoch = 0
+        self.is_warm = False
         # The next step of the epoch, and a batch whose last request ended in the last one.
         self._next_step = 1
         self._ended_id: int | None = None
@@ -165,6 +170,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         await self._enter("Warmup", request, context)
         await self._require_epoch(request, context)
+        self.is_warm = True
         wanted_len = request.max_total_len if request.HasField("max_total_len") else None
         return pb.WarmupResponse(
             epoch=self._epoch_out(),
@@ -237,7 +243,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             self._next_step, self._ended_id = 1, None
             self.batches.clear()
             self._kv.clear()
-        return pb.ClearCacheResponse(epoch=self._epoch_out())
+        return pb.ClearCacheResponse(epoch=self._epoch_out(), is_warm=self.is_warm)
 
     @asynccontextmanager
     async def _turn(

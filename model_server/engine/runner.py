@@ -206,6 +206,16 @@ class Runner:
             in_flight.step.finish()
 
     @property
+    def holds_requests(self) -> bool:
+        """Whether any batch has one."""
+        return bool(self._held.batches)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether there is a pool, made by warm-up."""
+        return self._planner.max_total_len is not None
+
+    @property
     def is_prepared(self) -> bool:
         """Whether `prepare` has nothing to do."""
         return self._guides is None or not self._guides.has_quick

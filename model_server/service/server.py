@@ -4,6 +4,7 @@ Reflection and the standard health service are on, so that grpcurl and container
 without our proto file.
 """
 
+import asyncio
 import contextlib
 import os
 import socket
@@ -15,6 +16,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from model_server.errors import ConfigRefused
+from model_server.service.lease import Lease
 from model_server.service.service import ErrorInterceptor, TextGenerationService
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
@@ -24,22 +26,30 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 # A step names the trace of each new request; gRPC's own limit, 8 kB, holds some 60 of them.
 _MAX_METADATA_BYTES = 2**20
 _STOP_GRACE_S = 1.0
+LEASE_S = 10.0
 _MAX_SOCKET_BYTES = 107
 
 
 @contextlib.asynccontextmanager
 async def listening(
-    service: TextGenerationService, address: str | Path, on_fatal: Callable[[str], None]
+    service: TextGenerationService,
+    address: str | Path,
+    on_fatal: Callable[[str], None],
+    *,
+    lease_s: float = LEASE_S,
 ) -> AsyncIterator[None]:
     """Serve at `address` (a socket's path, or "host:port") inside the `async with`.
+
+    What a router has is freed when it says nothing for `lease_s`.
 
     A socket left behind by a dead process is replaced; one that somebody listens on, or a port
     in use, raises ConfigRefused. The socket's file is removed at the end.
     """
     if isinstance(address, Path):
         _remove_stale(address)
+    lease = Lease(lease_s)
     server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(on_fatal)],
+        interceptors=[ErrorInterceptor(on_fatal, lease)],
         options=[
             ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
             ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -62,9 +72,11 @@ async def listening(
     await probe.set("", health_pb2.HealthCheckResponse.SERVING)
     await probe.set(name, health_pb2.HealthCheckResponse.SERVING)
     await server.start()
+    watching = asyncio.ensure_future(lease.run(service.release))
     try:
         yield
     finally:
+        watching.cancel()
         await server.stop(_STOP_GRACE_S)
         if isinstance(address, Path):
             _remove(address)

@@ -29,6 +29,7 @@ from model_server.errors import (
     UnknownBatch,
 )
 from model_server.masking.constraint_cache import ConstraintCache
+from model_server.service.lease import Lease
 from model_server.service.step_queue import Step, StepQueue
 from model_server.tracing import NO_TRACES, StepCall, StepTracer
 from proto import generate_pb2 as pb
@@ -70,8 +71,9 @@ Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[MethodHa
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every unary method. `on_fatal` is called once an error makes the shard unfit."""
 
-    def __init__(self, on_fatal: Callable[[str], None]) -> None:
+    def __init__(self, on_fatal: Callable[[str], None], lease: Lease) -> None:
         self._on_fatal = on_fatal
+        self._lease = lease
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -89,7 +91,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
     def _guarded(self, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
         async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             try:
-                return await call(request, context)
+                with self._lease.call():
+                    return await call(request, context)
             except ShardError as error:
                 if isinstance(error, RanksDiverged):
                     self._on_fatal(f"{method}: {error}")
@@ -222,7 +225,14 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
             self._require_epoch(request.epoch)
         await self._on_device(lambda: self._runner.clear(batch_id))
         self._tracer.cleared(batch_id)
-        return pb.ClearCacheResponse(epoch=request.epoch)
+        return pb.ClearCacheResponse(epoch=request.epoch, is_warm=self._runner.is_warm)
+
+    async def release(self) -> None:
+        """The router says nothing any more: all batches are forgotten, the epoch goes on."""
+        if self._runner.holds_requests:
+            _log.warning("the router has said nothing for long; what it had is freed")
+            await self._on_device(lambda: self._runner.clear(None))
+            self._tracer.cleared(None)
 
     def _begin_epoch(self, epoch: int) -> None:
         if epoch < self._epoch:

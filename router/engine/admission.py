@@ -12,7 +12,7 @@ class Wait(Enum):
     """The calls that the batcher waits for."""
 
     STEP = "a step"
-    CHECK = "an idle shard's sign of life"
+    CHECK = "the shards' sign of life"
 
 
 class Progress:
@@ -23,8 +23,7 @@ class Progress:
 
     def __init__(self, timeout_s: float, patience_s: float) -> None:
         self._limits_s = {Wait.STEP: timeout_s, Wait.CHECK: patience_s}
-        self._wait: Wait | None = None
-        self._since_s = 0.0
+        self._since_s: dict[Wait, float] = {}
         self._broken_since_s: float | None = None
 
     @property
@@ -34,11 +33,11 @@ class Progress:
 
     def start_wait(self, wait: Wait, now_s: float) -> None:
         """A call was sent."""
-        self._wait, self._since_s = wait, now_s
+        self._since_s[wait] = now_s
 
-    def end_wait(self) -> None:
+    def end_wait(self, wait: Wait) -> None:
         """The call was answered, or failed."""
-        self._wait = None
+        self._since_s.pop(wait, None)
 
     def mark_broken(self, now_s: float) -> None:
         """The shards failed; no effect if they had before."""
@@ -55,20 +54,25 @@ class Progress:
 
     def is_answering(self, now_s: float) -> bool:
         """False while the shards are broken or miss a health check; a long step does not count."""
-        return not self.is_broken and not (self._wait is Wait.CHECK and self._is_overdue(now_s))
+        return not self.is_broken and self._overdue_s(Wait.CHECK, now_s) is None
 
     def trouble(self, now_s: float) -> str | None:
         """Why there is no progress, and for how long; None: there is, or there is no work."""
         broken_s = self.broken_s(now_s)
         if broken_s is not None:
             return f"the shards failed {broken_s:.1f} s ago and have not begun anew"
-        if self._wait is None or not self._is_overdue(now_s):
-            return None
-        limit_s, waited_s = self._limits_s[self._wait], now_s - self._since_s
-        return f"{self._wait.value} has been under way for {waited_s:.1f} s; {limit_s:g} s is usual"
+        for wait, limit_s in self._limits_s.items():
+            waited_s = self._overdue_s(wait, now_s)
+            if waited_s is not None:
+                return (
+                    f"{wait.value} has been under way for {waited_s:.1f} s; {limit_s:g} s is usual"
+                )
+        return None
 
-    def _is_overdue(self, now_s: float) -> bool:
-        return self._wait is not None and now_s - self._since_s > self._limits_s[self._wait]
+    def _overdue_s(self, wait: Wait, now_s: float) -> float | None:
+        """How long a call has been under way that takes longer than usual."""
+        waited_s = now_s - self._since_s.get(wait, now_s)
+        return waited_s if waited_s > self._limits_s[wait] else None
 
 
 # A client's whole range: `openai` ignores what is above 60 s.
@@ -128,12 +132,12 @@ class DrainRate:
 class Admission:
     """Admits sequences while there are slots. Owner of the drain rate.
 
-    Failed shards are tried again every `retry_s`. It knows no clock but the one passed in.
+    Failed shards have `restart_s` to begin anew. It knows no clock but the one passed in.
     """
 
-    def __init__(self, num_slots: int, retry_s: float) -> None:
+    def __init__(self, num_slots: int, restart_s: float) -> None:
         self._num_slots = num_slots
-        self._retry_s = retry_s
+        self._restart_s = restart_s
         self.is_closed = False
         self._rate = DrainRate(num_slots)
 
@@ -147,12 +151,12 @@ class Admission:
         """Admits all sequences of a client's request together.
 
         Raises Draining, Unhealthy when the shards have been broken (for `broken_s`) for longer
-        than an attempt to reset them takes to come, Overloaded with the time to return, and
-        InvalidRequest for more sequences than there are slots.
+        than they may take to begin anew, Overloaded with the time to return, and InvalidRequest
+        for more sequences than there are slots.
         """
         if self.is_closed:
             raise Draining("the server is shutting down")
-        if broken_s is not None and broken_s > self._retry_s:
+        if broken_s is not None and broken_s > self._restart_s:
             raise self.unhealthy(f"the shards have not answered for {broken_s:.1f} s")
         if num_wanted > self._num_slots:
             raise InvalidRequest(
@@ -171,7 +175,7 @@ class Admission:
 
     def unhealthy(self, reason: str) -> Unhealthy:
         """The refusal of a request that would have to wait for broken shards."""
-        return Unhealthy(reason, max(MIN_RETRY_S, self._retry_s))
+        return Unhealthy(reason, MIN_RETRY_S)
 
     def release(self, now_s: float, num_taken: int, num_finished: int) -> None:
         """Slots were freed, `num_finished` of them by good ends; `num_taken` are left.

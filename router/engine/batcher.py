@@ -6,7 +6,7 @@
 
 It knows no HTTP and no protobuf. It guarantees: every submitted stream gets exactly one terminal
 event, whatever happens; a reader that leaves costs at most the step under way; a shard that fails
-costs those that ran, and the others go on once the shards were reset.
+costs a pause: once the shards have begun anew, what ran is computed from the tokens that are known.
 
 It runs ahead: the shards have the next step before they have answered the one that they compute.
 
@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from time import monotonic
 
 from proto.contract import FinishReason, Generation
-from router.engine.admission import Admission, Progress, Slots, Wait
+from router.engine.admission import Admission, Progress, Slots
 from router.engine.constraints import Preparing
+from router.engine.health_watch import HealthWatch
 from router.engine.recovery import Recovery, failed_by_bug, failed_row
 from router.engine.steps import StepsInFlight
 from router.engine.stream import Stream
@@ -57,17 +58,18 @@ _READ_POLL_S = 0.01
 class BatcherLimits:
     """`max_concurrent_requests` wait and run together; the rest is in seconds.
 
-    An idle router checks its shards' health every `health_s`, and takes them for dead when they
-    have not answered after `patience_s`; failed shards are tried again every `retry_s`, and
-    requests are refused once they have been failed for longer; a step that takes longer than
-    `progress_s` counts as stuck, which /health/progress reports; `tick_s` is how late a deadline
-    may be noticed while a step takes long.
+    Shards of which nothing was heard for `health_s` are asked for a sign of life, and do not count
+    as ready when they have not answered after `patience_s`; failed shards are tried again every
+    `retry_s`, and requests fail once they have been failed for `restart_s`; a step that takes
+    longer than `progress_s` counts as stuck, which /health/progress reports; `tick_s` is how late a
+    deadline may be noticed while a step takes long.
     """
 
     max_concurrent_requests: int = 128
-    health_s: float = 2.0
+    health_s: float = 1.0
     patience_s: float = 2.0
-    retry_s: float = 1.0
+    retry_s: float = 0.25
+    restart_s: float = 300.0
     progress_s: float = 4.0
     tick_s: float = 0.25
 
@@ -75,7 +77,8 @@ class BatcherLimits:
 class Batcher:
     """The only mutator of the scheduler and of streams. `run` is its task; the rest is quick.
 
-    `groups` are for searches, which submit one stream after the other.
+    `groups` are for searches, which submit one stream after the other. `ask_restart` asks whoever
+    owns the shards' processes for new ones.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Batcher:
         observer: StepObserver,
         limits: BatcherLimits,
         clock: Callable[[], float] = monotonic,
+        ask_restart: Callable[[], None] = lambda: None,
     ) -> None:
         self._scheduler = scheduler
         self._shards = shards
@@ -93,7 +97,7 @@ class Batcher:
         self._observer = observer
         self._limits = limits
         self._clock = clock
-        self._admission = Admission(limits.max_concurrent_requests, limits.retry_s)
+        self._admission = Admission(limits.max_concurrent_requests, limits.restart_s)
         self._progress = Progress(limits.progress_s, limits.patience_s)
         self._streams = OpenStreams(self._retire)
         self._slots = Slots(
@@ -110,10 +114,16 @@ class Batcher:
         self._stopping = asyncio.Event()
         self._recovery = Recovery(
             *(shards, scheduler, self._streams, self.groups, self._admission, self._progress),
-            self._after_reset,
+            observer,
+            recovered=self._after_reset,
+            ask_restart=ask_restart,
             stopping=self._stopping,
             retry_s=limits.retry_s,
+            restart_s=limits.restart_s,
             clock=clock,
+        )
+        self._watch = HealthWatch(
+            *(shards, self._progress, self._lose_contact), interval_s=limits.health_s, clock=clock
         )
 
     @property
@@ -233,14 +243,16 @@ class Batcher:
         Raises Displaced when another router has the shards, and AssertionError when the scheduler
         is inconsistent even when empty.
         """
-        ticker = asyncio.ensure_future(self._tick())
+        besides = [asyncio.ensure_future(self._tick()), asyncio.ensure_future(self._watch.run())]
         try:
             while not self._stopping.is_set():
                 await self._turn()
-                if ticker.done():
-                    ticker.result()
+                for task in besides:
+                    if task.done():
+                        task.result()
         finally:
-            ticker.cancel()
+            for task in besides:
+                task.cancel()
             self._steps.forget()
             self._admission.close()
             stopped = ServerStopped("the server stopped")
@@ -256,6 +268,7 @@ class Batcher:
             if self._progress.is_broken:
                 await self._recovery.attempt()
                 return
+            self._steps.check()
             self._backpressure.resume()
             self._send_steps()
             self._streams.wake_readers()
@@ -273,8 +286,14 @@ class Batcher:
             self._steps.forget()
             self._recovery.start_over(error)
 
+    def _lose_contact(self, error: ShardFailed) -> None:
+        """The shards give no sign of life; the turn that waits for them fails with the error."""
+        self._steps.abort(error)
+        self._wake.set()
+
     def _after_reset(self) -> None:
         """The shards may be new processes, and hold nothing."""
+        self._watch.heard(self._clock())
         self._preparing.forget()
         self._cancel_latency.check(self._clock())
 
@@ -295,6 +314,7 @@ class Batcher:
         """Takes the answer to the oldest step in flight."""
         step = await self._steps.receive()
         answered_s = step.answered_s
+        self._watch.heard(answered_s)
         self._append(self._scheduler.apply(step.result, answered_s), answered_s)
         self._cancel_latency.check(answered_s)
         applied_s = self._clock() - answered_s
@@ -356,7 +376,7 @@ class Batcher:
             self._observer.drain_rate(self._admission.drain_rate(now_s))
 
     async def _idle(self) -> None:
-        """Waits for a request, and checks the shards' health now and then."""
+        """Waits for a request."""
         if self._streams and not self._backpressure and not self._preparing:
             raise RuntimeError(f"{len(self._streams)} requests, but nothing to schedule")
         self._observer.scheduler_stats(self._scheduler.stats(), len(self._backpressure))
@@ -371,11 +391,6 @@ class Batcher:
             await asyncio.wait_for(self._wake.wait(), self._limits.health_s)
         except TimeoutError:
             self._check_scheduler()
-            self._progress.start_wait(Wait.CHECK, self._clock())
-            try:
-                await self._shards.check_health()
-            finally:
-                self._progress.end_wait()
 
     def _check_scheduler(self) -> None:
         """Once after each busy period: it takes a while with a large pool, so only when idle."""

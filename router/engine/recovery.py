@@ -1,11 +1,13 @@
-"""Failures of shards, rows and of the batcher: which requests fail, and how the others go on.
+"""Failures of shards, rows and of the batcher: what is computed anew, and which requests fail.
 
-    a shard failed:  what ran has failed, what waits stays ---+
+    a shard failed:  what ran waits again, in its place ------+
     a turn failed:   all has failed, the scheduler is empty --+--> broken --> the shards are reset
                                                                   ^    |
-                                  no answer: what waits fails, and they are reset later
+                                  no answer: they are reset later +----+
 
-It decides no step and knows no step's answer.
+A request that was in a step each time when the shards failed is computed alone (router/scheduler),
+and fails if they do so again. All fail when the shards do not come back for long. It decides no
+step and knows no step's answer.
 """
 
 import asyncio
@@ -20,13 +22,16 @@ from router.engine.streams import OpenStreams, StreamGroups
 from router.request.errors import (
     ConstraintRefused,
     Displaced,
+    FailedAlone,
     GenerationFailed,
     RouterError,
     RowFailed,
     ShardFailed,
+    ShardUnfit,
 )
 from router.scheduler.scheduler import Scheduler
 from router.shards.shards import Shards
+from router.telemetry.step_observer import StepObserver
 
 _logger = logging.getLogger(__name__)
 # Log lines of single requests keep the name that operators filter by.
@@ -36,8 +41,9 @@ _batcher_logger = logging.getLogger("router.engine.batcher")
 class Recovery:
     """Decides whether the shards are broken, and records it in `progress`. Called by the batcher.
 
-    `recovered` is called when they were reset. They are tried every `retry_s` seconds, and no more
-    once `stopping` is set.
+    `recovered` is called when they were reset, `ask_restart` when only new processes can help. They
+    are tried every `retry_s` seconds, and no more once `stopping` is set; after `restart_s` seconds
+    in vain all requests fail.
     """
 
     def __init__(
@@ -48,10 +54,13 @@ class Recovery:
         groups: StreamGroups,
         admission: Admission,
         progress: Progress,
-        recovered: Callable[[], None],
+        observer: StepObserver,
         *,
+        recovered: Callable[[], None],
+        ask_restart: Callable[[], None],
         stopping: asyncio.Event,
         retry_s: float,
+        restart_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._shards = shards
@@ -60,17 +69,24 @@ class Recovery:
         self._groups = groups
         self._admission = admission
         self._progress = progress
+        self._observer = observer
         self._recovered = recovered
+        self._ask_restart = ask_restart
         self._stopping = stopping
         self._retry_s = retry_s
+        self._restart_s = restart_s
         self._clock = clock
 
     def lose_shards(self, error: ShardFailed) -> None:
-        """The shards' state is unknown: what ran in them has failed, what waits stays."""
-        _logger.error("%s", error)
+        """The shards' state is unknown: what ran waits again, and what waits stays."""
+        _logger.error("%s; %d requests wait for the shards", error, len(self._streams))
         self._progress.mark_broken(self._clock())
-        self._streams.fail_some(self._scheduler.fail(), error)
-        self._streams.wake_readers()
+        self._observer.shards_failed()
+        failed_ids = self._scheduler.fail()
+        if failed_ids:
+            alone = f"the shards failed each time with this request, at last with it alone: {error}"
+            self._streams.fail_some(failed_ids, FailedAlone(alone))
+            self._streams.wake_readers()
 
     def start_over(self, error: Exception) -> None:
         """After a bug: ends everything, and goes on if the scheduler is consistent when empty.
@@ -83,7 +99,7 @@ class Recovery:
         self._scheduler.check_invariants()
 
     async def attempt(self) -> None:
-        """Resets the shards; if they do not answer, all waiting requests fail.
+        """Resets the shards, or waits until it is time for the next attempt.
 
         Raises Displaced.
         """
@@ -93,22 +109,29 @@ class Recovery:
             self._streams.fail_all(error)
             raise
         except ShardFailed as error:
-            if self._streams:
+            if isinstance(error, ShardUnfit):
                 _logger.error("%s", error)
+                self._ask_restart()
             await self._retry_later(error)
         except Exception as error:
             _logger.exception("the shards could not be reset, by a bug")
             await self._retry_later(bug_error(error))
         else:
+            broken_s = self._broken_s()
             self._progress.mark_recovered()
+            self._observer.recovered(broken_s)
             self._recovered()
-            _logger.warning("the shards answer again")
+            _logger.warning("the shards answer again, after %.1f s", broken_s)
 
     async def _retry_later(self, error: GenerationFailed) -> None:
-        # What ran has failed before; these wait.
-        self._end_all(self._admission.unhealthy(f"the shards do not answer: {error}"))
+        if self._broken_s() > self._restart_s and self._streams:
+            _logger.error("%s", error)
+            self._end_all(self._admission.unhealthy(f"the shards do not answer: {error}"))
         with suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), self._retry_s)
+
+    def _broken_s(self) -> float:
+        return self._progress.broken_s(self._clock()) or 0.0
 
     def _end_all(self, error: RouterError) -> None:
         """Fails all streams, and advances the groups at once."""

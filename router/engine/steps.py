@@ -49,6 +49,7 @@ class StepsInFlight:
         self._observer = observer
         self._clock = clock
         self._sent: deque[SentStep] = deque()
+        self._failure: ShardFailed | None = None
         self._answered_s = 0.0
 
     def __len__(self) -> int:
@@ -61,23 +62,37 @@ class StepsInFlight:
 
     async def receive(self) -> AnsweredStep:
         """The answer to the oldest. Raises ShardFailed; then `forget` the others."""
+        self.check()
         step = self._sent[0]
         begun_s = max(step.sent_s, self._answered_s)
         self._progress.start_wait(Wait.STEP, begun_s)
         try:
             result = await step.answer
-        except ShardFailed:
+        except (ShardFailed, asyncio.CancelledError):
             for failed in self._sent:
                 self._observer.failed(failed.batch)
+            self.check()
             raise
         finally:
-            self._progress.end_wait()
+            self._progress.end_wait(Wait.STEP)
         self._sent.popleft()
         self._answered_s = self._clock()
         return AnsweredStep(step.batch, result, begun_s, self._answered_s)
 
+    def abort(self, failure: ShardFailed) -> None:
+        """The shards will answer nothing any more: whoever waits for them gets the failure."""
+        self._failure = failure
+        for step in self._sent:
+            step.answer.cancel()
+
+    def check(self) -> None:
+        """Raises the failure, if they were aborted."""
+        if self._failure is not None:
+            raise self._failure
+
     def forget(self) -> None:
         """The shards' state is void, and so is what they answer to the steps that they have."""
+        self._failure = None
         for step in self._sent:
             # Its failure, if it has failed already, says no more than that of the first one.
             step.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())

@@ -13,7 +13,9 @@ RouterError
  +-- GenerationFailed          an accepted request came to a bad end
  |    +-- RowFailed            its own row failed (NaN logits, a bad mask); others go on
  |    +-- ShardFailed          a shard answered with an error, not in time, or not at all
+ |    |    +-- ShardUnfit      it does not answer in time, or is another one: start it anew
  |    |    +-- Displaced       another router has begun an epoch there; this one is over
+ |    +-- FailedAlone          the shards failed again and again with it, at last with it alone
  |    +-- Cancelled            the client left
  |    +-- ServerStopped        the drain's time was over
  +-- StartupFailed             the router cannot begin: a port in use, no tokenizer, no shard
@@ -116,8 +118,16 @@ class ShardFailed(GenerationFailed):
     """A shard answered with an error, not in time, or not at all."""
 
 
+class ShardUnfit(ShardFailed):
+    """A shard that only a new process can replace: it hangs, or came back with other limits."""
+
+
 class Displaced(ShardFailed):
     """Another router has begun an epoch on the shards, which serve one: this one is over."""
+
+
+class FailedAlone(GenerationFailed):
+    """The shards failed each time that they computed this request, the last time with no other."""
 
 
 class Cancelled(GenerationFailed):

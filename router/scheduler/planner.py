@@ -48,6 +48,10 @@ class StepPlan:
         self.chunks[sequence.request_id] = sequence.schedule_tokens(num_tokens)
         self.num_tokens_left -= num_tokens
 
+    def sit_out(self, sequence: Sequence) -> None:
+        """The sequence decodes, but not in this step."""
+        self.updates.append(RunningUpdate(sequence.request_id, chunk_len=0))
+
 
 class Planner:
     """Makes the next step and moves sequences accordingly.
@@ -73,10 +77,11 @@ class Planner:
     def plan(self, now_s: float) -> StepPlan:
         """The next step; one without chunks computes nothing."""
         plan = StepPlan(self._max_step_tokens)
-        self._plan_decodes(plan)
-        self._plan_chunks(plan)
-        plan.running_ids = tuple([sequence.request_id for sequence in self._running])
-        self._plan_admissions(plan, now_s)
+        if not self._plan_suspect(plan, now_s):
+            self._plan_decodes(plan)
+            self._plan_chunks(plan)
+            plan.running_ids = self._running.request_ids
+            self._plan_admissions(plan, now_s)
         self._running.retire_fully_scheduled([chunk.sequence for chunk in plan.chunks.values()])
         return plan
 
@@ -93,29 +98,32 @@ class Planner:
         for sequence in decoding:
             num_behind -= 1
             # An older one preempted it a moment ago.
-            if sequence.state is not SequenceState.DECODING:
-                continue
-            # A multi-token sequence whose last sample is in flight may go on, if that is late.
-            if sequence.is_paused or sequence.is_fully_scheduled:
-                plan.updates.append(RunningUpdate(sequence.request_id, chunk_len=0))
-                continue
-            chunk_len, sent_len = 1, None
-            if sequence.is_multi_token:
-                chunk_len = _multi_token_len(sequence, plan.num_tokens_left - num_behind)
-                sent_len = chunk_len if chunk_len > 1 else None
-            allocation = sequence.allocation
-            assert allocation is not None, f"request {sequence.request_id} has no blocks"
-            block_ids: tuple[int, ...] = ()
-            stop_len = min(sequence.scheduled_len + chunk_len, sequence.max_computed_len)
-            if stop_len > allocation.capacity:
-                grown = self._grow(sequence, allocation, stop_len, plan)
-                if grown is None:
-                    continue
-                block_ids = grown
-            if block_ids or sent_len is not None:
-                plan.updates.append(RunningUpdate(sequence.request_id, block_ids, sent_len))
-            plan.schedule(sequence, chunk_len)
-            plan.num_decode_tokens += chunk_len
+            if sequence.state is SequenceState.DECODING:
+                self._plan_decode(sequence, plan, num_behind)
+
+    def _plan_decode(self, sequence: Sequence, plan: StepPlan, num_behind: int) -> None:
+        # A multi-token sequence whose last sample is in flight may go on, if that is late.
+        is_paused = sequence.is_paused and not sequence.runs_alone
+        if is_paused or sequence.is_fully_scheduled:
+            plan.sit_out(sequence)
+            return
+        chunk_len, sent_len = 1, None
+        if sequence.is_multi_token:
+            chunk_len = _multi_token_len(sequence, plan.num_tokens_left - num_behind)
+            sent_len = chunk_len if chunk_len > 1 else None
+        allocation = sequence.allocation
+        assert allocation is not None, f"request {sequence.request_id} has no blocks"
+        block_ids: tuple[int, ...] = ()
+        stop_len = min(sequence.scheduled_len + chunk_len, sequence.max_computed_len)
+        if stop_len > allocation.capacity:
+            grown = self._grow(sequence, allocation, stop_len, plan)
+            if grown is None:
+                return
+            block_ids = grown
+        if block_ids or sent_len is not None:
+            plan.updates.append(RunningUpdate(sequence.request_id, block_ids, sent_len))
+        plan.schedule(sequence, chunk_len)
+        plan.num_decode_tokens += chunk_len
 
     def _grow(
         self, sequence: Sequence, allocation: BlockAllocation, num_tokens: int, plan: StepPlan
@@ -126,7 +134,7 @@ class Planner:
             if block_ids is not None:
                 return block_ids
             if self._running.is_retiring or sequence.awaits_tokens:
-                plan.updates.append(RunningUpdate(sequence.request_id, chunk_len=0))
+                plan.sit_out(sequence)
                 return None
             victim = self._running.youngest
             victim.preempt()
@@ -142,9 +150,43 @@ class Planner:
             if plan.num_tokens_left == 0:
                 return
             if sequence.state is SequenceState.PREFILLING:
-                chunk_len = min(plan.num_tokens_left, sequence.num_unscheduled)
-                plan.schedule(sequence, chunk_len)
-                plan.updates.append(RunningUpdate(sequence.request_id, chunk_len=chunk_len))
+                _plan_chunk(sequence, plan)
+
+    def _plan_suspect(self, plan: StepPlan, now_s: float) -> bool:
+        """A step for nothing but a sequence that may make the shards fail; False: there is none.
+
+        It comes first, and the others stand still: not for long, since it is one of them again once
+        it is as far as where it was lost. It has to wait where there are no blocks for it.
+        """
+        suspect = self._running.suspect
+        if suspect is not None:
+            if suspect.state is SequenceState.DECODING and self._running.holds(suspect):
+                self._plan_decode(suspect, plan, 0)
+            elif suspect.state is SequenceState.PREFILLING:
+                _plan_chunk(suspect, plan)
+            self._let_others_sit_out(plan, suspect)
+            return True
+        suspect = next(iter(self._waiting.offers(1)), None)
+        if suspect is None or not suspect.runs_alone:
+            return False
+        is_full = len(self._running) >= self._max_running
+        if is_full or not self._running.has_left(suspect.request_id):
+            return False
+        if self._running.is_in_flight:
+            return True
+        allocation = self._allocate(suspect, self._running.num_growing)
+        if allocation is None:
+            return False
+        self._let_others_sit_out(plan, suspect)
+        self._waiting.remove(suspect)
+        self._admit(suspect, allocation, plan, now_s)
+        return True
+
+    def _let_others_sit_out(self, plan: StepPlan, suspect: Sequence) -> None:
+        for sequence in self._running:
+            if sequence is not suspect and sequence.state is SequenceState.DECODING:
+                plan.sit_out(sequence)
+        plan.running_ids = self._running.request_ids
 
     def _plan_admissions(self, plan: StepPlan, now_s: float) -> None:
         """Spends what is left after that on waiting sequences."""
@@ -155,6 +197,8 @@ class Planner:
         num_spare = self._running.num_growing if offers else 0
         for sequence in offers:
             if plan.num_tokens_left == 0 or len(self._running) >= self._max_running:
+                return
+            if sequence.runs_alone:
                 return
             # Preempted a moment ago: its tokens are in flight, or the shard still has its row.
             # No younger one gets the blocks that it lost to an older one.
@@ -206,6 +250,13 @@ class Planner:
                 pause_len=request.pause_len,
             )
         )
+
+
+def _plan_chunk(sequence: Sequence, plan: StepPlan) -> None:
+    """The next tokens of a prompt being computed, as many as the step has room for."""
+    chunk_len = min(plan.num_tokens_left, sequence.num_unscheduled)
+    plan.schedule(sequence, chunk_len)
+    plan.updates.append(RunningUpdate(sequence.request_id, chunk_len=chunk_len))
 
 
 def _multi_token_len(sequence: Sequence, most: int) -> int:

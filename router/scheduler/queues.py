@@ -81,9 +81,9 @@ class WaitingQueue:
         """1 for the one that is offered first; of a held one, what its place would be."""
         return bisect_left(self._sequences, sequence.order, key=_order) + 1
 
-    def offers(self) -> list[Sequence]:
+    def offers(self, most: int = _MAX_OFFERS) -> list[Sequence]:
         """Those that may be admitted in this step, if they fit."""
-        return self._sequences[:_MAX_OFFERS]
+        return self._sequences[:most]
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the order is wrong."""
@@ -123,6 +123,27 @@ class RunningBatch:
     def is_retiring(self) -> bool:
         """True while blocks wait for a step's answer to be freed."""
         return bool(self._retiring)
+
+    @property
+    def request_ids(self) -> tuple[int, ...]:
+        """Of those that run."""
+        return tuple([sequence.request_id for sequence in self._sequences])
+
+    @property
+    def is_in_flight(self) -> bool:
+        """True while a step in flight has a sequence that runs or ran."""
+        return bool(self._retiring) or any(each.num_steps_in_flight for each in self._sequences)
+
+    @property
+    def suspect(self) -> Sequence | None:
+        """The one that no other may join in a step, if there is one."""
+        lost = [each for each in self._sequences if each.num_lost]
+        lost += [each for each in self._retiring.values() if each.is_live]
+        return next((each for each in lost if each.runs_alone), None)
+
+    def holds(self, sequence: Sequence) -> bool:
+        """False once no later step concerns it."""
+        return sequence.request_id not in self._retiring
 
     @property
     def has_drops(self) -> bool:

@@ -211,15 +211,20 @@ class Scheduler:
         return tuple(counted)
 
     def fail(self) -> tuple[int, ...]:
-        """The shards lost their state: what ran ends, the cache is void, no step is in flight.
+        """The shards lost their state: the cache is void, no step is in flight, nothing runs.
 
-        What waits stays, preempted sequences too. The ids of the ended ones, oldest first.
+        What ran waits again, each in its place, to be computed from the tokens that are known. One
+        with which alone the shards failed again ends; the ids of those.
         """
         self._in_flight.clear()
         self._running.clear()
-        failed = [e for e in self._live.values() if e.state is not SequenceState.WAITING]
+        for sequence in self._live.values():
+            if sequence.state is not SequenceState.WAITING:
+                sequence.preempt()
+                self._waiting.add(sequence)
+        failed = [sequence for sequence in self._live.values() if sequence.has_failed_alone]
         for sequence in failed:
-            self._remove(sequence, SequenceState.FAILED)
+            self._end(sequence, SequenceState.FAILED)
         return tuple(sequence.request_id for sequence in failed)
 
     def expired(self, now_s: float) -> tuple[int, ...]:
@@ -310,7 +315,7 @@ class Scheduler:
             self._end(sequence, SequenceState.FAILED, is_held=remains)
             return generation
         if generation is not None:
-            sequence.output_ids += [token.token_id for token in generation.tokens]
+            sequence.append([token.token_id for token in generation.tokens])
         if generation is not None and generation.is_late:
             stop_len -= 1
         sequence.settle(chunk, stop_len)

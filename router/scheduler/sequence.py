@@ -8,14 +8,15 @@ It knows no other request, no budget and no queue. Only `router/scheduler` chang
        +-------------------------+-----------------------+   preempted
 
     WAITING, DECODING                -> FINISHED    the shard ended it well
-    WAITING, PREFILLING, DECODING    -> FAILED      its row failed, or the shards did
+    WAITING, PREFILLING, DECODING    -> FAILED      its row failed, or the shards did with it alone
     WAITING, PREFILLING, DECODING    -> CANCELLED   the router ended it
 
 WAITING -> FINISHED and WAITING -> FAILED are for preempted sequences: the steps in flight when it
-was preempted are still answered, and their tokens count.
+was preempted are still answered, and their tokens count. All that run are preempted when the shards
+lose their state; a sequence whose steps were lost time and again may be why.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
@@ -36,6 +37,10 @@ class SequenceState(Enum):
     CANCELLED = "cancelled"
     FAILED = "failed"
 
+
+# A sequence that was in a step each time when the shards failed so often is computed alone and ends
+# if they fail once more.
+_MAX_LOST = 2
 
 _ENDS = frozenset({SequenceState.FINISHED, SequenceState.CANCELLED, SequenceState.FAILED})
 
@@ -96,7 +101,8 @@ class Sequence:
 
     `order` is the order of arrival. It did not fit when it was tried, and is tried again once
     `min_available` blocks are available. `is_suspect`: its row failed in a shard, and its KV may be
-    why. `is_paused`: its reader is behind, so that it samples no tokens.
+    why. `is_paused`: its reader is behind, so that it samples no tokens. `num_lost`: how often the
+    shards failed with it in a step, since it last came as far as `lost_len` tokens.
     """
 
     request_id: int
@@ -114,6 +120,8 @@ class Sequence:
     min_available: int = 0
     is_suspect: bool = False
     is_paused: bool = False
+    num_lost: int = 0
+    lost_len: int = 0
     # Those made before the request came are known from the start.
     output_ids: list[int] = field(init=False)
     prompt_len: int = field(init=False)
@@ -149,6 +157,16 @@ class Sequence:
     def num_unscheduled(self) -> int:
         """Tokens, known or pending, that no step computes yet."""
         return self.known_len + self.num_pending - self.scheduled_len
+
+    @property
+    def runs_alone(self) -> bool:
+        """True while it may be what makes the shards fail: no other one is in a step with it."""
+        return self.num_lost >= _MAX_LOST
+
+    @property
+    def has_failed_alone(self) -> bool:
+        """True once the shards have failed with no other one in the step."""
+        return self.num_lost > _MAX_LOST
 
     @property
     def awaits_tokens(self) -> bool:
@@ -261,5 +279,14 @@ class Sequence:
 
     def lose_steps(self) -> None:
         """The steps in flight will never answer, and the blocks are void."""
+        if self.num_steps_in_flight:
+            self.num_lost += 1
+            self.lost_len = self.known_len + self.num_pending
         self.allocation = None
         self.num_pending = self.num_steps_in_flight = 0
+
+    def append(self, token_ids: Iterable[int]) -> None:
+        """Tokens that a step brought; once it has those that were lost, it is above suspicion."""
+        self.output_ids += token_ids
+        if self.num_lost and self.known_len >= self.lost_len:
+            self.num_lost = 0

@@ -20,46 +20,30 @@ ever be answered again.
 """
 
 import asyncio
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 import grpc.aio
 
-from processes.tracing import Metadata
 from proto import generate_pb2 as pb
 from proto.contract import Batch, ModelInfo, PoolLimits, StepResult
-from proto.generate_pb2_grpc import TextGenerationServiceStub
 from router.request.errors import (
     ConstraintRefused,
     Displaced,
     GenerationFailed,
     Overloaded,
     ShardFailed,
+    ShardUnfit,
     StartupFailed,
 )
 from router.request.request import Constraint
 from router.shards import wire
+from router.shards.rank import Rank, error_line
 from router.telemetry.tracing import NO_TRACES, Tracer
 
-_CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", -1),
-    ("grpc.max_receive_message_length", -1),
-    # Reconnects soon, also to a shard that was away for long.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 100),
-    ("grpc.use_local_subchannel_pool", 1),
-    # No step may run twice, and no proxy stands between the tiers.
-    ("grpc.enable_retries", 0),
-    ("grpc.enable_http_proxy", 0),
-)
-_HOST_PORT = re.compile(r"[^/]+:\d{1,5}")
-_MAX_SOCKET_PATH_LEN = 107
-# A shard's error when it is to begin an epoch before its present one.
-_LATER_EPOCH = re.compile(r"epoch \d+ is over: epoch \d+ has begun")
 # Rank 0 has so long at least, also for a client that returns because it was not enough.
 _SHORTEST_PREPARE_S = 0.1
 _PREPARED_SOON_S = 2.0
@@ -71,65 +55,25 @@ _BATCH_ID = 1
 class ShardTimeouts:
     """Seconds after which a call counts as failed; `control_s` is for all without their own.
 
-    `lockstep_s`: how long ranks may go on once another one has failed.
+    `health_s`: for a sign of life, which a shard gives while it computes, too. `lockstep_s`: how
+    long ranks may go on once another one has failed.
     """
 
     connect_s: float = 60.0
     warmup_s: float = 1800.0
     step_s: float = 120.0
-    control_s: float = 30.0
+    control_s: float = 10.0
+    health_s: float = 3.0
     prepare_s: float = 30.0
     lockstep_s: float = 5.0
 
 
-def dial_target(address: str) -> str:
-    """The gRPC target of host:port, of a socket's path, or of a unix: url.
+class Largest(NamedTuple):
+    """The largest step that will ever be sent, and the longest sequence; None: the model's."""
 
-    Raises StartupFailed for a path longer than the system's sockets have.
-    """
-    if not address.startswith("unix:") and _HOST_PORT.fullmatch(address):
-        return address
-    path = address.removeprefix("unix:").removeprefix("//")
-    if len(path.encode()) > _MAX_SOCKET_PATH_LEN:
-        raise StartupFailed(
-            f"the shard's socket path {path!r} has {len(path.encode())} bytes; at most "
-            f"{_MAX_SOCKET_PATH_LEN} are possible"
-        )
-    return f"unix:{path}"
-
-
-class Rank:
-    """One rank's channel. A failed call names the rank, the method and the reason."""
-
-    def __init__(self, rank: int, address: str) -> None:
-        self.name = f"shard {rank} at {address}"
-        self.channel = grpc.aio.insecure_channel(dial_target(address), options=_CHANNEL_OPTIONS)
-        self._stub = TextGenerationServiceStub(self.channel)
-
-    def send(
-        self,
-        method: str,
-        request: Any,
-        timeout_s: float,
-        *,
-        waits: bool = False,
-        metadata: Metadata | None = None,
-    ) -> Any:
-        """The call under way, to be awaited; it `waits` for a rank that is not there yet."""
-        send = getattr(self._stub, method)
-        return send(request, timeout=timeout_s, metadata=metadata, wait_for_ready=waits)
-
-    async def answer(self, method: str, call: Any) -> Any:
-        """The answer to a call under way. Raises ShardFailed, Displaced."""
-        try:
-            return await call
-        except grpc.aio.AioRpcError as error:
-            is_over = error.code() is grpc.StatusCode.FAILED_PRECONDITION
-            if is_over and _LATER_EPOCH.search(error.details() or ""):
-                raise Displaced(
-                    f"another router has taken over {self.name} ({error.details()})"
-                ) from error
-            raise ShardFailed(f"{self.name}, {method}: {_error_line(error)}") from error
+    max_step_tokens: int
+    max_batch_size: int
+    max_total_len: int | None
 
 
 class Shards:
@@ -148,6 +92,8 @@ class Shards:
         self._epoch = first_epoch
         # Steps of this epoch, the first of which begins the batch.
         self._num_sent = self._num_in_flight = 0
+        # What warm-up was asked for, and what it found.
+        self._warmed: tuple[Largest, PoolLimits] | None = None
 
     @classmethod
     async def connect(
@@ -198,7 +144,13 @@ class Shards:
         self, max_step_tokens: int, max_batch_size: int, max_total_len: int | None
     ) -> PoolLimits:
         """Runs the largest step once; the limits of the smallest rank. Raises ShardFailed."""
-        request = wire.warmup_to_pb(self._epoch, max_step_tokens, max_batch_size, max_total_len)
+        largest = Largest(max_step_tokens, max_batch_size, max_total_len)
+        limits = await self._warm_up(largest, None)
+        self._warmed = (largest, limits)
+        return limits
+
+    async def _warm_up(self, largest: Largest, num_blocks: int | None) -> PoolLimits:
+        request = wire.warmup_to_pb(self._epoch, *largest, num_blocks)
         answers = await self._call_state("Warmup", request, self._timeouts.warmup_s)
         limits = [wire.limits_from_pb(answer) for answer in answers]
         if len({limit.block_size for limit in limits}) > 1:
@@ -225,14 +177,14 @@ class Shards:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 # The router's own check accepted it, so that the author made no mistake.
                 raise ConstraintRefused(
-                    error.details() or _error_line(error), "too_complex"
+                    error.details() or error_line(error), "too_complex"
                 ) from error
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 message = f"{first.name} did not compile the constraint within {timeout_s:.3g} s"
                 if timeout_s < self._timeouts.prepare_s:
                     raise Overloaded(message, _PREPARED_SOON_S) from error
                 raise GenerationFailed(message) from error
-            raise ShardFailed(f"{first.name}, PrepareConstraint: {_error_line(error)}") from error
+            raise ShardFailed(f"{first.name}, PrepareConstraint: {error_line(error)}") from error
 
     def _prepare_s(self, constraint: Constraint) -> float:
         """What the constraint's check has left of the time, which is little where it was slow."""
@@ -242,16 +194,25 @@ class Shards:
         return min(longest_s, max(_SHORTEST_PREPARE_S, constraint.prepare_by_s - monotonic()))
 
     async def check_health(self) -> None:
-        """Raises ShardFailed unless every rank answers."""
-        await self._call_all("Health", pb.HealthRequest(), self._timeouts.control_s)
+        """Raises ShardFailed unless every rank answers soon."""
+        await self._call_all("Health", pb.HealthRequest(), self._timeouts.health_s)
 
     async def reset(self) -> None:
-        """All ranks forget everything, and a new epoch begins. Raises ShardFailed, Displaced."""
+        """All ranks forget everything, and a new epoch begins; new ones are warmed up as before.
+
+        Raises ShardFailed, Displaced.
+        """
+        await self.check_health()
         self._epoch += 1
         self._num_sent = self._num_in_flight = 0
-        await self._call_state(
+        answers = await self._call_state(
             "ClearCache", wire.clear_to_pb(self._epoch), self._timeouts.control_s
         )
+        if self._warmed is not None and not all(map(wire.is_warm, answers)):
+            largest, limits = self._warmed
+            found = await self._warm_up(largest, limits.num_blocks)
+            if found != limits:
+                raise ShardUnfit(f"the shards began anew with {found}; they had {limits}")
 
     def step(self, batch: Batch) -> "asyncio.Task[StepResult]":
         """Computes the batch's tokens. Raises ShardFailed, mostly when awaited.
@@ -342,8 +303,8 @@ class Shards:
         outcomes = await asyncio.gather(*futures, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, ShardFailed)]
         if failures:
-            is_over = any(isinstance(failure, Displaced) for failure in failures)
-            kind = Displaced if is_over else ShardFailed
+            kinds = {type(failure) for failure in failures}
+            kind = next((kind for kind in (Displaced, ShardUnfit) if kind in kinds), ShardFailed)
             raise kind("; ".join(map(str, failures)))
         for rank, outcome in zip(self._ranks, outcomes, strict=True):
             if isinstance(outcome, asyncio.CancelledError):
@@ -363,8 +324,4 @@ class Shards:
 def _unreachable(address: str, timeout_s: float, error: grpc.aio.AioRpcError) -> str:
     if error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.UNAVAILABLE):
         return f"no shard answers at {address} (waited {timeout_s:g} s); is it started?"
-    return f"the shard at {address} refused ServiceDiscovery: {_error_line(error)}"
-
-
-def _error_line(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details() or 'no details'}"
+    return f"the shard at {address} refused ServiceDiscovery: {error_line(error)}"

@@ -84,15 +84,25 @@ def clear_to_pb(epoch: int) -> pb.ClearCacheRequest:
 
 
 def warmup_to_pb(
-    epoch: int, max_step_tokens: int, max_batch_size: int, max_total_len: int | None
+    epoch: int,
+    max_step_tokens: int,
+    max_batch_size: int,
+    max_total_len: int | None,
+    num_blocks: int | None,
 ) -> pb.WarmupRequest:
-    """The largest step that the router will ever ask for."""
+    """The largest step that the router will ever ask for; `num_blocks` where the pool has been."""
     return pb.WarmupRequest(
         epoch=epoch,
         max_step_tokens=max_step_tokens,
         max_batch_size=max_batch_size,
         max_total_len=max_total_len,
+        num_blocks=num_blocks,
     )
+
+
+def is_warm(message: pb.ClearCacheResponse) -> bool:
+    """False for a shard that was started anew."""
+    return message.is_warm
 
 
 def prepare_to_pb(constraint: Constraint) -> pb.PrepareConstraintRequest:

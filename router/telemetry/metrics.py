@@ -214,6 +214,12 @@ class Metrics(Collector):
         self.batch_next_size = Histogram(
             "tgi_batch_next_size", "Requests that a step admits", BATCH_SIZE_BUCKETS
         )
+        self.shard_failures = Counter(
+            "tandem_shard_failures", "Failures of the shards, after which all that ran is replayed"
+        )
+        self.shard_recovery = _seconds(
+            "tandem_shard_recovery_seconds", "Seconds from the shards' failure until they are back"
+        )
         self.step_phase = _seconds(
             "tandem_step_phase_seconds",
             "Seconds of a step by phase: schedule, rpc (forward and sample taken off), forward, "

@@ -63,6 +63,14 @@ class StepObserver:
         """The shards did not answer a step."""
         self._metrics.batch_inference_failure.inc(_method(batch))
 
+    def shards_failed(self) -> None:
+        """The shards lost their state; what ran is computed anew once they have begun anew."""
+        self._metrics.shard_failures.inc()
+
+    def recovered(self, broken_s: float) -> None:
+        """The shards began anew, so long after they failed."""
+        self._metrics.shard_recovery.observe(broken_s)
+
     def finished(self, batch: Batch, result: StepResult, step_s: float, apply_s: float) -> None:
         """A step was answered after `step_s` and applied in `apply_s`."""
         metrics, method = self._metrics, _method(batch)

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -30,7 +31,9 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def server(collector: Collector) -> Iterator[RunningServer]:
     traces = ("--otlp-endpoint", collector.endpoint, "--otlp-service-name", "mine")
-    with launched("--num-shard", "2", "--dtype", "float32", *traces) as running:
+    with launched(
+        *("--num-shard", "2", "--dtype", "float32", "--max-restarts", "1"), *traces
+    ) as running:
         yield running
 
 
@@ -76,10 +79,22 @@ def test_no_process_listens_at_every_interface(server: RunningServer) -> None:
     assert not [one for one in addresses if is_every_interface(one)]
 
 
-def test_the_end_of_one_stops_everything_with_its_last_lines(server: RunningServer) -> None:
+def test_a_stream_outlives_the_death_of_one_and_too_many_deaths_stop_everything(
+    server: RunningServer,
+) -> None:
     """The last test of this file: the server is gone afterwards."""
+    parameters = {"max_new_tokens": 300, "ignore_eos": True, "do_sample": True, "seed": 3}
+    body = {"inputs": "Once there was", "parameters": parameters}
+    url = f"{server.url}/generate"
+    expected = httpx.post(url, json=body, timeout=60).json()
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(httpx.post, url, json=body, timeout=120)
+        time.sleep(0.5)
+        os.kill(server.pid_of("model_server"), signal.SIGKILL)
+        assert answer.result().json() == expected
     pids = server.descendants()
     os.kill(server.pid_of("model_server"), signal.SIGKILL)
     assert server.wait() == 1
     assert wait_until_gone(pids) == []
     assert "was ended by SIGKILL; its last lines:" in server.said
+    assert "1 restarts within 600 s are the most (--max-restarts)" in server.said

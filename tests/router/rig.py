@@ -107,6 +107,7 @@ async def routing(
     scheduler_class: type[Scheduler] = Scheduler,
     tracer: Tracer = NO_TRACES,
     verify: Verify = finds_nothing,
+    ask_restart: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Rig]:
     """A router that runs; in the end all blocks must be back and none may have been misused."""
     async with serving(*ranks) as address:
@@ -116,7 +117,9 @@ async def routing(
         scheduler = scheduler_class(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
         metrics = Metrics(CollectorRegistry(), max_input_len=64, max_total_len=128)
         observer = StepObserver(metrics, pool.block_size, tracer)
-        batcher = Batcher(scheduler, shards, byte_tokenizer(), observer, limits, clock)
+        batcher = Batcher(
+            *(scheduler, shards, byte_tokenizer(), observer, limits, clock, ask_restart)
+        )
         running = asyncio.ensure_future(batcher.run())
         rig = Rig(batcher, Infer(batcher, verify), scheduler, shards, metrics, running)
         try:
@@ -135,6 +138,14 @@ async def settled(rig: Rig) -> None:
     while rig.scheduler.has_work or rig.batcher.num_streams:
         assert monotonic() < deadline_s, "the router did not come to rest"
         await asyncio.sleep(0.002)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Until it does, within a few seconds."""
+    deadline_s = monotonic() + 20.0
+    while not holds():
+        assert monotonic() < deadline_s, "it never came to pass"
+        await asyncio.sleep(0.005)
 
 
 async def events_of(stream: Stream) -> list[Event]:

@@ -14,6 +14,7 @@ from router.http.server.body import MalformedJson, almost_json, check_depth, che
 from router.http.server.errors import Dialect, HttpError
 from router.request.errors import (
     ConstraintRefused,
+    FailedAlone,
     InvalidRequest,
     Refused,
     RouterError,
@@ -136,7 +137,8 @@ def error_fields(error: RouterError | HttpError) -> dict[str, object]:
 
 
 def _is_retryable(error: RouterError | HttpError) -> bool:
-    """False for wrong requests, and for a row that fails because of its own values."""
+    """False for wrong requests, and for those that fail because of their own values."""
     if isinstance(error, HttpError):
         return error.status >= 500
-    return isinstance(error, Refused) or not isinstance(error, InvalidRequest | RowFailed)
+    is_own_fault = isinstance(error, InvalidRequest | RowFailed | FailedAlone)
+    return isinstance(error, Refused) or not is_own_fault

@@ -280,3 +280,26 @@ async def test_a_socket_in_use_is_refused_and_left_alone(
         async with listening(service, shard.path, _unexpected):
             pass
     assert (await shard.stub.Info(pb.InfoRequest())).model_id == "tiny"
+
+
+async def test_what_a_router_had_is_freed_when_it_says_nothing_and_the_pool_stays(
+    service: TextGenerationService, tmp_path: Path
+) -> None:
+    path = tmp_path / "s"
+    async with (
+        listening(service, path, _unexpected, lease_s=0.2),
+        grpc.aio.insecure_channel(f"unix:{path}") as channel,
+    ):
+        shard = Shard(path, pb_grpc.TextGenerationServiceStub(channel), channel, [])
+        assert not (await shard.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))).is_warm
+        await shard.warm_up()
+        await shard.stub.Prefill(prefill(0, request(1)))
+        for _ in range(5):
+            await asyncio.sleep(0.1)
+            await shard.stub.Health(pb.HealthRequest())
+        await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[0]))
+        await asyncio.sleep(0.5)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[0]))
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert (await shard.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH + 1))).is_warm

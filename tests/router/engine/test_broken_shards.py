@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from router.engine.batcher import BatcherLimits
-from router.request.errors import ShardFailed, Unhealthy
+from router.request.errors import Unhealthy
 from tests.fakes import FakeShard
 from tests.router.rig import (
     PROMPT,
@@ -22,14 +22,18 @@ from tests.router.rig import (
     events_of,
     expected_text,
     routing,
+    until,
 )
+
+# A router that soon gives failed shards up.
+HOPELESS = BatcherLimits(health_s=0.02, retry_s=0.05, restart_s=0.1)
 
 
 async def until_refused(rig: Rig) -> Unhealthy:
     deadline_s = monotonic() + 5.0
     while monotonic() < deadline_s:
         try:
-            await events_of(rig.batcher.submit(asking()))
+            assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), Unhealthy)
         except Unhealthy as error:
             return error
         await asyncio.sleep(0.02)
@@ -42,22 +46,25 @@ async def gone(shard: FakeShard, limits: BatcherLimits) -> AsyncIterator[tuple[R
     async with routing(shard, limits=limits) as rig:
         address = f"127.0.0.1:{shard.urls[0].rpartition(':')[2]}"
         await shard.stop()
-        assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), ShardFailed)
+        await until(lambda: not rig.batcher.is_alive)
         yield rig, address
 
 
 async def test_a_request_that_recovery_may_serve_is_taken_and_served() -> None:
     shard = FakeShard()
-    async with gone(shard, BatcherLimits(retry_s=0.6)) as (rig, address):
-        await asyncio.sleep(0.2)  # the first attempt to begin anew is over, the next is to come
+    async with gone(shard, BatcherLimits(health_s=0.02, retry_s=0.05)) as (rig, address):
+        await asyncio.sleep(0.2)  # several attempts to begin anew are over
         assert rig.batcher.trouble is not None
         waiting = rig.batcher.submit(asking())
         await shard.start(address)
         assert end_of(await events_of(waiting)).text == expected_text(PROMPT, 6)
 
 
-async def test_after_an_attempt_in_vain_requests_are_refused_at_the_door() -> None:
-    async with gone(FakeShard(), BatcherLimits(retry_s=0.1)) as (rig, _):
+async def test_after_attempts_in_vain_requests_are_refused_at_the_door() -> None:
+    async with gone(FakeShard(), HOPELESS) as (
+        rig,
+        _,
+    ):
         error = await until_refused(rig)
         assert "the shards have not answered for" in str(error)
         assert error.retry_after_s == 1.0
@@ -67,7 +74,10 @@ async def test_after_an_attempt_in_vain_requests_are_refused_at_the_door() -> No
 
 async def test_once_the_shards_are_back_nobody_is_refused() -> None:
     shard = FakeShard()
-    async with gone(shard, BatcherLimits(retry_s=0.1)) as (rig, address):
+    async with gone(shard, HOPELESS) as (
+        rig,
+        address,
+    ):
         await until_refused(rig)
         await shard.start(address)
         deadline_s = monotonic() + 5.0
@@ -82,7 +92,6 @@ async def test_a_deadline_passes_while_the_shards_do_not_begin_anew() -> None:
     async with routing(shard, timeouts=replace(QUICK, control_s=1.0)) as rig:
         shard.faults.hangs.add("ClearCache")
         shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
-        assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), ShardFailed)
         waiting = rig.batcher.submit(asking(deadline_s=monotonic() + 0.05))
         end = end_of(await events_of(waiting))
         assert (end.reason.value, end.text) == ("deadline", "")
@@ -91,7 +100,10 @@ async def test_a_deadline_passes_while_the_shards_do_not_begin_anew() -> None:
 
 @pytest.mark.parametrize("num_refused", [1, 3])
 async def test_every_refusal_is_counted_once(num_refused: int) -> None:
-    async with gone(FakeShard(), BatcherLimits(retry_s=0.1)) as (rig, _):
+    async with gone(FakeShard(), HOPELESS) as (
+        rig,
+        _,
+    ):
         await until_refused(rig)
         for _ in range(num_refused):
             with pytest.raises(Unhealthy):

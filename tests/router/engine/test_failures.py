@@ -1,7 +1,7 @@
 """What goes wrong in a row, in a step, in a shard or in the router, and whom it costs what."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic
 
@@ -14,6 +14,7 @@ from router.engine.batcher import BatcherLimits
 from router.request.errors import (
     Displaced,
     Draining,
+    FailedAlone,
     GenerationFailed,
     RowFailed,
     ShardFailed,
@@ -22,7 +23,8 @@ from router.request.errors import (
 from router.scheduler.scheduler import Scheduler
 from router.shards.shards import Shards
 from router.text.detokenizer import Detokenizer
-from tests.fakes import FakeShard
+from tests.byte_tokenizer import byte_ids
+from tests.fakes import FakeShard, letters
 from tests.router.rig import (
     PROMPT,
     QUICK,
@@ -33,8 +35,11 @@ from tests.router.rig import (
     error_of,
     events_of,
     expected_text,
+    methods,
     routing,
     settled,
+    texts_of,
+    until,
 )
 
 
@@ -52,31 +57,66 @@ async def test_a_failed_row_fails_alone() -> None:
 
 
 @pytest.mark.parametrize("method", ["Prefill", "Decode"])
-async def test_a_failed_step_fails_what_ran_and_the_router_goes_on(method: str) -> None:
+async def test_a_failed_step_costs_a_pause_and_no_token(method: str) -> None:
     shard = FakeShard()
     async with routing(shard) as rig:
         epoch = shard.epoch
         shard.faults.fails.append((method, grpc.StatusCode.INTERNAL, "device lost"))
         events = await events_of(rig.batcher.submit(asking(max_new_tokens=10)))
-        error = error_of(events)
-        assert isinstance(error, ShardFailed)
-        assert f"{method}: INTERNAL: device lost" in str(error)
-        again = await events_of(rig.batcher.submit(asking(max_new_tokens=10)))
-        assert end_of(again).text == expected_text(PROMPT, 10)
+        assert end_of(events).text == "".join(texts_of(events)) == expected_text(PROMPT, 10)
         assert shard.epoch == epoch + 1
         assert rig.batcher.is_alive
+        assert rig.metrics.shard_failures.value() == 1
+
+
+@pytest.mark.parametrize("method", ["Prefill", "Decode"])
+async def test_a_step_that_fails_time_and_again_fails_its_request(method: str) -> None:
+    shard = FakeShard()
+    async with routing(shard) as rig:
+        shard.faults.fail_for_good(method, grpc.StatusCode.INTERNAL, "device lost")
+        error = error_of(await events_of(rig.batcher.submit(asking(max_new_tokens=10))))
+        assert isinstance(error, FailedAlone)
+        assert "Prefill: INTERNAL: device lost" in str(error)
+        again = await events_of(rig.batcher.submit(asking(max_new_tokens=10)))
+        assert end_of(again).text == expected_text(PROMPT, 10)
+
+
+def _kills(prompt: str) -> Callable[[Sequence[int]], int]:
+    """Letters, but for a prompt that no shard survives from its fourth token on."""
+
+    def script(token_ids: Sequence[int]) -> int:
+        if token_ids[: len(prompt)] == byte_ids(prompt) and len(token_ids) >= len(prompt) + 3:
+            raise ZeroDivisionError("device lost")
+        return letters(token_ids)
+
+    return script
+
+
+async def test_of_many_requests_the_one_that_kills_the_shards_fails_and_no_other() -> None:
+    shard = FakeShard(num_blocks=512, script=_kills("killer"))
+    async with routing(shard) as rig:
+        streams = {
+            prompt: rig.batcher.submit(asking(prompt, 12))
+            for prompt in ("one", "two", "killer", "three", "four")
+        }
+        events = {prompt: await events_of(stream) for prompt, stream in streams.items()}
+        assert isinstance(error_of(events["killer"]), FailedAlone)
+        assert "".join(texts_of(events["killer"])) == expected_text("killer", 3)
+        for prompt in events.keys() - {"killer"}:
+            assert end_of(events[prompt]).text == expected_text(prompt, 12)
+        assert rig.metrics.shard_failures.value() == 3
 
 
 async def test_a_failure_that_ends_everyone_frees_nobody_s_time_to_come_back() -> None:
     shard = FakeShard()
-    limits = replace(RESTLESS, max_concurrent_requests=8)
+    limits = replace(RESTLESS, max_concurrent_requests=8, restart_s=0.1)
     async with routing(shard, limits=limits) as rig:
         await asyncio.sleep(2 * RESTLESS.tick_s)
         at_rest = rig.metrics.drain_rate.value()
-        shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "device lost"))
         streams = [rig.batcher.submit(asking(str(index), 20)) for index in range(8)]
+        await shard.stop()
         for stream in streams:
-            assert isinstance(error_of(await events_of(stream)), ShardFailed)
+            assert isinstance(error_of(await events_of(stream)), Unhealthy)
         await asyncio.sleep(2 * RESTLESS.tick_s)
         assert 0 < rig.metrics.drain_rate.value() <= at_rest
 
@@ -88,18 +128,31 @@ async def test_what_waits_outlives_a_failed_step() -> None:
         await running.take()
         waiting = rig.batcher.submit(asking("waits", 5))
         shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "device lost"))
-        assert isinstance(error_of(await events_of(running)), ShardFailed)
+        assert end_of(await events_of(running)).text == expected_text("runs", 30)
         assert end_of(await events_of(waiting)).text == expected_text("waits", 5)
 
 
-async def test_a_hanging_step_fails_at_its_deadline() -> None:
+async def test_a_hanging_step_is_tried_again_after_its_deadline() -> None:
     shard = FakeShard()
     async with routing(shard, timeouts=replace(QUICK, step_s=1.0)) as rig:
         shard.faults.hangs.add("Decode")
-        error = error_of(await events_of(rig.batcher.submit(asking())))
-        assert "Decode: DEADLINE_EXCEEDED" in str(error)
+        stream = rig.batcher.submit(asking())
+        await until(lambda: rig.metrics.shard_failures.value() == 1)
         shard.faults.hangs.clear()
-        assert end_of(await events_of(rig.batcher.submit(asking()))).text
+        assert end_of(await events_of(stream)).text == expected_text(PROMPT, 6)
+
+
+async def test_shards_that_cannot_be_reset_in_time_are_to_be_started_anew() -> None:
+    shard = FakeShard()
+    asked: list[None] = []
+    timeouts = replace(QUICK, control_s=0.2)
+    async with routing(shard, timeouts=timeouts, ask_restart=lambda: asked.append(None)) as rig:
+        shard.faults.hangs.add("ClearCache")
+        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
+        stream = rig.batcher.submit(asking())
+        await until(lambda: bool(asked))
+        shard.faults.hangs.clear()
+        assert end_of(await events_of(stream)).text == expected_text(PROMPT, 6)
 
 
 async def test_an_answer_from_before_a_restart_is_not_used() -> None:
@@ -108,9 +161,9 @@ async def test_an_answer_from_before_a_restart_is_not_used() -> None:
         first = rig.batcher.submit(asking(max_new_tokens=30))
         await first.take()
         shard.faults.epoch_offset = -1
-        assert "answered for epoch" in str(error_of(await events_of(first)))
+        await until(lambda: rig.batcher.trouble is not None)
         shard.faults.epoch_offset = 0
-        assert end_of(await events_of(rig.batcher.submit(asking()))).text
+        assert end_of(await events_of(first)).text == expected_text(PROMPT, 30)
 
 
 def _double(answer: pb.StepResponse) -> None:
@@ -132,25 +185,65 @@ async def test_an_answer_that_contradicts_the_scheduler_is_a_failure_of_the_shar
     shard = FakeShard()
     async with routing(shard) as rig:
         shard.faults.spoil = spoil
-        assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), ShardFailed)
+        assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), FailedAlone)
         shard.faults.spoil = None
         assert end_of(await events_of(rig.batcher.submit(asking()))).text
 
 
-async def test_while_shards_are_gone_requests_fail_soon_and_health_says_so() -> None:
+async def test_while_shards_are_gone_requests_wait_and_health_says_so() -> None:
     shard = FakeShard()
     async with routing(shard) as rig:
         port = shard.urls[0].rpartition(":")[2]
+        running = rig.batcher.submit(asking("runs", 30))
+        await running.take()
         await shard.stop()
-        for kind in (ShardFailed, Unhealthy):
-            assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), kind)
-            assert not rig.batcher.is_alive
+        await until(lambda: not rig.batcher.is_alive)
+        waiting = rig.batcher.submit(asking())
+        shard.is_warm = False
         await shard.start(f"127.0.0.1:{port}")
-        deadline_s = monotonic() + 5.0
-        while not rig.batcher.is_alive:
-            assert monotonic() < deadline_s
-            await asyncio.sleep(0.01)
-        assert end_of(await events_of(rig.batcher.submit(asking()))).text
+        assert end_of(await events_of(running)).text == expected_text("runs", 30)
+        assert end_of(await events_of(waiting)).text == expected_text(PROMPT, 6)
+        assert rig.batcher.is_alive
+        assert methods(shard).count("Warmup") == 2
+
+
+async def test_shards_that_come_back_with_another_pool_are_to_be_started_anew() -> None:
+    shard = FakeShard(num_blocks=64)
+    asked: list[None] = []
+    async with routing(shard, ask_restart=lambda: asked.append(None)) as rig:
+        shard.is_warm, shard.num_blocks = False, 32
+        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
+        stream = rig.batcher.submit(asking())
+        await until(lambda: bool(asked))
+        shard.is_warm, shard.num_blocks = False, 64
+        assert end_of(await events_of(stream)).text == expected_text(PROMPT, 6)
+
+
+async def test_a_shard_without_a_sign_of_life_is_not_waited_for() -> None:
+    shard = FakeShard(num_blocks=256)
+    timeouts = replace(QUICK, step_s=60.0, health_s=0.2)
+    limits = replace(RESTLESS, health_s=0.1)
+    asked: list[None] = []
+    async with routing(
+        shard, timeouts=timeouts, limits=limits, ask_restart=lambda: asked.append(None)
+    ) as rig:
+        stream = rig.batcher.submit(asking(max_new_tokens=200))
+        await stream.take()
+        shard.faults.hangs |= {"Health", "Decode", "Prefill"}
+        await until(lambda: bool(asked))
+        shard.faults.hangs.clear()
+        assert end_of(await events_of(stream)).text == expected_text(PROMPT, 200)
+
+
+async def test_a_long_step_of_a_shard_that_lives_is_waited_for() -> None:
+    shard = FakeShard()
+    shard.faults.delay_s = 0.5
+    timeouts = replace(QUICK, health_s=0.2)
+    limits = replace(RESTLESS, health_s=0.1)
+    async with routing(shard, timeouts=timeouts, limits=limits) as rig:
+        events = await events_of(rig.batcher.submit(asking(max_new_tokens=2)))
+        assert end_of(events).text == expected_text(PROMPT, 2)
+        assert rig.metrics.shard_failures.value() == 0
 
 
 async def test_an_idle_router_notices_that_a_shard_is_gone() -> None:
@@ -158,10 +251,7 @@ async def test_an_idle_router_notices_that_a_shard_is_gone() -> None:
     limits = BatcherLimits(health_s=0.05, retry_s=0.05)
     async with routing(shard, limits=limits) as rig:
         await shard.stop()
-        deadline_s = monotonic() + 5.0
-        while rig.batcher.is_alive:
-            assert monotonic() < deadline_s
-            await asyncio.sleep(0.01)
+        await until(lambda: not rig.batcher.is_alive)
 
 
 async def test_an_idle_router_checks_its_scheduler_once() -> None:
@@ -287,10 +377,11 @@ async def test_a_bug_while_beginning_anew_is_not_tried_again_at_once(
     async with routing(shard, limits=limits) as rig:
         monkeypatch.setattr(Shards, "reset", reset)
         shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "broken"))
-        assert isinstance(error_of(await events_of(rig.batcher.submit(asking()))), ShardFailed)
+        stream = rig.batcher.submit(asking())
         await asyncio.sleep(0.5)
         assert 2 <= num_tries <= 4
         monkeypatch.undo()
+        assert end_of(await events_of(stream)).text == expected_text(PROMPT, 6)
 
 
 async def test_a_logprob_that_is_not_a_number_costs_its_own_request_alone() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from proto.contract import LogprobParams, SamplingParams
 from router.engine.batcher import BatcherLimits
-from router.request.errors import InvalidRequest, Overloaded, RowFailed, ShardFailed
+from router.request.errors import FailedAlone, InvalidRequest, Overloaded, RowFailed
 from router.request.events import Failed, Finished, TokenGenerated
 from tests.fakes import FakeShard, saying
 from tests.router.rig import PROMPT, asking, end_of, expected_text, routing, settled
@@ -59,15 +59,15 @@ async def test_a_whole_answer_has_prompt_tokens_and_end() -> None:
 async def test_a_whole_answer_raises_what_went_wrong() -> None:
     shard = FakeShard()
     async with routing(shard) as rig:
-        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
-        with pytest.raises(ShardFailed, match="device lost"):
+        shard.faults.fail_for_good("Prefill", grpc.StatusCode.INTERNAL, "device lost")
+        with pytest.raises(FailedAlone, match="device lost"):
             await rig.infer.complete_all([asking()])
 
 
 async def test_a_failure_is_the_last_event_of_a_stream() -> None:
     shard = FakeShard()
     async with routing(shard) as rig:
-        shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "device lost"))
+        shard.faults.fail_for_good("Decode", grpc.StatusCode.INTERNAL, "device lost")
         bursts = [burst async for burst in rig.infer.generate(asking())]
         assert isinstance(bursts[-1][-1], Failed)
 

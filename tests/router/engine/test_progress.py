@@ -15,17 +15,17 @@ def test_a_step_that_takes_too_long_is_trouble_but_no_reason_to_doubt_the_shards
     assert progress.trouble(14.0) is None
     assert progress.trouble(17.2) == "a step has been under way for 7.2 s; 4 s is usual"
     assert progress.is_answering(17.2)
-    progress.end_wait()
+    progress.end_wait(Wait.STEP)
     assert progress.trouble(17.3) is None
 
 
-def test_an_idle_shard_that_does_not_answer_is_doubted_soon() -> None:
+def test_a_shard_without_a_sign_of_life_is_doubted_soon() -> None:
     progress = Progress(4.0, 2.0)
     progress.start_wait(Wait.CHECK, 10.0)
     assert progress.is_answering(12.0)
     assert not progress.is_answering(12.1)
     assert progress.trouble(12.1) is not None
-    progress.end_wait()
+    progress.end_wait(Wait.CHECK)
     assert progress.is_answering(12.2)
 
 

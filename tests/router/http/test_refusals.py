@@ -114,7 +114,7 @@ async def test_a_draining_house_is_a_503_of_its_own_word(path: str, body: dict[s
 @pytest.mark.parametrize(("path", "body"), [("/generate", GENERATE), ("/v1/completions", TEXT)])
 async def test_broken_shards_are_a_503_of_their_own_word(path: str, body: dict[str, Any]) -> None:
     shard = FakeShard()
-    limits = BatcherLimits(max_concurrent_requests=8, health_s=0.05, retry_s=0.1, tick_s=0.02)
+    limits = BatcherLimits(max_concurrent_requests=8, restart_s=0.1, retry_s=0.1, tick_s=0.02)
     async with housing(shard, batcher_limits=limits) as house, house.client as client:
         await shard.stop()
         deadline_s = monotonic() + 5.0

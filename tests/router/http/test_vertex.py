@@ -115,7 +115,7 @@ async def test_an_impossible_constraint_is_refused_with_its_reason_and_its_insta
 
 async def test_a_failing_shard_is_an_error_of_generation() -> None:
     shard = FakeShard()
-    shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "no memory"))
+    shard.faults.fail_for_good("Prefill", grpc.StatusCode.INTERNAL, "no memory")
     async with housing(shard) as house:
         answer = await predict(house, {"inputs": "a"}, {"inputs": "b"})
 

@@ -121,16 +121,19 @@ class TestRows:
 
 
 class TestFail:
-    def test_what_ran_ends_and_what_waits_stays(self) -> None:
+    def test_what_ran_waits_again_in_its_place_and_is_computed_from_what_is_known(self) -> None:
         scheduler = make_scheduler(max_batch_size=2)
         for request_id in range(3):
-            scheduler.add(request_id, make_request(), 0.0)
+            scheduler.add(request_id, make_request((request_id,)), 0.0)
+        run(scheduler, token(0, 8), token(1, 9))
         step(scheduler)
-        assert scheduler.fail() == (0, 1)
+        assert scheduler.fail() == ()
         stats = scheduler.stats()
-        assert (stats.num_waiting, stats.num_running, stats.num_blocks_used) == (1, 0, 0)
-        batch = run(scheduler, token(2, 9))
-        assert ([new.request_id for new in batch.new], batch.dropped_ids) == ([2], ())
+        assert (stats.num_waiting, stats.num_running, stats.num_blocks_used) == (3, 0, 0)
+        assert [scheduler.place(request_id) for request_id in range(3)] == [1, 2, 3]
+        batch = run(scheduler, token(0, 8), token(1, 9))
+        assert [(new.request_id, new.token_ids) for new in batch.new] == [(0, (0, 8)), (1, (1, 9))]
+        assert batch.dropped_ids == ()
 
     def test_the_prefix_cache_is_void(self) -> None:
         scheduler = make_scheduler()
@@ -143,8 +146,81 @@ class TestFail:
     def test_a_preempted_entry_goes_on_from_the_tokens_that_are_known(self) -> None:
         scheduler, _ = fill_pool(3, max_steps_in_flight=2)
         assert scheduler.schedule(0.0) is None
-        assert scheduler.fail() == (0, 1)
+        assert scheduler.fail() == ()
         scheduler.check_invariants()
-        batch = run(scheduler, token(2, 22))
-        assert batch.new[0].token_ids == (2, 12)
+        batch = step(scheduler)
+        assert batch.new[0].token_ids == (0, 10)
         assert batch.dropped_ids == ()
+
+    def test_a_prompt_half_computed_begins_anew(self) -> None:
+        scheduler = make_scheduler(max_step_tokens=4)
+        scheduler.add(0, make_request(tuple(range(10))), 0.0)
+        run(scheduler)
+        scheduler.fail()
+        new = step(scheduler).new[0]
+        assert (new.cached_len, new.chunk_len) == (0, 4)
+
+    def test_those_of_two_failures_in_a_row_are_computed_alone_and_then_together(self) -> None:
+        scheduler = make_scheduler()
+        for request_id in range(3):
+            scheduler.add(request_id, make_request((request_id,), max_new_tokens=9), 0.0)
+        for _ in range(2):
+            step(scheduler)
+            assert scheduler.fail() == ()
+        for request_id in range(3):
+            batch = run(scheduler, token(request_id, 9))
+            assert [new.request_id for new in batch.new] == [request_id]
+            assert [update.chunk_len for update in batch.updates] == [0] * request_id
+        batch = run(scheduler, token(0, 9), token(1, 9), token(2, 9))
+        assert batch.num_tokens == 3
+
+    def test_one_with_which_alone_the_shards_fail_ends_and_the_others_go_on(self) -> None:
+        scheduler = make_scheduler()
+        for request_id in range(2):
+            scheduler.add(request_id, make_request((request_id,), max_new_tokens=9), 0.0)
+        for _ in range(2):
+            step(scheduler)
+            scheduler.fail()
+        assert [new.request_id for new in step(scheduler).new] == [0]
+        assert scheduler.fail() == (0,)
+        scheduler.check_invariants()
+        assert [new.request_id for new in run(scheduler, token(1, 9)).new] == [1]
+
+    def test_failures_with_progress_between_them_are_no_reason_to_suspect_anyone(self) -> None:
+        scheduler = make_scheduler(num_blocks=99, max_step_tokens=99)
+        for request_id in range(2):
+            scheduler.add(request_id, make_request((request_id,), max_new_tokens=90), 0.0)
+        for _ in range(9):
+            assert run(scheduler, token(0, 9), token(1, 9)).num_tokens >= 2
+            assert run(scheduler, token(0, 9), token(1, 9)).num_tokens == 2
+            step(scheduler)
+            assert scheduler.fail() == ()
+
+    def test_a_suspect_whose_reader_is_behind_holds_up_nobody(self) -> None:
+        scheduler = make_scheduler(max_steps_in_flight=2)
+        for request_id in range(2):
+            scheduler.add(request_id, make_request((request_id,), max_new_tokens=9), 0.0)
+        for _ in range(2):
+            step(scheduler)
+            step(scheduler)
+            scheduler.fail()
+        scheduler.pause(0, True)
+        computed = []
+        for _ in range(4):
+            batch = step(scheduler)
+            idle = {update.request_id for update in batch.updates if update.chunk_len == 0}
+            ids = {*batch.running_ids, *(new.request_id for new in batch.new)} - idle
+            computed.append(ids)
+            answer(scheduler, batch, *(token(request_id, 9) for request_id in ids))
+        assert computed == [{0}, {0}, {1}, {1}]
+
+    def test_what_was_in_no_step_is_not_suspected(self) -> None:
+        scheduler = make_scheduler(max_batch_size=1)
+        for request_id in range(2):
+            scheduler.add(request_id, make_request((request_id,), max_new_tokens=9), 0.0)
+        for _ in range(3):
+            step(scheduler)
+            scheduler.fail()
+        assert scheduler.place(1) == 1
+        scheduler.add(2, make_request((2,)), 0.0)
+        assert len(step(scheduler).new) == 1

@@ -14,7 +14,8 @@ from proto import generate_pb2 as pb
 from proto.contract import Batch, NewSequence, RunningUpdate, SamplingParams, StepResult, StopParams
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.request import GenerateRequest
-from router.shards.shards import Rank, Shards, ShardTimeouts, dial_target
+from router.shards.rank import Rank, dial_target
+from router.shards.shards import Shards, ShardTimeouts
 from tests.fakes import FakeShard, letters, serving
 
 QUICK = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=1.0, control_s=1.0, lockstep_s=0.2)

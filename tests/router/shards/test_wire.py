@@ -174,7 +174,7 @@ def test_absence_stays_absent() -> None:
     assert [update.HasField("chunk_len") for update in joined.updates] == [False, True]
     assert (list(joined.updates[1].block_ids), joined.updates[1].chunk_len) == ([6], 0)
     assert not wire.clear_to_pb(1).HasField("batch_id")
-    assert not wire.warmup_to_pb(1, 2, 3, None).HasField("max_total_len")
+    assert not wire.warmup_to_pb(1, 2, 3, None, None).HasField("max_total_len")
 
 
 def test_a_step_comes_back_in_plain_numbers() -> None:

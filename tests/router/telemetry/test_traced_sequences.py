@@ -96,7 +96,7 @@ async def test_one_that_left_while_it_waited_has_a_queue_alone() -> None:
 async def test_failed_shards_end_the_spans_of_what_ran() -> None:
     shard, traces = FakeShard(), Traces()
     async with routing(shard, tracer=traces.tracer) as rig:
-        shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "device lost"))
+        shard.faults.fail_for_good("Decode", grpc.StatusCode.INTERNAL, "device lost")
         stream = rig.batcher.submit(traced(asking(max_new_tokens=10)))
         await events_of(stream)
         inference = traces.of(stream.request_id)["inference"]

@@ -12,7 +12,7 @@ import pytest
 from router.engine.batcher import BatcherLimits
 from router.engine.beam_search.run import BeamRun
 from router.engine.beam_search.types import Place, SearchEnd, SearchOutcome
-from router.request.errors import GenerationFailed, ShardFailed
+from router.request.errors import FailedAlone, GenerationFailed, Unhealthy
 from tests.fakes import FakeShard
 from tests.router.engine.beam_search.beams import searching
 from tests.router.rig import ANY_TEXT, PATIENT, QUICK, Rig, asking, methods, routing, settled
@@ -39,19 +39,37 @@ def assert_nothing_is_left(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("max_batch_size", [8, 1], ids=["all run", "some wait"])
-async def test_a_search_whose_shard_dies_ends_with_its_step(
+async def test_a_search_whose_shard_dies_for_good_ends_with_all_that_waits(
     max_batch_size: int,
 ) -> None:
     shard = slow_shard()
-    async with routing(shard, limits=SELDOM, max_batch_size=max_batch_size) as rig:
+    limits = replace(SELDOM, restart_s=0.1, retry_s=0.05)
+    async with routing(shard, limits=limits, max_batch_size=max_batch_size) as rig:
         run = searching(rig, asking(max_new_tokens=90), report_s=0.0)
         for _ in range(2):
             assert await run.next() is None
         await shard.stop()
-        with pytest.raises(ShardFailed, match="shard 0"):
+        with pytest.raises(Unhealthy, match="shard 0"):
             await ended(run)
         run.close()
         assert_nothing_is_left(rig)
+
+
+async def test_a_search_outlives_its_shard() -> None:
+    shard = slow_shard()
+    async with routing(shard) as rig:
+        address = f"127.0.0.1:{shard.urls[0].rpartition(':')[2]}"
+        run = searching(rig, asking(max_new_tokens=9), report_s=0.0)
+        for _ in range(2):
+            assert await run.next() is None
+        await shard.stop()
+        await shard.start(address)
+        outcome = await ended(run)
+        run.close()
+    async with routing(FakeShard(num_blocks=512)) as rig:
+        undisturbed = searching(rig, asking(max_new_tokens=9), report_s=0.0)
+        assert outcome.ended == (await ended(undisturbed)).ended
+        undisturbed.close()
 
 
 async def test_a_bug_under_a_search_ends_it_at_once() -> None:
@@ -87,12 +105,12 @@ async def test_a_search_fails_with_a_step_that_the_shards_fail() -> None:
     shard = slow_shard()
     async with routing(shard) as rig:
         run = searching(rig, asking(max_new_tokens=4), report_s=0.0)
-        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
-        with pytest.raises(ShardFailed, match="device lost"):
+        shard.faults.fail_for_good("Prefill", grpc.StatusCode.INTERNAL, "device lost")
+        with pytest.raises(FailedAlone, match="device lost"):
             await ended(run)
         run.close()
         await settled(rig)
-        assert methods(shard).count("Prefill") == 1
+        assert methods(shard).count("Prefill") == 3
         assert_nothing_is_left(rig)
 
 
@@ -118,21 +136,12 @@ async def found(rig: Rig, prompt: str, width: int, *, deadline_s: float | None =
     return list(outcome.ended)
 
 
-async def found_at_last(
-    rig: Rig, prompt: str, width: int, *, deadline_s: float | None = None
-) -> Found:
-    """As of a client that asks again where the shards fail."""
-    while True:
-        with suppress(ShardFailed):
-            return await found(rig, prompt, width, deadline_s=deadline_s)
-
-
 async def left(rig: Rig, prompt: str, width: int, after_s: float) -> None:
     """A search whose reader is gone after a while."""
     with suppress(TimeoutError):
         async with asyncio.timeout(after_s):
             while True:
-                await found_at_last(rig, prompt, width)
+                await found(rig, prompt, width)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -147,8 +156,8 @@ async def test_searches_that_stay_find_the_same_whatever_becomes_of_the_others(s
             asyncio.ensure_future(left(rig, f"other {number}", 3, dice.uniform(0.0, 0.3)))
             for number in range(6)
         ]
-        staying = [asyncio.ensure_future(found_at_last(rig, prompt, 4)) for prompt in prompts]
-        late = asyncio.ensure_future(found_at_last(rig, "late", 4, deadline_s=monotonic()))
+        staying = [asyncio.ensure_future(found(rig, prompt, 4)) for prompt in prompts]
+        late = asyncio.ensure_future(found(rig, "late", 4, deadline_s=monotonic()))
         await asyncio.sleep(dice.uniform(0.0, 0.05))
         for _ in range(2):
             shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))

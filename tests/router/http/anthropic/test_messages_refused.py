@@ -147,7 +147,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
 
 async def test_a_shard_that_is_gone_is_told_of() -> None:
     shard = FakeShard()
-    shard.faults.fails.append(("Prefill", grpc.StatusCode.UNAVAILABLE, "gone"))
+    shard.faults.fail_for_good("Prefill", grpc.StatusCode.UNAVAILABLE, "gone")
     async with housing(shard) as house:
         status, kind, _ = await refuse(house, {"max_tokens": 3, "messages": HI})
 

@@ -260,12 +260,12 @@ async def test_shards_that_fail_a_step_fail_its_search_by_a_typed_error() -> Non
     shard = FakeShard()
     async with served(shard) as (house, port), talking(port) as talk:
         await talk.hello()
-        shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "a broken wire"))
+        shard.faults.fail_for_good("Prefill", grpc.StatusCode.INTERNAL, "a broken wire")
         fields = await talk.error("BEAMS", width=2, holes=[hole()])
         await settled(house.rig)
         done = await searched(talk, 2, width=2, holes=[hole()])
 
-    assert (fields["error_type"], fields["retryable"]) == ("generation", True)
+    assert (fields["error_type"], fields["retryable"]) == ("generation", False)
     assert len(done["ended"]) == 2
 
 

@@ -76,10 +76,8 @@ async def test_a_client_of_version_1_that_asks_again_gets_the_error() -> None:
         nonlocal made
         made += len(answer.generations)
         if made == 6:
-            shard.faults.fails.extend(
-                [("Decode", StatusCode.UNAVAILABLE, "the GPU is gone")]
-                + [("ClearCache", StatusCode.UNAVAILABLE, "the GPU is gone")] * 50
-            )
+            shard.faults.fail_for_good("Decode", StatusCode.UNAVAILABLE, "the GPU is gone")
+            shard.faults.fail_for_good("Prefill", StatusCode.UNAVAILABLE, "the GPU is gone")
 
     shard.faults.spoil = spoil
     async with served(shard) as (_, port), talking(port, "/") as talk:
@@ -87,28 +85,28 @@ async def test_a_client_of_version_1_that_asks_again_gets_the_error() -> None:
 
     assert [len(messages) for messages in answers] == [6, 1]
     assert answers[0][-1][1]["finish_reason"] == "length"
-    assert answers[-1][0][1]["retryable"] is True
+    assert answers[-1][0][1]["retryable"] is False
 
 
-async def test_version_2_gets_the_error_at_once_and_whether_to_retry() -> None:
+async def test_version_2_gets_the_error_at_once_and_that_a_retry_is_no_use() -> None:
     shard = failing_at(5)
     async with served(shard) as (house, port), talking(port) as talk:
         await talk.hello()
         row = await talk.ask("GENERATE", text="Once", max_tokens=16)
         await settled(house.rig)  # else the step behind the failed one may meet the next fault
         shard.faults.spoil = None
-        shard.faults.fails.append(("Decode", StatusCode.UNAVAILABLE, "the GPU is gone"))
+        shard.faults.fail_for_good("Decode", StatusCode.UNAVAILABLE, "the GPU is gone")
         lost = await talk.ask("GENERATE", text="Once", max_tokens=16)
         again = await talk.ask("GENERATE", text="Once", max_tokens=2)
         await settled(house.rig)
 
     assert [command for command, _ in row] == ["TOKEN"] * 6
     assert (row[-1][1]["error_type"], row[-1][1]["retryable"]) == ("generation", False)
-    assert (lost[-1][1]["error_type"], lost[-1][1]["retryable"]) == ("generation", True)
+    assert (lost[-1][1]["error_type"], lost[-1][1]["retryable"]) == ("generation", False)
     assert again[-1][0] == "DONE"
 
 
-async def test_a_failure_of_a_shard_ends_all_streams_with_their_own_error() -> None:
+async def test_a_shard_that_fails_with_each_of_them_ends_all_streams_with_their_own_error() -> None:
     shard = FakeShard()
     async with served(shard) as (house, port), talking(port) as talk:
         await talk.hello()
@@ -116,7 +114,9 @@ async def test_a_failure_of_a_shard_ends_all_streams_with_their_own_error() -> N
             await talk.send("GENERATE", stream_id=stream_id, text="Once" + str(stream_id))
         while (await talk.hear())[1]["stream_id"] != 5:
             pass
-        shard.faults.fails.append(("Decode", StatusCode.UNAVAILABLE, "the GPU is gone"))
+        # Together twice, and then with each of them alone.
+        methods = ["Decode"] + ["Prefill"] * 7
+        shard.faults.fails.extend((each, StatusCode.UNAVAILABLE, "is gone") for each in methods)
         ended: dict[int, str] = {}
         while len(ended) < 6:
             _, fields = await talk.hear()

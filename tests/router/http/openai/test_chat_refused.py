@@ -104,7 +104,7 @@ async def test_a_failing_shard_is_a_500_or_an_event_then_the_end() -> None:
         assert "logits are NaN" in error["message"]
 
         await settled(house.rig)
-        shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "no memory"))
+        shard.faults.fail_for_good("Decode", grpc.StatusCode.INTERNAL, "no memory")
         *chunks, failure = await stream(house, CHAT, {"messages": HI})
         assert text_of(chunks) == "h"
         assert failure["error"]["type"] == "server_error"

@@ -58,7 +58,7 @@ async def test_several_choices_come_each_in_order_then_the_usage_and_the_end(pat
 async def test_a_failure_within_a_stream_is_an_error_then_the_end(path: str) -> None:
     asked: Any = {"messages": HI} if path == CHAT else {"prompt": PROMPT}
     shard = FakeShard(script=saying("hello", len(PROMPT)))
-    shard.faults.fails.append(("Decode", grpc.StatusCode.INTERNAL, "no memory"))
+    shard.faults.fail_for_good("Decode", grpc.StatusCode.INTERNAL, "no memory")
     *chunks, failure, done = await ask(shard, path, {**asked, "stream": True})
 
     assert done == "[DONE]"

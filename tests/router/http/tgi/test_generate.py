@@ -336,7 +336,7 @@ async def test_a_draining_house_is_a_503() -> None:
 
 async def test_a_failing_shard_is_a_424_with_its_reason() -> None:
     shard = FakeShard()
-    shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "no memory"))
+    shard.faults.fail_for_good("Prefill", grpc.StatusCode.INTERNAL, "no memory")
     async with housing(shard) as house:
         status, error = await refuse(house, inputs=PROMPT)
 

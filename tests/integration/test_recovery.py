@@ -1,0 +1,164 @@
+"""What the death of a shard, a hang of it and the death of the router cost: a pause."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.server import RunningServer, launched, metric, wait_until_gone
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 60}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+}
+LONG = {"max_new_tokens": 300, "ignore_eos": True}
+# Of every kind that a shard keeps something for.
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {**LONG},
+    "drawn": {**LONG, "do_sample": True, "seed": 7, "temperature": 1.1, "top_p": 0.9},
+    "penalised": {**LONG, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    "scored": {**LONG, "decoder_input_details": True, "details": True, "top_n_tokens": 3},
+    "pattern": {"max_new_tokens": 300, "grammar": {"type": "regex", "value": "([a-z]{1,9} ){70}"}},
+    "schema": {"max_new_tokens": 120, "grammar": {"type": "json", "value": SCHEMA}},
+    "watermarked": {**LONG, "watermark": True},
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with launched("--max-restarts", "20") as running:
+        yield running
+
+
+def answer(server: RunningServer, kind: str, number: int, answers: dict[str, Any]) -> None:
+    """A stream's tokens with their log-probabilities, and its end."""
+    body = {"inputs": f"Once there were {number}", "parameters": KINDS[kind]}
+    events = []
+    url = f"{server.url}/generate_stream"
+    with httpx.stream("POST", url, json=body, timeout=120) as stream:
+        for line in stream.iter_lines():
+            if line.startswith("data:"):
+                events.append(json.loads(line.removeprefix("data:")))
+                answers[f"{kind} {number}"] = events
+
+
+def undisturbed(server: RunningServer, names: list[tuple[str, int]]) -> dict[str, Any]:
+    answers: dict[str, Any] = {}
+    for kind, number in names:
+        answer(server, kind, number, answers)
+    return answers
+
+
+def together(
+    server: RunningServer, names: list[tuple[str, int]], answers: dict[str, Any]
+) -> list[threading.Thread]:
+    threads = [
+        threading.Thread(target=answer, args=(server, kind, number, answers))
+        for kind, number in names
+    ]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def status(server: RunningServer, path: str) -> int:
+    return httpx.get(server.url + path, timeout=10).status_code
+
+
+def wait_until(what: str, server: RunningServer, path: str, expected: int) -> None:
+    deadline_s = time.monotonic() + 60.0
+    while time.monotonic() < deadline_s:
+        try:
+            if status(server, path) == expected:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.02)
+    raise AssertionError(f"{what}: {path} is not {expected}; the server said:\n{server.said}")
+
+
+def test_streams_of_every_kind_are_the_same_when_their_shard_is_killed(
+    server: RunningServer,
+) -> None:
+    names = [(kind, number) for kind in KINDS for number in range(2)]
+    expected = undisturbed(server, names)
+    answers: dict[str, Any] = {}
+    threads = together(server, names, answers)
+    while len(answers) < len(names) // 2:
+        time.sleep(0.01)
+    os.kill(server.pid_of("model_server"), signal.SIGKILL)
+    wait_until("after the kill", server, "/health/ready", 503)
+    assert status(server, "/health/live") == 200
+    late = httpx.post(
+        f"{server.url}/generate",
+        json={"inputs": "Once", "parameters": {"max_new_tokens": 3}},
+        timeout=60,
+    )
+    assert late.status_code == 200
+    for thread in threads:
+        thread.join(60)
+    assert {name: texts(events) for name, events in answers.items()} == {
+        name: texts(events) for name, events in expected.items()
+    }
+    assert answers == expected
+    assert metric(server, "tandem_shard_failures_total") == 1
+    assert metric(server, "tandem_kv_blocks_used") == 0
+
+
+def texts(events: list[dict[str, Any]]) -> list[str]:
+    return [event["token"]["text"] if "token" in event else str(event) for event in events]
+
+
+def test_a_shard_that_hangs_is_replaced(server: RunningServer) -> None:
+    expected = undisturbed(server, [("drawn", 5)])
+    answers: dict[str, Any] = {}
+    threads = together(server, [("drawn", 5)], answers)
+    while not answers:
+        time.sleep(0.01)
+    hanging = server.pid_of("model_server")
+    os.kill(hanging, signal.SIGSTOP)
+    began_s = time.monotonic()
+    wait_until("the hang", server, "/health/ready", 503)
+    assert time.monotonic() - began_s < 5.0
+    for thread in threads:
+        thread.join(60)
+    assert answers == expected
+    assert server.pid_of("model_server") != hanging
+
+
+def test_a_router_that_is_killed_serves_again_and_the_weights_stay(server: RunningServer) -> None:
+    expected = undisturbed(server, [("penalised", 6)])
+    wait_until("before", server, "/health/ready", 200)
+    shard, router = server.pid_of("model_server"), server.pid_of("router")
+    os.kill(router, signal.SIGKILL)
+    assert wait_until_gone([router]) == []
+    wait_until("the new router", server, "/health/ready", 200)
+    assert undisturbed(server, [("penalised", 6)]) == expected
+    assert server.pid_of("model_server") == shard
+    assert server.pid_of("router") != router
+
+
+def test_a_death_in_the_drain_ends_the_streams_with_an_error(server: RunningServer) -> None:
+    """The last test with this server: it is gone afterwards."""
+    answers: dict[str, Any] = {}
+    threads = together(server, [("greedy", 8)], answers)
+    while not answers:
+        time.sleep(0.01)
+    server.signal(signal.SIGTERM)
+    while "draining" not in server.said:
+        time.sleep(0.01)
+    os.kill(server.pid_of("model_server"), signal.SIGKILL)
+    for thread in threads:
+        thread.join(20)
+    assert "error" in answers["greedy 8"][-1]
+    server.wait()
+    assert "was ended by SIGKILL; its last lines:" in server.said
