@@ -7,8 +7,10 @@ does, on tensors of the device "meta" and with the recorder as their `launch`:
         with recorder.case("head_dim 128"):
             decode_attention(call, scratch=scratch, num_programs=8, launch=recorder)
 
-A test asks for `compiled("tests.kernels.attention_launches")`. Kernels are compiled in a process
-of their own, since Triton's interpreter, which the other tests need, is chosen at import.
+A test asks for `compiled("tests.kernels.attention_launches")`. To read the code takes as long as
+to compile it: a module says `COUNTS_INSTRUCTIONS = False` where nobody asks. Kernels are compiled
+in a process of their own, since Triton's interpreter, which the other tests need, is chosen at
+import.
 """
 
 import json
@@ -42,7 +44,6 @@ _PATTERNS = {
     "num_tcgen05": r"\bUTC\w*MMA",
     "num_wide_loads": r"\bLDG[\w.]*\.128|\bLDGSTS[\w.]*\.128",
     "num_wide_stores": r"\bSTG[\w.]*\.128",
-    "num_spill_ops": r"\b(?:STL|LDL)\b",
 }
 
 
@@ -63,19 +64,22 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What a kernel uses on one architecture; instructions are counted in the machine code."""
+    """What a kernel uses on one architecture; instructions are counted in the machine code.
+
+    `local_bytes`: memory of a thread beside its registers, which is where these are spilled
+    """
 
     kernel: str
     label: str
     architecture: int  # 80 is sm_80
     num_registers: int
+    local_bytes: int
     shared_bytes: int
     num_mma: int
     num_wgmma: int
     num_tcgen05: int
     num_wide_loads: int  # of 16 bytes, from global memory
     num_wide_stores: int
-    num_spill_ops: int
 
     @property
     def num_matrix_ops(self) -> int:
@@ -119,7 +123,10 @@ class Recorder:
 
 
 def compiled(module: str, architectures: Sequence[int] = TARGETS) -> tuple[Compiled, ...]:
-    """The cases of a module, compiled for each architecture; once for all tests of a process."""
+    """The cases of a module, compiled for each architecture; once for all tests of a process.
+
+    One whose label begins with "sm_90" is compiled for that architecture alone.
+    """
     return _compiled(module, tuple(architectures))
 
 
@@ -139,7 +146,7 @@ def _compiled(module: str, architectures: tuple[int, ...]) -> tuple[Compiled, ..
     return tuple(Compiled(**row) for row in json.loads(finished.stdout))
 
 
-def compile_case(case: Case, architecture: int) -> Compiled:
+def compile_case(case: Case, architecture: int, *, counts_instructions: bool) -> Compiled:
     """Compile a launch and read its machine code."""
     names = case.kernel.arg_names
     source = ASTSource(
@@ -154,15 +161,16 @@ def compile_case(case: Case, architecture: int) -> Compiled:
         file.write(built.asm["cubin"])
         file.flush()
         usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
-        code = _tool("nvdisasm", "-c", file.name)
-    registers = re.search(r"REG:(\d+)", usage)
-    if registers is None:
+        code = _tool("nvdisasm", "-c", file.name) if counts_instructions else ""
+    used = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage)
+    if used is None:
         raise ValueError(f"cuobjdump names no registers: {usage}")
     return Compiled(
         kernel=case.kernel.__name__,
         label=case.label,
         architecture=architecture,
-        num_registers=int(registers[1]),
+        num_registers=int(used[1]),
+        local_bytes=int(used[2]) + int(used[3]),
         shared_bytes=built.metadata.shared,
         **{name: len(re.findall(pattern, code)) for name, pattern in _PATTERNS.items()},
     )
@@ -189,8 +197,15 @@ def _tool(name: str, *arguments: str) -> str:
 def main(module: str, *architectures: str) -> None:
     """Print the compiled cases of a module as JSON."""
     recorder = Recorder()
-    import_module(module).record(recorder)
-    rows = [compile_case(case, int(arch)) for case in recorder.cases for arch in architectures]
+    cases = import_module(module)
+    cases.record(recorder)
+    counts = getattr(cases, "COUNTS_INSTRUCTIONS", True)
+    rows = [
+        compile_case(case, int(arch), counts_instructions=counts)
+        for case in recorder.cases
+        for arch in architectures
+        if arch == "90" or not case.label.startswith("sm_90")
+    ]
     json.dump([asdict(row) for row in rows], sys.stdout)
 
 

@@ -14,9 +14,9 @@ BF16 = torch.bfloat16
 def record(recorder: Recorder) -> None:
     """Of Llama 3 8B, of Qwen3 8B and of a model as wide as Llama 3 70B with Gemma's norms."""
     ops = TritonLayerOps(recorder)
-    for hidden, inner in ((4096, 14336), (8192, 28672)):
+    for label, hidden, inner in (("sm_90 4096", 4096, 14336), ("8192", 8192, 28672)):
         rows, norm = _empty(8, hidden), _norm(hidden, hidden)
-        with recorder.case(f"hidden {hidden}"):
+        with recorder.case(label):
             ops.add_norm(rows, rows, norm)
             ops.add_norm(rows, rows, norm, post_norm=norm)
             ops.activate(_empty(8, 2 * inner), "gate_up", "silu")

@@ -12,6 +12,7 @@ from model_server.sampling.triton_edits import TritonEdits
 from tests.kernels.ahead_of_time import Recorder
 
 META = torch.device("meta")
+COUNTS_INSTRUCTIONS = False
 NUM_ROWS = 4
 WIDTH = 128_256
 

@@ -29,7 +29,7 @@ from tests.no_sync import no_sync
 FAMILIES: tuple[str, ...] = ("gemma2", "cohere2", "olmo3")
 if DEVICE.type == "cuda":
     FAMILIES = DENSE_FAMILIES
-PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6] * 3, [2, 7], [1, 8, 2])
+PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6] * 2 + [5], [2, 7])
 MAX_LAUNCHES = 12  # a layer, in eager decode
 NUM_MORE = 3
 
@@ -158,7 +158,7 @@ def test_a_decode_step_waits_for_nothing_and_takes_few_launches_a_layer() -> Non
 @pytest.mark.parametrize("size", [1, 5])
 def test_a_replayed_step_has_the_bits_of_one_that_is_not(size: int) -> None:
     executor = executor_of(decoder("llama-bias-tied", num_hidden_layers=1), torch.float32)
-    prompts = [PROMPTS[index % 3] for index in range(size)]
+    prompts = [PROMPTS[index % 2] for index in range(size)]
     executor.forward(step_of([(prompt, 0) for prompt in prompts]))
     graphs = DecodeGraphs(
         executor.forward_eager,

@@ -71,7 +71,7 @@ def test_every_size_of_heads_attends_as_the_reference(heads: Heads, dtype: torch
 def test_a_decode_has_the_same_bits_alone_and_in_a_mixed_batch(kind: str) -> None:
     options = KINDS[kind]
     alone = attended(paged_step(((1, 600),), Heads(), options), options)
-    batch = paged_step(((1, 600), (5, 0), *((1, 3),) * 40), Heads(), options, num_more_blocks=50)
+    batch = paged_step(((1, 600), (5, 0), *((1, 3),) * 16), Heads(), options, num_more_blocks=50)
     assert torch.equal(attended(batch, options)[:1], alone)
 
 

@@ -66,7 +66,7 @@ def in_each_seed(sampling: SamplingParams, num_rows: int) -> list[SamplingParams
     num_values=st.sampled_from([2, 30, None]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=12)
+@settings(max_examples=8)
 def test_any_requests_draw_what_torch_draws(
     kernels: TritonChooser,
     requests: list[SamplingParams],
@@ -81,12 +81,11 @@ def test_any_requests_draw_what_torch_draws(
     assert_chosen_as_by_torch(kernels, requests, logits)
 
 
-@pytest.mark.parametrize("vocab_size", [32_000, 128_256])
 def test_a_vocabulary_of_many_chunks_is_searched_among_candidates(
-    kernels: TritonChooser, vocab_size: int
+    kernels: TritonChooser,
 ) -> None:
     requests = [GREEDY, DRAWN, replace(DRAWN, top_k=40, top_p=0.9), replace(DRAWN, min_p=0.02)]
-    logits = random_logits(len(requests), vocab_size, scale=4.0)
+    logits = random_logits(len(requests), 128_256, scale=4.0)
     assert_chosen_as_by_torch(kernels, requests, logits)
 
 
@@ -101,8 +100,8 @@ def test_a_vocabulary_of_many_chunks_is_searched_among_candidates(
     ],
 )
 def test_a_flat_row_is_searched_whole(kernels: TritonChooser, sampling: SamplingParams) -> None:
-    logits = random_logits(2, 7000, scale=0.01)
-    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 2), logits, TOLERANCE)
+    logits = random_logits(1, 7000, scale=0.01)
+    assert_chosen_as_by_torch(kernels, [sampling], logits, TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +112,12 @@ def test_a_row_whose_candidates_have_too_little_is_searched_whole(
     kernels: TritonChooser, sampling: SamplingParams
 ) -> None:
     """1100 tokens alone fill the candidates, and have less than half of the mass."""
-    logits = torch.full((3, 5000), -1.0)
+    logits = torch.full((2, 5000), -1.0)
     logits[:, 100:3400:3] = 0.0
-    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 3), logits, TOLERANCE)
+    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 2), logits, TOLERANCE)
 
 
-@pytest.mark.parametrize(("top_k", "depth"), [(40, 3.0), (40, 17.0), (200, 17.0), (2, 60.0)])
+@pytest.mark.parametrize(("top_k", "depth"), [(40, 3.0), (200, 17.0), (2, 60.0)])
 def test_the_last_of_the_tokens_that_are_left_is_drawn_by_the_largest_number(
     kernels: TritonChooser, top_k: int, depth: float
 ) -> None:
@@ -151,26 +150,26 @@ def test_of_equal_scores_at_a_cut_the_same_stay(
     kernels: TritonChooser, sampling: SamplingParams
 ) -> None:
     """Each of the tokens that are left is drawn by some of the rows."""
-    logits = torch.full((16, 200), -5.0)
+    logits = torch.full((8, 200), -5.0)
     logits[:, 10::40] = 1.0
     logits[:, 3::50] = 0.5
     logits[:, 7::60] = -0.0
     logits[:, 8::60] = 0.0
-    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 16), logits, TOLERANCE)
+    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 8), logits, TOLERANCE)
 
 
 @pytest.mark.parametrize("sampling", [replace(DRAWN, top_p=0.4), replace(DRAWN, top_k=9)])
 def test_equal_scores_of_several_tiles_are_ranked_by_place(
     kernels: TritonChooser, sampling: SamplingParams
 ) -> None:
-    logits = torch.zeros(3, 9000)
-    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 3), logits, TOLERANCE)
+    logits = torch.zeros(2, 9000)
+    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 2), logits, TOLERANCE)
 
 
 def test_a_cut_at_zero_takes_both_zeros_for_equal(kernels: TritonChooser) -> None:
-    logits = torch.full((20, 64), -20.0)
+    logits = torch.full((16, 64), -20.0)
     logits[:, :3], logits[:, 3:6] = 0.0, -0.0
-    requests = in_each_seed(replace(DRAWN, top_k=4, top_p=0.7), 20)
+    requests = in_each_seed(replace(DRAWN, top_k=4, top_p=0.7), 16)
     assert_chosen_as_by_torch(kernels, requests, logits, TOLERANCE)
     assert set(sampled(requests, logits, kernels, DEVICE).token_ids) == {1, 2, 3, 4, 5}
 
@@ -193,9 +192,9 @@ def test_rows_without_a_distribution_fail_as_with_torch(
 def test_filters_that_keep_more_than_the_mask_leaves_keep_it_all(
     kernels: TritonChooser, sampling: SamplingParams
 ) -> None:
-    logits = torch.full((4, 5000), -torch.inf)
+    logits = torch.full((2, 5000), -torch.inf)
     logits[:, 4999], logits[:, 17] = 0.0, -0.1
-    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 4), logits, TOLERANCE)
+    assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 2), logits, TOLERANCE)
 
 
 def test_groups_of_a_step_take_their_own_rows_and_draws(kernels: TritonChooser) -> None:
