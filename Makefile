@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers figures structures proto proto-check \
-        conformance conformance-install conformance-transcripts bench gpu-check demo-model clean
+        conformance conformance-install conformance-transcripts bench faults gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -143,6 +143,9 @@ proto-check: install
 
 bench: install  ## Measure the bundled model under load, the router alone and one shard step.
 	@$(BIN)/python -m bench
+
+faults: install  ## Kill and stop processes of a served model, and see what its streams notice.
+	@$(BIN)/python -m bench.faults
 
 gpu-check: install  ## Equality tests and a timing table on CUDA; skips without a GPU.
 	@$(BIN)/python -m bench.gpu_check

@@ -137,6 +137,11 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             self._server = None
 
     @property
+    def listens(self) -> bool:
+        """Between `start` and `stop`."""
+        return self._server is not None
+
+    @property
     def num_held(self) -> int:
         """Requests that the shard remembers."""
         return sum(len(rows) for rows in self.batches.values())
@@ -310,8 +315,11 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
     async def _step(
         self, batch_id: int, rows: dict[int, Row], chunks: dict[int, int], context: Context
     ) -> pb.StepResponse:
+        epoch = self.epoch
         if self.faults.delay_s:
             await asyncio.sleep(self.faults.delay_s)
+        if self.epoch != epoch:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"epoch {epoch} is over")
         generations = []
         try:
             for key, chunk_len in chunks.items():

@@ -1,0 +1,228 @@
+"""`make faults`: what the death or the hang of a process costs the streams that run.
+
+    python -m bench.faults --faults shard,rank,hang,router --trials 20 --streams 64
+
+A server of the bundled model serves streams of several kinds, each first undisturbed. In each trial
+they run together, and at a random moment a process is killed (`shard`, one `rank` of two, the
+`router`) or stopped for good (`hang`). Prints a line of JSON for each fault: errors that clients
+saw, texts that differ from the undisturbed ones, and the longest wait for a token, in seconds, of
+each stream that ran. A router takes its connections with it: there the seconds are those until
+the server is ready again, and the errors are not counted. Exit code 1 when a client saw an error, a
+text differed or a KV block stayed taken.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.processes import resident_mib, running, tandem, tree
+from bench.sse_client import HttpError, post_events
+from launcher import BUNDLED_MODEL
+from processes.addresses import free_port
+
+FAULTS = {
+    "shard": ("model_server", signal.SIGKILL, 1),
+    "rank": ("model_server", signal.SIGKILL, 2),
+    "hang": ("model_server", signal.SIGSTOP, 1),
+    "router": ("router", signal.SIGKILL, 1),
+}
+_LONG = {"ignore_eos": True}
+_KINDS: tuple[dict[str, Any], ...] = (
+    _LONG,
+    {**_LONG, "do_sample": True, "temperature": 1.1, "top_p": 0.9},
+    {**_LONG, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    {"grammar": {"type": "regex", "value": "([a-z]{1,9} ){40,60}"}, "do_sample": True},
+)
+_READY_TIMEOUT_S = 120.0
+
+
+@dataclass(slots=True)
+class Stream:
+    """One stream of a trial: its tokens' times and text, and how it ended."""
+
+    body: bytes
+    times_s: list[float] = field(default_factory=list)
+    text: str = ""
+    error: str | None = None
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, url: str) -> None:
+        """Reads it to its end."""
+        try:
+            async for data in post_events(f"{url}/generate_stream", self.body):
+                event = json.loads(data)
+                if "token" not in event:
+                    self.error = str(event)
+                    return
+                self.times_s.append(time.monotonic())
+                self.begun.set()
+                self.text += event["token"]["text"]
+        except (HttpError, OSError, asyncio.IncompleteReadError) as error:
+            self.error = f"{type(error).__name__}: {error}"
+
+    def pause_s(self, fault_s: float) -> float | None:
+        """The longest wait for a token since the fault; None where it had ended or did not begin.
+
+        The first tokens behind a fault were on their way before it.
+        """
+        if not self.times_s or not self.times_s[0] < fault_s < self.times_s[-1]:
+            return None
+        pairs = zip(self.times_s, self.times_s[1:], strict=False)
+        return max(later - max(one, fault_s) for one, later in pairs if later > fault_s)
+
+
+def streams_of(num_streams: int, output_len: int) -> list[Stream]:
+    """The same for each trial."""
+    bodies = (
+        {
+            "inputs": f"Once there were {number}",
+            "parameters": {
+                "max_new_tokens": output_len,
+                **_KINDS[number % len(_KINDS)],
+                **({"seed": number} if "do_sample" in _KINDS[number % len(_KINDS)] else {}),
+            },
+        }
+        for number in range(num_streams)
+    )
+    return [Stream(json.dumps(body).encode()) for body in bodies]
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All trials of one fault."""
+
+    num_errors: int = 0
+    num_different: int = 0
+    pauses_s: list[float] = field(default_factory=list)
+    examples: list[str] = field(default_factory=list)
+
+
+async def _trial(
+    url: str, pid: int, fault: str, expected: Sequence[str], output_len: int, outcome: Outcome
+) -> None:
+    module, signum, _ = FAULTS[fault]
+    streams = streams_of(len(expected), output_len)
+    reading = [asyncio.create_task(stream.run(url)) for stream in streams]
+    await streams[len(streams) // 2].begun.wait()
+    await asyncio.sleep(random.uniform(0.0, 1.0))
+    fault_s = time.monotonic()
+    os.kill(random.choice(_pids_of(pid, module)), signum)
+    if module == "router":
+        await asyncio.sleep(0.1)
+        await _until_ready(url)
+        outcome.pauses_s.append(time.monotonic() - fault_s)
+        await asyncio.gather(*reading)
+        return
+    await asyncio.gather(*reading)
+    outcome.pauses_s += [s for stream in streams if (s := stream.pause_s(fault_s)) is not None]
+    errors = [stream.error for stream in streams if stream.error is not None]
+    outcome.num_errors += len(errors)
+    outcome.examples += errors[:1]
+    outcome.num_different += sum(
+        stream.error is None and stream.text != text
+        for stream, text in zip(streams, expected, strict=True)
+    )
+    await _until_ready(url)
+
+
+async def _run(url: str, pid: int, fault: str, arguments: argparse.Namespace) -> Outcome:
+    undisturbed = streams_of(arguments.streams, arguments.output_len)
+    await asyncio.gather(*(stream.run(url) for stream in undisturbed))
+    expected = [stream.text for stream in undisturbed]
+    outcome = Outcome()
+    for trial in range(arguments.trials):
+        await _trial(url, pid, fault, expected, arguments.output_len, outcome)
+        sys.stderr.write(f"{fault}: trial {trial + 1} of {arguments.trials}\n")
+    return outcome
+
+
+async def _until_ready(url: str) -> None:
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    async with httpx.AsyncClient(timeout=2.0) as client:
+        while time.monotonic() < deadline_s:
+            try:
+                if (await client.get(f"{url}/health/ready")).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.02)
+    raise RuntimeError(f"the server was not ready within {_READY_TIMEOUT_S:g} s")
+
+
+def _pids_of(root: int, module: str) -> list[int]:
+    def runs(pid: int) -> bool:
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return b"-m" in words and words[words.index(b"-m") + 1] == module.encode()
+
+    return [pid for pid in tree(root) if runs(pid)]
+
+
+def _blocks_used(url: str) -> float:
+    text = httpx.get(f"{url}/metrics", timeout=10).text
+    found = re.search(r"^tandem_kv_blocks_used (\S+)$", text, re.MULTILINE)
+    assert found, "/metrics has no tandem_kv_blocks_used"
+    return float(found[1])
+
+
+def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    port, num_shards = free_port(), FAULTS[fault][2]
+    flags = ["--num-shard", str(num_shards), "--max-restarts", "100000"]
+    server = tandem(Path(arguments.model), port, flags)
+    url = f"http://127.0.0.1:{port}"
+    with running(server) as pid:
+        router_mib = resident_mib(_pids_of(pid, "router")[0])
+        outcome = asyncio.run(_run(url, pid, fault, arguments))
+        pauses_s = sorted(outcome.pauses_s)
+        return {
+            "fault": fault,
+            "trials": arguments.trials,
+            "streams": arguments.streams,
+            "num_errors": outcome.num_errors,
+            "num_different": outcome.num_different,
+            "num_pauses": len(pauses_s),
+            "pause_p50_s": round(statistics.median(pauses_s), 2),
+            "pause_p99_s": round(pauses_s[int(0.99 * (len(pauses_s) - 1))], 2),
+            "kv_blocks_used": _blocks_used(url),
+            "router_mib": [router_mib, resident_mib(_pids_of(pid, "router")[0])],
+            "examples": outcome.examples[:3],
+        }
+
+
+def main() -> int:
+    """Answers the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--faults", default=",".join(FAULTS), help="which, separated by commas")
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--output-len", type=int, default=150, help="tokens of a stream")
+    parser.add_argument("--model", default=str(BUNDLED_MODEL))
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    random.seed(arguments.seed)
+    is_bad = False
+    for fault in arguments.faults.split(","):
+        row = _measure(fault, arguments)
+        is_bad |= bool(row["num_errors"] or row["num_different"] or row["kv_blocks_used"])
+        sys.stdout.write(json.dumps(row) + "\n")
+        sys.stdout.flush()
+    return int(is_bad)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
