@@ -7,7 +7,7 @@ order, an object answered by `ok`:
 
     {}                       do everything right again
     {"delay_s": 0.2}         take that long for each step
-    {"fails": "Prefill"}     fail the next call of that method
+    {"fails": "Prefill"}     fail the next call of that method, and those that replay its request
     {"row_error": "..."}     fail one sequence of the next step
 
 It ends when stdin does.
@@ -42,7 +42,7 @@ def obey(shard: FakeShard, order: dict[str, object]) -> None:
     """One order; what was ordered before is over."""
     faults = Faults(delay_s=float(str(order.get("delay_s", 0.0))))
     if "fails" in order:
-        faults.fails.append((str(order["fails"]), grpc.StatusCode.INTERNAL, "as ordered"))
+        faults.fail_for_good(str(order["fails"]), grpc.StatusCode.INTERNAL, "as ordered")
     if "row_error" in order:
         faults.row_errors[None] = str(order["row_error"])
     shard.faults = faults
