@@ -88,7 +88,7 @@ async def _serve(settings: config.ServeConfig) -> int:
     # second in which no step runs, whenever a constraint's compiling has made as much again.
     gc.collect()
     gc.freeze()
-    async with listening(service, settings.address, on_fatal):
+    async with listening(service, settings.address, on_fatal, token=settings.shard_token):
         _log.info(
             "rank %d of %d is ready at %s", settings.rank, settings.world_size, settings.address
         )

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from processes.deployment import num_visible_gpus
-from processes.rules import Whole, collector, number, one_of, share
+from processes.rules import Whole, collector, number, one_of, share, token
 from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, refused, setting
 
 # Beyond this a score may leave float32; any delta of some dozens decides alone already.
@@ -174,6 +174,14 @@ class ServeConfig(ModelConfig):
     master_port: int = setting(
         29500, "its port", Whole(1, 65535), group=Group.PLACE, kind=Kind.VARIABLE
     )
+    shard_token: str | None = setting(
+        None,
+        "a secret that the router has to show; --listen needs one",
+        token,
+        group=Group.PLACE,
+        kind=Kind.VARIABLE,
+        secret=True,
+    )
     num_threads: int | None = setting(
         None,
         "threads of a step",
@@ -206,6 +214,11 @@ class ServeConfig(ModelConfig):
             raise BadConfig(f"RANK={self.rank} must be below WORLD_SIZE={self.world_size}")
         if self.sharded and self.world_size == 1:
             raise BadConfig("--sharded needs RANK and WORLD_SIZE in the environment")
+        if self.listen is not None and self.shard_token is None:
+            raise BadConfig(
+                "--listen needs the variable SHARD_TOKEN, a secret that the router has, too:"
+                " without it, whoever reaches the port could run the model and stop it"
+            )
 
     @property
     def address(self) -> Path | str:

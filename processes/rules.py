@@ -83,3 +83,10 @@ def file(text: str) -> Path:
     if not path.is_file():
         raise BadConfig("must be a file that exists")
     return path
+
+
+def token(text: str) -> str:
+    """A secret that travels in a header."""
+    if len(text) < 16 or not all("!" <= letter <= "~" for letter in text):
+        raise BadConfig("must be at least 16 visible ASCII characters, without spaces")
+    return text

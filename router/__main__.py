@@ -205,7 +205,9 @@ async def _start(config: RouterConfig) -> _Router:
         name = config.tokenizer_name
         tokenizer = _load_tokenizer(config, name) if name else None
         path = config.master_shard_uds_path
-        shards = await Shards.connect(path, timeouts, time.time_ns(), tracer)
+        shards = await Shards.connect(
+            path, timeouts, time.time_ns(), tracer, token=config.shard_token
+        )
         closed_on_failure.push_async_callback(shards.close)
         info = await shards.info()
         tokenizer = tokenizer or _load_tokenizer(config, info.model_id)

@@ -22,6 +22,7 @@ from processes.rules import (
     number,
     one_of,
     seconds,
+    token,
 )
 from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, refused, setting
 from router.http.server.settings import FrontConfig
@@ -162,6 +163,14 @@ class RouterConfig(FrontConfig):
         2, "threads that tokenize long prompts", Whole(1, 256), group=Group.BATCH
     )
 
+    shard_token: str | None = setting(
+        None,
+        "the secret of shards that listen at a port",
+        token,
+        group=Group.PLACE,
+        kind=Kind.VARIABLE,
+        secret=True,
+    )
     shard_connect_timeout: float = setting(
         60.0, "seconds to wait for the shards at start", seconds, group=Group.TIME
     )

@@ -1,7 +1,7 @@
 """The gRPC server around the service: address, reflection, standard health, clean-up.
 
-Reflection and the standard health service are on, so that grpcurl and container probes work
-without our proto file.
+The standard health service is on, so that container probes work without our proto file, and at a
+socket reflection, for grpcurl.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection
 from model_server.errors import ConfigRefused
 from model_server.service.lease import Lease
 from model_server.service.service import ErrorInterceptor, TextGenerationService
+from model_server.service.shard_token import ShardToken
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 
@@ -25,6 +26,13 @@ from proto import generate_pb2_grpc as pb_grpc
 _MAX_MESSAGE_BYTES = 2**31 - 1
 # A step names the trace of each new request; gRPC's own limit, 8 kB, holds some 60 of them.
 _MAX_METADATA_BYTES = 2**20
+_OPTIONS = (
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+    ("grpc.so_reuseport", 0),
+)
 _STOP_GRACE_S = 1.0
 LEASE_S = 10.0
 _MAX_SOCKET_BYTES = 107
@@ -36,10 +44,12 @@ async def listening(
     address: str | Path,
     on_fatal: Callable[[str], None],
     *,
+    token: str | None = None,
     lease_s: float = LEASE_S,
 ) -> AsyncIterator[None]:
     """Serve at `address` (a socket's path, or "host:port") inside the `async with`.
 
+    Whoever calls must show the `token`, if there is one. At a port there is no reflection.
     What a router has is freed when it says nothing for `lease_s`.
 
     A socket left behind by a dead process is replaced; one that somebody listens on, or a port
@@ -48,23 +58,17 @@ async def listening(
     if isinstance(address, Path):
         _remove_stale(address)
     lease = Lease(lease_s)
+    shown = [] if token is None else [ShardToken(token)]
     server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(on_fatal, lease)],
-        options=[
-            ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-            ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
-            ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
-            ("grpc.so_reuseport", 0),
-        ],
+        interceptors=[*shown, ErrorInterceptor(on_fatal, lease)], options=_OPTIONS
     )
     pb_grpc.add_TextGenerationServiceServicer_to_server(service, server)
     name = pb.DESCRIPTOR.services_by_name["TextGenerationService"].full_name
     probe = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(probe, server)
-    reflection.enable_server_reflection(
-        (name, health.SERVICE_NAME, reflection.SERVICE_NAME), server
-    )
+    if isinstance(address, Path):
+        names = (name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, server)
     try:
         server.add_insecure_port(f"unix:{address}" if isinstance(address, Path) else address)
     except RuntimeError as error:

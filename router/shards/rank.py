@@ -49,10 +49,11 @@ def dial_target(address: str) -> str:
 class Rank:
     """One rank's channel. A failed call names the rank, the method and the reason."""
 
-    def __init__(self, rank: int, address: str) -> None:
+    def __init__(self, rank: int, address: str, token: str | None = None) -> None:
         self.name = f"shard {rank} at {address}"
         self.channel = grpc.aio.insecure_channel(dial_target(address), options=_CHANNEL_OPTIONS)
         self._stub = TextGenerationServiceStub(self.channel)
+        self._token: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
 
     def send(
         self,
@@ -65,7 +66,8 @@ class Rank:
     ) -> Any:
         """The call under way, to be awaited; it `waits` for a rank that is not there yet."""
         send = getattr(self._stub, method)
-        return send(request, timeout=timeout_s, metadata=metadata, wait_for_ready=waits)
+        shown = (*self._token, *(metadata or ())) or None
+        return send(request, timeout=timeout_s, metadata=shown, wait_for_ready=waits)
 
     async def answer(self, method: str, call: Any) -> Any:
         """The answer to a call under way. Raises ShardFailed: ShardUnfit, Displaced among them."""

@@ -85,8 +85,10 @@ class Shards:
         timeouts: ShardTimeouts,
         first_epoch: int,
         tracer: Tracer = NO_TRACES,
+        token: str | None = None,
     ) -> None:
         self._ranks = [*ranks]
+        self._token = token
         self._timeouts = timeouts
         self._tracer = tracer
         self._epoch = first_epoch
@@ -97,14 +99,21 @@ class Shards:
 
     @classmethod
     async def connect(
-        cls, address: str, timeouts: ShardTimeouts, first_epoch: int, tracer: Tracer = NO_TRACES
+        cls,
+        address: str,
+        timeouts: ShardTimeouts,
+        first_epoch: int,
+        tracer: Tracer = NO_TRACES,
+        *,
+        token: str | None = None,
     ) -> "Shards":
         """Dials rank 0, asks it for the others, dials them, and begins an epoch on all.
 
+        `token`: what shards that listen at a port ask for.
         `first_epoch` must be above that of every router before this one (a shard may outlive
         them); nanoseconds of the day's clock are. Raises StartupFailed.
         """
-        shards = cls([Rank(0, address)], timeouts, first_epoch, tracer)
+        shards = cls([Rank(0, address, token)], timeouts, first_epoch, tracer, token)
         try:
             await shards._connect()
         except grpc.aio.AioRpcError as error:
@@ -120,7 +129,7 @@ class Shards:
         timeout_s, discover = self._timeouts.connect_s, pb.ServiceDiscoveryRequest()
         answer = await self._ranks[0].send("ServiceDiscovery", discover, timeout_s, waits=True)
         others = enumerate(wire.urls_from_pb(answer)[1:], start=1)
-        self._ranks += [Rank(rank, url) for rank, url in others]
+        self._ranks += [Rank(rank, url, self._token) for rank, url in others]
         await self._call_all("Health", pb.HealthRequest(), timeout_s, waits=True)
         await self.reset()
 

@@ -37,7 +37,8 @@ def test_a_relative_socket_is_given_to_others_by_its_whole_path(
 
 
 def test_over_tcp_each_rank_takes_the_next_port_and_the_advertised_name_is_dialled() -> None:
-    config = serve("--listen", "0.0.0.0:7000", "--advertise-host", "box", RANK="1", WORLD_SIZE="2")
+    flags = ("--listen", "0.0.0.0:7000", "--advertise-host", "box")
+    config = serve(*flags, RANK="1", WORLD_SIZE="2", SHARD_TOKEN="a-secret-of-both")
     assert config.address == "0.0.0.0:7001"
     assert config.urls == ("box:7000", "box:7001")
 
@@ -70,6 +71,8 @@ def test_download_weights_has_its_own_words() -> None:
         pytest.param(("--sharded",), {}, "--sharded needs RANK", id="sharded-alone"),
         pytest.param(("--listen", "nowhere"), {}, "must be HOST:PORT", id="listen-no-port"),
         pytest.param(("--listen", "h:70000"), {}, "1 to 65535", id="listen-big-port"),
+        pytest.param(("--listen", "h:7000"), {}, "needs the variable SHARD_TOKEN", id="no-token"),
+        pytest.param((), {"SHARD_TOKEN": "short"}, "at least 16 visible", id="short-token"),
         pytest.param(("--cuda-memory-fraction", "1.5"), {}, "at most 1", id="fraction"),
         pytest.param(("--cuda-memory-fraction", "nan"), {}, "nan", id="fraction-nan"),
         pytest.param(

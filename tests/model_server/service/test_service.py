@@ -20,9 +20,12 @@ from model_server.errors import ConfigRefused
 from model_server.model.model import PagedModel
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
+from processes.addresses import free_port
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 from proto.contract import ModelInfo
+from router.request.errors import StartupFailed
+from router.shards.shards import Shards, ShardTimeouts
 from tests.model_server.engine.shards import NUM_BLOCKS, load, runner_of
 from tests.model_server.model import tiny_models
 
@@ -303,3 +306,39 @@ async def test_what_a_router_had_is_freed_when_it_says_nothing_and_the_pool_stay
             await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[0]))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         assert (await shard.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH + 1))).is_warm
+
+
+async def called_with(address: str, **metadata: str) -> str:
+    """The vocabulary's size, or the code of the refusal."""
+    shown = tuple(metadata.items())
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = pb_grpc.TextGenerationServiceStub(channel)
+        try:
+            return str((await stub.Info(pb.InfoRequest(), metadata=shown)).vocab_size)
+        except grpc.aio.AioRpcError as refused:
+            return f"{refused.code().name}: {refused.details()}"
+
+
+async def test_at_a_port_only_who_shows_the_token_is_served_and_nobody_learns_the_methods(
+    service: TextGenerationService,
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with listening(service, address, _unexpected, token="a-secret-of-both"):
+        right, refusal = "Bearer a-secret-of-both", "UNAUTHENTICATED: the router's SHARD_TOKEN"
+        assert await called_with(address, authorization=right) == str(tiny_models.VOCAB_SIZE)
+        assert (await called_with(address)).startswith(refusal)
+        assert (await called_with(address, authorization=right[:-1])).startswith(refusal)
+        async with grpc.aio.insecure_channel(address) as channel:
+            probe: Any = health_pb2_grpc.HealthStub(channel)
+            await probe.Check(health_pb2.HealthCheckRequest())
+            any_channel: Any = channel
+            reflected: Any = reflection_pb2_grpc.ServerReflectionStub(any_channel)
+            asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
+            shown = (("authorization", right),)
+            with pytest.raises(grpc.aio.AioRpcError) as unknown:
+                await reflected.ServerReflectionInfo(iter(asked), metadata=shown).read()
+            assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        shards = await Shards.connect(address, ShardTimeouts(), 10, token="a-secret-of-both")
+        await shards.close()
+        with pytest.raises(StartupFailed, match="SHARD_TOKEN is missing or not the shard's"):
+            await Shards.connect(address, ShardTimeouts(), 11, token="another-secret-x")
