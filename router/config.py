@@ -84,6 +84,13 @@ class RouterConfig(FrontConfig):
         group=Group.MODEL,
         kind=Kind.SWITCH,
     )
+    prefix_cache_scope: str = setting(
+        "key",
+        "who shares these blocks: those of one API key, or all, who can then guess by the number "
+        "of cached tokens how others' prompts begin: key or shared",
+        one_of("key", "shared"),
+        group=Group.MODEL,
+    )
 
     aip_predict_route: str | None = setting(
         None, "another path for /vertex, which Vertex AI chooses", _route, group=Group.HTTP

@@ -140,6 +140,7 @@ def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits
         max_client_batch_size=config.max_client_batch_size,
         max_duration_s=config.max_request_duration,
         takes_grammars=not config.disable_grammar_support,
+        shares_prefixes=config.prefix_cache_scope == "shared",
     )
 
 

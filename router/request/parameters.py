@@ -32,7 +32,8 @@ class Limits:
     `vocab_size` is the model's. `max_stop_string_len` is in characters.
     `eos_token_ids` are the model's own ends.
     `max_duration_s`: seconds that a request may take from its arrival; None: as long as it likes.
-    Without `takes_grammars` every grammar is refused.
+    Without `takes_grammars` every grammar is refused. `shares_prefixes` by the prefix cache of
+    requests with different keys.
     """
 
     max_input_len: int
@@ -46,6 +47,7 @@ class Limits:
     max_stop_string_len: int = 1000
     max_duration_s: float | None = None
     takes_grammars: bool = True
+    shares_prefixes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class RawParams:
     by the fields that hold them: each must be a grammar that can be kept by itself.
 
     `output_ids` are tokens of this output that were made before. `prompt_from` is the position in
-    the prompt from which on `decoder_input_details` reports.
+    the prompt from which on `decoder_input_details` reports. `cache_salt` is a secret of those who
+    share a prefix cache, `owner` the digest of the client's key.
     """
 
     best_of: int | None = None
@@ -96,6 +99,8 @@ class RawParams:
     deadline_s: float | None = None
     output_ids: tuple[int, ...] = ()
     prompt_from: int = 0
+    cache_salt: str | None = None
+    owner: bytes = field(default=b"", repr=False)
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

@@ -64,6 +64,7 @@ class GenerateRequest:
     `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
+    It finds in the prefix cache what requests of the same `cache_salt` computed, and nothing else.
     `account` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
     and of its generated tokens.
     """
@@ -81,6 +82,7 @@ class GenerateRequest:
     account: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     output_ids: tuple[int, ...] = ()
     pause_after: int | None = None
+    cache_salt: bytes = field(default=b"", repr=False)
 
     @property
     def pause_len(self) -> int | None:

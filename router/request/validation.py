@@ -7,6 +7,7 @@ HTTP; names are spelt as the caller says.
 
 import secrets
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Protocol
 
 from constraints.spec import StopRule
@@ -129,6 +130,7 @@ class Validation:
             deadline_s=raw.deadline_s,
             trace_id=trace_id,
             output_ids=raw.output_ids,
+            cache_salt=self._salt(raw),
         )
         if request.output_ids:
             matched = OutputText(request, self._tokenizer).matched
@@ -136,6 +138,15 @@ class Validation:
                 rule = "an output that has not ended"
                 raise raw.refuse("output_ids", rule, f"the stop string {matched!r} ends it")
         return request
+
+    def _salt(self, raw: RawParams) -> bytes:
+        """What the client says, and whose key it has shown."""
+        if raw.cache_salt == "":
+            raise raw.refuse("cache_salt", "a text that is not empty", raw.cache_salt)
+        owner = b"" if self.limits.shares_prefixes else raw.owner
+        if raw.cache_salt is None:
+            return owner
+        return blake2b(owner + raw.cache_salt.encode("utf-8", "surrogatepass")).digest()
 
     async def _constraint(self, raw: RawParams, stop: StopParams) -> Constraint | None:
         """The constraint, if it can be kept within the request's tokens. Raises InvalidRequest."""

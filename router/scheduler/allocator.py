@@ -15,6 +15,9 @@ prefix behind which it comes, and its own token ids.
      |    +-- "lack at nig" prefix 4, block 9
      +-- "Once upon a t"  prefix 3, block 4
 
+There is such a tree for each salt, so that whoever has another salt neither finds nor evicts by
+guessing what a prompt begins with; the salt stands for "no tokens".
+
 Whoever uses a path uses all of it, from the first block, so a block has at least as many users as
 those that continue it. One without users may be evicted: least recently used first. A path is left
 from its end, so that in that order a block always comes before the one that it continues.
@@ -25,8 +28,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-Key: TypeAlias = tuple[int, tuple[int, ...]]
-_NO_TOKENS = 0
+# The salt, or the prefix behind which a block comes, and its token ids.
+Key: TypeAlias = tuple[int | bytes, tuple[int, ...]]
 
 
 class CachedBlock:
@@ -46,7 +49,8 @@ class BlockAllocation:
     """The blocks of one sequence, in the order of positions. Only its `Allocator` changes it.
 
     `cached_len` tokens were found in the cache; the first `committed_len` are whole blocks,
-    computed, whose tokens the allocator knows; there is room for `capacity`.
+    computed, whose tokens the allocator knows; there is room for `capacity`. It shares with those
+    of the same `salt` alone.
     """
 
     block_ids: list[int]
@@ -54,6 +58,7 @@ class BlockAllocation:
     committed_len: int
     capacity: int
     path: list[CachedBlock] = field(repr=False)
+    salt: bytes = field(default=b"", repr=False)
 
     def private_ids(self) -> list[int]:
         """The blocks that nobody else can find: those behind the path, and duplicates on it."""
@@ -116,9 +121,9 @@ class Allocator:
         """What one sequence computed, others may read."""
         return self._prefix_caching
 
-    def cached_len(self, token_ids: tuple[int, ...], max_len: int) -> int:
+    def cached_len(self, token_ids: tuple[int, ...], max_len: int, salt: bytes = b"") -> int:
         """Of the first `max_len` tokens, those that an allocation would find in the cache now."""
-        return len(self._match(token_ids, max_len)) * self.block_size
+        return len(self._match(token_ids, max_len, salt)) * self.block_size
 
     def num_blocks_of(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
@@ -130,6 +135,7 @@ class Allocator:
         *,
         max_cached_len: int | None = None,
         num_spare: int = 0,
+        salt: bytes = b"",
     ) -> BlockAllocation | Shortage:
         """Blocks for `token_ids`, the longest cached prefix among them.
 
@@ -140,7 +146,7 @@ class Allocator:
         most = len(token_ids) - 1
         if max_cached_len is not None:
             most = min(most, max_cached_len)
-        path = self._match(token_ids, most)
+        path = self._match(token_ids, most, salt)
         num_new = self.num_blocks_of(len(token_ids)) - len(path)
         # Blocks of the hit that nobody uses count as available until they are used.
         unused = [cached for cached in path if cached.num_users == 0]
@@ -154,7 +160,7 @@ class Allocator:
         block_ids = [cached.block_id for cached in path] + self._take(num_new)
         cached_len = len(path) * self.block_size
         capacity = len(block_ids) * self.block_size
-        return BlockAllocation(block_ids, cached_len, cached_len, capacity, path)
+        return BlockAllocation(block_ids, cached_len, cached_len, capacity, path, salt)
 
     def extend(self, allocation: BlockAllocation, num_tokens: int) -> tuple[int, ...] | None:
         """Makes room for `num_tokens` in all: the blocks appended, perhaps none; None: too few."""
@@ -221,16 +227,17 @@ class Allocator:
         for key, cached in self._cached.items():
             assert cached.key == key, f"block {cached.block_id} is found by another key"
             assert cached.num_users == num_users[cached], f"block {cached.block_id}: stray user"
-            before = by_prefix.get(key[0])
-            assert before is not None or key[0] == _NO_TOKENS, "it continues what is forgotten"
+            before = by_prefix.get(key[0]) if isinstance(key[0], int) else None
+            assert before is not None or isinstance(key[0], bytes), "it continues what is forgotten"
             if before is not None:
                 assert cached.num_users <= before.num_users, "a path was not used from its start"
                 assert before not in ages or ages[cached] < ages[before], "evicted too late"
 
-    def _match(self, token_ids: tuple[int, ...], max_len: int) -> list[CachedBlock]:
+    def _match(self, token_ids: tuple[int, ...], max_len: int, salt: bytes) -> list[CachedBlock]:
         """The longest cached path that spells a beginning of the first `max_len` ids."""
         path: list[CachedBlock] = []
-        prefix_id, size = _NO_TOKENS, self.block_size
+        prefix_id: int | bytes = salt
+        size = self.block_size
         for stop in range(size, max_len + 1, size):
             cached = self._cached.get((prefix_id, token_ids[stop - size : stop]))
             if cached is None:
@@ -248,7 +255,7 @@ class Allocator:
         """
         path = allocation.path
         block_id = allocation.block_ids[len(path)]
-        key = (path[-1].prefix_id if path else _NO_TOKENS, token_ids)
+        key: Key = (path[-1].prefix_id if path else allocation.salt, token_ids)
         cached = self._cached.get(key)
         if cached is None:
             self._num_prefixes += 1
@@ -275,7 +282,7 @@ class Allocator:
     def _forget(self, path: list[CachedBlock]) -> None:
         """Frees what nobody uses of a path, and of all that continues it."""
         top = next((cached for cached in path if cached.num_users == 0), None)
-        gone: set[int] = set()
+        gone: set[int | bytes] = set()
         for cached in list(self._cached.values()):
             # What continues an unused block is unused, too.
             if cached is top or cached.key[0] in gone:

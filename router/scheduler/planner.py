@@ -217,7 +217,10 @@ class Planner:
 
     def _allocate(self, sequence: Sequence, num_spare: int) -> BlockAllocation | None:
         allocation = self._allocator.allocate(
-            sequence.token_ids(), max_cached_len=sequence.max_cached_len, num_spare=num_spare
+            sequence.token_ids(),
+            max_cached_len=sequence.max_cached_len,
+            num_spare=num_spare,
+            salt=sequence.request.cache_salt,
         )
         if isinstance(allocation, Shortage):
             num_missing = allocation.num_blocks - num_spare
@@ -273,7 +276,8 @@ def _awaits_prefix(sequence: Sequence, computing: Iterable[Sequence], allocator:
     shared_len = max((_shared_len(sequence, other, block_size) for other in computing), default=0)
     if shared_len < _MIN_BLOCKS * block_size:
         return False
-    cached_len = allocator.cached_len(sequence.token_ids(), sequence.max_cached_len)
+    salt = sequence.request.cache_salt
+    cached_len = allocator.cached_len(sequence.token_ids(), sequence.max_cached_len, salt)
     spared_len = shared_len - cached_len
     return spared_len >= max(_MIN_BLOCKS * block_size, (sequence.known_len - cached_len) / 2)
 
@@ -282,6 +286,8 @@ def _shared_len(sequence: Sequence, other: Sequence, block_size: int) -> int:
     """Tokens of the blocks that both begin with, if `other` computes some of its blocks now."""
     soon_len = _soon_len(other) // block_size * block_size
     if other.allocation is None or soon_len <= other.allocation.committed_len:
+        return 0
+    if other.request.cache_salt != sequence.request.cache_salt:
         return 0
     most = min(sequence.max_cached_len, soon_len) // block_size * block_size
     if sequence.token_ids(0, block_size) != other.token_ids(0, block_size):

@@ -75,6 +75,7 @@ class OpenAiBody(SamplingFields, Formats):
     spaces_between_special_tokens: bool | None = None
 
     add_special_tokens: bool | None = None
+    cache_salt: str | None = None
     echo: bool | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -142,6 +143,7 @@ class OpenAiBody(SamplingFields, Formats):
         raw = RawParams(
             **self.sampling(),
             max_time=self.max_time,
+            cache_salt=self.cache_salt,
             max_new_tokens=max_new_tokens,
             min_new_tokens=self.min_tokens,
             stop=self.stop,

@@ -55,6 +55,7 @@ class AccessRecord:
     `started_s` is of time.monotonic, which is finer than uvloop's clock. `error_type` is the
     client's name for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
     why the server hung up; it comes before what the routes take for the client's leaving.
+    `key_digest` is that of the client's key.
     """
 
     request_id: str
@@ -63,6 +64,7 @@ class AccessRecord:
     status: int | None = None
     error_type: str | None = None
     cut_by: str | None = None
+    key_digest: bytes = b""
 
     @classmethod
     def within(cls, scope: Scope) -> Self | None:

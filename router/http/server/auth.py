@@ -74,13 +74,17 @@ class ApiKeyAuth:
         sent_keys = [*_sent_keys(scope["headers"], takes_x_api_key=takes_x_api_key)]
         if scope["type"] == "websocket":
             sent_keys += _socket_keys(scope)
-        is_known = False
+        found = b""
         for sent in sent_keys:
             # Of equal length, compared to the end, every one: the time depends on no key.
             digest = sha256(sent).digest()
             for known in self._digests:
-                is_known |= hmac.compare_digest(digest, known)
-        return is_known
+                if hmac.compare_digest(digest, known):
+                    found = known
+        record = AccessRecord.within(scope)
+        if record is not None:
+            record.key_digest = found
+        return bool(found)
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = _SOCKET_REFUSAL if scope["type"] == "websocket" else _REFUSAL

@@ -59,6 +59,7 @@ async def housing(
     checks: FakeChecks | None = None,
     batcher_limits: BatcherLimits | None = None,
     timeouts: ShardTimeouts = QUICK,
+    shares_prefixes: bool = False,
     **edge: Any,
 ) -> AsyncIterator[House]:
     """Everything between HTTP and a shard, for the time of a test; `edge` is for create_app."""
@@ -70,6 +71,7 @@ async def housing(
         eos_token_ids=(EOS_ID,),
         max_duration_s=max_duration_s,
         takes_grammars=takes_grammars,
+        shares_prefixes=shares_prefixes,
     )
     batcher_limits = batcher_limits or BatcherLimits(
         max_concurrent_requests=max_concurrent_requests, retry_s=0.05, tick_s=0.02

@@ -30,6 +30,18 @@ def test_blocks_cover_the_tokens_and_no_more() -> None:
     assert (allocation.capacity, allocation.cached_len) == (4, 0)
 
 
+def test_prefixes_are_shared_by_those_of_one_salt_alone() -> None:
+    allocator = Allocator(8, 2)
+    first = allocator.allocate((1, 2, 3), salt=b"a")
+    assert isinstance(first, BlockAllocation)
+    allocator.commit(first, (1, 2))
+    cached_lens = [allocator.cached_len((1, 2, 3), 2, salt) for salt in (b"a", b"b", b"")]
+    assert cached_lens == [2, 0, 0]
+    second = allocate(allocator, (1, 2, 3))
+    allocator.commit(second, (1, 2))
+    allocator.check_invariants([first, second])
+
+
 def test_a_computed_prefix_is_shared_while_its_owner_lives() -> None:
     allocator = Allocator(4, 2)
     first = compute(allocator, (1, 2, 3, 4))
