@@ -65,7 +65,10 @@ async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     while True:
-        size = int((await reader.readline()).split(b";")[0], 16)
+        line = await reader.readline()
+        if not line:
+            raise asyncio.IncompleteReadError(b"", None)
+        size = int(line.split(b";")[0], 16)
         if size == 0:
             return
         yield await reader.readexactly(size)

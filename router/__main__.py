@@ -248,7 +248,8 @@ def _wire(
         validation=Validation(limits, tokenizer, checks),
         tokenizer=tokenizer,
         chat_template=ChatTemplate(
-            tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token
+            *(tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token),
+            control_tokens=None if config.allow_control_tokens else tokenizer.control_tokens,
         ),
         metrics=metrics,
         info=server_info(config, shards.num_ranks, info, pool, limits),

@@ -84,6 +84,13 @@ class RouterConfig(FrontConfig):
         group=Group.MODEL,
         kind=Kind.SWITCH,
     )
+    allow_control_tokens: bool = setting(
+        False,
+        "control tokens that a client writes into a message of a chat, like <|end|>, take effect; "
+        "else they are text",
+        group=Group.MODEL,
+        kind=Kind.SWITCH,
+    )
     prefix_cache_scope: str = setting(
         "key",
         "who shares these blocks: those of one API key, or all, who can then guess by the number "

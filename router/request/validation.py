@@ -22,6 +22,7 @@ from router.request.parameters import (
     stop_params,
 )
 from router.request.request import Constraint, GenerateRequest
+from router.text.control_tokens import visible
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer, check_fits, check_unicode
 
@@ -69,7 +70,7 @@ class Validation:
         if raw.truncate is None:
             await check_fits(self._tokenizer, text, self._max_input_len, raw.name("inputs"))
         token_ids = await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
-        return await self._request(token_ids, text, raw, trace_id)
+        return await self._request(token_ids, visible(text), raw, trace_id)
 
     async def validate_ids(
         self, token_ids: Sequence[int], raw: RawParams, *, trace_id: str = ""

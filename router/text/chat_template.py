@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 
 from router.request.errors import TemplateFailed
 from router.text.call_syntax import CallSyntax
+from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.template_environment import PRIVATE_PREFIX, CompiledTemplate, TemplateLimit
 from router.text.template_traits import Traits, adapt, find_traits
 
@@ -35,7 +36,8 @@ class ChatTemplate:
     """The templates of one model, by name: "default", and "tool_use" for chats with tools.
 
     A template that cannot be compiled raises when it is used: the model can still serve prompts.
-    `now` is the time that a template's `strftime_now` formats. A template's traits are found when
+    Texts of `control_tokens` in messages stay text; without, they become tokens. `now` is the time
+    that a template's `strftime_now` formats. A template's traits are found when
     it is first used.
     """
 
@@ -45,6 +47,7 @@ class ChatTemplate:
         bos_token: str | None,
         eos_token: str | None,
         *,
+        control_tokens: ControlTokens | None = None,
         now: Callable[[], datetime] = datetime.now,
         time_limit_s: float = 2.0,
     ) -> None:
@@ -53,6 +56,7 @@ class ChatTemplate:
             for name, token in (("bos_token", bos_token), ("eos_token", eos_token))
             if token is not None
         }
+        self._control_tokens = control_tokens
         self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
         self._traits: dict[str, Traits] = {}
         for name, source in templates.items():
@@ -95,11 +99,16 @@ class ChatTemplate:
         Fields of a message that are None count as absent. `continue_final_message` ends the
         prompt right behind the last message's text, so that the model goes on with it. `name`
         chooses a template, which is otherwise the one for tools if there are tools.
-        `variables` are more names that the template may read. Raises TemplateFailed.
+        `variables` are more names that the template may read. A MarkedText where clients wrote
+        control tokens. Raises TemplateFailed.
         """
         name = name or self._choose(tools is not None)
         template = self._compiled(name)
         _check_names(variables)
+        mark = None
+        if self._control_tokens is not None:
+            given = (messages, tools, variables)
+            (messages, tools, variables), mark = self._control_tokens.marked(given)
         traits = self._traits_of(name, template)
         shown = adapt(messages, traits)
         marker = ""
@@ -120,7 +129,8 @@ class ChatTemplate:
             ) from error
         except Exception as error:  # a template is a program: it may raise anything
             raise TemplateFailed(f"the chat template failed: {error!r}", "messages") from error
-        return _cut(text, marker) if continue_final_message else text
+        text = _cut(text, marker) if continue_final_message else text
+        return text if mark is None else MarkedText(text, mark)
 
     def _context(
         self,

@@ -8,15 +8,17 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from constraints.text_tokens import CALL_MARKERS
 from router.request.errors import InvalidRequest, StartupFailed
+from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.token_texts import TokenTexts, build_token_texts
 from router.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 
@@ -36,6 +38,8 @@ _FITS_MARGIN = 2
 _ANCHORS = ("\n", "a", ".", "0")
 
 _Result = TypeVar("_Result")
+# Its id, and the characters that it stands for.
+Token: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,8 @@ class Tokenizer:
     """The model's tokenizer. Safe to share between tasks; `close` ends its threads.
 
     `path` is its tokenizer.json. `vocab_size` is one more than the highest token id. `texts` is
-    the table of token texts, None if the decoder does not take tokens one by one.
+    the table of token texts, None if the decoder does not take tokens one by one. In a MarkedText
+    the texts of `control_tokens` that clients wrote are encoded as text.
     """
 
     def __init__(self, backend: Backend, files: TokenizerFiles, num_workers: int = 2) -> None:
@@ -82,6 +87,9 @@ class Tokenizer:
             for i, token in backend.get_added_tokens_decoder().items()
             # The marker of a tool call is shown: the reader of calls looks for it.
             if token.special and token.content not in CALL_MARKERS
+        )
+        self.control_tokens = ControlTokens(
+            token.content for token in backend.get_added_tokens_decoder().values() if token.special
         )
         self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="tokenizer")
         self.texts: TokenTexts | None = build_token_texts(backend, tokens, self._special_ids)
@@ -115,12 +123,14 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of `text`. Raises InvalidRequest when it is not valid Unicode."""
+        if isinstance(text, MarkedText):
+            return [span.token_id for span in self._spans(text, add_special_tokens)]
         encode = self._backend.encode_batch_fast
         return self._encode(encode, text, add_special_tokens).ids
 
     async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """`encode`, in a worker thread when the text is long."""
-        if len(text) <= _IN_PLACE_LEN:
+        if len(text) <= _IN_PLACE_LEN and not isinstance(text, MarkedText):
             return self.encode(text, add_special_tokens=add_special_tokens)
         return await self._in_worker(
             lambda: self.encode(text, add_special_tokens=add_special_tokens)
@@ -128,7 +138,7 @@ class Tokenizer:
 
     async def spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
         """The tokens of `text` with the bytes each stands for."""
-        if len(text) <= _IN_PLACE_LEN:
+        if len(text) <= _IN_PLACE_LEN and not isinstance(text, MarkedText):
             return self._spans(text, add_special_tokens)
         return await self._in_worker(lambda: self._spans(text, add_special_tokens))
 
@@ -212,16 +222,67 @@ class Tokenizer:
             check_unicode(text, "inputs")
             raise InvalidRequest(f"`inputs` cannot be encoded: {error}", "inputs") from error
 
+    def _marked_tokens(self, prompt: MarkedText) -> list[Token]:
+        """Each run of the prompt by itself: control tokens divide texts anyway."""
+        tokens: list[Token] = []
+        start = 0
+        for run in self.control_tokens.runs(prompt):
+            backend = self._plain_backend if run.is_plain else self._backend
+            anchor = self._anchor(run.text) if run.is_plain and start else ""
+            encoding = self._encode(backend.encode_batch, anchor + run.text, False)
+            shift = start - len(anchor)
+            tokens += [
+                (token_id, shift + first, shift + last)
+                for token_id, (first, last) in zip(encoding.ids, encoding.offsets, strict=True)
+                if first >= len(anchor)
+            ]
+            start += len(run.text)
+        return tokens
+
+    def _anchor(self, text: str) -> str:
+        """What to put in front of a text that follows another one; see `continuation_ids`."""
+        for anchor in ("", *_ANCHORS):
+            whole = self._encode(self._plain_backend.encode_batch, anchor + text, False)
+            pairs = zip(whole.ids, whole.offsets, strict=True)
+            rest = [token_id for token_id, (first, _) in pairs if first >= len(anchor)]
+            if _decodes_to(self, rest, text):
+                return anchor
+        return ""
+
     def _spans(self, text: str, add_special_tokens: bool) -> list[TokenSpan]:
-        encoding = self._encode(self._backend.encode_batch, text, add_special_tokens)
+        if isinstance(text, MarkedText):
+            tokens, text = self._marked_tokens(text), text.visible
+            if add_special_tokens:
+                tokens = self._with_ends(tokens, len(text))
+        else:
+            encoding = self._encode(self._backend.encode_batch, text, add_special_tokens)
+            offsets = zip(encoding.ids, encoding.offsets, strict=True)
+            tokens = [(token_id, start, stop) for token_id, (start, stop) in offsets]
         # The library counts characters, the API counts bytes.
         byte_offsets: Sequence[int] = range(len(text) + 1)
         if not text.isascii():
             byte_offsets = list(accumulate((len(char.encode()) for char in text), initial=0))
         return [
             TokenSpan(token_id, text[start:stop], byte_offsets[start], byte_offsets[stop])
-            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+            for token_id, start, stop in tokens
         ]
+
+    def _with_ends(self, tokens: list[Token], text_len: int) -> list[Token]:
+        """With what the tokenizer puts around every text."""
+        inner, whole = (
+            self._encode(self._backend.encode_batch, "a", adds).ids for adds in (False, True)
+        )
+        first = next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
+        before, behind = whole[:first], whole[first + len(inner) :]
+        ends = ([(i, 0, 0) for i in before], [(i, text_len, text_len) for i in behind])
+        return [*ends[0], *tokens, *ends[1]]
+
+    @cached_property
+    def _plain_backend(self) -> Backend:
+        """A tokenizer to which control tokens' texts are text."""
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
 
     async def _in_worker(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)

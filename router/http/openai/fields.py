@@ -34,7 +34,6 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "logits_processors": (([],), "clients cannot bring code"),
         "truncation_side": (("left",), "prompts are cut at their beginning"),
         "priority": ((0,), "requests are served in the order of their arrival"),
-        "cache_salt": ((), "the prefix cache is shared"),
         "kv_transfer_params": ((), "caches stay where they are"),
         "include_reasoning": ((True,), "reasoning is not separated from the answer"),
         "thinking_token_budget": ((-1,), "reasoning is not separated from the answer"),

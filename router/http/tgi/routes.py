@@ -36,6 +36,7 @@ from router.http.tgi.schema import (
 from router.http.tgi.stream import GenerateFrames
 from router.request.errors import InvalidRequest
 from router.request.events import Event
+from router.text.control_tokens import visible
 from router.text.tokenizer import Tokenizer
 
 
@@ -112,7 +113,10 @@ class TgiRoutes:
         # The template has put the special tokens where they belong.
         spans = await self._tokenizer.spans(text, add_special_tokens=False)
         tokens = await spans_json(spans)
-        answer = b'{"tokenize_response":%b,"templated_text":%b}' % (tokens, orjson.dumps(text))
+        answer = b'{"tokenize_response":%b,"templated_text":%b}' % (
+            tokens,
+            orjson.dumps(visible(text)),
+        )
         return Response(answer, media_type="application/json")
 
     async def _answer(

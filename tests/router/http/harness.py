@@ -84,7 +84,10 @@ async def housing(
             ),
             tokenizer=tokenizer,
             chat_template=ChatTemplate(
-                (templates or tokenizer.chat_templates) if with_template else {}, "<s>", "</s>"
+                (templates or tokenizer.chat_templates) if with_template else {},
+                "<s>",
+                "</s>",
+                control_tokens=tokenizer.control_tokens,
             ),
             metrics=rig.metrics,
             info=ServerInfo(

@@ -47,7 +47,6 @@ NAMED = {"type": "function", "function": {"name": "look_up"}}
         ({"use_beam_search": True}, "use_beam_search"),
         ({"length_penalty": 2.0}, "length_penalty"),
         ({"priority": 1}, "priority"),
-        ({"cache_salt": "x"}, "cache_salt"),
         ({"include_reasoning": False}, "include_reasoning"),
     ],
 )
