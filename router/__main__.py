@@ -328,7 +328,9 @@ def _aliases(config: RouterConfig) -> dict[str, str]:
 
 def _load_tokenizer(config: RouterConfig, name: str) -> Tokenizer:
     folder = find_tokenizer(name, config.revision)
-    return Tokenizer.load(folder, config.tokenizer_config_path, config.validation_workers)
+    tokenizer = Tokenizer.load(folder, config.tokenizer_config_path, config.validation_workers)
+    tokenizer.try_out()
+    return tokenizer
 
 
 if __name__ == "__main__":

@@ -121,6 +121,20 @@ class Tokenizer:
         backend.add_tokens(list(files.added_tokens))
         return cls(backend, files, num_workers)
 
+    def try_out(self) -> None:
+        """Encodes once in a thread of its own, as requests do: the library starts its threads then.
+
+        Where the system grants none, every later call would fail. Raises StartupFailed.
+        """
+        try:
+            self._workers.submit(self.encode, "a").result()
+        except BaseException as error:  # the library's panics are no Exception
+            self.close()
+            raise StartupFailed(
+                f"the tokenizer cannot be used: {error or type(error).__name__}; are threads or"
+                " processes limited too tightly (ulimit -u, pids.max)?"
+            ) from error
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The token ids of `text`. Raises InvalidRequest when it is not valid Unicode."""
         if isinstance(text, MarkedText):

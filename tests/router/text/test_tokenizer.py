@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +13,9 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, StartupFailed
 from router.text.tokenizer import Tokenizer, TokenSpan, check_fits, continuation_ids
+from tests.byte_tokenizer import save_byte_tokenizer
 from tests.router.text import small_tokenizers
 from tests.router.text.small_tokenizers import KINDS, load
 
@@ -264,3 +265,31 @@ async def test_every_tokenizer_has_tokens_for_a_word(kind: str, tmp_path: Path) 
 async def test_half_a_character_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest):
         await continuation_ids(load(tmp_path), "\ud800")
+
+
+class Panic(BaseException):
+    """As the library's panics are: no Exception."""
+
+
+class WithoutThreads:
+    """A backend whose thread pool cannot be made."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def encode_batch_fast(self, *arguments: Any, **options: Any) -> Any:
+        raise Panic("the global thread pool has not been initialized")
+
+
+def test_a_tokenizer_whose_threads_cannot_start_is_found_out_before_the_first_request(
+    tmp_path: Path,
+) -> None:
+    tokenizer = Tokenizer.load(save_byte_tokenizer(tmp_path))
+    tokenizer.try_out()
+    tokenizer._backend = cast(Any, WithoutThreads(tokenizer._backend))
+    with pytest.raises(StartupFailed, match=r"thread pool has not been initialized; .* pids\.max"):
+        tokenizer.try_out()
+    tokenizer.close()
