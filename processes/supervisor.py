@@ -264,13 +264,14 @@ class Supervisor:
         deaths = [asyncio.create_task(shard.wait()) for shard in self._shards]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._deployment.graceful_timeout_s + ROUTER_SLACK_S):
-                await first_of(self._signals.second.wait(), ended, *deaths)
+                if self._shards:
+                    await first_of(self._signals.second.wait(), ended, *deaths)
         for death in deaths:
             death.cancel()
         dead = [shard for shard in self._shards if shard.returncode is not None]
         if dead and not ended.done():
             self._console.say(f"error: {dead[0].death_notice()}", "ERROR")
-        if dead or self._signals.second.is_set():
+        if dead or not self._shards or self._signals.second.is_set():
             give_up_s = time.monotonic() + _LAST_EVENTS_S
             while not ended.done() and time.monotonic() < give_up_s:
                 # More than once: of two signals that come together, a process notices one.

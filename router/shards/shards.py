@@ -131,7 +131,8 @@ class Shards:
         others = enumerate(wire.urls_from_pb(answer)[1:], start=1)
         self._ranks += [Rank(rank, url, self._token) for rank, url in others]
         await self._call_all("Health", pb.HealthRequest(), timeout_s, waits=True)
-        await self.reset()
+        # They may still compute a long step of a router that is gone.
+        await self._begin_epoch(timeout_s)
 
     @property
     def num_ranks(self) -> int:
@@ -212,16 +213,17 @@ class Shards:
         Raises ShardFailed, Displaced.
         """
         await self.check_health()
-        self._epoch += 1
-        self._num_sent = self._num_in_flight = 0
-        answers = await self._call_state(
-            "ClearCache", wire.clear_to_pb(self._epoch), self._timeouts.control_s
-        )
+        answers = await self._begin_epoch(self._timeouts.control_s)
         if self._warmed is not None and not all(map(wire.is_warm, answers)):
             largest, limits = self._warmed
             found = await self._warm_up(largest, limits.num_blocks)
             if found != limits:
                 raise ShardUnfit(f"the shards began anew with {found}; they had {limits}")
+
+    async def _begin_epoch(self, timeout_s: float) -> Sequence[Any]:
+        self._epoch += 1
+        self._num_sent = self._num_in_flight = 0
+        return await self._call_state("ClearCache", wire.clear_to_pb(self._epoch), timeout_s)
 
     def step(self, batch: Batch) -> "asyncio.Task[StepResult]":
         """Computes the batch's tokens. Raises ShardFailed, mostly when awaited.
