@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.server import RunningServer, launched, metric, wait_until_gone
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 SCHEMA = {
     "type": "object",

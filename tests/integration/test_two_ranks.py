@@ -79,17 +79,19 @@ def test_no_process_listens_at_every_interface(server: RunningServer) -> None:
     assert not [one for one in addresses if is_every_interface(one)]
 
 
+# Two ranks that wait for each other beside other work take minutes.
+@pytest.mark.alone
 def test_a_stream_outlives_the_death_of_one_and_too_many_deaths_stop_everything(
     server: RunningServer,
 ) -> None:
     """The last test of this file: the server is gone afterwards."""
-    parameters = {"max_new_tokens": 300, "ignore_eos": True, "do_sample": True, "seed": 3}
+    parameters = {"max_new_tokens": 150, "ignore_eos": True, "do_sample": True, "seed": 3}
     body = {"inputs": "Once there was", "parameters": parameters}
     url = f"{server.url}/generate"
-    expected = httpx.post(url, json=body, timeout=60).json()
+    expected = httpx.post(url, json=body, timeout=120).json()
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(httpx.post, url, json=body, timeout=120)
-        time.sleep(0.5)
+        answer = thread.submit(httpx.post, url, json=body, timeout=240)
+        time.sleep(0.3)
         os.kill(server.pid_of("model_server"), signal.SIGKILL)
         assert answer.result().json() == expected
     pids = server.descendants()
