@@ -113,19 +113,22 @@ class _Walk:
 
     def _text(self, text: str) -> str:
         # A template may trim what it shows.
-        joined = self._tail + text.lstrip()
+        seam = self._tail + text.lstrip()[: self._longest]
         spread = any(
-            match.start() < len(self._tail) < match.end()
-            for match in self._pattern.finditer(joined)
+            match.start() < len(self._tail) < match.end() for match in self._pattern.finditer(seam)
         )
-        self._tail = joined[-self._longest :].rstrip()
+        self._tail = (self._tail + text).rstrip()[-self._longest :]
         self.has_marked |= spread
         return self.mark + self._split(text) if spread else self._split(text)
 
     def _split(self, text: str) -> str:
         """The text with a mark in each control token's text."""
-        while (match := self._pattern.search(text)) is not None:
-            at = match.start() + 1
-            text = text[:at] + self.mark + text[at:]
+        marked = self._pattern.sub(self._divided, text)
+        # What is left of a token may be another one.
+        while marked != text:
             self.has_marked = True
-        return text
+            text, marked = marked, self._pattern.sub(self._divided, marked)
+        return marked
+
+    def _divided(self, match: re.Match[str]) -> str:
+        return match[0][0] + self.mark + match[0][1:]

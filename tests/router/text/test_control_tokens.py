@@ -1,5 +1,6 @@
 """Control tokens that clients write into messages are text; the template's own are tokens."""
 
+import time
 from collections import Counter
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from launcher import BUNDLED_MODEL
 from router.text.chat_template import ChatTemplate
-from router.text.control_tokens import ControlTokens, MarkedText, visible
+from router.text.control_tokens import ControlTokens, MarkedText, Run, visible
 from router.text.tokenizer import Tokenizer
 
 TOKENS = ("<|end|>", "<|user|>", "<|en", "</s>")
@@ -107,6 +108,17 @@ def test_names_arguments_and_keys_are_texts_of_clients_too() -> None:
         ("<|user|>", False),
         ("{'tools': [{'a</s>': ['<|user|>', 3, None, True]}]}", True),
     ]
+
+
+def test_a_text_of_nothing_but_control_tokens_is_marked_in_no_time() -> None:
+    tokens = ControlTokens(TOKENS)
+    text = "<|end|>" * 100_000
+    begun_s = time.perf_counter()
+    marked, mark = tokens.marked(text)
+    assert mark is not None
+    assert tokens.runs(MarkedText(marked, mark)) == [Run(text, is_plain=True)]
+    # Token by token it took minutes.
+    assert time.perf_counter() - begun_s < 10.0
 
 
 def test_a_model_without_control_tokens_marks_nothing() -> None:
