@@ -68,9 +68,11 @@ class StepsInFlight:
         self._progress.start_wait(Wait.STEP, begun_s)
         try:
             result = await step.answer
-        except (ShardFailed, asyncio.CancelledError):
-            for failed in self._sent:
-                self._observer.failed(failed.batch)
+        except ShardFailed:
+            self._note_failed()
+            raise
+        except asyncio.CancelledError:
+            # By `abort`, or with the batcher itself.
             self.check()
             raise
         finally:
@@ -82,6 +84,7 @@ class StepsInFlight:
     def abort(self, failure: ShardFailed) -> None:
         """The shards will answer nothing any more: whoever waits for them gets the failure."""
         self._failure = failure
+        self._note_failed()
         for step in self._sent:
             step.answer.cancel()
 
@@ -98,3 +101,7 @@ class StepsInFlight:
             step.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
             step.answer.cancel()
         self._sent.clear()
+
+    def _note_failed(self) -> None:
+        for failed in self._sent:
+            self._observer.failed(failed.batch)

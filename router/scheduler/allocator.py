@@ -15,8 +15,8 @@ prefix behind which it comes, and its own token ids.
      |    +-- "lack at nig" prefix 4, block 9
      +-- "Once upon a t"  prefix 3, block 4
 
-There is such a tree for each salt, so that whoever has another salt neither finds nor evicts by
-guessing what a prompt begins with; the salt stands for "no tokens".
+There is such a tree for each salt, so that nobody finds blocks of another salt by guessing what a
+prompt begins with; the salt stands for "no tokens".
 
 Whoever uses a path uses all of it, from the first block, so a block has at least as many users as
 those that continue it. One without users may be evicted: least recently used first. A path is left

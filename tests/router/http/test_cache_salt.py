@@ -1,4 +1,4 @@
-"""Whose computed prefixes a request finds, as `cached_tokens` tells."""
+"""Whose computed prefixes a request finds, by its `cached_tokens`."""
 
 from typing import Any
 
