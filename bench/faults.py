@@ -13,10 +13,10 @@ text differed or a KV block stayed taken.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import random
-import re
 import signal
 import statistics
 import sys
@@ -28,7 +28,7 @@ from typing import Any
 
 import httpx
 
-from bench.processes import resident_mib, running, tandem, tree
+from bench.processes import blocks_used, resident_mib, running, tandem, tree
 from bench.sse_client import HttpError, post_events
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
@@ -153,11 +153,9 @@ async def _until_ready(url: str) -> None:
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     async with httpx.AsyncClient(timeout=2.0) as client:
         while time.monotonic() < deadline_s:
-            try:
+            with contextlib.suppress(httpx.TransportError):
                 if (await client.get(f"{url}/health/ready")).status_code == 200:
                     return
-            except httpx.TransportError:
-                pass
             await asyncio.sleep(0.02)
     raise RuntimeError(f"the server was not ready within {_READY_TIMEOUT_S:g} s")
 
@@ -171,13 +169,6 @@ def _pids_of(root: int, module: str) -> list[int]:
         return b"-m" in words and words[words.index(b"-m") + 1] == module.encode()
 
     return [pid for pid in tree(root) if runs(pid)]
-
-
-def _blocks_used(url: str) -> float:
-    text = httpx.get(f"{url}/metrics", timeout=10).text
-    found = re.search(r"^tandem_kv_blocks_used (\S+)$", text, re.MULTILINE)
-    assert found, "/metrics has no tandem_kv_blocks_used"
-    return float(found[1])
 
 
 def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -198,7 +189,7 @@ def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
             "num_pauses": len(pauses_s),
             "pause_p50_s": round(statistics.median(pauses_s), 2),
             "pause_p99_s": round(pauses_s[int(0.99 * (len(pauses_s) - 1))], 2),
-            "kv_blocks_used": _blocks_used(url),
+            "kv_blocks_used": blocks_used(httpx.get(f"{url}/metrics", timeout=10).text),
             "router_mib": [router_mib, resident_mib(_pids_of(pid, "router")[0])],
             "examples": outcome.examples[:3],
         }

@@ -97,6 +97,14 @@ def until(child: subprocess.Popen[bytes], log: Path, pattern: re.Pattern[str]) -
     raise RuntimeError(f"the process ended before it was ready: {log.read_text()}")
 
 
+def blocks_used(metrics: str) -> float:
+    """KV blocks that requests hold, from the text of Tandem's metrics. Raises ValueError."""
+    found = re.search(r"^tandem_kv_blocks_used (\S+)$", metrics, re.MULTILINE)
+    if found is None:
+        raise ValueError("/metrics has no tandem_kv_blocks_used: is this Tandem?")
+    return float(found[1])
+
+
 def cpu_s(pid: int) -> float:
     """User and system time that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import httpx
 
-from bench.processes import resident_mib
+from bench.processes import blocks_used, resident_mib
 from bench.sse_client import HttpError, post_events
 
 _SETTLE_S = 30.0
@@ -96,11 +96,7 @@ async def _blocks_used(url: str) -> float:
     """KV blocks held by requests, once that is zero or `_SETTLE_S` is over."""
     deadline_s = time.monotonic() + _SETTLE_S
     while True:
-        text = await _metrics(url)
-        found = re.search(r"^tandem_kv_blocks_used (\S+)$", text, re.MULTILINE)
-        if found is None:
-            raise ValueError("/metrics has no tandem_kv_blocks_used: is this Tandem?")
-        num_blocks = float(found.group(1))
+        num_blocks = blocks_used(await _metrics(url))
         if num_blocks == 0 or time.monotonic() > deadline_s:
             return num_blocks
         await asyncio.sleep(0.1)

@@ -26,7 +26,8 @@ import grpc
 
 from tests.byte_tokenizer import EOS_ID, save_byte_tokenizer
 from tests.conformance.fake_name import MODEL_ID
-from tests.fakes import FakeShard, Faults, letters, serving
+from tests.fake_script import Faults, letters
+from tests.fakes import FakeShard, serving
 from tests.router.process import serving_http
 
 _CHANCE_OF_EOS = 1 / 48

@@ -1,5 +1,6 @@
 """What the death of a shard, a hang of it and the death of the router cost: a pause."""
 
+import contextlib
 import json
 import os
 import signal
@@ -77,11 +78,9 @@ def status(server: RunningServer, path: str) -> int:
 def wait_until(what: str, server: RunningServer, path: str, expected: int) -> None:
     deadline_s = time.monotonic() + 60.0
     while time.monotonic() < deadline_s:
-        try:
+        with contextlib.suppress(httpx.TransportError):
             if status(server, path) == expected:
                 return
-        except httpx.TransportError:
-            pass
         time.sleep(0.02)
     raise AssertionError(f"{what}: {path} is not {expected}; the server said:\n{server.said}")
 

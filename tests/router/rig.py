@@ -26,7 +26,8 @@ from router.telemetry.step_observer import StepObserver
 from router.telemetry.tracing import NO_TRACES, Tracer
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
-from tests.fakes import FakeShard, letters, saying, serving
+from tests.fake_script import letters, saying
+from tests.fakes import FakeShard, serving
 
 PLAIN = SamplingParams()
 NO_LOGPROBS = LogprobParams()

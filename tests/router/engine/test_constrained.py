@@ -9,7 +9,8 @@ from proto.contract import FinishReason, LogprobParams
 from router.request.errors import RowFailed
 from router.request.events import TokenGenerated
 from router.request.request import Constraint
-from tests.fakes import FakeShard, Followed
+from tests.fake_script import Followed
+from tests.fakes import FakeShard
 from tests.router.rig import (
     ANY_TEXT,
     PROMPT,

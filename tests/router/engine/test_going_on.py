@@ -16,7 +16,8 @@ from router.request.events import Event, Finished, TokenGenerated
 from router.request.request import GenerateRequest
 from router.request.validation import RawParams, Validation
 from tests.byte_tokenizer import EOS_ID, byte_ids
-from tests.fakes import FakeShard, Followed
+from tests.fake_script import Followed
+from tests.fakes import FakeShard
 from tests.router.rig import (
     ANY_TEXT,
     PROMPT,

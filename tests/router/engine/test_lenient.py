@@ -9,7 +9,8 @@ import pytest
 from constraints.spec import ConstraintSpec, Kind
 from router.request.events import Event, Finished
 from router.request.request import Constraint
-from tests.fakes import FakeShard, Followed
+from tests.fake_script import Followed
+from tests.fakes import FakeShard
 from tests.router.engine.test_constraints import checking
 from tests.router.rig import asking, routing, says
 

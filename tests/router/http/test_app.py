@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from router.engine.stream import Stream
 from router.http.tgi.schema import Parameters
 from router.request.request import GenerateRequest
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening, record
 
 JSON = {"content-type": "application/json"}

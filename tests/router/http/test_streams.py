@@ -10,7 +10,8 @@ from starlette.types import Receive, Scope, Send
 
 from router.http.sse import EventStream
 from router.request.errors import RouterError
-from tests.fakes import FakeShard, letters, saying
+from tests.fake_script import letters, saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import (
     House,
     housing,

@@ -7,7 +7,8 @@ import pytest
 
 from router.request.errors import ConstraintRefused
 from tests.checks import FakeChecks
-from tests.fakes import FakeShard, letters, saying
+from tests.fake_script import letters, saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}]}

@@ -16,7 +16,8 @@ from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.request import GenerateRequest
 from router.shards.rank import Rank, dial_target
 from router.shards.shards import Shards, ShardTimeouts
-from tests.fakes import FakeShard, letters, serving
+from tests.fake_script import letters
+from tests.fakes import FakeShard, serving
 
 QUICK = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=1.0, control_s=1.0, lockstep_s=0.2)
 PROMPT = (10, 11, 12, 13, 14, 15)

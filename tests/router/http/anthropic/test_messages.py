@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.anthropic.asking import (
     HI,
     PATH,

@@ -13,7 +13,8 @@ from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from router.text.call_syntax import HERMES
 from tests.checks import FakeChecks
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.anthropic.asking import HI, PATH, PROMPT, post, refuse, stream
 from tests.router.http.harness import housing
 from tests.router.http.tools.calls import Call, written

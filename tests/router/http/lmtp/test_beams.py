@@ -13,7 +13,8 @@ import pytest
 from router.request.errors import ConstraintRefused
 from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.checks import FakeChecks
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import Message, Talk, served, talking
 from tests.router.rig import settled
 

@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import House
 
 CHAT = "/v1/chat/completions"

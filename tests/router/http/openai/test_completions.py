@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.byte_tokenizer import byte_ids
-from tests.fakes import FakeShard, letters, saying
+from tests.fake_script import letters, saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing
 from tests.router.http.openai.test_chat import usage
 

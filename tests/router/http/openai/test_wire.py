@@ -6,7 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening, record, unchunked
 from tests.router.http.openai.asking import (
     CHAT,

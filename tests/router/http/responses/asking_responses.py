@@ -4,7 +4,8 @@ import json
 from typing import Any
 
 from tests.byte_tokenizer import NUM_SPECIAL
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import House
 
 PATH = "/v1/responses"

@@ -11,7 +11,8 @@ from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from router.text.call_syntax import HERMES
 from tests.checks import FakeChecks
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing
 from tests.router.http.responses.asking_responses import (
     PATH,

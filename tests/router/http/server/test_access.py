@@ -9,7 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from router.http.server.access import Access
 from router.http.server.listen import HttpServer, bind
-from tests.fakes import FakeShard, letters
+from tests.fake_script import letters
+from tests.fakes import FakeShard
 from tests.router.http.harness import SEED, housing, listening, open_request
 from tests.router.http.server.connection import GET, error_of, say
 from tests.router.rig import settled

@@ -6,7 +6,8 @@ from time import monotonic
 import pytest
 
 from router.http.server.protocol import MAX_URL_LEN, MAX_WAITING, ConnectionLimits
-from tests.fakes import FakeShard, letters
+from tests.fake_script import letters
+from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening
 from tests.router.http.server.connection import (
     GET,

@@ -9,7 +9,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from router.http.server.protocol import HIGH_LEN, ConnectionLimits
-from tests.fakes import FakeShard, letters
+from tests.fake_script import letters
+from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening, open_request, record
 from tests.router.http.server.connection import GET, PATIENCE_S, QUICK, endless, noted, rules
 from tests.router.rig import settled

@@ -8,7 +8,8 @@ import pytest
 
 from router.http.server.protocol import CUT_CAUSES
 from router.telemetry.metrics import CUTS
-from tests.fakes import FakeShard, letters
+from tests.fake_script import letters
+from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening
 from tests.router.http.server.connection import GET, PATIENCE_S, QUICK, error_of, hello, rules, say
 

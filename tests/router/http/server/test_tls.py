@@ -17,7 +17,8 @@ from processes.settings import BadConfig
 from router.http.server.protocol import ConnectionLimits
 from router.http.server.tls import load_tls
 from tests.byte_tokenizer import save_byte_tokenizer
-from tests.fakes import FakeShard, letters, serving
+from tests.fake_script import letters
+from tests.fakes import FakeShard, serving
 from tests.router.http.harness import House, housing, listening
 from tests.router.http.server.certificates import Certificate, make_certificate
 from tests.router.process import launched

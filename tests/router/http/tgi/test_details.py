@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import SEED, House, housing
 
 PROMPT = "hello"

@@ -7,7 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.fakes import FakeShard, letters, saying
+from tests.fake_script import letters, saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import SEED, House, housing
 
 PROMPT = "hello"

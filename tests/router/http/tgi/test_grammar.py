@@ -9,7 +9,8 @@ from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from tests.checks import FakeChecks
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

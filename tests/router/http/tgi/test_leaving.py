@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.fakes import FakeShard, letters
+from tests.fake_script import letters
+from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, open_request
 from tests.router.rig import settled
 

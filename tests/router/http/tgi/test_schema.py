@@ -14,7 +14,8 @@ from router.http.tgi.schema import (
     SimpleToken,
     StreamResponse,
 )
-from tests.fakes import FakeShard, saying
+from tests.fake_script import saying
+from tests.fakes import FakeShard
 from tests.router.http.harness import housing
 
 ALL = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "max_new_tokens": 2}
