@@ -40,9 +40,13 @@ from processes.socket_folder import socket_folder
 from router.http.server.access import Access, Cors
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.body import BodyReader
+from router.http.server.json_reader import JsonBounds
 from router.http.server.listen import HttpServer, ListenFailed, bind_configured, configured_limits
+from router.http.server.parser_thread import ParserThread
 
 _logger = logging.getLogger("fleet")
+# Of the largest models: their own servers know theirs.
+_VOCAB_SIZE, _NUM_PROMPT_IDS = 300_000, 1 << 22
 _LAST_BYTES_S = 5.0
 
 
@@ -98,8 +102,10 @@ async def _run(command: FleetCommand, folder: Path) -> int:
         "max_message_len": config.socket_message_limit,
         "max_streams": config.max_socket_streams,
     }
-    sockets = FleetSockets(SocketServices(manager, names, metrics, hello), config.api_key)
-    app = _app(config, manager, names, metrics, sockets)
+    parser = ParserThread(JsonBounds.of_model(_VOCAB_SIZE, _NUM_PROMPT_IDS))
+    services = SocketServices(manager, names, metrics, hello, parser)
+    sockets = FleetSockets(services, config.api_key)
+    app = _app(config, manager, names, metrics, sockets, parser)
     http = HttpServer(app, bound, _LAST_BYTES_S, configured_limits(config, metrics.connections_cut))
     await http.start()
     _logger.info("ready at %s for %s", http.address, ", ".join(command.config.model))
@@ -124,6 +130,7 @@ def _app(
     names: ModelNames,
     metrics: FleetMetrics,
     sockets: ASGIApp,
+    parser: ParserThread,
 ) -> ASGIApp:
     front_routes = FrontRoutes(
         manager,
@@ -135,7 +142,7 @@ def _app(
         keys=config.api_key,
     )
     bodies = BodyReader(config.payload_limit, config.body_timeout, metrics.connections_cut)
-    app: ASGIApp = Front(manager, names, front_routes, metrics, sockets, bodies)
+    app: ASGIApp = Front(manager, names, front_routes, metrics, sockets, bodies, parser)
     if config.api_key:
         app = ApiKeyAuth(
             app, config.api_key, metrics.rejected, protects_metrics=config.protect_metrics

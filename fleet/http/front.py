@@ -17,9 +17,11 @@ from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, ModelNames
 from router.http.server.access import AccessRecord
-from router.http.server.body import BodyReader, ClientLeft, parse_json, unless_disconnected
+from router.http.server.body import BodyReader, ClientLeft, unless_disconnected
 from router.http.server.docs import OPENAPI_PATH
 from router.http.server.errors import Dialect, HttpError, Problem
+from router.http.server.json_reader import parse_json
+from router.http.server.parser_thread import ParserThread
 
 _logger = logging.getLogger("fleet")
 _MAX_TRIES = 3
@@ -57,6 +59,7 @@ class Front:
         metrics: FleetMetrics,
         sockets: ASGIApp,
         bodies: BodyReader,
+        parser: ParserThread,
     ) -> None:
         self._manager = manager
         self._names = names
@@ -64,6 +67,7 @@ class Front:
         self._metrics = metrics
         self._sockets = sockets
         self._bodies = bodies
+        self._parser = parser
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or socket."""
@@ -87,7 +91,7 @@ class Front:
         if is_of_loaded_model(path):
             await self._ask_loaded(request, send)
             return
-        body, name = await read_requested_model(request, self._bodies)
+        body, name = await read_requested_model(request, self._bodies, self._parser)
         model = await model_of(name, self._names, self._manager)
         for num_tries in range(1, _MAX_TRIES + 1):
             acquiring = self._manager.acquire(model)
@@ -166,11 +170,13 @@ def is_of_loaded_model(path: str) -> bool:
     return path in _DOCUMENTS or _STORED.fullmatch(path) is not None
 
 
-async def read_requested_model(request: Request, bodies: BodyReader) -> tuple[bytes, str | None]:
+async def read_requested_model(
+    request: Request, bodies: BodyReader, parser: ParserThread
+) -> tuple[bytes, str | None]:
     """The request's body, and the model that it or the query string names. Raises HttpError."""
     in_query = request.query_params.get("model")
     body = await bodies.read(request)
-    fields = parse_json(body)
+    fields = await parser.run(len(body), lambda: parse_json(body, parser.bounds))
     if not isinstance(fields, dict):
         raise _invalid(request, "the body must be a JSON object")
     model = fields.get("model")

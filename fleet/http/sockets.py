@@ -21,8 +21,15 @@ from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, ModelNames
 from router.http.server.access import AccessRecord
-from router.http.server.body import MalformedJson, almost_json, parse_json
 from router.http.server.errors import Dialect, HttpError, Problem
+from router.http.server.json_reader import (
+    DEFAULT_BOUNDS,
+    JsonBounds,
+    MalformedJson,
+    almost_json,
+    parse_json,
+)
+from router.http.server.parser_thread import ParserThread
 
 _logger = logging.getLogger("fleet")
 
@@ -63,6 +70,7 @@ class SocketServices:
     names: ModelNames
     metrics: FleetMetrics
     hello: Mapping[str, object]
+    parser: ParserThread
 
 
 class FleetSockets:
@@ -151,7 +159,9 @@ class FleetSocket:
 
     async def _read(self, receive: Receive) -> None:
         while (message := await receive())["type"] != "websocket.disconnect":
-            await self._frames.put(read_frame(message.get("text")))
+            text, parser = message.get("text"), self._services.parser
+            read = partial(read_frame, text, parser.bounds)
+            await self._frames.put(await parser.run(len(text or ""), read))
 
     async def _serve(self) -> None:
         while True:
@@ -238,7 +248,7 @@ class FleetSocket:
         return self._relay
 
 
-def read_frame(text: str | None) -> Frame:
+def read_frame(text: str | None, bounds: JsonBounds = DEFAULT_BOUNDS) -> Frame:
     """A client's frame; None: a binary message. Raises MalformedFrame."""
     if text is None:
         raise MalformedFrame(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
@@ -247,7 +257,7 @@ def read_frame(text: str | None) -> Frame:
         raise MalformedFrame(_INVALID_DATA, "a frame is TYPE, a space, JSON")
     raw = body.encode()
     try:
-        fields = parse_json(raw)
+        fields = parse_json(raw, bounds)
     except MalformedJson as fault:
         almost = almost_json(raw, "stream_id")
         if almost is None:

@@ -32,11 +32,14 @@ from router.http.platforms import InvocationRoutes, VertexRoutes
 from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
+from router.http.schema_reader import SchemaReader
 from router.http.server.access import ANY_ORIGIN, Access, Cors
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.body import BodyReader
 from router.http.server.docs import DOCS_PAGE, OPENAPI_PATH, ApiRoute, openapi_document
 from router.http.server.errors import Dialect, HttpError, internal_error
+from router.http.server.json_reader import JsonBounds
+from router.http.server.parser_thread import ParserThread
 from router.http.server_info import ServerInfo
 from router.http.tgi.routes import TgiRoutes
 from router.request.errors import RouterError
@@ -83,8 +86,12 @@ def create_app(
 
     `aliases` map further paths to those of routes.
     """
-    bodies = BodyReader(max_body_len, body_timeout_s, services.metrics.connections_cut)
-    sockets = services.sockets.app(_lmtp(services, socket_limits or SocketLimits()))
+    reader = BodyReader(max_body_len, body_timeout_s, services.metrics.connections_cut)
+    limits = services.info.limits
+    num_prompt_ids = limits.max_client_batch_size * limits.max_total_len
+    parser = ParserThread(JsonBounds.of_model(limits.vocab_size, num_prompt_ids))
+    bodies = SchemaReader(reader, parser)
+    sockets = services.sockets.app(_lmtp(services, parser, socket_limits or SocketLimits()))
     app: ASGIApp = _with_sockets(routing(services, bodies), sockets)
     if api_keys:
         app = ApiKeyAuth(
@@ -117,10 +124,11 @@ def _aliased(app: ASGIApp, paths: Mapping[str, str]) -> ASGIApp:
     return serve
 
 
-def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
+def _lmtp(services: Services, parser: ParserThread, limits: SocketLimits) -> LmtpServices:
     return LmtpServices(
         services.infer,
         RequestValidator(services.validation, services.metrics, services.tracer),
+        parser,
         Prompts(services.tokenizer, services.chat_template, services.info.limits),
         services.info,
         services.metrics,
@@ -128,7 +136,7 @@ def _lmtp(services: Services, limits: SocketLimits) -> LmtpServices:
     )
 
 
-def routing(services: Services, bodies: BodyReader) -> Starlette:
+def routing(services: Services, bodies: SchemaReader) -> Starlette:
     """The routes with their errors and their document, and nothing around them."""
     routes = _api_routes(services, bodies)
 
@@ -152,7 +160,7 @@ def routing(services: Services, bodies: BodyReader) -> Starlette:
     return app
 
 
-def _api_routes(services: Services, bodies: BodyReader) -> list[ApiRoute]:
+def _api_routes(services: Services, bodies: SchemaReader) -> list[ApiRoute]:
     infer, info, tokenizer = services.infer, services.info, services.tokenizer
     validator = RequestValidator(services.validation, services.metrics, services.tracer)
     template = services.chat_template

@@ -5,8 +5,7 @@
 It imports no API; each API encodes the events of a stream itself (`EventEncoder`).
 """
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -16,8 +15,9 @@ from starlette.responses import Response
 from router.engine.infer import Completion, Infer
 from router.http.errors import problem_of
 from router.http.request_validator import RequestRecord, RequestValidator
-from router.http.schema import Schema, parse
-from router.http.server.body import BodyReader, json_response, unless_disconnected
+from router.http.schema import Schema
+from router.http.schema_reader import SchemaReader
+from router.http.server.body import json_response, unless_disconnected
 from router.http.server.errors import Dialect, Problem
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream, Frames
@@ -28,9 +28,13 @@ from router.request.events import Event, Failed, Finished, PromptScored, TokenGe
 from router.request.request import GenerateRequest
 from router.request.validation import Limits, RawParams
 from router.text.chat_template import ChatTemplate
+from router.text.prompt_length import check_fits
 from router.text.tokenizer import Tokenizer
 
 S = TypeVar("S", bound=Schema)
+
+# Tokens, unless the model's context is larger.
+_MAX_COUNTED = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +190,7 @@ class AnswerService:
         self,
         infer: Infer,
         validator: RequestValidator,
-        bodies: BodyReader,
+        bodies: SchemaReader,
         template: ChatTemplate,
         tokenizer: Tokenizer,
         info: ServerInfo,
@@ -203,21 +207,20 @@ class AnswerService:
         """The bounds of this server."""
         return self.info.limits
 
-    async def read(self, request: Request, schema: type[S]) -> S:
-        """The body. Raises HttpError, InvalidRequest."""
-        return parse(await self._bodies.read(request), schema)
+    async def read(self, request: Request, schema: type[S], check: Callable[[S], object]) -> S:
+        """The body, which `check` has accepted. Raises HttpError, InvalidRequest."""
+        return await self._bodies.read(request, schema, check)
 
     def model_name(self, requested: str | None) -> str:
         """The model's name in the answer. Raises HttpError (404) for another model."""
         return served_name(self.info, requested)
 
-    async def render(self, prompt: ChatPrompt) -> str:
+    async def render(self, prompt: Callable[[], ChatPrompt]) -> str:
         """The prompt as text.
 
         Raises TemplateFailed, and Unsupported for a setting that the template does not read.
         """
-        # Off the event loop: a template is the model's program, and a conversation may be long.
-        return await asyncio.to_thread(self._render, prompt)
+        return await self._template.in_worker(lambda: self._render(prompt()))
 
     def _render(self, prompt: ChatPrompt) -> str:
         template, name = self._template, prompt.template
@@ -275,14 +278,18 @@ class AnswerService:
         """
         calls = None
         if allowed is not None:
-            syntax = await asyncio.to_thread(self._template.call_syntax, template)
-            raw, calls = await asyncio.to_thread(constrain_to_tools, raw, allowed, syntax)
+            template_of_tools = self._template
+            raw, calls = await template_of_tools.in_worker(
+                lambda: constrain_to_tools(raw, allowed, template_of_tools.call_syntax(template))
+            )
         adds = add_special_tokens
         return await self.validator.check(record, prompt, raw, add_special_tokens=adds), calls
 
-    async def count(self, prompt: str) -> int:
-        """The number of tokens of a rendered prompt."""
-        return len(await self.tokenizer.encode_async(prompt, add_special_tokens=False))
+    async def count(self, prompt: str, field: str) -> int:
+        """The number of tokens of a rendered prompt. Raises InvalidRequest for far too many."""
+        most = max(_MAX_COUNTED, self.limits.max_total_len)
+        await check_fits(self.tokenizer, prompt, most, field, chars_per_token=1, margin=1)
+        return await self.tokenizer.count(prompt)
 
     async def complete(
         self, request: Request, draws: Sequence[GenerateRequest]

@@ -23,8 +23,9 @@ from router.engine.infer import Infer
 from router.http.openai.routes import ChatRoutes
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.request_validator import RequestRecord, RequestValidator
-from router.http.schema import AnswerModel, Schema, parse, parse_part
-from router.http.server.body import BodyReader, json_response, unless_disconnected
+from router.http.schema import AnswerModel, Schema, parse_part
+from router.http.schema_reader import SchemaReader
+from router.http.server.body import json_response, unless_disconnected
 from router.http.server.docs import NO_MODEL, ApiRoute, Handler, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers
 from router.http.tgi.schema import CompatBody, GenerateBody, to_raw
@@ -60,7 +61,7 @@ class InvocationRoutes:
     def __init__(
         self,
         validator: RequestValidator,
-        bodies: BodyReader,
+        bodies: SchemaReader,
         handlers: Mapping[str, Handler],
     ) -> None:
         self._validator = validator
@@ -82,8 +83,8 @@ class InvocationRoutes:
     async def invoke(self, request: Request) -> Response:
         """Generate text, for SageMaker: the body of POST /, of a chat or of a completion."""
         self._validator.begin(request)
-        body = await self._bodies.read(request)
-        handler = self._handlers[parse(body, InvocationBody).kind]
+        read, body = await self._bodies.read_with_bytes(request, InvocationBody)
+        handler = self._handlers[read.kind]
         return await handler(_unread(request, body))
 
 
@@ -137,7 +138,7 @@ class VertexRoutes:
         self,
         infer: Infer,
         validator: RequestValidator,
-        bodies: BodyReader,
+        bodies: SchemaReader,
         info: ServerInfo,
         chat: ChatRoutes,
     ) -> None:
@@ -157,8 +158,8 @@ class VertexRoutes:
     async def predict(self, request: Request) -> Response:
         """Generate a text for each instance, for Vertex AI."""
         record = self._validator.begin(request)
-        body = await self._bodies.read(request)
-        given = parse(body, VertexBody).instances
+        read, body = await self._bodies.read_with_bytes(request, VertexBody)
+        given = read.instances
         most = self._info.max_concurrent_requests
         if len(given) > most:
             message = f"`instances` must hold at most {most} prompts. Given: {len(given)}"

@@ -18,7 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from router.http.fields import LogitBias
-from router.http.server.body import parse_json
+from router.http.server.json_reader import DEFAULT_BOUNDS, JsonBounds, parse_json
 from router.request.errors import InvalidRequest, Unsupported, WrongPart, cut, quoted, wrong
 
 Place = tuple[int | str, ...]
@@ -26,6 +26,8 @@ Place = tuple[int | str, ...]
 # What the JSON parser reads exactly; beyond it makes floats of whole numbers.
 _MIN_WHOLE = -(1 << 63)
 _MAX_WHOLE = (1 << 64) - 1
+# Of a longer body they stay floats: the reader that is exact is slow.
+_MAX_EXACT_LEN = 1 << 16
 # No rule lets through what has as many; reading more of them takes ever longer.
 _MAX_DIGITS = 100
 _RULES = {
@@ -67,9 +69,9 @@ def object_schema(required: Mapping[str, Any], **optional: Any) -> dict[str, Any
 S = TypeVar("S", bound=Schema)
 
 
-def parse(body: bytes, schema: type[S]) -> S:
+def parse(body: bytes, schema: type[S], bounds: JsonBounds = DEFAULT_BOUNDS) -> S:
     """The body as `schema`. Raises HttpError (400, with the place), InvalidRequest."""
-    value = parse_json(body)
+    value = parse_json(body, bounds)
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object. Given: {quoted(value)}")
     return parse_part(body, value, (), schema)
@@ -80,7 +82,9 @@ def parse_part(body: bytes, value: object, place: Place, schema: type[S]) -> S:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        if not any(_is_rounded(fault["input"]) for fault in error.errors(include_url=False)):
+        faults = error.errors(include_url=False)
+        is_rounded = any(_is_rounded(fault["input"]) for fault in faults)
+        if not is_rounded or len(body) > _MAX_EXACT_LEN:
             raise _first_fault(error, place) from error
     # Slower, but exact, so that a field's own rule can refuse the number.
     exact = json.loads(body, parse_int=_whole)

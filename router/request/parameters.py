@@ -18,6 +18,7 @@ from router.text.tokenizer import check_unicode
 
 _MAX_SEED = (1 << 64) - 1
 _MAX_BIAS = 100.0
+_MAX_STOP_TOKEN_IDS = 4096
 # Shards compute in float32. Beyond these values a temperature or penalty, or a share of the
 # distribution, acts as if it were the bound, but can overflow on the way.
 _SMALLEST = 1e-6
@@ -260,7 +261,12 @@ def _check_stops(raw: RawParams, limits: Limits) -> None:
             rule = f"strings of 1 to {limits.max_stop_string_len} characters"
             raise raw.refuse("stop", rule, f"{len(stop)} characters in string {index}")
         check_unicode(stop, name)
-    for token_id in raw.stop_token_ids or ():
+    token_ids = raw.stop_token_ids or ()
+    if len(token_ids) > _MAX_STOP_TOKEN_IDS:
+        name = raw.name("stop_token_ids")
+        rule = f"`{name}` must have at most {_MAX_STOP_TOKEN_IDS} token ids"
+        raise InvalidRequest(f"{rule}. Given: {len(token_ids)}", name)
+    for token_id in token_ids:
         _check_token_id(raw, limits, "stop_token_ids", token_id)
 
 

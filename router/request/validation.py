@@ -24,9 +24,13 @@ from router.request.parameters import (
 from router.request.request import Constraint, GenerateRequest
 from router.text.control_tokens import visible
 from router.text.output_text import OutputText
-from router.text.tokenizer import Tokenizer, check_fits, check_unicode
+from router.text.prompt_length import check_fits
+from router.text.tokenizer import Tokenizer, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]
+
+# Of a prompt that may be truncated, unless the model's context is larger.
+_MAX_TOKENS = 1 << 18
 
 
 class Checks(Protocol):
@@ -69,7 +73,12 @@ class Validation:
         check_unicode(text, raw.name("inputs"))
         if raw.truncate is None:
             await check_fits(self._tokenizer, text, self._max_input_len, raw.name("inputs"))
-        token_ids = await self._tokenizer.encode_async(text, add_special_tokens=add_special_tokens)
+        token_ids = await self._tokenizer.encode_async(
+            text,
+            add_special_tokens=add_special_tokens,
+            field=raw.name("inputs"),
+            max_len=max(_MAX_TOKENS, self.limits.max_total_len),
+        )
         return await self._request(token_ids, visible(text), raw, trace_id)
 
     async def validate_ids(

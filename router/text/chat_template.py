@@ -3,11 +3,13 @@
 It knows templates and messages; no tokens, no HTTP.
 """
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
@@ -17,6 +19,10 @@ from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.template_environment import PRIVATE_PREFIX, CompiledTemplate, TemplateLimit
 from router.text.template_traits import Traits, adapt, find_traits
 
+T = TypeVar("T")
+
+# Few: the event loop takes turns with each.
+_NUM_WORKERS = 2
 _DEFAULT = "default"
 _WITH_TOOLS = "tool_use"
 _NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
@@ -57,6 +63,7 @@ class ChatTemplate:
             if token is not None
         }
         self._control_tokens = control_tokens
+        self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="template")
         self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
         self._traits: dict[str, Traits] = {}
         for name, source in templates.items():
@@ -66,6 +73,10 @@ class ChatTemplate:
                 self._templates[name] = TemplateFailed(
                     f"the model's chat template {name!r} is broken: {error}", "messages"
                 )
+
+    async def in_worker(self, work: Callable[[], T]) -> T:
+        """What `work` returns, off the event loop: templates are programs, chats may be long."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
     @property
     def names(self) -> tuple[str, ...]:

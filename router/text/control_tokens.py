@@ -18,6 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from router.request.errors import InvalidRequest
+
+# Each mark makes the prompt longer.
+MAX_MARKED = 1 << 14
 _NUM_DIGITS = 24
 # Fields whose words the API prescribes, and a template compares.
 _NOT_SHOWN = frozenset({"type", "role"})
@@ -96,6 +100,7 @@ class _Walk:
         self.has_marked = False
         self._pattern = pattern
         self._longest = longest
+        self._num_marked = 0
         self._tail = ""
 
     def value(self, value: Any) -> Any:
@@ -131,4 +136,8 @@ class _Walk:
         return marked
 
     def _divided(self, match: re.Match[str]) -> str:
+        self._num_marked += 1
+        if self._num_marked > MAX_MARKED:
+            message = f"`messages` must have at most {MAX_MARKED} texts of control tokens"
+            raise InvalidRequest(message, "messages")
         return match[0][0] + self.mark + match[0][1:]

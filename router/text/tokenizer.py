@@ -28,12 +28,6 @@ _IN_PLACE_LEN = 4000
 # Token ids index tables; no vocabulary comes near this.
 _MAX_VOCAB_SIZE = 1 << 24
 
-# Characters of a beginning: at least so many, and so many for each token that is allowed.
-_MIN_BEGINNING_LEN = 1 << 14
-_CHARS_PER_TOKEN = 16
-# A cut through a word, or a normalizer that sees the whole text, changes the number of tokens by a
-# few, never by a factor of two.
-_FITS_MARGIN = 2
 # One of these is a token of its own in front of most texts, so that the rest is what follows it.
 _ANCHORS = ("\n", "a", ".", "0")
 
@@ -135,26 +129,75 @@ class Tokenizer:
                 " processes limited too tightly (ulimit -u, pids.max)?"
             ) from error
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The token ids of `text`. Raises InvalidRequest when it is not valid Unicode."""
+    def encode(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        field: str = "inputs",
+        max_len: int | None = None,
+    ) -> list[int]:
+        """The token ids of `text`.
+
+        Raises InvalidRequest when it is not valid Unicode, or has more than `max_len` tokens, which
+        names `field`.
+        """
         if isinstance(text, MarkedText):
-            return [span.token_id for span in self._spans(text, add_special_tokens)]
+            spans = self._spans(text, add_special_tokens, field, max_len)
+            return [span.token_id for span in spans]
         encode = self._backend.encode_batch_fast
-        return self._encode(encode, text, add_special_tokens).ids
+        encoding = self._encode(encode, text, add_special_tokens)
+        _check_len(len(encoding), max_len, field)
+        return encoding.ids
 
-    async def encode_async(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode_async(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        field: str = "inputs",
+        max_len: int | None = None,
+    ) -> list[int]:
         """`encode`, in a worker thread when the text is long."""
-        if len(text) <= _IN_PLACE_LEN and not isinstance(text, MarkedText):
-            return self.encode(text, add_special_tokens=add_special_tokens)
-        return await self._in_worker(
-            lambda: self.encode(text, add_special_tokens=add_special_tokens)
-        )
 
-    async def spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
-        """The tokens of `text` with the bytes each stands for."""
+        def work() -> list[int]:
+            return self.encode(
+                text, add_special_tokens=add_special_tokens, field=field, max_len=max_len
+            )
+
         if len(text) <= _IN_PLACE_LEN and not isinstance(text, MarkedText):
-            return self._spans(text, add_special_tokens)
-        return await self._in_worker(lambda: self._spans(text, add_special_tokens))
+            return work()
+        return await self._in_worker(work)
+
+    async def count(self, text: str) -> int:
+        """How many tokens `text` has by itself, in a worker thread when it is long."""
+
+        def work() -> int:
+            if isinstance(text, MarkedText):
+                return len(self._marked_tokens(text))
+            return len(self._encode(self._backend.encode_batch_fast, text, False))
+
+        return work() if len(text) <= _IN_PLACE_LEN else await self._in_worker(work)
+
+    async def spans(
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        field: str = "inputs",
+        max_len: int | None = None,
+    ) -> list[TokenSpan]:
+        """The tokens of `text` with the bytes each stands for.
+
+        Raises InvalidRequest, which names `field`, where they are more than `max_len`.
+        """
+
+        def work() -> list[TokenSpan]:
+            return self._spans(text, add_special_tokens, field, max_len)
+
+        if len(text) <= _IN_PLACE_LEN and not isinstance(text, MarkedText):
+            return work()
+        return await self._in_worker(work)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, as the library decodes it.
@@ -263,13 +306,17 @@ class Tokenizer:
                 return anchor
         return ""
 
-    def _spans(self, text: str, add_special_tokens: bool) -> list[TokenSpan]:
+    def _spans(
+        self, text: str, add_special_tokens: bool, field: str, max_len: int | None
+    ) -> list[TokenSpan]:
         if isinstance(text, MarkedText):
             tokens, text = self._marked_tokens(text), text.visible
             if add_special_tokens:
                 tokens = self._with_ends(tokens, len(text))
         else:
             encoding = self._encode(self._backend.encode_batch, text, add_special_tokens)
+            # A million tokens as Python's objects take a tenth of a second that nobody else gets.
+            _check_len(len(encoding), max_len, field)
             offsets = zip(encoding.ids, encoding.offsets, strict=True)
             tokens = [(token_id, start, stop) for token_id, (start, stop) in offsets]
         # The library counts characters, the API counts bytes.
@@ -302,23 +349,10 @@ class Tokenizer:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)
 
 
-async def check_fits(tokenizer: Tokenizer, text: str, max_len: int, field: str) -> None:
-    """Raise InvalidRequest for a text whose beginning alone has far more than `max_len` tokens.
-
-    Tokenizing megabytes takes seconds, wasted on a prompt that is refused. A text that passes may
-    still be too long. Texts of an ordinary length cost nothing, and those in between a third of
-    their tokenizing.
-    """
-    begin_len = max(_MIN_BEGINNING_LEN, _CHARS_PER_TOKEN * max_len)
-    while 2 * begin_len <= len(text):
-        begin = await tokenizer.encode_async(text[:begin_len], add_special_tokens=False)
-        if len(begin) > _FITS_MARGIN * max_len:
-            raise InvalidRequest(
-                f"`{field}` must have at most {max_len} tokens. Given: {len(begin)} in its first "
-                f"{begin_len} of {len(text)} characters",
-                field,
-            )
-        begin_len *= 4
+def _check_len(num_tokens: int, max_len: int | None, field: str) -> None:
+    if max_len is not None and num_tokens > max_len:
+        rule = f"must have at most {max_len} tokens"
+        raise InvalidRequest(f"`{field}` {rule}. Given: {num_tokens}", field)
 
 
 async def continuation_ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -23,7 +23,9 @@ from fleet.names import ListedModels, ModelNames
 from router.http.server.access import Access, Cors
 from router.http.server.auth import ApiKeyAuth
 from router.http.server.body import BodyReader
+from router.http.server.json_reader import DEFAULT_BOUNDS
 from router.http.server.listen import HttpServer, bind, bind_unix
+from router.http.server.parser_thread import ParserThread
 from router.http.server.protocol import ConnectionLimits
 from tests.fleet.fakes import FakeServers
 
@@ -183,10 +185,12 @@ async def running_fleet(
         *(manager, names, metrics), version="0.0.1", max_loaded=1, created_s=1, keys=keys
     )
     hello = {"server": "tandem 0.0.1", "max_message_len": 1 << 23, "max_streams": 4}
-    sockets = FleetSockets(SocketServices(manager, names, metrics, hello), keys)
+    parser = ParserThread(DEFAULT_BOUNDS)
+    sockets = FleetSockets(SocketServices(manager, names, metrics, hello, parser), keys)
     app: ASGIApp = Front(
         *(manager, names, front_routes, metrics, sockets),
         BodyReader(100_000, 30.0, metrics.connections_cut),
+        parser,
     )
     if keys:
         app = ApiKeyAuth(app, keys, metrics.rejected, protects_metrics=False)

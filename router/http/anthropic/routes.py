@@ -51,10 +51,9 @@ class MessageRoutes:
         """Answer a conversation, whole or as server-sent events."""
         service = self._service
         record = service.validator.begin(request)
-        body = await service.read(request, MessagesBody)
+        body = await service.read(request, MessagesBody, self._admit)
         model = service.model_name(body.model)
-        body.check()
-        raw, prompt = body.to_raw(service.limits), await service.render(body.chat_prompt)
+        raw, prompt = body.to_raw(service.limits), await service.render(lambda: body.chat_prompt)
         checked, calls = await service.check(record, prompt, raw, body.allowed_tools)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
@@ -70,11 +69,15 @@ class MessageRoutes:
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the same conversation would have as a prompt."""
-        body = await self._service.read(request, CountBody)
+        body = await self._service.read(request, CountBody, self._admit)
+        prompt = await self._service.render(lambda: body.chat_prompt)
+        num_tokens = await self._service.count(prompt, "messages")
+        return json_response({"input_tokens": num_tokens}, _headers(RequestRecord.of(request)))
+
+    def _admit(self, body: CountBody) -> None:
+        """Raises HttpError for another model, InvalidRequest for what cannot be served."""
         self._service.model_name(body.model)
         body.check()
-        num_tokens = await self._service.count(await self._service.render(body.chat_prompt))
-        return json_response({"input_tokens": num_tokens}, _headers(RequestRecord.of(request)))
 
 
 def _headers(record: RequestRecord) -> dict[str, str]:

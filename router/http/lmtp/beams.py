@@ -27,7 +27,6 @@ from router.http.lmtp.generate import MAX_TOP_LOGPROBS, raw_params
 from router.http.lmtp.schema import BeamFields, BeamsFields, GenerateFields, HoleFields
 from router.http.lmtp.stream_encoder import usage_fields
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
-from router.http.schema import parse_part
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import ConstraintRefused, InvalidRequest, RouterError
@@ -206,7 +205,7 @@ class BeamStream:
 
     async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
         """Searches; the outcome is the end. Raises RouterError, HttpError for `fail`."""
-        body = parse_part(frame.text, frame.payload, (), BeamsFields)
+        body = await self._services.read(frame, BeamsFields)
         served_name(self._services.info, body.model)
         group, self._refused = await GroupReader(self._context).read(body)
         self._num_considered = group.num_considered

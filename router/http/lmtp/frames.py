@@ -10,8 +10,15 @@ import orjson
 
 from router.http.errors import problem_of
 from router.http.schema import Schema, parse_part
-from router.http.server.body import MalformedJson, almost_json, check_depth, check_width
 from router.http.server.errors import Dialect, HttpError
+from router.http.server.json_reader import (
+    DEFAULT_BOUNDS,
+    JsonBounds,
+    MalformedJson,
+    almost_json,
+    check_shape,
+    check_width,
+)
 from router.request.errors import (
     ConstraintRefused,
     FailedAlone,
@@ -56,7 +63,7 @@ class Frame:
     fault: HttpError | None = None
 
 
-def read_frame(text: str | None) -> Frame:
+def read_frame(text: str | None, bounds: JsonBounds = DEFAULT_BOUNDS) -> Frame:
     """The frame of a text message; None stands for a binary one. Raises SocketClose."""
     if text is None:
         raise SocketClose(_UNSUPPORTED_DATA, "a frame is a text message: TYPE, a space, JSON")
@@ -65,11 +72,11 @@ def read_frame(text: str | None) -> Frame:
         raise SocketClose(_INVALID_DATA, "a frame is TYPE, a space, JSON")
     body = rest.encode()
     try:
-        check_width(body)
+        check_width(body, bounds)
         payload = orjson.loads(body)
         if not isinstance(payload, dict):
             raise SocketClose(_INVALID_DATA, "the JSON of a frame must be an object")
-        check_depth(body, payload)
+        check_shape(body, payload)
     except orjson.JSONDecodeError as error:
         fault = MalformedJson("the frame's JSON is malformed", body, error)
         almost = almost_json(body, "stream_id")

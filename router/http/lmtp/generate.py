@@ -9,7 +9,6 @@ from router.http.lmtp.schema import GenerateFields
 from router.http.lmtp.stream_encoder import EncoderV1, EncoderV2, StreamEncoder
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
 from router.http.request_validator import normalize
-from router.http.schema import parse_part
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import RouterError
@@ -47,7 +46,7 @@ class GenerateStream:
 
     async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
         """Streams tokens; returns the last messages. Raises RouterError, HttpError."""
-        body = parse_part(frame.text, frame.payload, (), GenerateFields)
+        body = await self._services.read(frame, GenerateFields)
         served_name(self._services.info, body.model)
         request = await self._request(body)
         self._encoder.configure(

@@ -1,6 +1,5 @@
 """Prompts as LMTP's clients send them: token ids, text or the turns of a chat."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +7,8 @@ from router.http.lmtp.schema import ChatTurn, PromptFields
 from router.request.errors import InvalidRequest, wrong
 from router.request.parameters import Limits
 from router.text.chat_template import ChatTemplate
-from router.text.tokenizer import Tokenizer, check_fits, check_unicode, continuation_ids
+from router.text.prompt_length import check_fits
+from router.text.tokenizer import Tokenizer, check_unicode, continuation_ids
 
 # Fields of which exactly one is present.
 _FIELDS = ("prompt", "text", "messages")
@@ -78,12 +78,10 @@ class Prompts:
     async def _render(self, messages: Sequence[ChatTurn]) -> str:
         turns = [{"role": each.role, "content": each.content} for each in messages]
         continues = turns[-1]["role"] == "assistant"
-        # In a thread: a template is a program, and a conversation may be long.
-        return await asyncio.to_thread(
-            self._template.render,
-            turns,
-            add_generation_prompt=not continues,
-            continue_final_message=continues,
+        return await self._template.in_worker(
+            lambda: self._template.render(
+                turns, add_generation_prompt=not continues, continue_final_message=continues
+            )
         )
 
     def _first_ids(self, field: str) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ from router.http.lmtp.frames import Frame, Message, as_json, number
 from router.http.lmtp.schema import ScoreFields
 from router.http.lmtp.stream_encoder import usage_fields
 from router.http.lmtp.streams import SendMessages, StreamContext
-from router.http.schema import parse_part
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import InvalidRequest, RouterError
@@ -39,7 +38,7 @@ class ScoreStream:
 
     async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
         """All scores at once. Raises RouterError, HttpError for `fail`."""
-        body = parse_part(frame.text, frame.payload, (), ScoreFields)
+        body = await self._services.read(frame, ScoreFields)
         served_name(self._services.info, body.model)
         values = body.values
         if not values or not all(values):

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from starlette.types import Receive, Send
 
@@ -52,8 +53,6 @@ _STREAM_TASKS: Mapping[str, Callable[[StreamContext], StreamTask]] = {
     "BEAMS": BeamStream,
 }
 _INTERNAL_ERROR = 1011
-# Bytes of a frame that takes a millisecond to read.
-_LONG_FRAME_LEN = 1 << 16
 _MAX_REASON_LEN = 123
 # The time to write the last messages when the server stops.
 _FLUSH_TIMEOUT_S = 2.0
@@ -143,10 +142,10 @@ class Session:
                     self._end(None)
                     return
                 if message["type"] == "websocket.receive":
-                    frame = read_frame(message.get("text"))
-                    if len(frame.text) > _LONG_FRAME_LEN:
-                        # Reading it took long: other tasks may run before it is answered.
-                        await asyncio.sleep(0)
+                    text = message.get("text")
+                    parser = self._services.parser
+                    read = partial(read_frame, text, parser.bounds)
+                    frame = await parser.run(len(text or ""), read)
                     await self._dispatch(frame)
         except SocketClose as close:
             self._record.error_type = "no_frame"

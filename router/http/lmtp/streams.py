@@ -7,17 +7,21 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from router.engine.infer import Infer
 from router.http.lmtp.frames import Frame, Message, as_json, error_fields, error_type_of
 from router.http.lmtp.outbox import Outbox
 from router.http.lmtp.prompts import Prompts
 from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.schema import Schema, parse_part
 from router.http.server.errors import HttpError
+from router.http.server.parser_thread import ParserThread
 from router.http.server_info import ServerInfo
 from router.request.errors import Overloaded, RouterError
 from router.telemetry.metrics import Metrics
+
+S = TypeVar("S", bound=Schema)
 
 _logger = logging.getLogger(__name__)
 
@@ -51,6 +55,7 @@ class LmtpServices:
 
     infer: Infer
     validator: RequestValidator
+    parser: ParserThread
     prompts: Prompts
     info: ServerInfo
     metrics: Metrics
@@ -60,6 +65,12 @@ class LmtpServices:
     def eos_id(self) -> int | None:
         """The model's first end token, if it has one."""
         return next(iter(self.info.limits.eos_token_ids), None)
+
+    async def read(self, frame: Frame, schema: type[S]) -> S:
+        """The frame's object as `schema`. Raises InvalidRequest."""
+        return await self.parser.run(
+            len(frame.text), lambda: parse_part(frame.text, frame.payload, (), schema)
+        )
 
 
 @dataclass(frozen=True, slots=True)

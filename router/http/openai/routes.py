@@ -64,7 +64,7 @@ class OpenAiRoutes:
 
     async def read(self, request: Request, schema: type[B]) -> B:
         """The body, checked as far as both routes agree. Raises HttpError, InvalidRequest."""
-        return self.admit(await self.service.read(request, schema))
+        return await self.service.read(request, schema, self.admit)
 
     def admit(self, body: B) -> B:
         """The body, if its model and all its fields are served. Raises as `read`."""
@@ -208,7 +208,7 @@ class ChatRoutes(OpenAiRoutes):
 
     async def render(self, body: ChatBody) -> str:
         """The prompt. Raises TemplateFailed, and Unsupported for what the template ignores."""
-        return await self.service.render(body.chat_prompt)
+        return await self.service.render(lambda: body.chat_prompt)
 
 
 def _choice(

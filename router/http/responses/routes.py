@@ -82,9 +82,8 @@ class ResponseRoutes:
         """Answer the input, whole or as server-sent events."""
         service = self._service
         record = service.validator.begin(request)
-        body = await service.read(request, ResponseBody)
+        body = await service.read(request, ResponseBody, self._admit)
         model = service.model_name(body.model)
-        body.check()
         raw = body.to_raw(service.limits)
         given = self._given(request, body)
         prompt = await self._prompt(request, body, given, body.max_output_tokens or 1)
@@ -114,11 +113,9 @@ class ResponseRoutes:
 
     async def count(self, request: Request) -> Response:
         """How many tokens the same input would have as a prompt."""
-        body = await self._service.read(request, CountInputBody)
-        self._service.model_name(body.model)
-        body.check()
+        body = await self._service.read(request, CountInputBody, self._admit)
         prompt = await self._prompt(request, body, self._given(request, body), 1)
-        num_tokens = await self._service.count(prompt)
+        num_tokens = await self._service.count(prompt, "input")
         return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     async def retrieve(self, request: Request) -> Response:
@@ -134,6 +131,11 @@ class ResponseRoutes:
             raise _not_found("Response", response_id, "response_id")
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
+    def _admit(self, body: CountInputBody) -> None:
+        """Raises HttpError for another model, InvalidRequest for what cannot be served."""
+        self._service.model_name(body.model)
+        body.check()
+
     async def _prompt(
         self, request: Request, body: CountInputBody, given: Sequence[Item], num_new_tokens: int
     ) -> str:
@@ -146,13 +148,15 @@ class ResponseRoutes:
             turns = [Turn("system", body.instructions), *turns]
 
         async def count(turns: Sequence[Turn]) -> int:
-            return await service.count(await service.render(body.chat_prompt(turns)))
+            return await service.count(
+                await service.render(lambda: body.chat_prompt(turns)), "input"
+            )
 
         if body.truncation == "auto":
             limits = service.limits
             max_len = min(limits.max_input_len, limits.max_total_len - num_new_tokens)
             turns = await fit(turns, max_len, count)
-        return await service.render(body.chat_prompt(turns))
+        return await service.render(lambda: body.chat_prompt(turns))
 
     def _given(self, request: Request, body: CountInputBody) -> tuple[Item, ...]:
         """The input, its references followed. Raises HttpError for one to what is not known."""

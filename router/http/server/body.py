@@ -1,12 +1,6 @@
-"""Bodies of requests as bytes and as JSON, and the client's disconnect.
-
-Lone surrogates, NaN and infinities are no JSON here, nor is what is wider or deeper than a bound:
-a megabyte of brackets takes a parser ten times as long as a megabyte of numbers, while every stream
-of the server waits.
-"""
+"""Bodies of requests as bytes, answers in JSON, and the client's disconnect."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -21,15 +15,10 @@ from router.http.server.errors import HttpError
 
 T = TypeVar("T")
 
-MAX_DEPTH = 64
-MAX_CONTAINERS = 1 << 16
 MIN_BODY_LEN = 16_384
-_MAX_QUOTED_LEN = 60
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 # Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
 _CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
 _MAX_DROPPED_LEN = 1 << 26
-_MAX_ALMOST_JSON_LEN = 1 << 20
 
 
 class ClientLeft(HttpError):
@@ -37,13 +26,6 @@ class ClientLeft(HttpError):
 
     def __init__(self) -> None:
         super().__init__(499, "cancelled", "the client left")
-
-
-class MalformedJson(HttpError):
-    """Text that is no JSON, with the place."""
-
-    def __init__(self, subject: str, text: bytes, error: orjson.JSONDecodeError) -> None:
-        super().__init__(400, "validation", f"{subject}: {_reason(text, error)}")
 
 
 class BodyReader:
@@ -119,78 +101,6 @@ def json_response(answer: object, headers: Mapping[str, str] | None = None) -> R
     return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
 
 
-def parse_json(body: bytes) -> Any:
-    """The JSON value of a body. Raises HttpError (400, with the place)."""
-    check_width(body)
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise MalformedJson("the body is not JSON", body, error) from error
-    if isinstance(value, dict):
-        check_depth(body, value)
-    return value
-
-
-def almost_json(text: bytes, id_field: str) -> dict[str, Any] | None:
-    """The object of a text that would be JSON but for NaN, infinities or lone surrogates.
-
-    Python's own `json` writes them. None for any other text, for one whose `id_field` is no whole
-    number of 64 bits, and for a long one, which is slow to read.
-    """
-    if len(text) > _MAX_ALMOST_JSON_LEN:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    number = value.get(id_field) if isinstance(value, dict) else None
-    return value if type(number) is int and -(1 << 63) <= number < 1 << 63 else None
-
-
-def check_width(body: bytes) -> None:
-    """Raise HttpError for JSON with more than MAX_CONTAINERS lists and objects, unparsed."""
-    # Brackets in strings are counted too, until there are so many that it matters.
-    if _num_openings(body) <= MAX_CONTAINERS:
-        return
-    num_containers = _num_openings(_brackets(body))
-    if num_containers > MAX_CONTAINERS:
-        message = f"JSON must have at most {MAX_CONTAINERS} lists and objects. Given:"
-        raise HttpError(400, "validation", f"{message} {num_containers}")
-
-
-def check_depth(body: bytes, value: Mapping[str, Any]) -> None:
-    """Raise HttpError for a value that is nested too deep; `body` is its text."""
-    if _num_openings(body) <= MAX_DEPTH:
-        return
-    for key, child in value.items():
-        if _is_deeper(child, MAX_DEPTH - 1):
-            shown = key if len(key) <= _MAX_QUOTED_LEN else key[:_MAX_QUOTED_LEN] + "..."
-            message = f"`{shown}` is nested more than {MAX_DEPTH} levels deep"
-            raise HttpError(400, "validation", message, field=key)
-
-
-def _num_openings(text: bytes) -> int:
-    return text.count(b"[") + text.count(b"{")
-
-
-def _brackets(body: bytes) -> bytes:
-    """Those that are no part of a string, in their order."""
-    plain = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    return b"".join(plain.split(b'"')[::2]).translate(None, _NO_BRACKETS)
-
-
-def _is_deeper(value: Any, max_depth: int) -> bool:
-    level = [value] if isinstance(value, (dict, list)) else []
-    for _ in range(max_depth):
-        level = [
-            child
-            for parent in level
-            for child in (parent.values() if isinstance(parent, dict) else parent)
-            if isinstance(child, (dict, list))
-        ]
-    return bool(level)
-
-
 async def until_disconnected(receive: Receive) -> None:
     """Returns when the client has left. The body must have been read."""
     while (await receive())["type"] != "http.disconnect":
@@ -215,14 +125,6 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _reason(body: bytes, error: orjson.JSONDecodeError) -> str:
-    try:
-        body.decode()
-    except UnicodeDecodeError as broken:
-        return f"byte {broken.start} is not valid UTF-8"
-    return str(error)
 
 
 def _check_media_type(content_type: str | None) -> None:

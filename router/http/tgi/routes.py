@@ -16,8 +16,8 @@ from router.engine.infer import Infer
 from router.http.openai.routes import ChatRoutes
 from router.http.openai.schema import ChatBody
 from router.http.request_validator import RequestRecord, RequestValidator
-from router.http.schema import parse
-from router.http.server.body import BodyReader, json_response, unless_disconnected
+from router.http.schema_reader import SchemaReader
+from router.http.server.body import json_response, unless_disconnected
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers, stream_headers
 from router.http.sse import EventStream
@@ -37,7 +37,11 @@ from router.http.tgi.stream import GenerateFrames
 from router.request.errors import InvalidRequest
 from router.request.events import Event
 from router.text.control_tokens import visible
+from router.text.prompt_length import check_fits
 from router.text.tokenizer import Tokenizer
+
+# Tokens that are shown at once, unless the model's context is larger.
+_MAX_SPANS = 1 << 16
 
 
 class TgiRoutes:
@@ -48,7 +52,7 @@ class TgiRoutes:
         infer: Infer,
         validator: RequestValidator,
         tokenizer: Tokenizer,
-        bodies: BodyReader,
+        bodies: SchemaReader,
         info: ServerInfo,
         chat: ChatRoutes,
     ) -> None:
@@ -59,6 +63,7 @@ class TgiRoutes:
         self._bodies = bodies
         self._info = info
         self._chat = chat
+        self._max_spans = max(_MAX_SPANS, info.limits.max_total_len)
 
     def routes(self) -> list[ApiRoute]:
         """The routes, documented."""
@@ -81,20 +86,20 @@ class TgiRoutes:
     async def generate(self, request: Request) -> Response:
         """Generate text and answer when it is complete."""
         record = self._validator.begin(request)
-        body = parse(await self._bodies.read(request), GenerateBody)
+        body = await self._bodies.read(request, GenerateBody)
         answer, headers = await self._answer(request, record, body)
         return json_response(answer, headers)
 
     async def generate_stream(self, request: Request) -> Response:
         """Generate text and stream its tokens as server-sent events."""
         record = self._validator.begin(request)
-        body = parse(await self._bodies.read(request), GenerateBody)
+        body = await self._bodies.read(request, GenerateBody)
         return self._stream(record, body)
 
     async def compat(self, request: Request) -> Response:
         """Generate text: a list of one answer, or with `stream` the events of /generate_stream."""
         record = self._validator.begin(request)
-        body = parse(await self._bodies.read(request), CompatBody)
+        body = await self._bodies.read(request, CompatBody)
         if body.stream:
             return self._stream(record, body)
         answer, headers = await self._answer(request, record, body)
@@ -102,22 +107,29 @@ class TgiRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Tokenize `inputs`; `start` and `stop` are byte offsets."""
-        body = parse(await self._bodies.read(request), TokenizeBody)
-        spans = await self._tokenizer.spans(body.inputs)
-        return Response(await spans_json(spans), media_type="application/json")
+        body = await self._bodies.read(request, TokenizeBody)
+        spans = await self._spans(body.inputs, "inputs", add_special_tokens=True)
+        return Response(spans, media_type="application/json")
 
     async def chat_tokenize(self, request: Request) -> Response:
         """Template and tokenize a chat; `start` and `stop` are byte offsets."""
         body = await self._chat.read(request, ChatBody)
         text = await self._chat.render(body)
         # The template has put the special tokens where they belong.
-        spans = await self._tokenizer.spans(text, add_special_tokens=False)
-        tokens = await spans_json(spans)
+        tokens = await self._spans(text, "messages", add_special_tokens=False)
         answer = b'{"tokenize_response":%b,"templated_text":%b}' % (
             tokens,
             orjson.dumps(visible(text)),
         )
         return Response(answer, media_type="application/json")
+
+    async def _spans(self, text: str, field: str, *, add_special_tokens: bool) -> bytes:
+        tokenizer, most = self._tokenizer, self._max_spans
+        await check_fits(tokenizer, text, most, field, chars_per_token=4, margin=1)
+        spans = await tokenizer.spans(
+            text, add_special_tokens=add_special_tokens, field=field, max_len=most
+        )
+        return await spans_json(spans)
 
     async def _answer(
         self, request: Request, record: RequestRecord, body: GenerateBody

@@ -12,8 +12,8 @@ from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms import VertexBody
 from router.http.responses.schema import CountInputBody, ResponseBody
 from router.http.schema import Schema, parse
-from router.http.server.body import MAX_CONTAINERS, MAX_DEPTH
 from router.http.server.errors import HttpError
+from router.http.server.json_reader import MAX_CONTAINERS, MAX_DEPTH, JsonBounds
 from router.http.tgi.schema import CompatBody, TokenizeBody
 from router.request.errors import InvalidRequest
 
@@ -72,7 +72,7 @@ def test_null_stands_for_absence() -> None:
         (b'{"name": "\xff\xfe"}', "byte 10 is not valid UTF-8"),
         (b'{"name": "\\ud800"}', "no low surrogate"),
         (b"\xef\xbb\xbf{}", "line 1 column 1"),
-        (b"[" * 60_000, "line 1 column"),
+        (b"[" * 30_000, "line 1 column"),
     ],
 )
 def test_what_is_no_json_is_a_400_that_says_where(body: bytes, place: str) -> None:
@@ -107,14 +107,61 @@ def test_a_wide_body_is_not_a_deep_one() -> None:
 def test_a_body_with_too_many_lists_and_objects_is_refused_with_the_numbers(opening: bytes) -> None:
     lists = b'{"name":"a","inner":{"anything":[' + b",".join([opening] * MAX_CONTAINERS) + b"]}}"
 
-    with pytest.raises(HttpError, match=r"at most 65536 .* Given: 65539") as refusal:
+    with pytest.raises(HttpError, match=r"at most 32768 .* Given: 32771") as refusal:
         parse(lists, Body)
 
     assert (refusal.value.status, refusal.value.error_type) == (400, "validation")
 
 
-@pytest.mark.parametrize("text", ["[" * 70_000, '"[', "\\", '\\"[{' * 40_000, "[\\\\" * 70_000])
-def test_brackets_in_texts_are_no_lists(text: str) -> None:
+@pytest.mark.parametrize(
+    ("anything", "message"),
+    [
+        ([""] * 70_000, "JSON must have at most 65536 keys and texts. Given: 70004"),
+        ([1] * 140_000, "JSON must have at most 131072 values. Given: 140001"),
+        ([{}] * 9000, "`inner` may have at most 8192 objects or lists in a list. Given: 9000"),
+        ([dict.fromkeys(map(str, range(5000)))], "`inner` may have at most 4096 keys in an object"),
+    ],
+)
+def test_what_takes_long_to_validate_is_refused_before(anything: list[Any], message: str) -> None:
+    body = {"name": "a", "inner": {"anything": anything}}
+
+    with pytest.raises(HttpError, match=message) as refusal:
+        parse(json.dumps(body).encode(), Body)
+
+    assert refusal.value.status == 400
+
+
+def test_a_body_of_too_many_fields_is_refused() -> None:
+    fields = dict.fromkeys(map(str, range(5000)))
+
+    with pytest.raises(HttpError, match="the JSON may have at most 4096 keys in an object"):
+        parse(json.dumps({"name": "a", **fields}).encode(), Body)
+
+
+def test_a_bias_may_have_a_key_for_each_token_of_the_model() -> None:
+    bias = dict.fromkeys(map(str, range(100_000)), 1)
+    body = json.dumps({"name": "a", "inner": {"anything": [{"logit_bias": bias}]}}).encode()
+
+    with pytest.raises(HttpError, match="at most 65536 keys"):
+        parse(body, Body)
+    bounds = JsonBounds.of_model(vocab_size=100_000, num_prompt_ids=1)
+    assert parse(body, Body, bounds).inner == Inner(anything=[{"logit_bias": bias}])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 70_000,
+        "a, " * 140_000,
+        '"' * 140_000,
+        '",' * 140_000,
+        '"[',
+        "\\",
+        '\\"[{' * 40_000,
+        "[\\\\" * 70_000,
+    ],
+)
+def test_what_stands_in_texts_is_not_counted(text: str) -> None:
     body = {"name": text, "inner": {"anything": [{"[" * 70_000: text}]}}
 
     assert parse(json.dumps(body).encode(), Body).model_dump(exclude_unset=True) == body
@@ -177,7 +224,7 @@ def test_a_long_value_is_cut_in_the_message() -> None:
 
 def test_a_list_with_many_faults_is_left_at_the_first() -> None:
     with pytest.raises(InvalidRequest, match=r"`inner.words\[0\]`"):
-        parse(b'{"name": "a", "inner": {"words": [' + b"1," * 500_000 + b"1]}}", Body)
+        parse(b'{"name": "a", "inner": {"words": [' + b"1," * 100_000 + b"1]}}", Body)
 
 
 @pytest.mark.parametrize("digits", ["18446744073709551616", "-9223372036854775809", "1" * 50])

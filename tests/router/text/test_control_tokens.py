@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher import BUNDLED_MODEL
+from router.request.errors import InvalidRequest
 from router.text.chat_template import ChatTemplate
-from router.text.control_tokens import ControlTokens, MarkedText, Run, visible
+from router.text.control_tokens import MAX_MARKED, ControlTokens, MarkedText, Run, visible
 from router.text.tokenizer import Tokenizer
 
 TOKENS = ("<|end|>", "<|user|>", "<|en", "</s>")
@@ -78,7 +79,7 @@ def test_offsets_are_those_of_the_prompt_as_it_reads(
     control = controls(tokenizer)[0]
     prompt = template.render([{"role": "user", "content": f"é {control} ß"}])
     text = visible(prompt)
-    spans = tokenizer._spans(prompt, False)
+    spans = tokenizer._spans(prompt, False, "inputs", None)
     assert [span.token_id for span in spans] == tokenizer.encode(prompt, add_special_tokens=False)
     assert all(
         text.encode()[span.start : span.stop].decode(errors="replace") == span.text
@@ -112,13 +113,18 @@ def test_names_arguments_and_keys_are_texts_of_clients_too() -> None:
 
 def test_a_text_of_nothing_but_control_tokens_is_marked_in_no_time() -> None:
     tokens = ControlTokens(TOKENS)
-    text = "<|end|>" * 100_000
+    text = "<|end|>" * MAX_MARKED
     begun_s = time.perf_counter()
     marked, mark = tokens.marked(text)
     assert mark is not None
     assert tokens.runs(MarkedText(marked, mark)) == [Run(text, is_plain=True)]
     # Token by token it took minutes.
     assert time.perf_counter() - begun_s < 10.0
+
+
+def test_more_control_tokens_than_anybody_writes_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="at most 16384 texts of control tokens"):
+        ControlTokens(TOKENS).marked(["<|end|>" * (MAX_MARKED + 1)])
 
 
 def test_a_model_without_control_tokens_marks_nothing() -> None:

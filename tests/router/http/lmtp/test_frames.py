@@ -37,7 +37,7 @@ async def closed(talk: Talk) -> tuple[int, str]:
         ("X" * 41 + " {}", "a frame is TYPE"),
         ("GENERÄTE {}", "a frame is TYPE"),
         ('GENERATE {"x": ' + "[" * 70 + "]" * 70 + "}", "levels deep"),
-        ('GENERATE {"x": [[]' + ",[]" * 65_535 + "]}", "at most 65536 lists and objects"),
+        ('GENERATE {"x": [[]' + ",[]" * 32_767 + "]}", "at most 32768 lists and objects"),
     ],
 )
 async def test_a_text_that_is_no_frame_closes_the_socket(text: str, words: str) -> None:
@@ -148,7 +148,7 @@ async def test_numbers_of_64_bits_are_streams() -> None:
 
 async def test_a_mask_of_a_megabyte_is_taken_and_its_first_wrong_id_named() -> None:
     bias = {str(token_id): -100 for token_id in range(2, VOCAB_SIZE)}
-    wrong = bias | {str(10_000_000 + index): -100 for index in range(80_000)}
+    wrong = bias | {str(10_000_000 + index): -100 for index in range(62_000)}
     async with served(FakeShard()) as (_, port), talking(port) as talk:
         messages = await talk.ask("GENERATE", 1, prompt=ONCE, max_tokens=1, logit_bias=bias)
         await talk.send("GENERATE", stream_id=2, prompt=ONCE, max_tokens=1, logit_bias=wrong)
@@ -159,9 +159,9 @@ async def test_a_mask_of_a_megabyte_is_taken_and_its_first_wrong_id_named() -> N
     assert (error["field"], "10000000" in error["error"]) == ("logit_bias", True)
 
 
-async def test_of_a_million_wrong_values_the_first_is_named() -> None:
+async def test_of_many_wrong_values_the_first_is_named() -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
-        error = await talk.error("GENERATE", 1, prompt=[*ONCE, *["a"] * 1_000_000])
+        error = await talk.error("GENERATE", 1, prompt=[*ONCE, *["a"] * 60_000])
 
     assert error["field"] == f"prompt[{len(ONCE)}]"
 

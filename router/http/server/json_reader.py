@@ -1,0 +1,182 @@
+"""The JSON of clients: what is read, and the bounds on its shape.
+
+Lone surrogates, NaN and infinities are no JSON here, nor is what is wider or deeper than a bound:
+a parser, and whoever validates what it has made, holds the interpreter's lock all the while, so
+that every stream of the server waits. Two bounds are checked before anything is parsed, by counting
+bytes; the others before anything is validated.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from router.http.server.errors import HttpError
+
+MAX_DEPTH = 64
+# Lists and objects, in all.
+MAX_CONTAINERS = 1 << 15
+# Of one object, and objects or lists in one list.
+MAX_KEYS = 1 << 12
+MAX_ITEMS = 1 << 13
+# The one object that may have as many keys as the vocabulary has tokens; its values are numbers.
+_BIAS = "logit_bias"
+# None of a shorter text is beyond a bound, but for its depth.
+_SHORT_LEN = 1 << 14
+_MAX_QUOTED_LEN = 60
+_MAX_ALMOST_JSON_LEN = 1 << 16
+# Bytes that are looked at without letting go of the interpreter.
+_PIECE_LEN = 1 << 16
+_CONTAINERS = (dict, list)
+_MAX_STRINGS, _MAX_VALUES = 1 << 16, 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class JsonBounds:
+    """How much a text may hold: `max_strings` keys and texts, `max_values` values of any kind."""
+
+    max_strings: int = _MAX_STRINGS
+    max_values: int = _MAX_VALUES
+
+    @classmethod
+    def of_model(cls, vocab_size: int, num_prompt_ids: int) -> "JsonBounds":
+        """Those for a bias of each token, and so many ids of prompts."""
+        return cls(
+            max_strings=max(_MAX_STRINGS, vocab_size + _MAX_STRINGS // 8),
+            max_values=_MAX_VALUES + vocab_size + num_prompt_ids,
+        )
+
+
+DEFAULT_BOUNDS = JsonBounds()
+
+
+class MalformedJson(HttpError):
+    """Text that is no JSON, with the place."""
+
+    def __init__(self, subject: str, text: bytes, error: orjson.JSONDecodeError) -> None:
+        super().__init__(400, "validation", f"{subject}: {_reason(text, error)}")
+
+
+def parse_json(body: bytes, bounds: JsonBounds = DEFAULT_BOUNDS) -> Any:
+    """The JSON value of a body. Raises HttpError (400, with the place)."""
+    check_width(body, bounds)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MalformedJson("the body is not JSON", body, error) from error
+    if isinstance(value, dict):
+        check_shape(body, value)
+    return value
+
+
+def almost_json(text: bytes, id_field: str) -> dict[str, Any] | None:
+    """The object of a text that would be JSON but for NaN, infinities or lone surrogates.
+
+    Python's own `json` writes them. None for any other text, for one whose `id_field` is no whole
+    number of 64 bits, and for a long one, which is slow to read.
+    """
+    if len(text) > _MAX_ALMOST_JSON_LEN:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    number = value.get(id_field) if isinstance(value, dict) else None
+    return value if type(number) is int and -(1 << 63) <= number < 1 << 63 else None
+
+
+def check_width(body: bytes, bounds: JsonBounds = DEFAULT_BOUNDS) -> None:
+    """Raise HttpError for JSON with too many lists and objects, texts or values, unparsed."""
+    # Those in strings are counted too, until there are so many that it matters.
+    if body.count(b'"') > 2 * bounds.max_strings:
+        num_strings = _without_escapes(body).count(b'"') // 2
+        _check_count(num_strings, bounds.max_strings, "keys and texts")
+    if _num_openings(body) > MAX_CONTAINERS:
+        num_containers = sum(map(_num_openings, _outside_strings(body)))
+        _check_count(num_containers, MAX_CONTAINERS, "lists and objects")
+    if body.count(b",") >= bounds.max_values:
+        num_values = 1 + sum(piece.count(b",") for piece in _outside_strings(body))
+        _check_count(num_values, bounds.max_values, "values")
+
+
+def check_shape(body: bytes, value: Mapping[str, Any]) -> None:
+    """Raise HttpError for a value that is nested too deep, or has an object or a list that is too
+    wide; `body` is its text.
+    """
+    if len(body) <= _SHORT_LEN and _num_openings(body) <= MAX_DEPTH:
+        return
+    _check_keys(value, None)
+    for key, child in value.items():
+        if isinstance(child, _CONTAINERS) and key != _BIAS:
+            _check_part(child, key)
+
+
+def _check_count(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise HttpError(400, "validation", f"JSON must have at most {most} {what}. Given: {count}")
+
+
+def _num_openings(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _without_escapes(body: bytes) -> bytes:
+    return body.replace(rb"\\", b"").replace(rb"\"", b"")
+
+
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    """What is no part of a string, in pieces."""
+    plain = _without_escapes(body)
+    is_inside = False
+    for start in range(0, len(plain), _PIECE_LEN):
+        parts = plain[start : start + _PIECE_LEN].split(b'"')
+        yield b"".join(parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0
+
+
+def _check_part(part: Any, name: str) -> None:
+    level = [part]
+    for _ in range(MAX_DEPTH - 1):
+        below: list[Any] = []
+        for parent in level:
+            if isinstance(parent, dict):
+                _check_keys(parent, name)
+                below += [
+                    child
+                    for key, child in parent.items()
+                    if isinstance(child, _CONTAINERS) and key != _BIAS
+                ]
+            else:
+                children = [child for child in parent if isinstance(child, _CONTAINERS)]
+                if len(children) > MAX_ITEMS:
+                    rule = f"may have at most {MAX_ITEMS} objects or lists in a list"
+                    raise _misshapen(name, f"{rule}. Given: {len(children)}")
+                below += children
+        level = below
+        if not level:
+            return
+    raise _misshapen(name, f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def _check_keys(parent: Mapping[str, Any], name: str | None) -> None:
+    if len(parent) <= MAX_KEYS:
+        return
+    rule = f"may have at most {MAX_KEYS} keys in an object. Given: {len(parent)}"
+    if name is None:
+        raise HttpError(400, "validation", f"the JSON {rule}")
+    raise _misshapen(name, rule)
+
+
+def _misshapen(name: str, rule: str) -> HttpError:
+    shown = name if len(name) <= _MAX_QUOTED_LEN else name[:_MAX_QUOTED_LEN] + "..."
+    return HttpError(400, "validation", f"`{shown}` {rule}", field=name)
+
+
+def _reason(body: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        body.decode()
+    except UnicodeDecodeError as broken:
+        return f"byte {broken.start} is not valid UTF-8"
+    return str(error)
