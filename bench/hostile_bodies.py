@@ -60,9 +60,9 @@ def bodies() -> Mapping[str, tuple[str, bytes]]:
     grammar = f'{tgi}"grammar":{{"type":"choice","value":['
     part = '{"type":"text","text":"a"}'
     # As many as may be.
-    long_message = message.replace('"a"', f'"{60 * "a b "}"')
-    long_part = part.replace('"a"', f'"{54 * "a b "}"')
-    long_call = call.replace('"f"', f'"{217 * "f"}"')
+    long_message = message.replace('"a"', f'"{112 * "a b "}"')
+    long_part = part.replace('"a"', f'"{112 * "a b "}"')
+    long_call = call.replace('"f"', f'"{450 * "f"}"')
     schema = f'{tgi}"grammar":{{"type":"json","value":{{"properties":{{'
     long_property = f'"k{{}}":{{"type":"string","description":"{450 * "d"}"}}'
     said = '{"messages":[{"role":"user","content":"'

@@ -20,7 +20,7 @@ MAX_DEPTH = 64
 MAX_CONTAINERS = 1 << 15
 # Of one object, and objects or lists in one list.
 MAX_KEYS = 1 << 12
-MAX_ITEMS = 1 << 13
+MAX_ITEMS = 1 << 12
 # The one object that may have as many keys as the vocabulary has tokens; its values are numbers.
 _BIAS = "logit_bias"
 # None of a shorter text is beyond a bound, but for its depth.

@@ -118,7 +118,7 @@ def test_a_body_with_too_many_lists_and_objects_is_refused_with_the_numbers(open
     [
         ([""] * 70_000, "JSON must have at most 65536 keys and texts. Given: 70004"),
         ([1] * 140_000, "JSON must have at most 131072 values. Given: 140001"),
-        ([{}] * 9000, "`inner` may have at most 8192 objects or lists in a list. Given: 9000"),
+        ([{}] * 9000, "`inner` may have at most 4096 objects or lists in a list. Given: 9000"),
         ([dict.fromkeys(map(str, range(5000)))], "`inner` may have at most 4096 keys in an object"),
     ],
 )
