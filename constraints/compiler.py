@@ -3,9 +3,11 @@
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.grammars import (
@@ -31,8 +33,22 @@ from constraints.where.limits import OutOfReach, TooManyStates
 from constraints.where.parser import parse
 from constraints.where.terms import Matches
 
-# The most characters of cached specs; their languages take a few times as much memory.
-_MAX_CACHED_CHARS = 32_000_000
+MIB = 1 << 20
+# What a language takes, measured as the growth of a process that compiled hundreds: about so many
+# bytes, and for each character of its text.
+_BYTES_EACH = 160 << 10
+_BYTES_PER_CHAR: Mapping[Kind, int] = MappingProxyType(
+    {
+        Kind.JSON_SCHEMA: 230,
+        Kind.REGEX: 900,
+        Kind.CHOICE: 70,
+        Kind.LARK: 800,
+        Kind.GBNF: 800,
+        Kind.WHERE: 2800,
+    }
+)
+# Of a refusal its text alone.
+_REFUSED_BYTES_PER_CHAR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,19 +58,31 @@ class CompilerStats:
     hits: int
     misses: int
     num_cached: int
+    num_bytes: int
     compile_s: float
 
 
-class Compiler:
-    """Compiles for one vocabulary. Owns the cache of languages; thread-safe."""
+@dataclass(slots=True)
+class _Cached:
+    """A language, once its compilation has ended, and about what it takes."""
 
-    def __init__(self, vocabulary: Vocabulary, *, max_cached: int = 256) -> None:
+    num_bytes: int
+    future: "Future[Language]" = field(default_factory=Future)
+
+
+class Compiler:
+    """Compiles for one vocabulary. Owns the cache of languages; thread-safe.
+
+    The cache has about `max_bytes` at most, but for the newest language.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, max_bytes: int = 512 * MIB) -> None:
         self.vocabulary = vocabulary
-        self._max_cached = max_cached
+        self._max_bytes = max_bytes
         self._lock = threading.Lock()
         # Least recently used first. A future is inserted when its compilation starts.
-        self._cache: OrderedDict[ConstraintSpec, Future[Language]] = OrderedDict()
-        self._cached_chars = 0
+        self._cache: OrderedDict[ConstraintSpec, _Cached] = OrderedDict()
+        self._num_bytes = 0
         self._trie_lock = threading.Lock()
         self._hits = 0
         self._misses = 0
@@ -68,16 +96,17 @@ class Compiler:
         """
         LIMITS[spec.kind].check_text(spec.kind, spec.text)
         with self._lock:
-            future = self._cache.get(spec)
-            is_ours = future is None
-            if future is None:
-                future = self._cache[spec] = Future()
-                self._cached_chars += len(spec.text)
+            cached = self._cache.get(spec)
+            is_ours = cached is None
+            if cached is None:
+                cached = self._cache[spec] = _Cached(_num_bytes(spec))
+                self._num_bytes += cached.num_bytes
                 self._misses += 1
                 self._evict(spec)
             else:
                 self._cache.move_to_end(spec)
                 self._hits += 1
+        future = cached.future
         if is_ours:
             self._fulfil(spec, translation, future)
         error = future.exception()
@@ -89,13 +118,15 @@ class Compiler:
     def is_cached(self, spec: ConstraintSpec) -> bool:
         """Whether `compile` would return at once."""
         with self._lock:
-            future = self._cache.get(spec)
-        return future is not None and future.done()
+            cached = self._cache.get(spec)
+        return cached is not None and cached.future.done()
 
     def stats(self) -> CompilerStats:
         """Counters, for metrics."""
         with self._lock:
-            return CompilerStats(self._hits, self._misses, len(self._cache), self._compile_s)
+            return CompilerStats(
+                *(self._hits, self._misses, len(self._cache), self._num_bytes, self._compile_s)
+            )
 
     def _fulfil(
         self, spec: ConstraintSpec, translation: Translation | None, future: "Future[Language]"
@@ -114,6 +145,8 @@ class Compiler:
                 self._compile_s += time.perf_counter() - began
                 if not future.done():
                     self._forget(spec)
+                elif future.exception() is not None:
+                    self._shrink(spec)
             if not future.done():
                 # A bug, or this thread is being ended: waiting threads must be released.
                 future.set_exception(RuntimeError("the constraint's compilation was broken off"))
@@ -124,14 +157,23 @@ class Compiler:
             return trie_of(self.vocabulary)
 
     def _evict(self, newest: ConstraintSpec) -> None:
-        while (
-            len(self._cache) > self._max_cached or self._cached_chars > _MAX_CACHED_CHARS
-        ) and next(iter(self._cache)) is not newest:
-            self._forget(next(iter(self._cache)))
+        while self._num_bytes > self._max_bytes and (
+            (oldest := next(iter(self._cache))) is not newest
+        ):
+            self._forget(oldest)
 
     def _forget(self, spec: ConstraintSpec) -> None:
-        if self._cache.pop(spec, None) is not None:
-            self._cached_chars -= len(spec.text)
+        cached = self._cache.pop(spec, None)
+        if cached is not None:
+            self._num_bytes -= cached.num_bytes
+
+    def _shrink(self, spec: ConstraintSpec) -> None:
+        """It was refused: only the error is kept."""
+        cached = self._cache.get(spec)
+        if cached is not None:
+            self._num_bytes -= cached.num_bytes
+            cached.num_bytes = _REFUSED_BYTES_PER_CHAR * len(spec.text)
+            self._num_bytes += cached.num_bytes
 
     def _of(self, spec: ConstraintSpec, translation: Translation) -> Language:
         limits = LIMITS[spec.kind]
@@ -215,3 +257,7 @@ def _simpler(schema: SchemaGrammar, error: Contradiction) -> SchemaGrammar | Non
         return schema.without_empty_definition()
     except Contradiction:
         raise error from None  # the more specific error
+
+
+def _num_bytes(spec: ConstraintSpec) -> int:
+    return _BYTES_EACH + _BYTES_PER_CHAR[spec.kind] * len(spec.text)

@@ -118,6 +118,12 @@ class ServeConfig(ModelConfig):
     cuda_memory_fraction: float = setting(
         0.9, "share of a GPU's memory that the server may fill", share, group=Group.PLACE
     )
+    constraint_cache_mib: int = setting(
+        512,
+        "MiB that compiled constraints may take, about",
+        Whole(1),
+        group=Group.BATCH,
+    )
     kv_blocks: int | None = setting(
         None,
         "blocks of the KV pool; absent: by the memory",

@@ -52,6 +52,15 @@ class StopParams:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A constraint that the shard has compiled; `cache_bytes` is about what all of them take."""
+
+    was_cached: bool
+    cache_bytes: int
+    compile_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogprobParams:
     """Which log-probabilities to report.
 

@@ -630,17 +630,21 @@ class PrepareConstraintResponse(_message.Message):
 
     COMPILE_NS_FIELD_NUMBER: _builtins.int
     WAS_CACHED_FIELD_NUMBER: _builtins.int
+    CACHE_BYTES_FIELD_NUMBER: _builtins.int
     compile_ns: _builtins.int
     was_cached: _builtins.bool
+    cache_bytes: _builtins.int
+    """What the compiled constraints take, about."""
     def __init__(
         self,
         *,
         compile_ns: _builtins.int = ...,
         was_cached: _builtins.bool = ...,
+        cache_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["compile_ns", b"compile_ns", "was_cached", b"was_cached"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_bytes", b"cache_bytes", "compile_ns", b"compile_ns", "was_cached", b"was_cached"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -175,7 +175,9 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         was_cached = text in self.prepared
         self.prepared.append(text)
         return pb.PrepareConstraintResponse(
-            compile_ns=0 if was_cached else 1_000_000, was_cached=was_cached
+            compile_ns=0 if was_cached else 1_000_000,
+            was_cached=was_cached,
+            cache_bytes=len(set(self.prepared)) << 20,
         )
 
     async def ClearCache(

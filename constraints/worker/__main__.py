@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from constraints.compiler import Compiler
+from constraints.compiler import MIB, Compiler
 from constraints.errors import ConstraintError
 from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.vocabulary import Vocabulary
@@ -22,7 +22,7 @@ from native.cpu_yield import CpuYield
 from native.time_slice import use_long_time_slices
 
 # A worker rarely sees a text twice: its owner caches results.
-_MAX_CACHED = 8
+_MAX_CACHE_BYTES = 16 * MIB
 # These warm up the engines before workers are forked.
 _FIRST = (
     ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object", "properties": {"a": {"type": "string"}}}'),
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         except ConstraintError as error:
             control.sendall(_failed(str(error)))
             return 1
-        compiler = Compiler(vocabulary, max_cached=_MAX_CACHED)
+        compiler = Compiler(vocabulary, max_bytes=_MAX_CACHE_BYTES)
         work = Work(
             vocabulary, compiler, args.cpu_s, args.memory_bytes, CpuYield.at(args.cpu_yield)
         )

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from constraints.compiler import Compiler
+from constraints.compiler import MIB, Compiler
 from constraints.errors import ConstraintError
 from constraints.matcher import Language
 from constraints.output_constraint import ANY_LEN, OutputConstraintState
@@ -26,21 +26,13 @@ from constraints.worker import limits
 from model_server.errors import ConstraintRefused
 from native.cpu_yield import CpuYield
 from native.time_slice import use_long_time_slices
-from proto.contract import OutputConstraint
+from proto.contract import OutputConstraint, Prepared
 
 _log = logging.getLogger(__name__)
 
 # Constraints compiled ahead at the same time: a slow one must not delay the others.
 _NUM_COMPILING = 4
 _MAX_GUIDES = 128
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A constraint that is in the cache now."""
-
-    compile_ns: int
-    was_cached: bool
 
 
 def _give_way() -> None:
@@ -51,15 +43,22 @@ def _give_way() -> None:
 
 
 class ConstraintCache:
-    """Owner of the vocabulary and of the compiler's cache; shared by threads."""
+    """Owner of the vocabulary and of the compiler's cache of `max_bytes`; shared by threads."""
 
-    def __init__(self, folder: Path, vocab_size: int, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        vocab_size: int,
+        end_ids: Sequence[int],
+        max_bytes: int = 512 * MIB,
+    ) -> None:
         """Starts to read the folder's tokenizer.json.
 
         vocab_size: width of the model's logits
         end_ids:    tokens that end a sequence of this model
         """
         self._loading: Future[Compiler] = Future()
+        self._max_bytes = max_bytes
         self._cpu_yield = CpuYield()  # until what it needs is compiled, too
         self._preparing = ThreadPoolExecutor(_NUM_COMPILING, "compile", initializer=_give_way)
         load = threading.Thread(
@@ -77,6 +76,10 @@ class ConstraintCache:
         translation: the router's translation of `spec`; else it is made here
         """
         return self._loading.result().compile(spec, translation)
+
+    def is_cached(self, spec: ConstraintSpec) -> bool:
+        """Whether the language of a constraint is in the cache."""
+        return self._loading.result().is_cached(spec)
 
     def prepare(
         self, spec: ConstraintSpec, translation: Translation | None = None
@@ -103,7 +106,8 @@ class ConstraintCache:
         except BaseException as error:
             _log.exception("compiling a constraint of kind %s broke", spec.kind.value)
             raise ConstraintRefused(f"{type(error).__name__}: {error}") from error
-        return Prepared(time.perf_counter_ns() - began_ns, was_cached)
+        compile_ns = time.perf_counter_ns() - began_ns
+        return Prepared(was_cached, compiler.stats().num_bytes, compile_ns)
 
     def _load(self, folder: Path, vocab_size: int, end_ids: tuple[int, ...]) -> None:
         try:
@@ -114,7 +118,7 @@ class ConstraintCache:
                 "read a vocabulary of %d tokens in %.1f s",
                 *(len(vocabulary.tokens), time.monotonic() - began_s),
             )
-            self._loading.set_result(Compiler(vocabulary))
+            self._loading.set_result(Compiler(vocabulary, max_bytes=self._max_bytes))
         except ConstraintError as error:
             _log.warning("constraints cannot be served: %s", error)
             self._loading.set_exception(error)
@@ -159,7 +163,15 @@ class GuideCache:
                 self._futures.move_to_end(key)
         if is_ours:
             self._make(key, future)
+            self._drop_evicted()
         return future.result().restart()
+
+    def _drop_evicted(self) -> None:
+        """Guides hold their languages: those that have left the compiler's cache must leave too."""
+        with self._lock:
+            for key, future in list(self._futures.items()):
+                if future.done() and not self._constraints.is_cached(key.constraint.spec):
+                    del self._futures[key]
 
     def _make(self, key: GuideKey, future: "Future[OutputConstraintState]") -> None:
         constraint = key.constraint

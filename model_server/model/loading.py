@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from constraints.compiler import MIB
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
 from model_server.config import ServeConfig, num_gpus
@@ -91,7 +92,12 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
             watermark_delta=settings.watermark_delta,
         )
     constraints = (
-        ConstraintCache(folder, model.vocab_size, model.eos_token_ids) if world.is_first else None
+        ConstraintCache(
+            *(folder, model.vocab_size, model.eos_token_ids),
+            max_bytes=settings.constraint_cache_mib * MIB,
+        )
+        if world.is_first
+        else None
     )
     runner = Runner(
         model,

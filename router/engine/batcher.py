@@ -192,8 +192,8 @@ class Batcher:
     async def _prepare(self, constraint: Constraint) -> None:
         """Raises what `Shards.prepare` does."""
         begun_s = self._clock()
-        was_cached = await self._shards.prepare(constraint)
-        self._observer.prepared(was_cached, self._clock() - begun_s)
+        prepared = await self._shards.prepare(constraint)
+        self._observer.prepared(prepared, self._clock() - begun_s)
 
     def _release(self, request_id: int) -> None:
         self._scheduler.release(request_id)

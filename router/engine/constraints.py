@@ -60,7 +60,7 @@ _QUICK_S = 0.01
 _PREPARE_S = 0.2
 # Of those that the shards hold: far fewer than they keep, and none that is long, of which they keep
 # fewer.
-_MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 65_536
+_MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 8192
 _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
     {
         Malformed: "malformed",

@@ -29,7 +29,7 @@ import grpc
 import grpc.aio
 
 from proto import generate_pb2 as pb
-from proto.contract import Batch, ModelInfo, PoolLimits, StepResult
+from proto.contract import Batch, ModelInfo, PoolLimits, Prepared, StepResult
 from router.request.errors import (
     ConstraintRefused,
     Displaced,
@@ -171,10 +171,10 @@ class Shards:
             max_total_len=min(limit.max_total_len for limit in limits),
         )
 
-    async def prepare(self, constraint: Constraint) -> bool:
+    async def prepare(self, constraint: Constraint) -> Prepared:
         """Has rank 0, which masks for all, compile a request's constraint beside its steps.
 
-        Whether it had compiled it before. Raises ConstraintRefused when it cannot,
+        Raises ConstraintRefused when it cannot,
         GenerationFailed when it takes too long, Overloaded when it takes longer than this request
         may wait, though rank 0 goes on and the next one may find it done, and ShardFailed when
         rank 0 does not answer for another reason.

@@ -19,6 +19,7 @@ from proto.contract import (
     NewSequence,
     OutputConstraint,
     PoolLimits,
+    Prepared,
     SampledToken,
     StepResult,
     TopToken,
@@ -114,9 +115,9 @@ def prepare_to_pb(constraint: Constraint) -> pb.PrepareConstraintRequest:
     )
 
 
-def prepared_from_pb(message: pb.PrepareConstraintResponse) -> bool:
-    """Whether the rank held the constraint compiled before."""
-    return message.was_cached
+def prepared_from_pb(message: pb.PrepareConstraintResponse) -> Prepared:
+    """A constraint that the rank holds now."""
+    return Prepared(message.was_cached, message.cache_bytes, message.compile_ns)
 
 
 def step_from_pb(message: pb.StepResponse, step_id: int) -> tuple[StepResult, int | None]:

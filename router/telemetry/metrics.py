@@ -264,6 +264,10 @@ class Metrics(Collector):
             "whether it had before",
             label="source",
         )
+        self.constraint_cache_bytes = Gauge(
+            "tandem_constraint_cache_bytes",
+            "About what the shard's compiled constraints take (--constraint-cache-mib)",
+        )
         self.mask_duration = _seconds(
             "tandem_mask_seconds", "Seconds that the token masks of a step took, beside its forward"
         )

@@ -7,7 +7,7 @@ step in which a prompt begins, else "decode".
 import re
 
 from processes.tracing import TraceContext
-from proto.contract import Batch, Generation, StepResult
+from proto.contract import Batch, Generation, Prepared, StepResult
 from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, Refused, RouterError
 from router.request.events import Failed, Finished
@@ -108,9 +108,10 @@ class StepObserver:
             metrics.inter_token_latency.observe(0.0, count=num_tokens - 1)
             metrics.forced_tokens.inc(amount=generation.num_forced)
 
-    def prepared(self, was_cached: bool, waited_s: float) -> None:
+    def prepared(self, prepared: Prepared, waited_s: float) -> None:
         """Requests waited until their constraint was compiled or found in the shard's cache."""
-        source = "cache" if was_cached else "compiled"
+        source = "cache" if prepared.was_cached else "compiled"
+        self._metrics.constraint_cache_bytes.set(prepared.cache_bytes)
         self._metrics.constraint_prepare_duration.observe(waited_s, source)
 
     def refused(self, error: ConstraintRefused) -> None:

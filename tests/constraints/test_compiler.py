@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from constraints.compiler import Compiler
+from constraints.compiler import MIB, Compiler
 from constraints.errors import Malformed, TooComplex
 from constraints.grammars.limits import LIMITS
 from constraints.spec import ConstraintSpec, Kind, Whitespace
@@ -42,7 +42,7 @@ def test_a_refusal_is_remembered() -> None:
 
 
 def test_the_least_recently_used_is_forgotten() -> None:
-    compiler = Compiler(byte_vocabulary(), max_cached=2)
+    compiler = Compiler(byte_vocabulary(), max_bytes=MIB * 2 // 5)
     specs = [ConstraintSpec(Kind.REGEX, letter) for letter in "abc"]
     first = compiler.compile(specs[0])
     compiler.compile(specs[1])
@@ -51,6 +51,29 @@ def test_the_least_recently_used_is_forgotten() -> None:
     assert compiler.is_cached(specs[0])
     assert not compiler.is_cached(specs[1])
     assert compiler.stats().num_cached == 2
+
+
+def test_the_cache_stays_within_its_bytes_whatever_the_sizes() -> None:
+    compiler = Compiler(byte_vocabulary(), max_bytes=2 * MIB)
+    for number in range(40):
+        words = ", ".join(f'"{number} {word}"' for word in range(10 * number))
+        compiler.compile(ConstraintSpec(Kind.CHOICE, f'["a", "b"{", " * bool(words)}{words}]'))
+        assert compiler.stats().num_bytes <= 2 * MIB
+    assert 1 < compiler.stats().num_cached < 12
+
+
+def test_a_language_that_is_larger_than_the_cache_is_kept_until_the_next() -> None:
+    compiler = Compiler(byte_vocabulary(), max_bytes=1)
+    assert compiler.compile(SCHEMA) is compiler.compile(SCHEMA)
+    compiler.compile(ConstraintSpec(Kind.REGEX, "a"))
+    assert compiler.stats().num_cached == 1
+
+
+def test_of_a_refusal_the_cache_counts_the_text_alone() -> None:
+    compiler = Compiler(byte_vocabulary())
+    with pytest.raises(Malformed):
+        compiler.compile(ConstraintSpec(Kind.REGEX, "("))
+    assert compiler.stats().num_bytes == 2
 
 
 def test_threads_that_ask_at_once_share_one_compilation() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from constraints.compiler import Compiler
+from constraints.compiler import MIB, Compiler
 from constraints.grammars.engine import GrammarLanguage
 from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec, Kind, Whitespace
@@ -20,7 +20,7 @@ END_ID = 256
 
 @lru_cache(maxsize=1)
 def compiler() -> Compiler:
-    return Compiler(byte_vocabulary(), max_cached=16)
+    return Compiler(byte_vocabulary(), max_bytes=4 * MIB)
 
 
 def compiled(

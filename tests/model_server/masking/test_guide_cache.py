@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from constraints.compiler import MIB
 from constraints.errors import DoesNotFit, Malformed
 from constraints.matcher import Language
 from constraints.output_constraint import OutputConstraintState
@@ -18,8 +19,8 @@ from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, of
 class Counting(ConstraintCache):
     """ConstraintCache that count how often one was asked for."""
 
-    def __init__(self) -> None:
-        super().__init__(Path(DEMO), VOCAB_SIZE, (EOS_ID,))
+    def __init__(self, max_bytes: int = 512 * MIB) -> None:
+        super().__init__(Path(DEMO), VOCAB_SIZE, (EOS_ID,), max_bytes)
         self.num_compiled = 0
 
     def compile(self, spec: ConstraintSpec, translation: Translation | None = None) -> Language:
@@ -50,6 +51,14 @@ def test_a_copy_moves_alone(languages: Counting) -> None:
     assert not second.is_satisfied
     assert not beginnings.guide(key()).is_over
     assert languages.num_compiled == 1
+
+
+def test_a_guide_leaves_with_the_language_that_it_holds() -> None:
+    languages = Counting(max_bytes=1)
+    beginnings = GuideCache(languages)
+    for text, num_compiled in (("[ab]{5}", 1), ("[ab]{5}", 1), ("[ab]{6}", 2), ("[ab]{5}", 3)):
+        beginnings.guide(key(text))
+        assert languages.num_compiled == num_compiled
 
 
 @pytest.mark.parametrize("other", [key("[ab]{6}"), key(max_len=30)], ids=repr)

@@ -13,6 +13,7 @@ from proto.contract import (
     Generation,
     LogprobParams,
     NewSequence,
+    Prepared,
     RunningUpdate,
     SampledToken,
     SamplingParams,
@@ -219,8 +220,10 @@ def test_a_late_row_comes_back_with_the_scores_of_its_prompt(
 
 @pytest.mark.parametrize("was_cached", [True, False])
 def test_a_prepared_constraint_was_compiled_before_or_not(was_cached: bool) -> None:
-    message = pb.PrepareConstraintResponse(compile_ns=2_000_000, was_cached=was_cached)
-    assert wire.prepared_from_pb(message) is was_cached
+    message = pb.PrepareConstraintResponse(
+        compile_ns=2_000_000, was_cached=was_cached, cache_bytes=3 << 32
+    )
+    assert wire.prepared_from_pb(message) == Prepared(was_cached, 3 << 32, 2_000_000)
 
 
 def test_a_step_that_ends_everything_leaves_no_batch() -> None:
