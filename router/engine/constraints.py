@@ -225,8 +225,10 @@ class ConstraintCheck:
         try:
             passed = await self._ask(job, until_s)
         except ConstraintError as error:
-            self._memory.keep(key, error)
-            return error
+            # A copy: the traceback of this one holds the constraint's text.
+            refusal = error_from_json(error_to_json(error))
+            self._memory.keep(key, refusal)
+            return refusal
         except Overloaded as error:
             return self._overdue(key, error)
         except RouterError as error:

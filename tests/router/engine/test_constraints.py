@@ -1,8 +1,10 @@
 """The check over real workers: what it answers, refuses, remembers and counts."""
 
 import asyncio
+import gc
 import json
 import os
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
@@ -266,6 +268,21 @@ async def test_memory_does_not_grow_with_the_number_of_texts(tmp_path: Path) -> 
         for number in range(300):
             await check.check(regex(f"b{{1,{number + 1}}}"), _NO_STOPS, 50)
         assert _resident_bytes(os.getpid()) - before < 20_000_000
+
+
+async def test_a_refusal_is_remembered_without_its_text(tmp_path: Path) -> None:
+    async with checking(tmp_path) as (check, _):
+        tracemalloc.start()
+        try:
+            for number in range(10):
+                with pytest.raises(ConstraintRefused):
+                    await check.check(regex(f"({number}" + "a" * 50_000), _NO_STOPS, 50)
+            gc.collect()
+            num_bytes, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        # A traceback holds the text of each.
+        assert num_bytes < 5 * 50_000
 
 
 def _resident_bytes(pid: int) -> int:
