@@ -70,3 +70,6 @@ class FaultyLanguages(ConstraintCache):
         if spec != FAULTY.spec:
             return language
         return FaultyLanguage(language, self._fault, self._num_good)
+
+    def is_cached(self, spec: ConstraintSpec) -> bool:
+        return self._languages.is_cached(spec)

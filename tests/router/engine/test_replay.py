@@ -31,7 +31,7 @@ from tests.router.rig import (
 pytestmark = pytest.mark.slow
 NUM_STREAMS = 40
 LIMITS = BatcherLimits(health_s=0.2, retry_s=0.02, tick_s=0.02)
-TIMEOUTS = replace(QUICK, step_s=0.5, control_s=0.3, health_s=0.3)
+TIMEOUTS = replace(QUICK, step_s=1.0, control_s=1.0, health_s=1.0)
 
 
 def once(shard: FakeShard, change: Callable[[pb.StepResponse], None]) -> None:
