@@ -165,9 +165,7 @@ class Tokenizer:
                 text, add_special_tokens=add_special_tokens, field=field, max_len=max_len
             )
 
-        if len(text) <= _IN_PLACE_LEN and not isinstance(text, MarkedText):
-            return work()
-        return await self._in_worker(work)
+        return await self._run(text, work)
 
     async def count(self, text: str) -> int:
         """How many tokens `text` has by itself, in a worker thread when it is long."""
@@ -177,7 +175,7 @@ class Tokenizer:
                 return len(self._marked_tokens(text))
             return len(self._encode(self._backend.encode_batch_fast, text, False))
 
-        return work() if len(text) <= _IN_PLACE_LEN else await self._in_worker(work)
+        return await self._run(text, work)
 
     async def spans(
         self,
@@ -195,9 +193,7 @@ class Tokenizer:
         def work() -> list[TokenSpan]:
             return self._spans(text, add_special_tokens, field, max_len)
 
-        if len(text) <= _IN_PLACE_LEN and not isinstance(text, MarkedText):
-            return work()
-        return await self._in_worker(work)
+        return await self._run(text, work)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, as the library decodes it.
@@ -344,6 +340,12 @@ class Tokenizer:
         backend = Backend.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
         return backend
+
+    async def _run(self, text: str, work: Callable[[], _Result]) -> _Result:
+        """What `work` on the text returns; a short one is not worth the way to a thread."""
+        if len(text) <= _IN_PLACE_LEN and not isinstance(text, MarkedText):
+            return work()
+        return await self._in_worker(work)
 
     async def _in_worker(self, work: Callable[[], _Result]) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._workers, work)

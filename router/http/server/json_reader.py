@@ -2,8 +2,8 @@
 
 Lone surrogates, NaN and infinities are no JSON here, nor is what is wider or deeper than a bound:
 a parser, and whoever validates what it has made, holds the interpreter's lock all the while, so
-that every stream of the server waits. Two bounds are checked before anything is parsed, by counting
-bytes; the others before anything is validated.
+that every stream of the server waits. The numbers of lists and objects, of texts and of values are
+checked before anything is parsed, by counting bytes; the others before anything is validated.
 """
 
 import json
