@@ -47,8 +47,8 @@ _BYTES_PER_CHAR: Mapping[Kind, int] = MappingProxyType(
         Kind.WHERE: 2800,
     }
 )
-# Of a refusal its text alone.
-_REFUSED_BYTES_PER_CHAR = 2
+# Of a refusal its error, and its text.
+_REFUSED_BYTES_EACH, _REFUSED_BYTES_PER_CHAR = 4 << 10, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Compiler:
         cached = self._cache.get(spec)
         if cached is not None:
             self._num_bytes -= cached.num_bytes
-            cached.num_bytes = _REFUSED_BYTES_PER_CHAR * len(spec.text)
+            cached.num_bytes = _REFUSED_BYTES_EACH + _REFUSED_BYTES_PER_CHAR * len(spec.text)
             self._num_bytes += cached.num_bytes
 
     def _of(self, spec: ConstraintSpec, translation: Translation) -> Language:

@@ -278,9 +278,9 @@ class AnswerService:
         """
         calls = None
         if allowed is not None:
-            template_of_tools = self._template
-            raw, calls = await template_of_tools.in_worker(
-                lambda: constrain_to_tools(raw, allowed, template_of_tools.call_syntax(template))
+            chat_template = self._template
+            raw, calls = await chat_template.in_worker(
+                lambda: constrain_to_tools(raw, allowed, chat_template.call_syntax(template))
             )
         adds = add_special_tokens
         return await self.validator.check(record, prompt, raw, add_special_tokens=adds), calls
