@@ -30,6 +30,7 @@ from tests.router.rig import (
 
 pytestmark = pytest.mark.slow
 NUM_STREAMS = 40
+MAX_BATCH_SIZE = 12
 LIMITS = BatcherLimits(health_s=0.2, retry_s=0.02, tick_s=0.02)
 TIMEOUTS = replace(QUICK, step_s=1.0, control_s=1.0, health_s=1.0)
 
@@ -89,9 +90,16 @@ FAULTS = (kill, hang, fail_a_call, double_an_answer, lose_a_token, answer_late, 
 
 
 async def break_now_and_then(shard: FakeShard, dice: random.Random) -> None:
-    """One fault after the other, with time for some tokens between them."""
+    """One fault after the other, with time for some tokens between them.
+
+    So many calls that each request that is computed alone gets further: one that meets three faults
+    in a row ends, as it should.
+    """
     while True:
+        num_calls = len(shard.calls) + 3 * MAX_BATCH_SIZE
         await asyncio.sleep(dice.uniform(0.05, 0.25))
+        while len(shard.calls) < num_calls:
+            await asyncio.sleep(0.01)
         await dice.choice(FAULTS)(shard)
 
 
@@ -124,7 +132,7 @@ async def test_streams_are_the_same_whatever_becomes_of_their_shard(seed: int) -
     dice = random.Random(seed)
     shard = FakeShard(num_blocks=200)
     shard.faults.delay_s = 0.002
-    async with routing(shard, limits=LIMITS, timeouts=TIMEOUTS, max_batch_size=12) as rig:
+    async with routing(shard, limits=LIMITS, timeouts=TIMEOUTS, max_batch_size=MAX_BATCH_SIZE) as rig:
         breaking = asyncio.ensure_future(break_now_and_then(shard, dice))
         await asyncio.gather(*(read(rig, index, dice) for index in range(NUM_STREAMS)))
         breaking.cancel()
