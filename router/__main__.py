@@ -271,6 +271,7 @@ def _app(config: RouterConfig, services: Services) -> ASGIApp:
         protects_metrics=config.protect_metrics,
         allowed_origins=config.cors_allow_origin,
         aliases=_aliases(config),
+        resume_grace_s=config.resume_grace,
         socket_limits=SocketLimits(
             max_message_len=config.socket_message_limit,
             max_streams=config.max_socket_streams,

@@ -160,6 +160,14 @@ class RouterConfig(FrontConfig):
         group=Group.REQUEST,
     )
 
+    resume_grace: float = setting(
+        60.0,
+        "seconds that a stream goes on without its client, and is kept after its end, where the "
+        "client asked for it with the header X-Resumable",
+        seconds,
+        group=Group.REQUEST,
+    )
+
     max_concurrent_requests: int = setting(
         128, "sequences waiting and running; more are answered 429", Whole(1), group=Group.BATCH
     )

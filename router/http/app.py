@@ -32,6 +32,7 @@ from router.http.platforms import InvocationRoutes, VertexRoutes
 from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
+from router.http.resumption import Resumption
 from router.http.schema_reader import SchemaReader
 from router.http.server.access import ANY_ORIGIN, Access, Cors
 from router.http.server.auth import ApiKeyAuth
@@ -81,10 +82,12 @@ def create_app(
     allowed_origins: Sequence[str] = ANY_ORIGIN,
     aliases: Mapping[str, str] = NO_ALIASES,
     socket_limits: SocketLimits | None = None,
+    resume_grace_s: float = 60.0,
 ) -> ASGIApp:
     """The application for an ASGI server. `max_body_len` is in bytes; no keys: none is needed.
 
-    `aliases` map further paths to those of routes.
+    `aliases` map further paths to those of routes; a stream that may be resumed waits
+    `resume_grace_s` for its client.
     """
     reader = BodyReader(max_body_len, body_timeout_s, services.metrics.connections_cut)
     limits = services.info.limits
@@ -92,7 +95,10 @@ def create_app(
     parser = ParserThread(JsonBounds.of_model(limits.vocab_size, num_prompt_ids))
     bodies = SchemaReader(reader, parser)
     sockets = services.sockets.app(_lmtp(services, parser, socket_limits or SocketLimits()))
-    app: ASGIApp = _with_sockets(routing(services, bodies), sockets)
+    app: ASGIApp = Resumption(
+        routing(services, bodies), reader, resume_grace_s, services.metrics.stream_resumes
+    )
+    app = _with_sockets(app, sockets)
     if api_keys:
         app = ApiKeyAuth(
             app,

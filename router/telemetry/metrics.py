@@ -31,6 +31,7 @@ FAILURES = (
     "internal_error",
 )
 CUTS = ("slow_head", "slow_body", "slow_reader", "no_pong")
+RESUMES = ("resumed", "ended", "unknown", "gone")
 CLOSE_CODES = ("1000", "1001", "1003", "1005", "1006", "1007", "1008", "1009", "1011", "other")
 BEAM_ENDS = ("complete", "hole", "budget", "full", "deadline", "cancelled")
 FRAMES = ("GENERATE", "SCORE", "CANCEL", "HELLO", "MODEL_INFO", "BEAMS", "other")
@@ -110,6 +111,12 @@ class Metrics(Collector):
             "Connections that were cut because their client was too slow, by what was slow",
             label="cause",
             label_values=CUTS,
+        )
+        self.stream_resumes = Counter(
+            "tandem_stream_resumes",
+            "Requests that go on from an event of an earlier stream, by what became of them",
+            label="outcome",
+            label_values=RESUMES,
         )
         self.sockets = Gauge("tandem_sockets", "WebSockets that are open")
         self.socket_streams = Gauge("tandem_socket_streams", "Streams open on WebSockets")

@@ -132,7 +132,8 @@ async def test_streams_are_the_same_whatever_becomes_of_their_shard(seed: int) -
     dice = random.Random(seed)
     shard = FakeShard(num_blocks=200)
     shard.faults.delay_s = 0.002
-    async with routing(shard, limits=LIMITS, timeouts=TIMEOUTS, max_batch_size=MAX_BATCH_SIZE) as rig:
+    router = routing(shard, limits=LIMITS, timeouts=TIMEOUTS, max_batch_size=MAX_BATCH_SIZE)
+    async with router as rig:
         breaking = asyncio.ensure_future(break_now_and_then(shard, dice))
         await asyncio.gather(*(read(rig, index, dice) for index in range(NUM_STREAMS)))
         breaking.cancel()
