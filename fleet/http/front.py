@@ -43,7 +43,7 @@ _POST_PATHS = frozenset(
         "/v1/messages/count_tokens",
     }
 )
-_STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+")
+_STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/cancel)?")
 _DOCUMENTS = frozenset({OPENAPI_PATH, "/docs"})
 _MAX_QUOTED_LEN = 60
 
@@ -158,8 +158,8 @@ async def model_of(name: str | None, names: ModelNames, manager: ModelManager) -
 
 def methods_of(path: str) -> set[str]:
     """The methods by which requests for a path are passed on."""
-    if _STORED.fullmatch(path):
-        return {"GET", "HEAD", "DELETE"}
+    if stored := _STORED.fullmatch(path):
+        return {"POST"} if stored[1] else {"GET", "HEAD", "DELETE"}
     if path in _DOCUMENTS:
         return {"GET", "HEAD"}
     return {"POST"} if path in _POST_PATHS else set()

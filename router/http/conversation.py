@@ -318,7 +318,7 @@ class AnswerService:
         draws: Sequence[GenerateRequest],
         frames: Frames[Event],
         headers: Mapping[str, str] | None = None,
-    ) -> Response:
+    ) -> EventStream[Event]:
         """The answers' events as one stream. Raises Refused before anything is sent."""
         sources = self._infer.generate_all(draws)
         if isinstance(frames, AnswerFrames):

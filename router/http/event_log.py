@@ -12,9 +12,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from starlette.types import Message, Receive, Send
+
+from router.http.server.body import end, until_disconnected
+from router.http.sse import KEEP_ALIVE_S
+
 # A thousand tokens of a chat, about.
 MAX_LOG_LEN = 1 << 18
 _SEPARATOR = b"\n\n"
+_KEEP_ALIVE = b":\n\n"
+_DISPLACED = b": another connection reads on\n\n"
 
 
 class EventsGone(Exception):
@@ -28,12 +35,20 @@ class EventsGone(Exception):
 class EventLog:
     """Owner of a stream's events, of which it keeps about `max_len` bytes.
 
-    `left` is called when the reader has left, and no other has come.
+    `left` is called when the reader has left, and no other has come. `waits` is whether a writer
+    without a reader waits for room, so that nothing is dropped before it was taken.
     """
 
-    def __init__(self, left: Callable[[], None], max_len: int = MAX_LOG_LEN) -> None:
+    def __init__(
+        self,
+        left: Callable[[], None] = lambda: None,
+        max_len: int = MAX_LOG_LEN,
+        *,
+        waits: bool = True,
+    ) -> None:
         self._left = left
         self._max_len = max_len
+        self._waits = waits
         self._events: deque[bytes] = deque()
         self._first = 0
         self._next = 0
@@ -61,6 +76,9 @@ class EventLog:
             self._events.append(event)
             self._kept_len += len(event)
             self._waiting_len += len(event)
+        if self._reader is None and not self._waits:
+            self._next, self._waiting_len = self.end, 0
+            self._trim()
         self._grown.set()
 
     async def until_taken(self) -> None:
@@ -130,10 +148,13 @@ class EventLog:
         taken = b"".join([self._events[index] for index in range(start, len(self._events))])
         self._waiting_len = 0
         self._taken.set()
+        self._trim()
+        return taken
+
+    def _trim(self) -> None:
         while self._kept_len > self._max_len:
             self._kept_len -= len(self._events.popleft())
             self._first += 1
-        return taken
 
 
 class Reader:
@@ -169,3 +190,31 @@ def split_events(data: bytes) -> list[bytes]:
     events = data.split(_SEPARATOR)
     assert not events[-1], "a part of a stream ends with an event"
     return [event + _SEPARATOR for event in events[:-1] if not event.startswith(b":")]
+
+
+async def follow(reader: Reader, send: Send) -> None:
+    """Sends what the reader takes, to the end of the stream or until another takes its place."""
+    while (taken := await reader.take(KEEP_ALIVE_S)) is not None:
+        await send(body_part(taken or _KEEP_ALIVE, more=True))
+    if reader.is_displaced:
+        await send(body_part(_DISPLACED, more=False))
+    elif reader.has_all:
+        await send(body_part(b"", more=False))
+
+
+async def read_out(reader: Reader, receive: Receive, send: Send) -> None:
+    """As `follow`, but not for longer than the client stays; closes the reader."""
+    leaving = asyncio.ensure_future(until_disconnected(receive))
+    reading = asyncio.ensure_future(follow(reader, send))
+    try:
+        await asyncio.wait({leaving, reading}, return_when=asyncio.FIRST_COMPLETED)
+        if reading.done():
+            reading.result()
+    finally:
+        await end(leaving, reading)
+        reader.close()
+
+
+def body_part(data: bytes, *, more: bool) -> Message:
+    """A part of an answer's body in ASGI."""
+    return {"type": "http.response.body", "body": data, "more_body": more}

@@ -22,11 +22,19 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from processes.instruments import Counter
-from router.http.event_log import MAX_LOG_LEN, EventLog, EventsGone, Reader, split_events
+from router.http.event_log import (
+    MAX_LOG_LEN,
+    EventLog,
+    EventsGone,
+    Reader,
+    body_part,
+    follow,
+    read_out,
+    split_events,
+)
 from router.http.server.access import AccessRecord
-from router.http.server.body import BodyReader, end, until_disconnected
+from router.http.server.body import BodyReader, end
 from router.http.server.errors import Dialect, HttpError, Problem
-from router.http.sse import KEEP_ALIVE_S
 
 _logger = logging.getLogger(__name__)
 
@@ -39,8 +47,6 @@ _CHOICES: Mapping[str, bool] = MappingProxyType(
     {"true": True, "1": True, "false": False, "0": False}
 )
 _EVENT_ID = re.compile(r"([0-9a-f]{32})-(\d{1,9})", re.ASCII)
-_KEEP_ALIVE = b":\n\n"
-_DISPLACED = b": another connection reads on\n\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +177,7 @@ class Resumption:
             ) from gone
         self._resumes.inc("resumed")
         await send(stream.head)
-        leaving = asyncio.ensure_future(until_disconnected(receive))
-        reading = asyncio.ensure_future(_follow(reader, send))
-        try:
-            await asyncio.wait({leaving, reading}, return_when=asyncio.FIRST_COMPLETED)
-            if reading.done():
-                reading.result()
-        finally:
-            await end(leaving, reading)
-            reader.close()
+        await read_out(reader, receive, send)
 
     def _find(self, event_id: str, scope: Scope) -> tuple[_Stream, int]:
         matched = _EVENT_ID.fullmatch(event_id)
@@ -250,7 +248,7 @@ class _Host:
             if opened is not None:
                 stream_id, stream = opened
                 reader = stream.attach(0)
-                reading = asyncio.ensure_future(_follow(reader, self._send))
+                reading = asyncio.ensure_future(follow(reader, self._send))
                 self._opened = _Opened(stream_id, stream, reader, reading)
         elif self._opened is None:
             await self._send(message)
@@ -272,24 +270,10 @@ class _Host:
                 await reading
                 if reader.is_closed:
                     # The client has left, but its request is none that was cancelled.
-                    await self._send(_body(b"", more=False))
+                    await self._send(body_part(b"", more=False))
         finally:
             await end(reading)
             reader.close()
-
-
-async def _follow(reader: Reader, send: Send) -> None:
-    """Sends what the reader takes, to the end of the stream or until another takes its place."""
-    while (taken := await reader.take(KEEP_ALIVE_S)) is not None:
-        await send(_body(taken or _KEEP_ALIVE, more=True))
-    if reader.is_displaced:
-        await send(_body(_DISPLACED, more=False))
-    elif reader.has_all:
-        await send(_body(b"", more=False))
-
-
-def _body(data: bytes, *, more: bool) -> Message:
-    return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 def _opts_in(value: str | None) -> bool:

@@ -10,6 +10,7 @@ long gets a comment line. It knows no API's events.
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
 from starlette.responses import Response
@@ -19,6 +20,9 @@ from router.http.server.body import end, until_disconnected
 from router.request.errors import RouterError
 
 KEEP_ALIVE_S = 15.0
+EVENT_HEADERS: Mapping[str, str] = MappingProxyType(
+    {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
+)
 _KEEP_ALIVE = b":\n\n"
 
 T = TypeVar("T")
@@ -50,14 +54,7 @@ class EventStream(Response, Generic[T]):
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.init_headers(
-            {
-                "content-type": "text/event-stream",
-                "cache-control": "no-cache",
-                "x-accel-buffering": "no",
-                **headers,
-            }
-        )
+        self.init_headers({**EVENT_HEADERS, **headers})
         self._sources = sources
         self._frames = frames
         self._keep_alive_s = keep_alive_s

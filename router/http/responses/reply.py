@@ -63,6 +63,11 @@ class Output:
             self._reported += self._held
         return pieces
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is any of it yet."""
+        return bool(self._said or self.calls)
+
     def whole(self, tokens: Sequence[TokenGenerated], end: Finished) -> None:
         """All of an answer at once."""
         for event in tokens:
@@ -149,7 +154,11 @@ class Reply:
 
     def in_progress(self) -> dict[str, Any]:
         """Before there is any output."""
-        return self._fields("in_progress", [])
+        return self.unfinished("in_progress", [])
+
+    def unfinished(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        """While there is some, or where it was cancelled."""
+        return self._fields(status, output)
 
     def failed(self, message: str) -> dict[str, Any]:
         """The bad end of a stream."""
@@ -179,7 +188,7 @@ class Reply:
             "created_at": self.created_s,
             "completed_at": None,
             "status": status,
-            "background": False,
+            "background": bool(body.background),
             "error": None,
             "incomplete_details": None,
             "instructions": body.instructions,

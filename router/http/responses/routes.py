@@ -3,6 +3,7 @@
 What may be read again is for who made it: requests with the same credentials.
 """
 
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -16,7 +17,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.conversation import AnswerFrames, AnswerService, Turn
+from router.http.event_log import EventsGone, Reader
 from router.http.logprobs import ChatLogprobs, TokenNames
+from router.http.responses.background import (
+    MAX_ENDED,
+    BackgroundResponse,
+    Job,
+    Jobs,
+    LogResponse,
+)
 from router.http.responses.items import Item, Reference, check_outputs, turns_of
 from router.http.responses.reply import Output, Reply, status_of
 from router.http.responses.schema import CountInputBody, ResponseBody
@@ -25,10 +34,12 @@ from router.http.responses.stream import ResponseEncoder
 from router.http.server.body import json_response
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.http.server.errors import Dialect, HttpError
-from router.request.errors import InvalidRequest
-from router.request.events import Finished
+from router.http.sse import EventStream
+from router.request.errors import InvalidRequest, wrong
+from router.request.events import Event
 
 _PATH = "/v1/responses"
+_NUMBER = re.compile(r"-1|\d{1,9}", re.ASCII)
 _UNKNOWN = {404: "The model is not served, or the response not known, or not any more"}
 # The codes of what is not known, by the field that names it.
 _NOT_FOUND = {
@@ -57,12 +68,13 @@ class _ResponseId(StringConvertor):
 
 
 class ResponseRoutes:
-    """The routes of Responses. They own the store, which `create` fills."""
+    """The routes of Responses. They own the store, which `create` fills, and the jobs."""
 
     def __init__(self, service: AnswerService, names: TokenNames, store: ResponseStore) -> None:
         self._service = service
         self._names = names
         self._store = store
+        self._jobs = Jobs()
 
     def routes(self) -> list[ApiRoute]:
         """The routes, documented."""
@@ -76,6 +88,7 @@ class ResponseRoutes:
             ApiRoute("POST", f"{_PATH}/input_tokens", self.count, count),
             ApiRoute("GET", one, self.retrieve, docs(answer=_RESPONSE)),
             ApiRoute("DELETE", one, self.delete, docs(answer=_DELETED)),
+            ApiRoute("POST", f"{one}/cancel", self.cancel, docs(answer=_RESPONSE)),
         ]
 
     async def create(self, request: Request) -> Response:
@@ -95,20 +108,24 @@ class ResponseRoutes:
             logprobs = ChatLogprobs(self._names, body.top_logprobs or 0)
         output = Output(calls, logprobs)
 
-        def keep(response: dict[str, Any], end: Finished) -> None:
-            if body.is_stored:
-                answered, previous_id = output.items(status_of(end)), body.previous_response_id
-                stored = Stored(orjson.dumps(response), given, answered, previous_id)
+        def keep(response: dict[str, Any], status: str) -> None:
+            is_kept = status in ("completed", "incomplete") or body.background
+            if body.is_stored and is_kept:
+                answered = output.items(status if status == "completed" else "incomplete")
+                stored = Stored(orjson.dumps(response), given, answered, body.previous_response_id)
                 self._store.keep(_owner(request), response_id, stored)
 
-        if body.stream:
+        if body.stream or body.background:
             frames = AnswerFrames(record, ResponseEncoder(reply, output, keep), Dialect.OPENAI)
-            return await service.stream(record, [checked], frames)
+            stream = await service.stream(record, [checked], frames)
+            if body.background:
+                return self._in_background(request, Job(reply, output, keep), response_id, stream)
+            return stream
         (completion,) = await service.complete(request, [checked])
         output.whole(completion.tokens, completion.finished)
         end = output.settled(completion.finished)
         response = reply.ended(end, output.fields(status_of(end)), int(time.time()))
-        keep(response, end)
+        keep(response, status_of(end))
         return service.reply(record, response, record.num_generated_tokens)
 
     async def count(self, request: Request) -> Response:
@@ -119,17 +136,68 @@ class ResponseRoutes:
         return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     async def retrieve(self, request: Request) -> Response:
-        """A response that was made before."""
+        """A response that was made before, or is being made; its events where they are kept."""
+        response_id = request.path_params["response_id"]
         if request.query_params.get("stream", "false").lower() not in ("", "false", "0"):
-            raise InvalidRequest("`stream` is not served here: the response is complete", "stream")
+            return LogResponse(self._reader(request, response_id))
+        job = self._jobs.running(_owner(request), response_id)
+        if job is not None:
+            return json_response(job.fields())
         return Response(self._known(request).response, media_type="application/json")
+
+    async def cancel(self, request: Request) -> Response:
+        """End a response that is being made in the background; one that has ended stays."""
+        response_id = request.path_params["response_id"]
+        job = self._jobs.running(_owner(request), response_id)
+        if job is not None:
+            await job.cancel()
+        response = self._known(request).response
+        if not orjson.loads(response)["background"]:
+            message = f"Response `{response_id[:100]}` was not created with `background`"
+            raise InvalidRequest(message, "response_id")
+        return Response(response, media_type="application/json")
 
     async def delete(self, request: Request) -> Response:
         """Forget a response; what went on from it cannot be gone on from any more."""
-        response_id = request.path_params["response_id"]
-        if not self._store.forget(_owner(request), response_id):
+        owner, response_id = _owner(request), request.path_params["response_id"]
+        job = self._jobs.running(owner, response_id)
+        if job is not None:
+            await job.cancel()
+        self._jobs.forget(owner, response_id)
+        if not self._store.forget(owner, response_id):
             raise _not_found("Response", response_id, "response_id")
         return json_response({"id": response_id, "object": "response", "deleted": True})
+
+    def _in_background(
+        self, request: Request, job: Job, response_id: str, stream: EventStream[Event]
+    ) -> Response:
+        """The answer to who wants a response made, while it is made."""
+        self._jobs.add(_owner(request), response_id, job)
+        if job.log is None:
+            return BackgroundResponse(json_response(job.fields()), job, stream)
+        return BackgroundResponse(LogResponse(job.log.attach(0)), job, stream)
+
+    def _reader(self, request: Request, response_id: str) -> Reader:
+        """Who reads a response's events behind one. Raises HttpError, InvalidRequest."""
+        after = request.query_params.get("starting_after", "-1")
+        if not _NUMBER.fullmatch(after):
+            raise wrong("starting_after", "must be the number of an event", after)
+        log = self._jobs.log(_owner(request), response_id)
+        if log is None:
+            self._known(request)
+            raise InvalidRequest(
+                f"`stream` is for responses created with `background` and `stream`, of which the "
+                f"last {MAX_ENDED} can be read so; ask for this one without it",
+                "stream",
+            )
+        try:
+            return log.attach(int(after) + 1)
+        except EventsGone as gone:
+            raise InvalidRequest(
+                f"`starting_after` must be at least {gone.first - 1}: the events before are not "
+                f"kept any more. Given: {after}",
+                "starting_after",
+            ) from gone
 
     def _admit(self, body: CountInputBody) -> None:
         """Raises HttpError for another model, InvalidRequest for what cannot be served."""
@@ -181,6 +249,9 @@ class ResponseRoutes:
         """What was said up to a response. Raises HttpError if a part of it is not known."""
         if previous_id is None:
             return ()
+        if self._jobs.running(_owner(request), previous_id) is not None:
+            message = f"Response `{previous_id[:100]}` is still being made"
+            raise InvalidRequest(message, "previous_response_id")
         try:
             return self._store.conversation(_owner(request), previous_id)
         except KeyError as error:

@@ -105,7 +105,6 @@ _UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
     {
         **_COUNTED,
         "access_programs": {},
-        "background": (False,),
         "context_management": ([],),
         "image": {},
         "moderation": (),
@@ -205,6 +204,7 @@ class ResponseBody(SamplingFields, CountInputBody):
 
     unsupported = _UNSUPPORTED
 
+    background: bool | None = None
     include: list[_Includable] | None = Field(default=None, fail_fast=True)
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
@@ -236,6 +236,11 @@ class ResponseBody(SamplingFields, CountInputBody):
         """Raises InvalidRequest for what cannot be served."""
         super().check()
         _check_metadata(self.metadata or {})
+        if self.background and not self.is_stored:
+            raise InvalidRequest(
+                "`background` must be false where `store` is: nobody could read the response",
+                "background",
+            )
         # It has no effect, but is echoed.
         if not 0 <= (self.max_tool_calls or 0) <= _MAX_TOOL_CALLS:
             rule = f"must be between 0 and {_MAX_TOOL_CALLS}"

@@ -26,14 +26,14 @@ from router.request.events import Finished, TokenGenerated
 class ResponseEncoder:
     """The events of one response.
 
-    `keep` gets the whole response and its end before the client.
+    `keep` gets the response as it ended, with its status, before the client.
     """
 
     def __init__(
         self,
         reply: Reply,
         output: Output,
-        keep: Callable[[dict[str, Any], Finished], None],
+        keep: Callable[[dict[str, Any], str], None],
     ) -> None:
         self._reply = reply
         self._output = output
@@ -68,7 +68,7 @@ class ResponseEncoder:
         output = self._output.fields(status)
         events.append(self._close(output))
         response = self._reply.ended(end, output, int(time.time()))
-        self._keep(response, end)
+        self._keep(response, status)
         events.append(self._event(f"response.{status}", {"response": response}))
         return b"".join(events)
 
@@ -76,6 +76,7 @@ class ResponseEncoder:
         """An error event, then the response as failed."""
         fault = {"code": problem.error_type, "message": str(error), "param": None}
         response = self._reply.failed(str(error))
+        self._keep(response, "failed")
         return self._event("error", fault) + self._event("response.failed", {"response": response})
 
     def _events_of(self, piece: Piece) -> bytes:

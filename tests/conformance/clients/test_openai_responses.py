@@ -1,11 +1,13 @@
 """openai's package against /v1/responses: whole, streamed, continued, kept and forgotten."""
 
 import math
+import time
 from collections.abc import Iterable
 from typing import Any
 
 import openai
 import pytest
+from openai.types.responses import ResponseCreatedEvent, ResponseIncompleteEvent
 
 from tests.conformance.serving import Fake, Served
 
@@ -128,6 +130,43 @@ def test_an_answer_is_kept_until_it_is_deleted(client: openai.OpenAI, asked: Any
     client.responses.delete(answer.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(answer.id)
+
+
+def test_an_answer_is_made_in_the_background(client: openai.OpenAI, asked: Any) -> None:
+    expected = client.responses.create(input=STORY, max_output_tokens=40, **asked)
+    answer = client.responses.create(input=STORY, max_output_tokens=40, background=True, **asked)
+    assert answer.background
+    while answer.status in {"queued", "in_progress"}:
+        time.sleep(0.05)
+        answer = client.responses.retrieve(answer.id)
+
+    assert answer.output_text == expected.output_text
+
+
+def test_a_stream_of_the_background_is_read_on(client: openai.OpenAI, asked: Any) -> None:
+    wanted: Any = {"input": STORY, "max_output_tokens": 40, "background": True, **asked}
+    begun = []
+    with client.responses.create(stream=True, **wanted) as events:
+        for event in events:
+            begun.append(event)
+            if len(begun) == 8:
+                break
+    assert isinstance(begun[0], ResponseCreatedEvent)
+    response_id, last = begun[0].response.id, begun[-1].sequence_number
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=last))
+
+    numbers = [event.sequence_number for event in [*begun, *rest]]
+    assert numbers == list(range(len(numbers)))
+    assert isinstance(rest[-1], ResponseIncompleteEvent)
+    assert rest[-1].response == client.responses.retrieve(response_id)
+
+
+def test_a_background_answer_is_cancelled(client: openai.OpenAI, asked: Any) -> None:
+    endless = {"ignore_eos": True}
+    answer = client.responses.create(input=STORY, background=True, extra_body=endless, **asked)
+    cancelled = client.responses.cancel(answer.id)
+
+    assert cancelled.status == "cancelled"
 
 
 def test_what_is_not_stored_is_not_found(client: openai.OpenAI, asked: Any) -> None:

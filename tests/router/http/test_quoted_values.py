@@ -89,7 +89,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, chat(metadata=5), "`metadata` must be an object. Given: 5"),
     (CHAT, chat(tool_choice="required"), '`tool_choice` asks for a call. Given: "required"'),
     (CHAT, chat(chat_template="x"), '`chat_template` must be the name of one. Given: "x"'),
-    (RESPONSES, respond(background=5), "`background` is not served yet. Given: 5"),
+    (RESPONSES, respond(background=5), "`background` must be a valid boolean. Given: 5"),
     (RESPONSES, respond(reasoning=5), "`reasoning` must be an object. Given: 5"),
     (
         RESPONSES,

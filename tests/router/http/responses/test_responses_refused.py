@@ -21,7 +21,6 @@ OUTPUT = {"type": "function_call_output", "call_id": "c", "output": ""}
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"background": True}, "background"),
         ({"context_management": [{"type": "compaction"}]}, "context_management"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"moderation": {"model": "m"}}, "moderation"),
@@ -48,6 +47,7 @@ async def test_what_is_not_served_is_refused_by_name(fields: Any, field: str) ->
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
+        ({"background": True, "store": False}, "background"),
         ({"include": ["everything"]}, "include[0]"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
