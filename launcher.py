@@ -58,6 +58,7 @@ _CODE_OF_ANYBODY = (
     "name the models, or add --no-hub-models"
 )
 _OF_ONE_MODEL = {
+    "api_key_file": "its shares and limits are those of one model's server; use --api-key",
     "served_model_name": "each of several models goes by its own id",
     "revision": "it is a version of one model; with several, name a downloaded folder instead",
     "tokenizer_config_path": "it belongs to one model; with several, put it into the folder",
@@ -208,6 +209,7 @@ def deployment_of(
         shard_flags=tuple(shard_flags),
         router_flags=tuple(flags_of(fields(RouterConfig), router_flags)),
         has_tls=router.ssl_certfile is not None,
+        reloads_keys=router.api_key_file is not None,
         json_output=router.json_output,
         secrets={_API_KEY: ",".join(router.api_key)} if router.api_key else {},
         http_uds=router.http_uds,

@@ -38,7 +38,7 @@ from processes.settings import BadConfig
 from processes.signals import Signals, first_of
 from processes.socket_folder import socket_folder
 from router.http.server.access import Access, Cors
-from router.http.server.auth import ApiKeyAuth
+from router.http.server.auth import ApiKeyAuth, KeyRing, plain_keys
 from router.http.server.body import BodyReader
 from router.http.server.json_reader import JsonBounds
 from router.http.server.listen import HttpServer, ListenFailed, bind_configured, configured_limits
@@ -145,7 +145,8 @@ def _app(
     app: ASGIApp = Front(manager, names, front_routes, metrics, sockets, bodies, parser)
     if config.api_key:
         app = ApiKeyAuth(
-            app, config.api_key, metrics.rejected, protects_metrics=config.protect_metrics
+            *(app, KeyRing(plain_keys(config.api_key)), metrics.rejected),
+            protects_metrics=config.protect_metrics,
         )
     return Access(Cors(app, config.cors_allow_origin))
 

@@ -34,6 +34,7 @@ class Deployment:
     shard_flags: tuple[str, ...]
     router_flags: tuple[str, ...]
     has_tls: bool = False
+    reloads_keys: bool = False
     json_output: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     http_uds: Path | None = None

@@ -30,7 +30,8 @@ class Signals:
     """The first and the second signal to stop. The end of the parent is a first one.
 
     So is SIGHUP: a shell and the kernel may both send it when a terminal is gone. To be made in
-    the event loop that handles them. `on_first` and `on_second` are called at once.
+    the event loop that handles them. `on_first` and `on_second` are called at once, and so is
+    `on_hangup`, where there is one: then SIGHUP is no signal to stop.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Signals:
         parent_pid: int | None,
         on_first: Callable[[signal.Signals], None] = lambda number: None,
         on_second: Callable[[], None] = lambda: None,
+        on_hangup: Callable[[], None] | None = None,
     ) -> None:
         self.first = asyncio.Event()
         self.second = asyncio.Event()
@@ -47,6 +49,8 @@ class Signals:
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._note, number)
+        if on_hangup is not None:
+            loop.add_signal_handler(signal.SIGHUP, on_hangup)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """What `work` returns. Raises Stopped, with `work` cancelled, after a first signal."""

@@ -60,7 +60,11 @@ class Supervisor:
         self._restarts = RestartLimit(deployment.max_restarts)
         self._wants_shards = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._wants_shards.set)
-        self._signals = Signals(deployment.parent_pid, self._announce_drain, self._stop_at_once)
+        self._has_served = False
+        self._signals = Signals(
+            *(deployment.parent_pid, self._announce_drain, self._stop_at_once),
+            on_hangup=self._reload_keys if deployment.reloads_keys else None,
+        )
 
     async def run(self) -> int:
         """Serve until a signal or a death. Returns the exit code."""
@@ -71,6 +75,7 @@ class Supervisor:
             await self._start_router(folder)
             await self._signals.unless_stopped(self._until_listening())
             await self._signals.unless_stopped(self._until_answering())
+            self._has_served = True
             self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
             self._print_example()
             await self._signals.unless_stopped(self._keep_running(folder))
@@ -83,6 +88,11 @@ class Supervisor:
             self._signals.close()
             await self._stop_children()
         return 0
+
+    def _reload_keys(self) -> None:
+        # Before that it may not handle the signal, and reads the file in any case.
+        if self._has_served and self._router is not None:
+            self._router.signal(signal.SIGHUP)
 
     def _announce_drain(self, signum: signal.Signals) -> None:
         self._console.say(f"{signum.name}: draining; a second signal stops at once")
@@ -127,7 +137,8 @@ class Supervisor:
             place = url if plan.http_uds is None else f"unix:{plan.http_uds}"
             self._console.say(f"Tandem serves at {place}")
             return
-        key = ' -H "Authorization: Bearer $API_KEY"' if "API_KEY" in plan.secrets else ""
+        needs_key = plan.reloads_keys or "API_KEY" in plan.secrets
+        key = ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
         body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
         self._console.print(
             f"\nTandem serves at {url}. Try:\n\n"

@@ -43,6 +43,8 @@ from router.engine.infer import Infer
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.streams import SocketLimits
+from router.http.server.auth import KeyRing, plain_keys
+from router.http.server.key_file import read_key_file
 from router.http.server.listen import (
     BoundSocket,
     HttpServer,
@@ -123,9 +125,13 @@ class _Router:
 
 
 async def _run(config: RouterConfig) -> int:
-    signals = Signals(config.parent_pid)
+    keys = _read_keys(config)
+    signals = Signals(
+        config.parent_pid,
+        on_hangup=None if config.api_key_file is None else partial(_reload_keys, config, keys),
+    )
     try:
-        router = await signals.unless_stopped(_start(config))
+        router = await signals.unless_stopped(_start(config, keys))
     except Stopped:
         return 0
     # What was loaded stays; looking through it again and again only costs time.
@@ -191,7 +197,25 @@ def _exit_code(signals: Signals, stepping: asyncio.Task[None]) -> int:
     return 1 if signals.second.is_set() else 0
 
 
-async def _start(config: RouterConfig) -> _Router:
+def _read_keys(config: RouterConfig) -> KeyRing:
+    """Empty where no key is needed. Raises BadConfig."""
+    if config.api_key_file is not None:
+        return KeyRing(read_key_file(config.api_key_file))
+    return KeyRing(plain_keys(config.api_key))
+
+
+def _reload_keys(config: RouterConfig, keys: KeyRing) -> None:
+    """Reads the file again; one that is wrong changes nothing."""
+    assert config.api_key_file is not None
+    try:
+        keys.replace(read_key_file(config.api_key_file))
+    except BadConfig as error:
+        _logger.error("the API keys stay as they were: %s", error)
+    else:
+        _logger.info("%d API keys, from %s", len(keys), config.api_key_file)
+
+
+async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
     """Raises BadConfig, StartupFailed, ShardFailed or ListenFailed."""
     tracer = start_tracing(config.otlp_endpoint, config.otlp_service_name)
     timeouts = ShardTimeouts(
@@ -214,13 +238,14 @@ async def _start(config: RouterConfig) -> _Router:
         pool = await shards.warmup(
             config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
         )
-        router = _wire(config, bound, tokenizer, shards, info, pool, tracer)
+        router = _wire(config, keys, bound, tokenizer, shards, info, pool, tracer)
         closed_on_failure.pop_all()
     return router
 
 
 def _wire(
     config: RouterConfig,
+    keys: KeyRing,
     bound: BoundSocket,
     tokenizer: Tokenizer,
     shards: Shards,
@@ -256,18 +281,18 @@ def _wire(
         tracer=tracer,
     )
     http = HttpServer(
-        *(_app(config, services), bound, _LAST_BYTES_S),
+        *(_app(config, keys, services), bound, _LAST_BYTES_S),
         configured_limits(config, metrics.connections_cut),
     )
     return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks)
 
 
-def _app(config: RouterConfig, services: Services) -> ASGIApp:
+def _app(config: RouterConfig, keys: KeyRing, services: Services) -> ASGIApp:
     return create_app(
         services,
         max_body_len=config.payload_limit,
         body_timeout_s=config.body_timeout,
-        api_keys=config.api_key,
+        api_keys=keys if keys else None,
         protects_metrics=config.protect_metrics,
         allowed_origins=config.cors_allow_origin,
         aliases=_aliases(config),

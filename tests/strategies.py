@@ -1,10 +1,13 @@
 """Hypothesis strategies and small values for the router's tests: worlds so small that sequences
 collide, blocks run out and limits are met in almost every example."""
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from constraints.spec import ConstraintSpec, Kind
 from proto.contract import LogprobParams, SamplingParams, StopParams
+from router.request.api_key import NO_KEY, ApiKey
 from router.request.request import Constraint, GenerateRequest
 
 VOCAB_SIZE = 2
@@ -22,6 +25,7 @@ def make_request(
     is_constrained: bool = False,
     output_ids: tuple[int, ...] = (),
     pause_after: int | None = None,
+    key: ApiKey = NO_KEY,
 ) -> GenerateRequest:
     """A greedy request whose text nobody reads."""
     return GenerateRequest(
@@ -34,6 +38,7 @@ def make_request(
         deadline_s=deadline_s,
         output_ids=output_ids,
         pause_after=pause_after,
+        key=key,
     )
 
 
@@ -42,7 +47,9 @@ def token_ids(min_len: int = 1, max_len: int = 12) -> st.SearchStrategy[tuple[in
     return st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=min_len, max_size=max_len).map(tuple)
 
 
-def requests(max_total_len: int) -> st.SearchStrategy[GenerateRequest]:
+def requests(
+    max_total_len: int, keys: Sequence[ApiKey] = (NO_KEY,)
+) -> st.SearchStrategy[GenerateRequest]:
     """Requests of at most `max_total_len` (at least 2) tokens, prompt and output together.
 
     Half of them may fill that to the end, so that running ones fight for blocks. Some go on with
@@ -63,6 +70,7 @@ def requests(max_total_len: int) -> st.SearchStrategy[GenerateRequest]:
                 deadline_s=st.one_of(st.none(), st.none(), st.integers(0, 40).map(float)),
                 output_ids=st.one_of(st.just(()), token_ids(0, max_new_tokens - 1)),
                 pause_after=st.one_of(st.none(), st.none(), st.integers(1, 6)),
+                key=st.sampled_from(keys),
             )
         )
 

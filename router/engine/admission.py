@@ -1,9 +1,11 @@
 """Which requests enter the bounded queue, when refused ones retry, and whether steps get done."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from math import exp
 
+from router.engine.key_limits import KeyLimits, KeySlots
+from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import Draining, InvalidRequest, Overloaded, Refused, Unhealthy
 from router.telemetry.step_observer import StepObserver
 
@@ -101,7 +103,7 @@ class DrainRate:
     """
 
     def __init__(self, num_slots: int, memory_s: float = MEMORY_S) -> None:
-        self._num_slots = num_slots
+        self.num_slots = num_slots
         self._memory_s = memory_s
         self._num_ended = num_slots * _GUESS_S / _GUESSED_DURATION_S
         self._watched_s = _GUESS_S
@@ -113,7 +115,7 @@ class DrainRate:
         self._num_ended, self._watched_s = self._aged(now_s)
         if self._is_busy:
             self._num_ended += num_ended
-        self._is_busy = 2 * num_taken >= self._num_slots
+        self._is_busy = 2 * num_taken >= self.num_slots
         self._seen_s = now_s
 
     def per_second(self, now_s: float) -> float:
@@ -130,15 +132,18 @@ class DrainRate:
 
 
 class Admission:
-    """Admits sequences while there are slots. Owner of the drain rate.
+    """Admits sequences while there are slots. Owner of the drain rate, and of the keys' limits.
 
-    Failed shards have `restart_s` to begin anew. It knows no clock but the one passed in.
+    When all slots are taken, a key that has less than its share of them is admitted all the same:
+    so one key cannot keep the others out, and there are never more than twice as many. Failed
+    shards have `restart_s` to begin anew. It knows no clock but the one passed in.
     """
 
     def __init__(self, num_slots: int, restart_s: float) -> None:
-        self._num_slots = num_slots
+        self.num_slots = num_slots
         self._restart_s = restart_s
         self.is_closed = False
+        self.keys = KeyLimits()
         self._rate = DrainRate(num_slots)
 
     def close(self) -> None:
@@ -146,26 +151,36 @@ class Admission:
         self.is_closed = True
 
     def admit(
-        self, now_s: float, num_taken: int, num_wanted: int, broken_s: float | None = None
+        self,
+        now_s: float,
+        num_taken: int,
+        num_wanted: int,
+        key: ApiKey = NO_KEY,
+        of_key: KeySlots | None = None,
+        broken_s: float | None = None,
     ) -> None:
-        """Admits all sequences of a client's request together.
+        """Admits all sequences of a client's request together. `of_key` are its key's slots.
 
-        Raises Draining, Unhealthy when the shards have been broken (for `broken_s`) for longer
-        than they may take to begin anew, Overloaded with the time to return, and InvalidRequest
-        for more sequences than there are slots.
+        Raises Draining, Unhealthy when the shards have been broken (for `broken_s`) for longer than
+        they may take to begin anew, RateLimited by its key's limits, Overloaded with the time to
+        return, and InvalidRequest for more sequences than there are slots.
         """
         if self.is_closed:
             raise Draining("the server is shutting down")
         if broken_s is not None and broken_s > self._restart_s:
             raise self.unhealthy(f"the shards have not answered for {broken_s:.1f} s")
-        if num_wanted > self._num_slots:
+        if num_wanted > self.num_slots:
             raise InvalidRequest(
                 f"the request needs {num_wanted} sequences at once; this server has "
-                f"{self._num_slots}"
+                f"{self.num_slots}"
             )
+        if of_key is None:
+            of_key = KeySlots(num_taken, self.num_slots)
+        self.keys.check(key, of_key.num_taken, num_wanted, now_s)
         self._rate.observe(now_s, num_taken)
-        if num_taken + num_wanted > self._num_slots:
-            reason = f"{num_taken} requests are waiting or running; at most {self._num_slots} may"
+        is_within_share = of_key.num_taken + num_wanted <= of_key.num_fair
+        if num_taken + num_wanted > self.num_slots and not is_within_share:
+            reason = f"{num_taken} requests are waiting or running; at most {self.num_slots} may"
             if num_wanted > 1:
                 reason += f"; this one needs {num_wanted}"
             # When those that are here now will have ended.
@@ -193,8 +208,8 @@ class Admission:
 class Slots:
     """The slots of the server, one for each sequence that waits or runs.
 
-    A slot is taken by an open stream, or by a group between two of its streams: `num_taken` counts
-    both.
+    A slot is taken by an open stream, or by a group between two of its streams: `taken` has the key
+    of each.
     """
 
     def __init__(
@@ -202,26 +217,29 @@ class Slots:
         admission: Admission,
         progress: Progress,
         observer: StepObserver,
-        num_taken: Callable[[], int],
+        taken: Callable[[], Sequence[ApiKey]],
         clock: Callable[[], float],
     ) -> None:
         self._admission = admission
         self._progress = progress
         self._observer = observer
-        self._num_taken = num_taken
+        self._taken = taken
         self._clock = clock
 
-    def take(self, num_slots: int) -> None:
+    def take(self, num_slots: int, key: ApiKey) -> None:
         """Takes so many together. Raises Refused; InvalidRequest for more than there are."""
         now_s = self._clock()
         broken_s = self._progress.broken_s(now_s)
+        taken = self._taken()
+        of_key = KeySlots.of(key, taken, self._admission.num_slots)
         try:
-            self._admission.admit(now_s, self._num_taken(), num_slots, broken_s)
+            self._admission.admit(now_s, len(taken), num_slots, key, of_key, broken_s)
         except Refused as error:
             self._observer.rejected(error)
             raise
+        self._admission.keys.spend(key, now_s, requests=1)
 
     def free(self, num_slots: int, *, is_good: bool) -> None:
         """Frees so many, by a good end or another."""
         num_finished = num_slots if is_good else 0
-        self._admission.release(self._clock(), self._num_taken(), num_finished)
+        self._admission.release(self._clock(), len(self._taken()), num_finished)

@@ -32,6 +32,7 @@ from router.engine.recovery import Recovery, failed_by_bug, failed_row
 from router.engine.steps import StepsInFlight
 from router.engine.stream import Stream
 from router.engine.streams import Backpressure, CancelLatency, OpenStreams, StreamGroups, Texts
+from router.request.api_key import ApiKey
 from router.request.errors import (
     Cancelled,
     ConstraintRefused,
@@ -100,9 +101,7 @@ class Batcher:
         self._admission = Admission(limits.max_concurrent_requests, limits.restart_s)
         self._progress = Progress(limits.progress_s, limits.patience_s)
         self._streams = OpenStreams(self._retire)
-        self._slots = Slots(
-            self._admission, self._progress, observer, lambda: self.num_taken, clock
-        )
+        self._slots = Slots(self._admission, self._progress, observer, self._taken, clock)
         self.groups = StreamGroups(self._accept_all, self._slots)
         self._backpressure = Backpressure(scheduler.pause)
         self._preparing = Preparing(self._prepare, self._release, self._fail_unprepared)
@@ -149,7 +148,10 @@ class Batcher:
     @property
     def num_taken(self) -> int:
         """Slots that are taken by streams and groups."""
-        return len(self._streams) + self.groups.num_idle_slots
+        return len(self._taken())
+
+    def _taken(self) -> list[ApiKey]:
+        return [stream.request.key for stream in self._streams] + self.groups.idle_slots
 
     def submit(self, request: GenerateRequest) -> Stream:
         """Accepts a request; its events come in the stream. Raises as `submit_all`."""
@@ -161,7 +163,7 @@ class Batcher:
         Raises Refused (Draining, Unhealthy, Overloaded), and InvalidRequest for a request that
         could never run.
         """
-        self._slots.take(len(requests))
+        self._slots.take(len(requests), requests[0].key)
         return self._accept_all(requests)
 
     def _accept_all(self, requests: Sequence[GenerateRequest], texts: Texts = None) -> list[Stream]:
@@ -347,6 +349,7 @@ class Batcher:
         """Releases what an ended stream holds elsewhere."""
         self._scheduler.finish(stream.request_id)
         self._backpressure.remove(stream)
+        self._admission.keys.spend(stream.request.key, self._clock(), tokens=stream.num_computed)
         if stream.request.constraint is not None:
             self._preparing.remove(stream.request_id)
         if self.groups.remove(stream.request_id):

@@ -100,6 +100,13 @@ class Stream:
         return events
 
     @property
+    def num_computed(self) -> int:
+        """Tokens that were computed for it: of its prompt those that were not cached."""
+        if self.first_scheduled_s is None:
+            return 0
+        return len(self.request.prompt_ids) - self.cached_len + self.num_generated
+
+    @property
     def num_unread(self) -> int:
         """Events that wait for the reader."""
         return len(self._events)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from proto.contract import NewSequence
 from router.engine.admission import Slots
 from router.engine.stream import Stream
+from router.request.api_key import ApiKey
 from router.request.errors import RouterError
 from router.request.request import GenerateRequest
 from router.text.output_text import OutputText
@@ -107,10 +108,11 @@ class StreamGroup:
     `advance` is called each time that all of its streams have ended; it must not raise.
     """
 
-    __slots__ = ("advance", "is_settled", "num_slots", "open_ids")
+    __slots__ = ("advance", "is_settled", "key", "num_slots", "open_ids")
 
-    def __init__(self, num_slots: int, advance: Callable[[], None]) -> None:
+    def __init__(self, num_slots: int, key: ApiKey, advance: Callable[[], None]) -> None:
         self.num_slots = num_slots
+        self.key = key
         self.advance = advance
         self.open_ids: set[int] = set()
         self.is_settled = False
@@ -136,15 +138,16 @@ class StreamGroups:
         self._stopped: RouterError | None = None
 
     @property
-    def num_idle_slots(self) -> int:
-        """Slots that are taken, beside the open streams in them."""
-        num_slots = sum(group.num_slots for group in self._open)
-        return num_slots - sum(len(group.open_ids) for group in self._open)
+    def idle_slots(self) -> list[ApiKey]:
+        """The keys of slots that are taken, beside the open streams in them."""
+        return [
+            group.key for group in self._open for _ in range(group.num_slots - len(group.open_ids))
+        ]
 
-    def open(self, num_slots: int, advance: Callable[[], None]) -> StreamGroup:
+    def open(self, num_slots: int, key: ApiKey, advance: Callable[[], None]) -> StreamGroup:
         """A group that has so many slots from now on. Raises as `Slots.take`."""
-        self._slots.take(num_slots)
-        group = StreamGroup(num_slots, advance)
+        self._slots.take(num_slots, key)
+        group = StreamGroup(num_slots, key, advance)
         self._open[group] = None
         return group
 

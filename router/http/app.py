@@ -35,7 +35,7 @@ from router.http.responses.store import ResponseStore
 from router.http.resumption import Resumption
 from router.http.schema_reader import SchemaReader
 from router.http.server.access import ANY_ORIGIN, Access, Cors
-from router.http.server.auth import ApiKeyAuth
+from router.http.server.auth import ApiKeyAuth, KeyRing
 from router.http.server.body import BodyReader
 from router.http.server.docs import DOCS_PAGE, OPENAPI_PATH, ApiRoute, openapi_document
 from router.http.server.errors import Dialect, HttpError, internal_error
@@ -77,14 +77,14 @@ def create_app(
     *,
     max_body_len: int = 2_000_000,
     body_timeout_s: float = 30.0,
-    api_keys: Sequence[str] = (),
+    api_keys: KeyRing | None = None,
     protects_metrics: bool = False,
     allowed_origins: Sequence[str] = ANY_ORIGIN,
     aliases: Mapping[str, str] = NO_ALIASES,
     socket_limits: SocketLimits | None = None,
     resume_grace_s: float = 60.0,
 ) -> ASGIApp:
-    """The application for an ASGI server. `max_body_len` is in bytes; no keys: none is needed.
+    """The application for an ASGI server. `max_body_len` is in bytes; `api_keys` None: none needed.
 
     `aliases` map further paths to those of routes; a stream that may be resumed waits
     `resume_grace_s` for its client.
@@ -99,7 +99,7 @@ def create_app(
         routing(services, bodies), reader, resume_grace_s, services.metrics.stream_resumes
     )
     app = _with_sockets(app, sockets)
-    if api_keys:
+    if api_keys is not None:
         app = ApiKeyAuth(
             app,
             api_keys,

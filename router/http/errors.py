@@ -19,6 +19,7 @@ from router.request.errors import (
     GenerationFailed,
     InvalidRequest,
     Overloaded,
+    RateLimited,
     Refused,
     RouterError,
     ServerStopped,
@@ -60,6 +61,7 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
     Overloaded: _Kind(
         "overloaded", 429, "rate_limit_error", "Model is overloaded", code="overloaded"
     ),
+    RateLimited: _Kind("rate_limited", 429, "rate_limit_error", code="rate_limit_exceeded"),
     Unhealthy: _Kind("unhealthy", 503, _UNAVAILABLE, code="unhealthy"),
     Draining: _Kind("draining", 503, _UNAVAILABLE, code="draining"),
     ServerStopped: _Kind(

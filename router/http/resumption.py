@@ -288,7 +288,7 @@ def _opts_in(value: str | None) -> bool:
 def _owner(scope: Scope) -> _Owner:
     record = AccessRecord.within(scope)
     assert record is not None, "the access log is around it"
-    return _Owner(record.key_digest, scope["path"])
+    return _Owner(record.key.digest, scope["path"])
 
 
 def _has_events(head: Message) -> bool:

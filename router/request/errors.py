@@ -8,6 +8,7 @@ RouterError
  |    +-- ConstraintRefused    a constraint that cannot be kept; says why
  +-- Refused                   a good request at a bad moment
  |    +-- Overloaded           the queue is full
+ |    +-- RateLimited          the client's key has had what it may have
  |    +-- Unhealthy            the shards do not answer
  |    +-- Draining             the server is shutting down
  +-- GenerationFailed          an accepted request came to a bad end
@@ -96,6 +97,10 @@ class Refused(RouterError):
 
 class Overloaded(Refused):
     """More requests than the queue holds."""
+
+
+class RateLimited(Refused):
+    """The client's API key has had as much as it may have for now."""
 
 
 class Unhealthy(Refused):

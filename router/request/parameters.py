@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from proto.contract import LogprobParams, SamplingParams, StopParams
+from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import InvalidRequest, cut
 from router.request.grammar import RawGrammar
 from router.text.tokenizer import check_unicode
@@ -65,7 +66,7 @@ class RawParams:
 
     `output_ids` are tokens of this output that were made before. `prompt_from` is the position in
     the prompt from which on `decoder_input_details` reports. `cache_salt` is a secret of those who
-    share a prefix cache, `owner` the digest of the client's key.
+    share a prefix cache, `key` is the client's.
     """
 
     best_of: int | None = None
@@ -101,7 +102,7 @@ class RawParams:
     output_ids: tuple[int, ...] = ()
     prompt_from: int = 0
     cache_salt: str | None = None
-    owner: bytes = field(default=b"", repr=False)
+    key: ApiKey = NO_KEY
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

@@ -11,6 +11,7 @@ from constraints.spec import ConstraintSpec, Kind
 from constraints.translation import Translation
 from processes.tracing import TraceContext
 from proto.contract import LogprobParams, OutputConstraint, SamplingParams, StopParams
+from router.request.api_key import NO_KEY, ApiKey
 
 # Seeds are 64 bits on the wire.
 NUM_SEEDS = 2**64
@@ -66,7 +67,7 @@ class GenerateRequest:
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
     It finds in the prefix cache what requests of the same `cache_salt` computed, and nothing else.
     `account` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
-    and of its generated tokens.
+    and of its generated tokens. `key` is that of its client.
     """
 
     prompt_ids: tuple[int, ...]
@@ -83,6 +84,7 @@ class GenerateRequest:
     output_ids: tuple[int, ...] = ()
     pause_after: int | None = None
     cache_salt: bytes = field(default=b"", repr=False)
+    key: ApiKey = NO_KEY
 
     @property
     def pause_len(self) -> int | None:

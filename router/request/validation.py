@@ -141,6 +141,7 @@ class Validation:
             trace_id=trace_id,
             output_ids=raw.output_ids,
             cache_salt=self._salt(raw),
+            key=raw.key,
         )
         if request.output_ids:
             matched = OutputText(request, self._tokenizer).matched
@@ -153,7 +154,7 @@ class Validation:
         """What the client says, and whose key it has shown."""
         if raw.cache_salt == "":
             raise raw.refuse("cache_salt", "a text that is not empty", raw.cache_salt)
-        owner = b"" if self.limits.shares_prefixes else raw.owner
+        owner = b"" if self.limits.shares_prefixes else raw.key.digest
         if raw.cache_salt is None:
             return owner
         return blake2b(owner + raw.cache_salt.encode("utf-8", "surrogatepass")).digest()

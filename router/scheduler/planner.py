@@ -9,6 +9,11 @@ blocks are freed, it waits again, and is recomputed, output included, helped by 
 cache still holds. When blocks are about to be freed anyhow, nothing is preempted: the one in need
 sits the step out, as a paused one does.
 
+Where several API keys have sequences, each is to have its share. What a key was served decides who
+is admitted next, and whether that comes before another key's prompt that is being computed. Where
+there is no room for a key that runs less than its share, the youngest sequence of the key that runs
+most is preempted for it, before anything else is planned.
+
 Of several that begin alike, like the values of a distribution behind one prompt, the first computes
 the shared beginning and the others wait until they find it in the cache.
 """
@@ -18,6 +23,7 @@ from dataclasses import dataclass, field
 
 from proto.contract import NewSequence, RunningUpdate
 from router.scheduler.allocator import Allocator, BlockAllocation, Shortage
+from router.scheduler.fair_shares import FairShares, RunningCounts
 from router.scheduler.queues import RunningBatch, WaitingQueue
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
 
@@ -66,6 +72,7 @@ class Planner:
         allocator: Allocator,
         waiting: WaitingQueue,
         running: RunningBatch,
+        shares: FairShares,
     ) -> None:
         self._max_step_tokens = max_step_tokens
         # Each running sequence must find a token in a step, those too that sit this one out.
@@ -73,15 +80,22 @@ class Planner:
         self._allocator = allocator
         self._waiting = waiting
         self._running = running
+        self._shares = shares
 
     def plan(self, now_s: float) -> StepPlan:
         """The next step; one without chunks computes nothing."""
         plan = StepPlan(self._max_step_tokens)
         if not self._plan_suspect(plan, now_s):
+            if self._shares.is_shared:
+                self._make_room(plan)
             self._plan_decodes(plan)
-            self._plan_chunks(plan)
+            late = self._plan_chunks(plan)
             plan.running_ids = self._running.request_ids
             self._plan_admissions(plan, now_s)
+            for sequence in late:
+                if plan.num_tokens_left:
+                    _plan_chunk(sequence, plan)
+        self._shares.charge(plan.chunks.values())
         self._running.retire_fully_scheduled([chunk.sequence for chunk in plan.chunks.values()])
         return plan
 
@@ -137,20 +151,50 @@ class Planner:
                 plan.sit_out(sequence)
                 return None
             victim = self._running.youngest
-            victim.preempt()
-            self._running.drop(victim)
-            self._waiting.add(victim)
-            plan.num_preemptions += 1
+            self._preempt(victim, plan)
             if victim is sequence:
                 return None
 
-    def _plan_chunks(self, plan: StepPlan) -> None:
-        """Spends what decodes left of the budget on prompts being computed, the oldest first."""
-        for sequence in self._running:
-            if plan.num_tokens_left == 0:
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        victim.preempt()
+        self._running.drop(victim)
+        self._waiting.add(victim)
+        plan.num_preemptions += 1
+
+    def _make_room(self, plan: StepPlan) -> None:
+        """Preempts for sequences that find no room, and whose keys run less than their share."""
+        counts = RunningCounts(self._running)
+        num_free = self._max_running - len(self._running)
+        for sequence in self._waiting.offers():
+            lacks_blocks = sequence.min_available > self._allocator.num_available
+            if lacks_blocks and self._running.is_retiring:
                 return
+            if num_free == 0 or lacks_blocks:
+                victim = counts.take_victim(sequence)
+                if victim is None:
+                    return
+                self._preempt(victim, plan)
+                num_free += 1
+            num_free -= 1
+            counts.add(sequence)
+            if lacks_blocks:
+                # Its blocks may be free at once, or with the answer to a step in flight.
+                return
+
+    def _plan_chunks(self, plan: StepPlan) -> list[Sequence]:
+        """Spends what decodes left of the budget on prompts being computed, the oldest first.
+
+        Those of a key that was not served less than that of the first who waits come after that.
+        """
+        late: list[Sequence] = []
+        first = next(iter(self._waiting.offers(1)), None) if self._shares.is_shared else None
+        for sequence in self._running:
             if sequence.state is SequenceState.PREFILLING:
-                _plan_chunk(sequence, plan)
+                if first is not None and self._shares.comes_before(first, sequence):
+                    late.append(sequence)
+                elif plan.num_tokens_left:
+                    _plan_chunk(sequence, plan)
+        return late
 
     def _plan_suspect(self, plan: StepPlan, now_s: float) -> bool:
         """A step for nothing but a sequence that may make the shards fail; False: there is none.
@@ -195,15 +239,18 @@ class Planner:
         # for half of the running requests that cuts what is computed twice from 44 % to 6 % of
         # all tokens, in as many steps; more spare blocks save tokens but cost steps.
         num_spare = self._running.num_growing if offers else 0
+        # Keys of which one was preempted a moment ago: its tokens are in flight, or the shard still
+        # has its row. No younger one gets the blocks that it lost to an older one.
+        leaving: set[str] = set()
         for sequence in offers:
             if plan.num_tokens_left == 0 or len(self._running) >= self._max_running:
                 return
             if sequence.runs_alone:
                 return
-            # Preempted a moment ago: its tokens are in flight, or the shard still has its row.
-            # No younger one gets the blocks that it lost to an older one.
             if not self._running.has_left(sequence.request_id):
-                return
+                leaving.add(sequence.request.key.name)
+            if sequence.request.key.name in leaving:
+                continue
             if self._running and self._allocator.num_available < sequence.min_available:
                 return
             if _awaits_prefix(sequence, self._running.computing, self._allocator):

@@ -7,18 +7,20 @@
 
 It knows no budget: the planner decides which of the waiting fit.
 
-Who waits is offered oldest first. Where one does not fit, nobody behind it is admitted; one that
-waits for another one to compute their common beginning is passed over, for that has an end. A
-preempted sequence returns to its place by arrival, which is before everything that came after it.
+Who waits is offered oldest first, of several API keys that first which was served least
+(fair_shares). Where one does not fit, nobody behind it is admitted; one that waits for another one
+to compute their common beginning is passed over, for that has an end. A preempted sequence returns
+to its place by arrival, which is before everything of its key that came after it.
 One that is held, since its constraint is still being compiled, is not offered: none passes it, and
 it blocks none.
 
 Why none starves. Steps compute at least one token for good each: a decode's token outlives a
 preemption, and the oldest running sequence is never preempted for another one. (Run ahead, a step
-may pass while blocks wait to be freed.) While the oldest waiting one does not fit, nothing enters;
+may pass while blocks wait to be freed.) While the first waiting one does not fit, nothing enters;
 so at the latest after as many such steps as the running sequences have tokens left to compute,
-nothing runs, every block is available, and the oldest waiting one, which was measured against the
-whole pool when it came, is admitted.
+nothing runs, every block is available, and the first waiting one, which was measured against the
+whole pool when it came, is admitted. And each becomes the first: within a key by arrival, among
+keys since what is served to the others makes them come later.
 
 A running sequence leaves because it ended, was preempted, or is fully scheduled: each of its tokens
 is known or being sampled, so no later step concerns it. (While its sample may be late, only the
@@ -33,6 +35,7 @@ from dataclasses import dataclass
 from proto.contract import Generation, StepResult
 from router.request.errors import ShardFailed
 from router.scheduler.allocator import Allocator, BlockAllocation
+from router.scheduler.fair_shares import FairShares
 from router.scheduler.sequence import ComputedChunk, ScheduledChunk, Sequence
 
 # How many are offered in one step: a bound on a step's cost, not on a sequence's turn, since the
@@ -47,21 +50,24 @@ def _order(sequence: Sequence) -> int:
 class WaitingQueue:
     """Entries in state WAITING. Only the `Scheduler` changes it."""
 
-    def __init__(self) -> None:
-        self._sequences: list[Sequence] = []
+    def __init__(self, shares: FairShares) -> None:
+        self._shares = shares
+        # In order of arrival, by the names of their keys; none is empty.
+        self._by_key: dict[str, list[Sequence]] = {}
         # Their constraints are still being compiled.
         self._held: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
-        return len(self._sequences) + len(self._held)
+        return sum(map(len, self._by_key.values())) + len(self._held)
 
     def __iter__(self) -> Iterator[Sequence]:
-        yield from self._sequences
+        for sequences in self._by_key.values():
+            yield from sequences
         yield from self._held.values()
 
     def add(self, sequence: Sequence) -> None:
         """Inserts in order of arrival."""
-        insort(self._sequences, sequence, key=_order)
+        insort(self._by_key.setdefault(sequence.request.key.name, []), sequence, key=_order)
 
     def hold(self, sequence: Sequence) -> None:
         """Waits, but is offered only once it is released."""
@@ -75,21 +81,36 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Raises ValueError if it does not wait."""
         if self._held.pop(sequence.request_id, None) is None:
-            self._sequences.remove(sequence)
+            name = sequence.request.key.name
+            sequences = self._by_key.get(name, [])
+            sequences.remove(sequence)
+            if not sequences:
+                del self._by_key[name]
 
     def place(self, sequence: Sequence) -> int:
-        """1 for the one that is offered first; of a held one, what its place would be."""
-        return bisect_left(self._sequences, sequence.order, key=_order) + 1
+        """1 for the one that is offered first; of a held one, what its place would be.
+
+        Of several keys' each that may come before it is counted.
+        """
+        if len(self._by_key) > 1 and sequence.request_id not in self._held:
+            return self.offers(len(self)).index(sequence) + 1
+        sequences = self._by_key.get(sequence.request.key.name, [])
+        return bisect_left(sequences, sequence.order, key=_order) + 1
 
     def offers(self, most: int = _MAX_OFFERS) -> list[Sequence]:
         """Those that may be admitted in this step, if they fit."""
-        return self._sequences[:most]
+        if len(self._by_key) > 1:
+            return self._shares.merge(self._by_key, most)
+        return next((sequences[:most] for sequences in self._by_key.values()), [])
 
     def check_invariants(self) -> None:
         """Raises AssertionError when the order is wrong."""
-        orders = [sequence.order for sequence in self._sequences]
-        assert not set(orders) & {sequence.order for sequence in self._held.values()}
-        assert orders == sorted(set(orders)), "the queue is out of order"
+        for name, sequences in self._by_key.items():
+            assert sequences, "a key without sequences is in the queue"
+            assert all(each.request.key.name == name for each in sequences)
+            orders = [sequence.order for sequence in sequences]
+            assert orders == sorted(set(orders)), "the queue is out of order"
+            assert not set(orders) & {sequence.order for sequence in self._held.values()}
 
 
 class RunningBatch:

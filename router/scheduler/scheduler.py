@@ -21,6 +21,7 @@ from proto.contract import Batch, Generation, StepResult
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
+from router.scheduler.fair_shares import FairShares
 from router.scheduler.planner import Planner
 from router.scheduler.queues import RunningBatch, StepInFlight, WaitingQueue, has_ended
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
@@ -77,7 +78,8 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, allocator: Allocator) -> None:
         self._limits = limits
         self._allocator = allocator
-        self._waiting = WaitingQueue()
+        self._shares = FairShares()
+        self._waiting = WaitingQueue(self._shares)
         self._running = RunningBatch(allocator)
         self._planner = Planner(
             limits.max_step_tokens,
@@ -85,6 +87,7 @@ class Scheduler:
             allocator,
             self._waiting,
             self._running,
+            self._shares,
         )
         self._live: dict[int, Sequence] = {}
         self._deadlines_s: dict[int, float] = {}
@@ -115,6 +118,7 @@ class Scheduler:
         self._refuse_unfit(sequence)
         self._num_added += 1
         self._live[request_id] = sequence
+        self._shares.arrive(request.key)
         if is_ready:
             self._waiting.add(sequence)
         else:
@@ -352,4 +356,5 @@ class Scheduler:
     def _remove(self, sequence: Sequence, state: SequenceState) -> None:
         sequence.move(state)
         del self._live[sequence.request_id]
+        self._shares.leave(sequence.request.key)
         self._deadlines_s.pop(sequence.request_id, None)

@@ -19,6 +19,7 @@ FAILURES = (
     "validation",
     "template",
     "overloaded",
+    "rate_limited",
     "unhealthy",
     "draining",
     "generation",
@@ -35,7 +36,7 @@ RESUMES = ("resumed", "ended", "unknown", "gone")
 CLOSE_CODES = ("1000", "1001", "1003", "1005", "1006", "1007", "1008", "1009", "1011", "other")
 BEAM_ENDS = ("complete", "hole", "budget", "full", "deadline", "cancelled")
 FRAMES = ("GENERATE", "SCORE", "CANCEL", "HELLO", "MODEL_INFO", "BEAMS", "other")
-REFUSALS = ("overloaded", "unhealthy", "draining")
+REFUSALS = ("overloaded", "rate_limited", "unhealthy", "draining")
 CONSTRAINT_REFUSALS = (
     "malformed",
     "not_enforced",

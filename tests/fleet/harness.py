@@ -21,7 +21,7 @@ from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import ListedModels, ModelNames
 from router.http.server.access import Access, Cors
-from router.http.server.auth import ApiKeyAuth
+from router.http.server.auth import ApiKeyAuth, KeyRing, plain_keys
 from router.http.server.body import BodyReader
 from router.http.server.json_reader import DEFAULT_BOUNDS
 from router.http.server.listen import HttpServer, bind, bind_unix
@@ -193,7 +193,8 @@ async def running_fleet(
         parser,
     )
     if keys:
-        app = ApiKeyAuth(app, keys, metrics.rejected, protects_metrics=False)
+        ring = KeyRing(plain_keys(keys))
+        app = ApiKeyAuth(app, ring, metrics.rejected, protects_metrics=False)
     front = HttpServer(Access(Cors(app)), bind("127.0.0.1", 0), 1.0, ConnectionLimits())
     # All at a time: each start and stop takes a tenth of a second.
     running = [*https.values(), front]

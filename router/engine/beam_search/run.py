@@ -75,7 +75,9 @@ class BeamRun:
         self._failure: RouterError | None = None
         self._changed = asyncio.Event()
         # Last, since it may raise.
-        self._slots: StreamGroup = batcher.groups.open(group.width, self._advance)
+        self._slots: StreamGroup = batcher.groups.open(
+            group.width, group.holes[0].request.key, self._advance
+        )
 
     @property
     def place(self) -> int | None:

@@ -141,7 +141,7 @@ class Streams:
             f"{self._record.request_id}/{self.num_started}",
             time.monotonic(),
             is_stream=True,
-            key_digest=self._record.key_digest,
+            key=self._record.key,
             metrics=self._services.metrics,
             model=self._services.info.model_id,
         )

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from router.http.server.errors import Dialect, HttpError, Problem, internal_error
+from router.request.api_key import NO_KEY, ApiKey
 
 _logger = logging.getLogger(__name__)
 _SCOPE_KEY = "tandem.record"
@@ -55,7 +56,7 @@ class AccessRecord:
     `started_s` is of time.monotonic, which is finer than uvloop's clock. `error_type` is the
     client's name for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
     why the server hung up; it comes before what the routes take for the client's leaving.
-    `key_digest` is that of the client's key.
+    `key` is the client's.
     """
 
     request_id: str
@@ -64,7 +65,7 @@ class AccessRecord:
     status: int | None = None
     error_type: str | None = None
     cut_by: str | None = None
-    key_digest: bytes = b""
+    key: ApiKey = NO_KEY
 
     @classmethod
     def within(cls, scope: Scope) -> Self | None:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from processes.instruments import Counter
 from router.http.server.access import AccessRecord
 from router.http.server.errors import Dialect, HttpError, Problem
+from router.request.api_key import ApiKey
 
 _OPEN_PATHS = frozenset({"/", "/health", "/ping"})
 _OPEN_BELOW = "/health/"
@@ -36,23 +37,53 @@ _SOCKET_REFUSAL = HttpError(
 )
 
 
-class ApiKeyAuth:
-    """ASGI middleware; `refusals` counts by reason what it refuses.
+def plain_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:
+    """Keys that are given as they are: named by their places, without limits, of equal weight."""
+    return tuple(
+        ApiKey(f"api-key-{number}", sha256(key.encode()).digest())
+        for number, key in enumerate(keys, 1)
+    )
 
-    Of `keys` it keeps the digests alone.
-    """
+
+class KeyRing:
+    """The keys that are known now. Owned by whoever may replace them; read with each request."""
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def replace(self, keys: Sequence[ApiKey]) -> None:
+        """Others from now on; requests that were admitted stay."""
+        self._keys = tuple(keys)
+
+    def find(self, sent_keys: Iterable[bytes]) -> ApiKey | None:
+        """The key that was sent, if one is known."""
+        found = None
+        for sent in sent_keys:
+            # Of equal length, compared to the end, every one: the time depends on no key.
+            digest = sha256(sent).digest()
+            for known in self._keys:
+                if hmac.compare_digest(digest, known.digest):
+                    found = known
+        return found
+
+
+class ApiKeyAuth:
+    """ASGI middleware; `refusals` counts by reason what it refuses."""
 
     def __init__(
         self,
         app: ASGIApp,
-        keys: Sequence[str],
+        keys: KeyRing,
         refusals: Counter,
         *,
         protects_metrics: bool,
     ) -> None:
         assert keys, "without keys nobody gets in"
         self._app = app
-        self._digests = [sha256(key.encode()).digest() for key in keys]
+        self._keys = keys
         self._refusals = refusals
         self._open_paths = _OPEN_PATHS if protects_metrics else _OPEN_PATHS | {_METRICS_PATH}
 
@@ -74,17 +105,11 @@ class ApiKeyAuth:
         sent_keys = [*_sent_keys(scope["headers"], takes_x_api_key=takes_x_api_key)]
         if scope["type"] == "websocket":
             sent_keys += _socket_keys(scope)
-        found = b""
-        for sent in sent_keys:
-            # Of equal length, compared to the end, every one: the time depends on no key.
-            digest = sha256(sent).digest()
-            for known in self._digests:
-                if hmac.compare_digest(digest, known):
-                    found = known
+        found = self._keys.find(sent_keys)
         record = AccessRecord.within(scope)
-        if record is not None:
-            record.key_digest = found
-        return bool(found)
+        if record is not None and found is not None:
+            record.key = found
+        return found is not None
 
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = _SOCKET_REFUSAL if scope["type"] == "websocket" else _REFUSAL

@@ -95,6 +95,14 @@ class FrontConfig:
         secret=True,
         front_only=True,
     )
+    api_key_file: Path | None = setting(
+        None,
+        "the keys' digests with their names, shares and limits, in TOML (docs/serving.md); read "
+        "again at SIGHUP, which then does not stop the server",
+        file,
+        group=Group.ACCESS,
+        front_only=True,
+    )
     protect_metrics: bool = setting(
         False, "/metrics wants a key too", group=Group.ACCESS, kind=Kind.SWITCH
     )
@@ -162,6 +170,8 @@ class FrontConfig:
     json_output: bool = setting(False, "log JSON lines", group=Group.LOGS, kind=Kind.SWITCH)
 
     def __post_init__(self) -> None:
+        if self.api_key and self.api_key_file:
+            raise BadConfig("--api-key and --api-key-file: only one of them can be given")
         if (self.ssl_certfile is None) is not (self.ssl_keyfile is None):
             given, missing = "--ssl-certfile", "--ssl-keyfile"
             if self.ssl_certfile is None:

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from router.engine.admission import MEMORY_S, Admission, DrainRate, Progress, Slots
 from router.engine.streams import StreamGroups
+from router.request.api_key import NO_KEY
 from router.request.errors import Draining, InvalidRequest, Overloaded, Unhealthy
 from router.telemetry.metrics import Metrics
 from router.telemetry.step_observer import StepObserver
@@ -273,18 +274,18 @@ class BoundSocket:
             self.admission,
             Progress(4.0, 2.0),
             observer,
-            lambda: self.groups.num_idle_slots,
+            lambda: self.groups.idle_slots,
             lambda: self.now_s,
         )
         self.groups = StreamGroups(lambda requests, texts: [], slots)
 
     def rate_behind(self, widths: list[int], *, is_good: bool) -> float:
         """Slots that come free per second, as reckoned when groups so wide end after a second."""
-        groups = [self.groups.open(width, lambda: None) for width in widths]
+        groups = [self.groups.open(width, NO_KEY, lambda: None) for width in widths]
         self.now_s += 1.0
         for group in groups:
             self.groups.close(group, is_good=is_good)
-        assert self.groups.num_idle_slots == 0
+        assert self.groups.idle_slots == []
         return self.admission.drain_rate(self.now_s)
 
 
@@ -301,7 +302,7 @@ def test_a_group_that_fails_says_nothing_of_how_fast_slots_come_free() -> None:
 
 def test_a_group_is_closed_once() -> None:
     door = BoundSocket()
-    group = door.groups.open(8, lambda: None)
+    group = door.groups.open(8, NO_KEY, lambda: None)
     door.now_s = 1.0
     door.groups.close(group, is_good=True)
     rate = door.admission.drain_rate(1.0)

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from router.engine.batcher import BatcherLimits
 from router.http.app import Services, create_app
+from router.http.server.auth import KeyRing, plain_keys
 from router.http.server.listen import HttpServer, bind
 from router.http.server.protocol import ConnectionLimits
 from router.http.server_info import ServerInfo
@@ -73,6 +74,8 @@ async def housing(
         takes_grammars=takes_grammars,
         shares_prefixes=shares_prefixes,
     )
+    if "api_keys" in edge and not isinstance(edge["api_keys"], KeyRing):
+        edge["api_keys"] = KeyRing(plain_keys(edge["api_keys"]))
     batcher_limits = batcher_limits or BatcherLimits(
         max_concurrent_requests=max_concurrent_requests, retry_s=0.05, tick_s=0.02
     )

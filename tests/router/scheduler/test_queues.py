@@ -1,3 +1,4 @@
+from router.scheduler.fair_shares import FairShares
 from router.scheduler.queues import WaitingQueue
 from router.scheduler.sequence import Sequence
 from tests.strategies import make_request
@@ -8,7 +9,7 @@ def sequences(count: int) -> list[Sequence]:
 
 
 def queue_of(waiting: list[Sequence]) -> WaitingQueue:
-    queue = WaitingQueue()
+    queue = WaitingQueue(FairShares())
     for sequence in waiting:
         queue.add(sequence)
     return queue

@@ -1,7 +1,7 @@
 """The scheduler against a shard that checks every KV slot it reads, under any order of events.
 
 What a request gets must be what it would get alone, however it was chunked, preempted, resumed,
-served from the cache or run ahead of, and nobody passes one that came before it.
+served from the cache or run ahead of, and nobody passes one of its key that came before it.
 """
 
 from collections import deque
@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from proto.contract import Batch, FinishReason, Generation
+from router.request.api_key import ApiKey
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.router.scheduler.kv_shard import KvShard, RunStep, expected_output
 from tests.strategies import requests
+
+KEYS = (ApiKey("one"), ApiKey("two"), ApiKey("heavy", weight=3.0))
 
 
 @dataclass(slots=True)
@@ -47,6 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.sampled_from([True, True, True, False]),
         runs_late=st.booleans(),
         seed=st.integers(0, 2**32 - 1),
+        keys=st.sampled_from([KEYS[:1], KEYS[:2], KEYS]),
     )
     def begin(
         self,
@@ -56,9 +60,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching: bool,
         runs_late: bool,
         seed: int,
+        keys: tuple[ApiKey, ...],
     ) -> None:
         self.limits = limits
         self.seed = seed
+        self.keys = keys
         self.max_total_len = num_blocks * block_size
         self.scheduler = Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching))
         self.block_size, self.prefix_caching = block_size, prefix_caching
@@ -75,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         is_ready=st.sampled_from([True, True, True, False]),
     )
     def add(self, data: st.DataObject, fault: int | None, is_ready: bool) -> None:
-        request = data.draw(requests(self.max_total_len))
+        request = data.draw(requests(self.max_total_len, self.keys))
         request_id = len(self.tracked)
         self.tracked[request_id] = Tracked(request, is_held=not is_ready)
         if fault is not None:
@@ -200,12 +206,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not set(new_ids) & (set(batch.dropped_ids) | set(batch.running_ids))
 
     def check_order(self, batch: Batch) -> None:
-        """Of those that are in no batch the oldest enters, save those that await a prefix."""
+        """Of a key's that are in no batch the oldest enters, save those that await a prefix."""
         self.resident -= set(batch.dropped_ids)
         for new in batch.new:
             assert not self.tracked[new.request_id].is_held
             for request_id in self.live_ids():
                 is_passed = request_id < new.request_id and request_id not in self.resident
+                is_passed &= self.key_of(request_id) == self.key_of(new.request_id)
                 if is_passed and not self.tracked[request_id].is_held:
                     assert self.may_await_prefix(request_id), "one that came before was passed"
             self.resident.add(new.request_id)
@@ -217,6 +224,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             len(commonprefix([tokens, self.tokens_of(other)])) >= 4 * self.block_size
             for other in self.resident
         )
+
+    def key_of(self, request_id: int) -> ApiKey:
+        return self.tracked[request_id].request.key
 
     def tokens_of(self, request_id: int) -> tuple[int, ...]:
         tracked = self.tracked[request_id]

@@ -12,7 +12,7 @@ import pytest
 
 from processes.instruments import Counter
 from router.http.server.access import AccessRecord
-from router.http.server.auth import ApiKeyAuth
+from router.http.server.auth import ApiKeyAuth, KeyRing, plain_keys
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, record
 
@@ -267,7 +267,7 @@ async def test_a_websocket_is_opened_with_a_key_in_one_of_three_places(
 
     reached: list[str] = []
     guard = ApiKeyAuth(
-        *(app, (*KEYS, "schlüssel"), Counter("rejected", "", "reason")),
+        *(app, KeyRing(plain_keys((*KEYS, "schlüssel"))), Counter("rejected", "", "reason")),
         protects_metrics=False,
     )
     scope = {"type": "websocket", "path": "/", "headers": headers, "query_string": query}

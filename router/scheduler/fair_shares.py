@@ -1,0 +1,121 @@
+"""What each API key was served, so that the one that got least comes first.
+
+Virtual token counters (Sheng et al., "Fairness in serving large language models", OSDI 2024): a
+key's counter grows by the tokens that are computed for it, divided by its weight. A key that had
+nothing to do begins at the least counter of those that have: it saves nothing up, and owes nothing.
+With one key, or none, all counters are equal and arrival alone decides.
+"""
+
+import heapq
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Ordered
+
+from router.request.api_key import ApiKey
+from router.scheduler.sequence import ScheduledChunk, Sequence
+
+# A token that is sampled costs so much more than one of a prompt, which many are computed of at
+# once; the paper's weights, and about those of price lists.
+_SAMPLE_COST = 1
+
+
+class FairShares:
+    """Owner of the counters of keys with live sequences, by name. The scheduler's alone."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, float] = {}
+        self._num_live: dict[str, int] = {}
+        self._least = 0.0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether several keys have sequences."""
+        return len(self._num_live) > 1
+
+    def served(self, key: ApiKey) -> float:
+        """A key's counter."""
+        return self._served.get(key.name, self._least)
+
+    def comes_before(self, waiting: Sequence, running: Sequence) -> bool:
+        """Whether one that waits comes before the prompt of another key that is being computed."""
+        key, other = waiting.request.key, running.request.key
+        return key.name != other.name and self.served(key) <= self.served(other)
+
+    def arrive(self, key: ApiKey) -> None:
+        """A sequence of the key begins to wait."""
+        if key.name not in self._num_live:
+            others = [self._served[name] for name in self._num_live]
+            self._least = min(others, default=self._least)
+            self._served[key.name] = max(self._served.get(key.name, 0.0), self._least)
+        self._num_live[key.name] = self._num_live.get(key.name, 0) + 1
+
+    def leave(self, key: ApiKey) -> None:
+        """A sequence of the key has ended."""
+        self._num_live[key.name] -= 1
+        if not self._num_live[key.name]:
+            del self._num_live[key.name]
+            if not self._num_live:
+                # Whoever comes next begins where the last one was.
+                self._least = self._served[key.name]
+                self._served.clear()
+
+    def charge(self, chunks: Iterable[ScheduledChunk]) -> None:
+        """A step computes these."""
+        if not self.is_shared:
+            return
+        for sequence, num_tokens, samples in chunks:
+            key = sequence.request.key
+            if key.name in self._num_live:
+                cost = num_tokens + samples * _SAMPLE_COST
+                self._served[key.name] += cost / key.weight
+
+    def merge(self, queues: Mapping[str, Ordered[Sequence]], most: int) -> list[Sequence]:
+        """At most so many heads of the keys' queues, as they would be served one by one.
+
+        Each counts as served once it is taken, so that the keys alternate.
+        """
+        heads = [(self.served(queue[0].request.key), name, 0) for name, queue in queues.items()]
+        heapq.heapify(heads)
+        merged: list[Sequence] = []
+        while heads and len(merged) < most:
+            served, name, index = heapq.heappop(heads)
+            queue = queues[name]
+            sequence = queue[index]
+            merged.append(sequence)
+            if index + 1 < len(queue):
+                cost = sequence.num_unscheduled / sequence.request.key.weight
+                heapq.heappush(heads, (served + cost, name, index + 1))
+        return merged
+
+
+class RunningCounts:
+    """How many sequences of each key run, while a step is planned that may exchange some."""
+
+    def __init__(self, running: Iterable[Sequence]) -> None:
+        self._running = list(running)
+        self._num: dict[str, int] = {}
+        for sequence in self._running:
+            self.add(sequence)
+
+    def add(self, sequence: Sequence) -> None:
+        """It will run."""
+        name = sequence.request.key.name
+        self._num[name] = self._num.get(name, 0) + 1
+
+    def take_victim(self, waiting: Sequence) -> Sequence | None:
+        """The youngest sequence of the key that runs most for its weight.
+
+        None where that key would then run less for its weight than the key of the one that waits:
+        so an exchange is never undone, and a key's oldest sequence stays.
+        """
+        key = waiting.request.key
+        wanted = (self._num.get(key.name, 0) + 1) / key.weight
+        victim, most = None, 0.0
+        for sequence in self._running:
+            other = sequence.request.key
+            ratio = (self._num[other.name] - 1) / other.weight
+            if other.name != key.name and ratio >= wanted and ratio >= most:
+                victim, most = sequence, ratio
+        if victim is not None:
+            self._running.remove(victim)
+            self._num[victim.request.key.name] -= 1
+        return victim

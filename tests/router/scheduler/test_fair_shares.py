@@ -1,0 +1,146 @@
+"""Several API keys on one server: who is admitted, preempted and served, by share."""
+
+from collections import Counter
+
+import pytest
+
+from proto.contract import FinishReason
+from router.request.api_key import ApiKey
+from router.scheduler.fair_shares import FairShares
+from router.scheduler.scheduler import Scheduler
+from tests.router.scheduler.steps import answer, make_scheduler, run, step, token
+from tests.strategies import make_request
+
+HOG, LIGHT, HEAVY = ApiKey("hog"), ApiKey("light"), ApiKey("heavy", weight=3.0)
+
+
+def add(
+    scheduler: Scheduler, request_id: int, key: ApiKey, prompt_len: int = 1, new: int = 9
+) -> None:
+    prompt_ids = tuple([request_id % 2] * prompt_len)
+    scheduler.add(request_id, make_request(prompt_ids, new, key=key), 0.0)
+
+
+def new_ids(scheduler: Scheduler) -> list[int]:
+    batch = step(scheduler)
+    answer(scheduler, batch, *(token(each.request_id, 1) for each in batch.new))
+    return [new.request_id for new in batch.new]
+
+
+def serve(scheduler: Scheduler, num_steps: int) -> list[int]:
+    """So many steps, a token for each request that runs; who got them."""
+    got: list[int] = []
+    for _ in range(num_steps):
+        batch = step(scheduler)
+        running = [*batch.running_ids, *(new.request_id for new in batch.new)]
+        answer(scheduler, batch, *(token(request_id, 1) for request_id in running))
+        got += running
+    return got
+
+
+def test_one_that_comes_last_enters_before_the_rest_of_another_key() -> None:
+    scheduler = make_scheduler(num_blocks=64, max_batch_size=8, max_step_tokens=8)
+    for request_id in range(8):
+        add(scheduler, request_id, HOG, prompt_len=4)
+    add(scheduler, 8, LIGHT, prompt_len=4)
+
+    assert [new.request_id for new in step(scheduler).new] == [0, 8]
+
+
+def test_the_keys_alternate() -> None:
+    scheduler = make_scheduler(num_blocks=64, max_batch_size=8, max_step_tokens=8)
+    for request_id, key in enumerate([HOG] * 4 + [LIGHT] * 4):
+        add(scheduler, request_id, key)
+
+    assert [new.request_id for new in step(scheduler).new] == [0, 4, 1, 5, 2, 6, 3, 7]
+
+
+def test_a_full_batch_gives_up_its_youngest_for_a_key_that_runs_nothing() -> None:
+    scheduler = make_scheduler(num_blocks=64, max_batch_size=4)
+    for request_id in range(4):
+        add(scheduler, request_id, HOG)
+    serve(scheduler, 1)
+    add(scheduler, 4, LIGHT)
+
+    batch = step(scheduler)
+
+    assert (batch.running_ids, batch.dropped_ids) == ((0, 1, 2), (3,))
+    assert [new.request_id for new in batch.new] == [4]
+
+
+def test_the_exchange_ends_when_each_has_its_share() -> None:
+    scheduler = make_scheduler(num_blocks=99, max_batch_size=4)
+    for request_id, key in enumerate([HOG] * 6 + [LIGHT] * 6):
+        add(scheduler, request_id, key, new=30)
+    serve(scheduler, 1)
+    num_preemptions = scheduler.stats().num_preemptions
+
+    got = Counter(request_id < 6 for request_id in serve(scheduler, 10))
+
+    assert got[True] == got[False] == 20
+    assert scheduler.stats().num_preemptions == num_preemptions
+
+
+def test_a_heavier_key_runs_more() -> None:
+    scheduler = make_scheduler(num_blocks=99, max_batch_size=4)
+    for request_id, key in enumerate([HOG] * 6 + [HEAVY] * 6):
+        add(scheduler, request_id, key, new=30)
+
+    got = Counter(request_id < 6 for request_id in serve(scheduler, 10))
+
+    assert (got[True], got[False]) == (10, 30)
+
+
+def test_a_pool_full_of_another_key_is_shared() -> None:
+    scheduler = make_scheduler(num_blocks=14, block_size=1, prefix_caching=False)
+    for request_id in (0, 1):
+        add(scheduler, request_id, HOG, prompt_len=5, new=7)
+    serve(scheduler, 2)
+    add(scheduler, 2, LIGHT, prompt_len=4, new=2)
+
+    got = serve(scheduler, 2)
+
+    assert got == [0, 1, 0, 2]
+    assert scheduler.stats().num_preemptions == 1
+
+
+def test_a_prompt_comes_before_the_rest_of_another_keys_long_one() -> None:
+    scheduler = make_scheduler(num_blocks=64, max_step_tokens=8)
+    add(scheduler, 0, HOG, prompt_len=40)
+    run(scheduler)
+    add(scheduler, 1, LIGHT, prompt_len=6)
+
+    batch = step(scheduler)
+
+    assert [(new.request_id, new.chunk_len) for new in batch.new] == [(1, 6)]
+    assert [(each.request_id, each.chunk_len) for each in batch.updates] == [(0, 2)]
+
+
+def test_a_key_that_had_nothing_to_do_has_saved_nothing_up() -> None:
+    scheduler = make_scheduler(num_blocks=99, max_batch_size=1, max_step_tokens=1)
+    add(scheduler, 0, LIGHT, new=1)
+    run(scheduler, token(0, 1, FinishReason.LENGTH))
+    for request_id in (1, 2, 3):
+        add(scheduler, request_id, HOG, new=1)
+    run(scheduler, token(1, 1, FinishReason.LENGTH))
+    for request_id in (4, 5, 6):
+        add(scheduler, request_id, LIGHT, new=1)
+
+    entered = []
+    for _ in range(5):
+        (new,) = (batch := step(scheduler)).new
+        answer(scheduler, batch, token(new.request_id, 1, FinishReason.LENGTH))
+        entered.append("hog" if new.request_id < 4 else "light")
+
+    assert sorted(entered[:2]) == sorted(entered[2:4]) == ["hog", "light"]
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "b")])
+def test_counters_are_of_those_that_have_something_to_do(names: tuple[str, ...]) -> None:
+    shares = FairShares()
+    for name in names:
+        shares.arrive(ApiKey(name))
+    assert shares.is_shared == (len(names) > 1)
+    for name in names:
+        shares.leave(ApiKey(name))
+    assert not shares.is_shared
