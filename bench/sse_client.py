@@ -6,8 +6,10 @@ request, chunked or plain bodies.
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _LIMIT_BYTES = 4 * 2**20
 
 
@@ -20,8 +22,10 @@ class HttpError(Exception):
         self.headers = headers
 
 
-async def post_events(url: str, body: bytes) -> AsyncIterator[bytes]:
-    """POST `body` and yield the payload of each `data:` line as it arrives.
+async def post_events(
+    url: str, body: bytes, headers: Mapping[str, str] = NO_HEADERS
+) -> AsyncIterator[bytes]:
+    """POST `body`, with these headers too; yields the payload of each `data:` line as it arrives.
 
     Raises HttpError for a status other than 200, OSError when the connection fails, and
     asyncio.IncompleteReadError when the server hangs up in the middle.
@@ -33,14 +37,15 @@ async def post_events(url: str, body: bytes) -> AsyncIterator[bytes]:
         head = (
             f"POST {parts.path or '/'} HTTP/1.1\r\nHost: {host}:{port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            "Accept: text/event-stream\r\nConnection: close\r\n\r\n"
+            "Accept: text/event-stream\r\nConnection: close\r\n"
         )
-        writer.write(head.encode() + body)
-        status, headers = await _read_head(reader)
+        head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        writer.write(f"{head}\r\n".encode() + body)
+        status, answered = await _read_head(reader)
         if status != 200:
             rest = await reader.read(_LIMIT_BYTES)
-            raise HttpError(status, headers, rest.decode(errors="replace"))
-        is_chunked = "chunked" in headers.get("transfer-encoding", "")
+            raise HttpError(status, answered, rest.decode(errors="replace"))
+        is_chunked = "chunked" in answered.get("transfer-encoding", "")
         pieces = _chunks(reader) if is_chunked else _plain(reader)
         buffer = b""
         async for piece in pieces:

@@ -3,12 +3,16 @@
 Virtual token counters (Sheng et al., "Fairness in serving large language models", OSDI 2024): a
 key's counter grows by the tokens that are computed for it, divided by its weight. A key that had
 nothing to do begins at the least counter of those that have: it saves nothing up, and owes nothing.
-With one key, or none, all counters are equal and arrival alone decides.
+With one key, or none, arrival alone decides.
+
+A key that has been served more than another one which came lately is greedy: its prompts leave room
+in each step, for a step that is full of them would be what a newcomer waits for.
 """
 
 import heapq
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
+from math import inf
 
 from router.request.api_key import ApiKey
 from router.scheduler.sequence import ScheduledChunk, Sequence
@@ -16,15 +20,18 @@ from router.scheduler.sequence import ScheduledChunk, Sequence
 # A token that is sampled costs so much more than one of a prompt, which many are computed of at
 # once; the paper's weights, and about those of price lists.
 _SAMPLE_COST = 1
+# How long a key that came is reckoned with.
+_LATELY_S = 60.0
+_NOBODY: frozenset[str] = frozenset()
 
 
 class FairShares:
-    """Owner of the counters of keys with live sequences, by name. The scheduler's alone."""
+    """Owner of the counters of keys, by name. The scheduler's alone."""
 
     def __init__(self) -> None:
         self._served: dict[str, float] = {}
         self._num_live: dict[str, int] = {}
-        self._least = 0.0
+        self._came_s: dict[str, float] = {}
 
     @property
     def is_shared(self) -> bool:
@@ -32,20 +39,31 @@ class FairShares:
         return len(self._num_live) > 1
 
     def served(self, key: ApiKey) -> float:
-        """A key's counter."""
-        return self._served.get(key.name, self._least)
+        """A key's counter, once it came."""
+        return self._served[key.name]
+
+    def greedy(self, now_s: float) -> frozenset[str]:
+        """The names of keys that were served more than another one which came lately."""
+        if len(self._came_s) < 2:
+            return _NOBODY
+        lately = [name for name, came_s in self._came_s.items() if now_s - came_s < _LATELY_S]
+        least = min((self._served[name] for name in lately), default=inf)
+        others = [name for name in self._num_live if self._served[name] > least]
+        return frozenset(others)
 
     def comes_before(self, waiting: Sequence, running: Sequence) -> bool:
         """Whether one that waits comes before the prompt of another key that is being computed."""
         key, other = waiting.request.key, running.request.key
         return key.name != other.name and self.served(key) <= self.served(other)
 
-    def arrive(self, key: ApiKey) -> None:
+    def arrive(self, key: ApiKey, now_s: float) -> None:
         """A sequence of the key begins to wait."""
+        served = self._served.get(key.name, 0.0)
         if key.name not in self._num_live:
-            others = [self._served[name] for name in self._num_live]
-            self._least = min(others, default=self._least)
-            self._served[key.name] = max(self._served.get(key.name, 0.0), self._least)
+            least = min((self._served[name] for name in self._num_live), default=served)
+            served = max(served, least)
+        self._served[key.name] = served
+        self._came_s[key.name] = now_s
         self._num_live[key.name] = self._num_live.get(key.name, 0) + 1
 
     def leave(self, key: ApiKey) -> None:
@@ -53,20 +71,14 @@ class FairShares:
         self._num_live[key.name] -= 1
         if not self._num_live[key.name]:
             del self._num_live[key.name]
-            if not self._num_live:
-                # Whoever comes next begins where the last one was.
-                self._least = self._served[key.name]
-                self._served.clear()
 
     def charge(self, chunks: Iterable[ScheduledChunk]) -> None:
         """A step computes these."""
-        if not self.is_shared:
+        if len(self._came_s) < 2:
             return
         for sequence, num_tokens, samples in chunks:
             key = sequence.request.key
-            if key.name in self._num_live:
-                cost = num_tokens + samples * _SAMPLE_COST
-                self._served[key.name] += cost / key.weight
+            self._served[key.name] += (num_tokens + samples * _SAMPLE_COST) / key.weight
 
     def merge(self, queues: Mapping[str, Ordered[Sequence]], most: int) -> list[Sequence]:
         """At most so many heads of the keys' queues, as they would be served one by one.

@@ -12,7 +12,8 @@ sits the step out, as a paused one does.
 Where several API keys have sequences, each is to have its share. What a key was served decides who
 is admitted next, and whether that comes before another key's prompt that is being computed. Where
 there is no room for a key that runs less than its share, the youngest sequence of the key that runs
-most is preempted for it, before anything else is planned.
+most is preempted for it, before anything else is planned. The prompts of a key that has had more
+than others take an eighth of the step at most.
 
 Of several that begin alike, like the values of a distribution behind one prompt, the first computes
 the shared beginning and the others wait until they find it in the cache.
@@ -33,6 +34,7 @@ _MIN_BLOCKS = 4
 # A step that is made before it is known how many tokens a constraint has forced has room for so
 # many. Where there are more, a further step computes them.
 _MAX_AWAITED = 16
+_GREEDY_PARTS, _MIN_GREEDY = 8, 64
 
 
 @dataclass(slots=True)
@@ -40,6 +42,9 @@ class StepPlan:
     """A step under construction, and the counts of its planning."""
 
     num_tokens_left: int
+    # Keys whose prompts share what is left for them.
+    greedy: frozenset[str] = frozenset()
+    num_greedy_left: int = 0
     chunks: dict[int, ScheduledChunk] = field(default_factory=dict)
     running_ids: tuple[int, ...] = ()
     new: list[NewSequence] = field(default_factory=list)
@@ -53,6 +58,20 @@ class StepPlan:
         """The sequence takes part in the step."""
         self.chunks[sequence.request_id] = sequence.schedule_tokens(num_tokens)
         self.num_tokens_left -= num_tokens
+
+    def schedule_prompt(self, sequence: Sequence) -> int:
+        """The next tokens of a prompt, as many as the step has room for; how many."""
+        chunk_len = min(self.room_for(sequence), sequence.num_unscheduled)
+        self.schedule(sequence, chunk_len)
+        if sequence.request.key.name in self.greedy:
+            self.num_greedy_left -= chunk_len
+        return chunk_len
+
+    def room_for(self, sequence: Sequence) -> int:
+        """Tokens that the step has left for a sequence's prompt."""
+        if sequence.request.key.name in self.greedy:
+            return min(self.num_tokens_left, self.num_greedy_left)
+        return self.num_tokens_left
 
     def sit_out(self, sequence: Sequence) -> None:
         """The sequence decodes, but not in this step."""
@@ -84,7 +103,11 @@ class Planner:
 
     def plan(self, now_s: float) -> StepPlan:
         """The next step; one without chunks computes nothing."""
-        plan = StepPlan(self._max_step_tokens)
+        plan = StepPlan(
+            self._max_step_tokens,
+            greedy=self._shares.greedy(now_s),
+            num_greedy_left=max(_MIN_GREEDY, self._max_step_tokens // _GREEDY_PARTS),
+        )
         if not self._plan_suspect(plan, now_s):
             if self._shares.is_shared:
                 self._make_room(plan)
@@ -93,7 +116,7 @@ class Planner:
             plan.running_ids = self._running.request_ids
             self._plan_admissions(plan, now_s)
             for sequence in late:
-                if plan.num_tokens_left:
+                if plan.room_for(sequence):
                     _plan_chunk(sequence, plan)
         self._shares.charge(plan.chunks.values())
         self._running.retire_fully_scheduled([chunk.sequence for chunk in plan.chunks.values()])
@@ -192,7 +215,7 @@ class Planner:
             if sequence.state is SequenceState.PREFILLING:
                 if first is not None and self._shares.comes_before(first, sequence):
                     late.append(sequence)
-                elif plan.num_tokens_left:
+                elif plan.room_for(sequence):
                     _plan_chunk(sequence, plan)
         return late
 
@@ -249,7 +272,7 @@ class Planner:
                 return
             if not self._running.has_left(sequence.request_id):
                 leaving.add(sequence.request.key.name)
-            if sequence.request.key.name in leaving:
+            if sequence.request.key.name in leaving or not plan.room_for(sequence):
                 continue
             if self._running and self._allocator.num_available < sequence.min_available:
                 return
@@ -282,8 +305,7 @@ class Planner:
             plan.num_prompt_tokens += sequence.known_len
             plan.num_cached_tokens += sequence.cached_len
         self._running.add(sequence)
-        chunk_len = min(plan.num_tokens_left, sequence.num_unscheduled)
-        plan.schedule(sequence, chunk_len)
+        chunk_len = plan.schedule_prompt(sequence)
         request = sequence.request
         plan.new.append(
             NewSequence(
@@ -304,8 +326,7 @@ class Planner:
 
 def _plan_chunk(sequence: Sequence, plan: StepPlan) -> None:
     """The next tokens of a prompt being computed, as many as the step has room for."""
-    chunk_len = min(plan.num_tokens_left, sequence.num_unscheduled)
-    plan.schedule(sequence, chunk_len)
+    chunk_len = plan.schedule_prompt(sequence)
     plan.updates.append(RunningUpdate(sequence.request_id, chunk_len=chunk_len))
 
 

@@ -118,7 +118,7 @@ class Scheduler:
         self._refuse_unfit(sequence)
         self._num_added += 1
         self._live[request_id] = sequence
-        self._shares.arrive(request.key)
+        self._shares.arrive(request.key, now_s)
         if is_ready:
             self._waiting.add(sequence)
         else:

@@ -139,8 +139,21 @@ def test_a_key_that_had_nothing_to_do_has_saved_nothing_up() -> None:
 def test_counters_are_of_those_that_have_something_to_do(names: tuple[str, ...]) -> None:
     shares = FairShares()
     for name in names:
-        shares.arrive(ApiKey(name))
+        shares.arrive(ApiKey(name), 0.0)
     assert shares.is_shared == (len(names) > 1)
     for name in names:
         shares.leave(ApiKey(name))
     assert not shares.is_shared
+
+
+def test_a_greedy_keys_prompts_leave_room_while_another_key_may_come_back() -> None:
+    scheduler = make_scheduler(num_blocks=4096, max_step_tokens=1024, prefix_caching=False)
+    chunk_lens = []
+    for request_id, key in enumerate([LIGHT, HOG]):
+        add(scheduler, request_id, key, prompt_len=900 + request_id, new=1)
+        batch = run(scheduler, token(request_id, 1, FinishReason.LENGTH))
+        chunk_lens += [new.chunk_len for new in batch.new]
+    add(scheduler, 2, HOG, prompt_len=900)
+    chunk_lens += [new.chunk_len for new in step(scheduler).new]
+
+    assert chunk_lens == [900, 901, 128]
