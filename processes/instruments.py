@@ -45,9 +45,9 @@ class Counter:
         """Add `amount`; a counter with a label needs its value."""
         self._values[label_value] = self._values.get(label_value, 0.0) + amount
 
-    def set_total(self, total: float) -> None:
+    def set_total(self, total: float, label_value: str = "") -> None:
         """Set a total that is counted elsewhere (the scheduler's cumulative numbers)."""
-        self._values[""] = total
+        self._values[label_value] = total
 
     def value(self, label_value: str = "") -> float:
         """The present number."""

@@ -235,7 +235,7 @@ class Slots:
         try:
             self._admission.admit(now_s, len(taken), num_slots, key, of_key, broken_s)
         except Refused as error:
-            self._observer.rejected(error)
+            self._observer.rejected(error, key)
             raise
         self._admission.keys.spend(key, now_s, requests=1)
 

@@ -101,7 +101,7 @@ class Batcher:
         self._admission = Admission(limits.max_concurrent_requests, limits.restart_s)
         self._progress = Progress(limits.progress_s, limits.patience_s)
         self._streams = OpenStreams(self._retire)
-        self._slots = Slots(self._admission, self._progress, observer, self._taken, clock)
+        self._slots = Slots(self._admission, self._progress, observer, self.taken_slots, clock)
         self.groups = StreamGroups(self._accept_all, self._slots)
         self._backpressure = Backpressure(scheduler.pause)
         self._preparing = Preparing(self._prepare, self._release, self._fail_unprepared)
@@ -145,12 +145,8 @@ class Batcher:
         """Accepted requests that have not ended."""
         return len(self._streams)
 
-    @property
-    def num_taken(self) -> int:
-        """Slots that are taken by streams and groups."""
-        return len(self._taken())
-
-    def _taken(self) -> list[ApiKey]:
+    def taken_slots(self) -> list[ApiKey]:
+        """The keys of the slots that are taken by streams and groups."""
         return [stream.request.key for stream in self._streams] + self.groups.idle_slots
 
     def submit(self, request: GenerateRequest) -> Stream:
@@ -377,6 +373,7 @@ class Batcher:
             self.groups.advance()
             self._streams.wake_readers()
             self._observer.drain_rate(self._admission.drain_rate(now_s))
+            self._observer.key_uses(self._scheduler.key_uses())
 
     async def _idle(self) -> None:
         """Waits for a request."""

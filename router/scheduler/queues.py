@@ -275,6 +275,7 @@ class StepInFlight:
     step_id: int
     chunks: dict[int, ScheduledChunk]
     dropped_ids: tuple[int, ...] = ()
+    begun_s: float = 0.0
 
     def read(self, result: StepResult) -> dict[int, Generation]:
         """The answer's generations by request id.

@@ -15,6 +15,7 @@ for that, since the shard knows what it sampled last; a token in flight is a cou
 """
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from proto.contract import Batch, Generation, StepResult
@@ -22,6 +23,7 @@ from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.fair_shares import FairShares
+from router.scheduler.key_use import KeyUse
 from router.scheduler.planner import Planner
 from router.scheduler.queues import RunningBatch, StepInFlight, WaitingQueue, has_ended
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
@@ -97,6 +99,8 @@ class Scheduler:
         self._num_preemptions = 0
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
+        self._answered_s = 0.0
+        self._key_uses: dict[str, KeyUse] = {}
 
     @property
     def has_work(self) -> bool:
@@ -176,7 +180,7 @@ class Scheduler:
             return None
         self._num_steps += 1
         dropped_ids = self._running.take_drops()
-        self._in_flight.append(StepInFlight(self._num_steps, plan.chunks, dropped_ids))
+        self._in_flight.append(StepInFlight(self._num_steps, plan.chunks, dropped_ids, now_s))
         return Batch(
             step_id=self._num_steps,
             new=tuple(plan.new),
@@ -200,6 +204,10 @@ class Scheduler:
         step = self._in_flight[0]
         generations = step.read(result)
         self._in_flight.popleft()
+        # Of two steps in flight, the second begins when the first is done.
+        step_s = now_s - max(self._answered_s, step.begun_s)
+        self._answered_s = now_s
+        token_s = step_s / max(1, sum([chunk.num_tokens for chunk in step.chunks.values()]))
         counted = []
         remaining_ids = frozenset(result.remaining_ids)
         for request_id, chunk in step.chunks.items():
@@ -207,6 +215,8 @@ class Scheduler:
             sequence.num_steps_in_flight -= 1
             generation = generations.get(request_id)
             if sequence.is_live:
+                if sequence.request.key.name:
+                    sequence.take_part(chunk.num_tokens, step_s, token_s)
                 kept = self._apply_chunk(chunk, generation, remains=request_id in remaining_ids)
                 if kept is not None:
                     counted.append(kept)
@@ -244,6 +254,10 @@ class Scheduler:
         if request_id in self._live or not self._running.has_left(request_id):
             return False
         return all(request_id not in step.dropped_ids for step in self._in_flight)
+
+    def key_uses(self) -> Mapping[str, KeyUse]:
+        """What the ended requests of each key took, by its name."""
+        return self._key_uses
 
     def stats(self) -> SchedulerStats:
         """The scheduler in numbers, now."""
@@ -320,6 +334,7 @@ class Scheduler:
             return generation
         if generation is not None:
             sequence.append([token.token_id for token in generation.tokens])
+            sequence.num_forced += generation.num_forced
         if generation is not None and generation.is_late:
             stop_len -= 1
         sequence.settle(chunk, stop_len)
@@ -356,5 +371,8 @@ class Scheduler:
     def _remove(self, sequence: Sequence, state: SequenceState) -> None:
         sequence.move(state)
         del self._live[sequence.request_id]
-        self._shares.leave(sequence.request.key)
+        key = sequence.request.key
+        self._shares.leave(key)
+        if key.name:
+            self._key_uses[key.name] = self._key_uses.get(key.name, KeyUse()).plus(sequence)
         self._deadlines_s.pop(sequence.request_id, None)

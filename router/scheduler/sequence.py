@@ -122,6 +122,12 @@ class Sequence:
     is_paused: bool = False
     num_lost: int = 0
     lost_len: int = 0
+    # Of a request with a key: tokens computed, once more among them, and forced; seconds of steps,
+    # and of blocks.
+    num_computed: int = 0
+    num_forced: int = 0
+    shard_s: float = 0.0
+    block_s: float = 0.0
     # Those made before the request came are known from the start.
     output_ids: list[int] = field(init=False)
     prompt_len: int = field(init=False)
@@ -284,6 +290,13 @@ class Sequence:
             self.lost_len = self.known_len + self.num_pending
         self.allocation = None
         self.num_pending = self.num_steps_in_flight = 0
+
+    def take_part(self, num_tokens: int, step_s: float, token_s: float) -> None:
+        """A step has computed so many of its tokens, at so much time each."""
+        self.num_computed += num_tokens
+        self.shard_s += num_tokens * token_s
+        if self.allocation is not None:
+            self.block_s += len(self.allocation.block_ids) * step_s
 
     def append(self, token_ids: Iterable[int]) -> None:
         """Tokens that a step brought; once it has those that were lost, it is above suspicion."""

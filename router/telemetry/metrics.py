@@ -58,6 +58,10 @@ def _seconds(name: str, documentation: str, label: str | None = None) -> Histogr
     return Histogram(name, documentation, DURATION_BUCKETS, label)
 
 
+def _of_key(name: str, documentation: str) -> Counter:
+    return Counter(f"tandem_key_{name}", f"{documentation}, by the name of the API key", "key")
+
+
 def _equal_steps(limit: int) -> tuple[float, ...]:
     return tuple(limit * (k + 1) / 100 for k in range(100))
 
@@ -76,6 +80,7 @@ class Metrics(Collector):
         self._declare_connections()
         self._declare_sequences(max_total_len)
         self._declare_admission()
+        self._declare_keys()
         self._declare_steps()
         self._declare_scheduler()
         self._declare_constraint_checks()
@@ -190,6 +195,18 @@ class Metrics(Collector):
             "tandem_cancel_to_free_seconds",
             "Seconds from a client's disconnect until its request has left blocks and shards",
         )
+
+    def _declare_keys(self) -> None:
+        """Written by the batcher: what the requests of each API key took, once they have ended."""
+        self.key_refusals = _of_key("refusals", "Requests refused before they were queued")
+        self.key_sequences = _of_key("sequences", "Sequences that ended, good or bad")
+        self.key_prompt_tokens = _of_key("prompt_tokens", "Tokens of prompts")
+        self.key_cached_tokens = _of_key("cached_tokens", "Prompt tokens found in the cache")
+        self.key_generated_tokens = _of_key("generated_tokens", "Tokens of answers")
+        self.key_forced_tokens = _of_key("forced_tokens", "Those that their constraint forced")
+        self.key_wasted_tokens = _of_key("wasted_tokens", "Tokens computed more than once")
+        self.key_shard_seconds = _of_key("shard_seconds", "Steps, by the share of their tokens")
+        self.key_block_seconds = _of_key("block_seconds", "KV blocks, by the time of the steps")
 
     def _declare_steps(self) -> None:
         """Written by the batcher, once for each step."""

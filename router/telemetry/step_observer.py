@@ -5,12 +5,15 @@ step in which a prompt begins, else "decode".
 """
 
 import re
+from collections.abc import Mapping
 
 from processes.tracing import TraceContext
 from proto.contract import Batch, Generation, Prepared, StepResult
 from router.engine.stream import Stream
+from router.request.api_key import ApiKey
 from router.request.errors import ConstraintRefused, Refused, RouterError
 from router.request.events import Failed, Finished
+from router.scheduler.key_use import KeyUse
 from router.scheduler.scheduler import SchedulerStats
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer
@@ -26,8 +29,10 @@ class StepObserver:
         self._block_size = block_size
         self._tracer = tracer
 
-    def rejected(self, error: Refused) -> None:
+    def rejected(self, error: Refused, key: ApiKey) -> None:
         """A request was refused before it was queued."""
+        if key.name:
+            self._metrics.key_refusals.inc(key.name)
         self._metrics.rejected.inc(_reason(error))
         self._metrics.retry_after.set(error.retry_after_s)
 
@@ -133,6 +138,19 @@ class StepObserver:
         metrics.preemptions.set_total(stats.num_preemptions)
         metrics.prompt_tokens.set_total(stats.num_prompt_tokens)
         metrics.prefix_hit_tokens.set_total(stats.num_cached_tokens)
+
+    def key_uses(self, uses: Mapping[str, KeyUse]) -> None:
+        """What the requests of each key have taken."""
+        metrics = self._metrics
+        for name, use in uses.items():
+            metrics.key_sequences.set_total(use.num_sequences, name)
+            metrics.key_prompt_tokens.set_total(use.num_prompt_tokens, name)
+            metrics.key_cached_tokens.set_total(use.num_cached_tokens, name)
+            metrics.key_generated_tokens.set_total(use.num_generated_tokens, name)
+            metrics.key_forced_tokens.set_total(use.num_forced_tokens, name)
+            metrics.key_wasted_tokens.set_total(use.num_wasted_tokens, name)
+            metrics.key_shard_seconds.set_total(use.shard_s, name)
+            metrics.key_block_seconds.set_total(use.block_s, name)
 
     def ended(self, stream: Stream) -> None:
         """A stream has ended."""
