@@ -35,6 +35,7 @@ from constraints.worker.pool import PoolRules, VocabularyFile
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, Stopped, first_of
+from processes.worker_threads import NoThreads
 from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig, read_config
 from router.engine.batcher import Batcher, BatcherLimits
@@ -94,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
         # Files of TLS, which are read where the socket is made.
         sys.stderr.write(f"error: {error}\n")
         return 2
-    except (StartupFailed, ShardFailed, ListenFailed) as error:
+    except (StartupFailed, ShardFailed, ListenFailed, NoThreads) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
 
@@ -268,14 +269,16 @@ def _wire(
     checks = _constraint_check(config, tokenizer, info, limits, metrics)
     observer = StepObserver(metrics, pool.block_size, tracer)
     batcher = _batcher(config, tokenizer, shards, pool, observer)
+    template = ChatTemplate(
+        *(tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token),
+        control_tokens=None if config.allow_control_tokens else tokenizer.control_tokens,
+    )
+    template.start()
     services = Services(
         infer=Infer(batcher, checks.violation),
         validation=Validation(limits, tokenizer, checks),
         tokenizer=tokenizer,
-        chat_template=ChatTemplate(
-            *(tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token),
-            control_tokens=None if config.allow_control_tokens else tokenizer.control_tokens,
-        ),
+        chat_template=template,
         metrics=metrics,
         info=server_info(config, shards.num_ranks, info, pool, limits),
         tracer=tracer,

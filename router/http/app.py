@@ -39,6 +39,7 @@ from router.http.server.auth import ApiKeyAuth, KeyRing
 from router.http.server.body import BodyReader
 from router.http.server.docs import DOCS_PAGE, OPENAPI_PATH, ApiRoute, openapi_document
 from router.http.server.errors import Dialect, HttpError, internal_error
+from router.http.server.internal_errors import InternalErrors
 from router.http.server.json_reader import JsonBounds
 from router.http.server.parser_thread import ParserThread
 from router.http.server_info import ServerInfo
@@ -70,6 +71,7 @@ class Services:
     info: ServerInfo
     tracer: Tracer = NO_TRACES
     sockets: Sockets = field(default_factory=Sockets)
+    errors: InternalErrors = field(default_factory=InternalErrors)
 
 
 def create_app(
@@ -93,6 +95,7 @@ def create_app(
     limits = services.info.limits
     num_prompt_ids = limits.max_client_batch_size * limits.max_total_len
     parser = ParserThread(JsonBounds.of_model(limits.vocab_size, num_prompt_ids))
+    parser.start()
     bodies = SchemaReader(reader, parser)
     sockets = services.sockets.app(_lmtp(services, parser, socket_limits or SocketLimits()))
     app: ASGIApp = Resumption(
@@ -110,7 +113,8 @@ def create_app(
     if aliases:
         app = _aliased(app, aliases)
     metrics, model = services.metrics, services.info.model_id
-    return Access(app, partial(RequestRecord, metrics=metrics, model=model))
+    new_record = partial(RequestRecord, metrics=metrics, model=model)
+    return Access(app, new_record, services.errors)
 
 
 def _with_sockets(app: ASGIApp, sockets: ASGIApp) -> ASGIApp:
@@ -183,7 +187,7 @@ def _api_routes(services: Services, bodies: SchemaReader) -> list[ApiRoute]:
         completions,
         ResponseRoutes(service, names, ResponseStore()),
         MessageRoutes(service),
-        OperationsRoutes(infer, services.metrics, info),
+        OperationsRoutes(infer, services.metrics, info, services.errors),
     )
     return [route for group in groups for route in group.routes()]
 

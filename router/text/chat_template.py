@@ -3,16 +3,15 @@
 It knows templates and messages; no tokens, no HTTP.
 """
 
-import asyncio
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
+from processes.worker_threads import WorkerThreads
 from router.request.errors import TemplateFailed
 from router.text.call_syntax import CallSyntax
 from router.text.control_tokens import ControlTokens, MarkedText
@@ -63,7 +62,7 @@ class ChatTemplate:
             if token is not None
         }
         self._control_tokens = control_tokens
-        self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="template")
+        self._workers = WorkerThreads(_NUM_WORKERS, "template")
         self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
         self._traits: dict[str, Traits] = {}
         for name, source in templates.items():
@@ -76,7 +75,11 @@ class ChatTemplate:
 
     async def in_worker(self, work: Callable[[], T]) -> T:
         """What `work` returns, off the event loop: templates are programs, chats may be long."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        return await self._workers.run(work)
+
+    def start(self) -> None:
+        """Starts the threads of `in_worker` now. Raises NoThreads."""
+        self._workers.start()
 
     @property
     def names(self) -> tuple[str, ...]:

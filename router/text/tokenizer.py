@@ -4,9 +4,7 @@ Wraps the `tokenizers` library: reads tokenizer.json unchanged, keeps long texts
 and has each token's own text. It knows no requests and no models; no torch.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -17,6 +15,7 @@ from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
 from constraints.text_tokens import CALL_MARKERS
+from processes.worker_threads import WorkerThreads
 from router.request.errors import InvalidRequest, StartupFailed
 from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.token_texts import TokenTexts, build_token_texts
@@ -85,7 +84,7 @@ class Tokenizer:
         self.control_tokens = ControlTokens(
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
         )
-        self._workers = ThreadPoolExecutor(num_workers, thread_name_prefix="tokenizer")
+        self._workers = WorkerThreads(num_workers, "tokenizer")
         self.texts: TokenTexts | None = build_token_texts(backend, tokens, self._special_ids)
         self.vocab_size: int = len(tokens)
         self.bos_token: str | None = files.bos_token
@@ -121,7 +120,8 @@ class Tokenizer:
         Where the system grants none, every later call would fail. Raises StartupFailed.
         """
         try:
-            self._workers.submit(self.encode, "a").result()
+            self._workers.start()
+            self._workers.do(lambda: self.encode("a"))
         except BaseException as error:  # the library's panics are no Exception
             self.close()
             raise StartupFailed(
@@ -263,7 +263,7 @@ class Tokenizer:
 
     def close(self) -> None:
         """End the worker threads after their current work."""
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._workers.close()
 
     def _encode(
         self, encode: Callable[..., list[Encoding]], text: str, add_special_tokens: bool
@@ -348,7 +348,7 @@ class Tokenizer:
         return await self._in_worker(work)
 
     async def _in_worker(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work)
+        return await self._workers.run(work)
 
 
 def _check_len(num_tokens: int, max_len: int | None, field: str) -> None:

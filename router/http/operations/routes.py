@@ -21,6 +21,7 @@ from router.http.schema import AnswerModel
 from router.http.server.body import json_response
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.errors import HttpError, model_not_found
+from router.http.server.internal_errors import InternalErrors
 from router.http.server_info import ServerInfo
 from router.telemetry.metrics import Metrics
 
@@ -69,8 +70,11 @@ class ModelList(AnswerModel):
 class OperationsRoutes:
     """The handlers, over what they need."""
 
-    def __init__(self, infer: Infer, metrics: Metrics, info: ServerInfo) -> None:
+    def __init__(
+        self, infer: Infer, metrics: Metrics, info: ServerInfo, errors: InternalErrors
+    ) -> None:
         self._infer = infer
+        self._errors = errors
         self._metrics = metrics
         self._info = info
 
@@ -105,6 +109,8 @@ class OperationsRoutes:
         """Whether requests would be served now: 200 with an empty body, or 503."""
         if not self._infer.is_ready:
             raise _unhealthy("unhealthy")
+        if self._errors.are_many:
+            raise _unhealthy("one request after the other fails by a bug; the log has more")
         return Response()
 
     async def progress(self, request: Request) -> Response:

@@ -18,7 +18,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from processes.worker_threads import stop_on_panic
 from router.http.server.errors import Dialect, HttpError, Problem, internal_error
+from router.http.server.internal_errors import InternalErrors
 from router.request.api_key import NO_KEY, ApiKey
 
 _logger = logging.getLogger(__name__)
@@ -117,13 +119,20 @@ class AccessRecord:
 
 
 class Access:
-    """The outermost middleware. `new_record` takes a request's id and its start."""
+    """The outermost middleware. `new_record` takes a request's id and its start.
+
+    `errors` learns how requests ended.
+    """
 
     def __init__(
-        self, app: ASGIApp, new_record: Callable[[str, float], AccessRecord] = AccessRecord
+        self,
+        app: ASGIApp,
+        new_record: Callable[[str, float], AccessRecord] = AccessRecord,
+        errors: InternalErrors | None = None,
     ) -> None:
         self._app = app
         self._new_record = new_record
+        self._errors = errors or InternalErrors()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request; a bug is logged here and goes no further."""
@@ -140,8 +149,13 @@ class Access:
             error = HttpError(503, "draining", "the server stops", retry_after_s=_NEXT_SERVER_S)
             await _answer(error, record, scope, receive, send)
             raise
+        except BaseException as error:
+            stop_on_panic(error)
+            record.error_type = "internal_error"
+            raise
         finally:
             record.error_type = record.cut_by or record.error_type
+            self._errors.ended(scope.get("method", "SOCKET"), record.error_type)
             # Still percent-encoded: no line break of a client's gets into the log.
             path = scope["raw_path"].decode("ascii", "backslashreplace")[:_MAX_PATH_LEN]
             record.end(scope.get("method", "SOCKET"), path)

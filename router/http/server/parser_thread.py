@@ -1,10 +1,9 @@
 """A thread for long bodies, so that nothing else of the server waits for them."""
 
-import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from processes.worker_threads import WorkerThreads
 from router.http.server.json_reader import JsonBounds
 
 # Bytes that take about a millisecond.
@@ -24,10 +23,14 @@ class ParserThread:
     def __init__(self, bounds: JsonBounds) -> None:
         """`bounds` are those of the bodies."""
         self.bounds = bounds
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="parser")
+        self._worker = WorkerThreads(1, "parser")
+
+    def start(self) -> None:
+        """Starts the thread now. Raises NoThreads."""
+        self._worker.start()
 
     async def run(self, body_len: int, work: Callable[[], T]) -> T:
         """What `work` on so many bytes returns."""
         if body_len <= _IN_PLACE_LEN:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        return await self._worker.run(work)

@@ -16,8 +16,9 @@ rest. The kernel's buffer is bounded by `listen.py`.
 import asyncio
 import logging
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -124,6 +125,17 @@ class SlowReaderCheck:
             ":".join(map(str, client or ())),
             self._transport.get_write_buffer_size(),
         )
+
+
+class _AnswerTransport:
+    """A connection's transport to one answer, whose `close` is another."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -278,6 +290,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        cycle.transport = _AnswerTransport(self.transport, partial(self._close_behind, cycle))  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 
     @property
@@ -327,6 +340,13 @@ class HttpProtocol(HttpToolsProtocol):
             self._answer(error)
         self._disconnect_answer()
         self._hang_up()
+
+    def _close_behind(self, cycle: RequestResponseCycle) -> None:
+        """The answer is complete, and the last one; its client may still send the body."""
+        if cycle.more_body and not self.transport.is_closing():
+            self._hang_up()
+        else:
+            self.transport.close()
 
     def _hang_up(self) -> None:
         """A moment later, so that a client that still writes gets its answer."""
