@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers figures structures proto proto-check \
-        conformance conformance-install conformance-transcripts bench faults gpu-check demo-model clean
+        conformance conformance-install conformance-transcripts bench faults faults-short gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -146,6 +146,9 @@ bench: install  ## Measure the bundled model under load, the router alone and on
 
 faults: install  ## Kill and stop processes of a served model, and see what its streams notice.
 	@$(BIN)/python -m bench.faults
+
+faults-short: install  ## One trial of each, in two minutes.
+	@$(BIN)/python -m bench.faults --faults shard,rank,hang,router --trials 1
 
 gpu-check: install  ## Equality tests and a timing table on CUDA; skips without a GPU.
 	@$(BIN)/python -m bench.gpu_check

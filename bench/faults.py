@@ -173,7 +173,7 @@ def _pids_of(root: int, module: str) -> list[int]:
 
 def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
     port, num_shards = free_port(), FAULTS[fault][2]
-    flags = ["--num-shard", str(num_shards), "--max-restarts", "100000"]
+    flags = ["--num-shard", str(num_shards), "--max-restarts", "100000", "--check-invariants"]
     server = tandem(Path(arguments.model), port, flags)
     url = f"http://127.0.0.1:{port}"
     with running(server) as pid:

@@ -318,6 +318,7 @@ def _batcher(
     scheduler = Scheduler(
         SchedulerLimits(config.max_batch_prefill_tokens, config.batch_size),
         Allocator(pool.num_blocks, pool.block_size, config.prefix_caching),
+        checks_steps=config.check_invariants,
     )
     limits = BatcherLimits(
         max_concurrent_requests=config.max_concurrent_requests,

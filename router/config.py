@@ -181,6 +181,13 @@ class RouterConfig(FrontConfig):
         Whole(1),
         group=Group.BATCH,
     )
+    check_invariants: bool = setting(
+        False,
+        "check after each step that the scheduler's books agree, as it does when idle: each KV "
+        "block free, cached or owned, and owned twice only where it is shared",
+        group=Group.BATCH,
+        kind=Kind.SWITCH,
+    )
     validation_workers: int = setting(
         2, "threads that tokenize long prompts", Whole(1, 256), group=Group.BATCH
     )

@@ -77,8 +77,12 @@ class Scheduler:
               +----------+  preempted; its blocks retire
     """
 
-    def __init__(self, limits: SchedulerLimits, allocator: Allocator) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, allocator: Allocator, *, checks_steps: bool = False
+    ) -> None:
+        """`checks_steps`: checks the invariants with the answer to each step."""
         self._limits = limits
+        self._checks_steps = checks_steps
         self._allocator = allocator
         self._shares = FairShares()
         self._waiting = WaitingQueue(self._shares)
@@ -222,6 +226,8 @@ class Scheduler:
                     counted.append(kept)
             is_gone = has_ended(generation) and request_id not in remaining_ids
             self._running.answered(sequence, has_ended=is_gone)
+        if self._checks_steps:
+            self.check_invariants()
         return tuple(counted)
 
     def fail(self) -> tuple[int, ...]:

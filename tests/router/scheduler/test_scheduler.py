@@ -4,7 +4,8 @@ import pytest
 
 from proto.contract import FinishReason, RunningUpdate
 from router.request.errors import InvalidRequest
-from router.scheduler.scheduler import SchedulerLimits
+from router.scheduler.allocator import Allocator
+from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.router.scheduler.steps import (
     answer,
     chunks,
@@ -161,3 +162,26 @@ class TestUsage:
         assert (stats.num_running, stats.num_waiting) == (1, 0)
         used_and_cached = (stats.num_blocks_used, stats.num_blocks_cached)
         assert (used_and_cached, stats.num_blocks_total) == ((2, 1), 8)
+
+
+class _Counting(Scheduler):
+    """Counts its checks."""
+
+    num_checks = 0
+
+    def check_invariants(self) -> None:
+        self.num_checks += 1
+        super().check_invariants()
+
+
+@pytest.mark.parametrize(("checks_steps", "expected"), [(False, 0), (True, 2)])
+def test_the_books_are_checked_with_each_answer_where_that_is_asked_for(
+    checks_steps: bool, expected: int
+) -> None:
+    limits = SchedulerLimits(max_step_tokens=16, max_batch_size=8, max_steps_in_flight=1)
+    scheduler = _Counting(limits, Allocator(16, 2, True), checks_steps=checks_steps)
+    scheduler.add(0, make_request((1, 2, 3), max_new_tokens=2), 0.0)
+    answer(scheduler, step(scheduler), token(0, 9))
+    answer(scheduler, step(scheduler), token(0, 9, FinishReason.LENGTH))
+
+    assert scheduler.num_checks == expected
