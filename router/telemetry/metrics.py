@@ -31,7 +31,7 @@ FAILURES = (
     "slow_reader",
     "internal_error",
 )
-CUTS = ("slow_head", "slow_body", "slow_reader", "no_pong")
+CUTS = ("slow_head", "slow_body", "slow_reader", "no_pong", "too_many")
 RESUMES = ("resumed", "ended", "unknown", "gone")
 CLOSE_CODES = ("1000", "1001", "1003", "1005", "1006", "1007", "1008", "1009", "1011", "other")
 BEAM_ENDS = ("complete", "hole", "budget", "full", "deadline", "cancelled")

@@ -30,6 +30,7 @@ _MAX_PATH_LEN = 200
 # When a request that ended with its server may be asked of the next one.
 _NEXT_SERVER_S = 1.0
 
+_PROBED = frozenset({"/", "/health", "/ping"})
 ANY_ORIGIN = ("*",)
 _METHODS = ("GET", "POST", "DELETE", "OPTIONS")
 _EXPOSED = (
@@ -49,6 +50,11 @@ _EXPOSED = (
     "x-prompt-tokens",
     "x-generated-tokens",
 )
+
+
+def is_probe(method: str, path: str) -> bool:
+    """Whether a request only asks how the server is."""
+    return method in ("GET", "HEAD") and (path in _PROBED or path.startswith("/health/"))
 
 
 @dataclass(slots=True)

@@ -15,12 +15,10 @@ from urllib.parse import parse_qsl
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from processes.instruments import Counter
-from router.http.server.access import AccessRecord
+from router.http.server.access import AccessRecord, is_probe
 from router.http.server.errors import Dialect, HttpError, Problem
 from router.request.api_key import ApiKey
 
-_OPEN_PATHS = frozenset({"/", "/health", "/ping"})
-_OPEN_BELOW = "/health/"
 _METRICS_PATH = "/metrics"
 _REFUSAL = HttpError(
     401,
@@ -85,7 +83,7 @@ class ApiKeyAuth:
         self._app = app
         self._keys = keys
         self._refusals = refusals
-        self._open_paths = _OPEN_PATHS if protects_metrics else _OPEN_PATHS | {_METRICS_PATH}
+        self._protects_metrics = protects_metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hands one request on, or answers 401."""
@@ -97,8 +95,9 @@ class ApiKeyAuth:
     def _is_open(self, scope: Scope) -> bool:
         if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
             return False
-        path: str = scope["path"]
-        return path in self._open_paths or path.startswith(_OPEN_BELOW)
+        if scope["path"] == _METRICS_PATH:
+            return not self._protects_metrics
+        return is_probe(scope["method"], scope["path"])
 
     def _has_key(self, scope: Scope) -> bool:
         takes_x_api_key = Dialect.of_path(scope["path"]) is Dialect.ANTHROPIC

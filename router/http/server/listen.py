@@ -5,6 +5,7 @@ bind ...... startup, with the port taken but closed ...... start ...... stop
 
 import asyncio
 import contextlib
+import resource
 import socket
 import ssl
 from collections.abc import Iterator
@@ -17,7 +18,13 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from processes.instruments import Counter
-from router.http.server.protocol import Connection, ConnectionLimits, HttpProtocol, watch
+from router.http.server.protocol import (
+    KEPT_BACK,
+    Connection,
+    ConnectionLimits,
+    HttpProtocol,
+    watch,
+)
 from router.http.server.settings import FrontConfig
 from router.http.server.tls import server_tls
 from router.http.server.websocket import WebSocketProtocol
@@ -107,14 +114,20 @@ def bind_configured(config: FrontConfig) -> BoundSocket:
     return bind(config.hostname, config.port, tls)
 
 
+# Descriptors of the process itself: shards, workers, logs, and files that are read now and then.
+_OWN_FILES = 96
+
+
 def configured_limits(config: FrontConfig, cuts: Counter) -> ConnectionLimits:
     """The limits that the flags set. `cuts` counts the connections that were cut, by cause."""
+    num_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ConnectionLimits(
         max_head_len=config.header_limit,
         head_timeout_s=config.header_timeout,
         write_timeout_s=config.write_timeout,
         max_message_len=config.socket_message_limit,
         ping_interval_s=config.socket_ping_interval,
+        max_connections=max(1, num_files - _OWN_FILES - KEPT_BACK),
         cuts=cuts,
     )
 

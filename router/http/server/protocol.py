@@ -29,7 +29,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from processes.instruments import Counter
-from router.http.server.access import AccessRecord
+from router.http.server.access import AccessRecord, is_probe
 from router.http.server.errors import Dialect, HttpError, Problem
 
 _logger = logging.getLogger(__name__)
@@ -45,8 +45,10 @@ MAX_DROPPED_LEN = 1 << 26
 # How long a client is listened to after its last answer, so that it reads it.
 LINGER_S = 1.0
 # The label values of `ConnectionLimits.cuts`.
-CUT_CAUSES = ("slow_head", "slow_body", "slow_reader", "no_pong")
+CUT_CAUSES = ("slow_head", "slow_body", "slow_reader", "no_pong", "too_many")
 _CHECKS_PER_TIMEOUT = 10
+# Connections beyond the limit that are kept back for probes of the server's health.
+KEPT_BACK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,8 @@ class ConnectionLimits:
     """What a client may do. `cuts` counts the connections that were cut, by cause.
 
     `max_head_len` and `max_message_len`, of one WebSocket message, are in bytes. A WebSocket is
-    pinged every `ping_interval_s`, and has as long to answer.
+    pinged every `ping_interval_s`, and has as long to answer. Beyond `max_connections` there are
+    KEPT_BACK more, on which only probes are answered.
     """
 
     max_head_len: int = 32_768
@@ -62,6 +65,7 @@ class ConnectionLimits:
     write_timeout_s: float = 30.0
     max_message_len: int = 1 << 23
     ping_interval_s: float = 20.0
+    max_connections: int | None = None
     cuts: Counter = field(default_factory=lambda: Counter("tandem_connections_cut", "", "cause"))
 
 
@@ -156,6 +160,7 @@ class HttpProtocol(HttpToolsProtocol):
         # The cycle that is answered; `cycle` is the one that was read last.
         self._answering: RequestResponseCycle | None = None
         self._hangs_up = False
+        self._is_for_probes = False
         self._is_used = False
         self._head_len = 0
         # Bytes since the parser's last callback, which it may still hold.
@@ -168,6 +173,12 @@ class HttpProtocol(HttpToolsProtocol):
         """The client is connected, and TLS is settled."""
         super().connection_made(transport)
         self._reader_check = SlowReaderCheck(transport, self._limits)
+        most = self._limits.max_connections
+        num_beyond = 0 if most is None else len(self.connections) - most
+        self._is_for_probes = num_beyond > 0
+        if num_beyond > KEPT_BACK:
+            self._limits.cuts.inc("too_many")
+            transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone; the application that waits for it is woken."""
@@ -211,6 +222,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._held_len = 0
         self._unset_keepalive_if_required()
         self._check_head()
+        if self._is_for_probes:
+            self._check_probe()
         if self.parser.should_upgrade() and not self._should_upgrade():
             return  # `_feed` parses it once more
         if len(self.pipeline) >= MAX_WAITING:
@@ -314,6 +327,16 @@ class HttpProtocol(HttpToolsProtocol):
             fault = "a body's Transfer-Encoding must be `chunked`, in HTTP/1.1, or absent"
         if fault is not None:
             raise HttpError(400, "bad_request", fault)
+
+    def _check_probe(self) -> None:
+        """Refuses anything else on one of the connections that are kept back."""
+        method = self.parser.get_method().decode()
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        if not is_probe(method, path):
+            self._limits.cuts.inc("too_many")
+            most = self._limits.max_connections
+            message = f"{most} connections are open, as many as there may be; try again"
+            raise HttpError(503, "too_many_connections", message)
 
     def _cut_slow_sender(self) -> None:
         if not self._is_used:
