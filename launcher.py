@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import Field, dataclass, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -256,12 +257,31 @@ def fleet_argv(
 
 app = typer.Typer(
     name="launcher",
-    help="Serve a language model: TGI's API, OpenAI's API, one router over sharded workers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"tandem {version('tandem')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    shows_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Serve a language model: TGI's API, OpenAI's API, one router over sharded workers."""
+
+
 # The settings of these commands are read by `CommandLine`, --help among them.
 _UNREAD: Any = {
     "allow_extra_args": True,

@@ -97,6 +97,9 @@ def query(
 ) -> None:
     """Run a program of the query language against a server.
 
+    A program is Python code, and runs here with your rights: run none that you would not run as a
+    script. The server runs no part of it.
+
     On a terminal its prompt fills in live, then its results are shown; --json prints an object for
     each: prompt, variables, distributions, usage, and a row for each request that was sent.
 

@@ -70,7 +70,7 @@ def served_name(info: ServerInfo, asked: str | None) -> str:
         return asked
     if asked in _PLACEHOLDERS:
         return info.model_names[0]
-    raise model_not_found(str(asked))
+    raise model_not_found(str(asked), info.model_names)
 
 
 def stream_headers(info: ServerInfo, num_characters: int) -> dict[str, str]:

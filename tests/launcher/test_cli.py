@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,10 @@ def test_the_package_installs_the_command_and_bounds_what_it_subclasses() -> Non
     assert project["tool"]["setuptools"]["py-modules"] == ["launcher"]
     (uvicorn,) = [each for each in project["project"]["dependencies"] if "uvicorn" in each]
     assert "<" in uvicorn
+
+
+def test_the_version_is_one_line(launcher: Launcher) -> None:
+    answer = launcher("--version")
+
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == f"tandem {version('tandem')}\n"

@@ -5,7 +5,7 @@ TGI's routes answer `{"error", "error_type"}`; everything under `/v1` answers Op
 `{"type": "error", "error": {"type", "message"}, "request_id"}`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from math import ceil
@@ -54,11 +54,12 @@ class HttpError(Exception):
         self.retry_after_s = retry_after_s
 
 
-def model_not_found(name: str) -> HttpError:
-    """OpenAI's answer to the name of a model that is not served."""
-    return HttpError(
-        404, "model_not_found", f"The model `{name[:200]}` does not exist", field="model"
-    )
+def model_not_found(name: str, served_names: Sequence[str] = ()) -> HttpError:
+    """OpenAI's answer to the name of a model that is not served, with the names that are."""
+    message = f"The model `{name[:200]}` does not exist"
+    if served_names:
+        message += f"; served: {', '.join(f'`{served}`' for served in served_names)}"
+    return HttpError(404, "model_not_found", message, field="model")
 
 
 def internal_error(request_id: str) -> HttpError:

@@ -94,7 +94,11 @@ async def test_another_model_is_not_found(path: str) -> None:
     async with housing(FakeShard()) as house:
         refused = await refuse(house, body | ({"max_tokens": 1} if path == PATH else {}), path)
 
-    assert refused == (404, "not_found_error", "The model `claude-9` does not exist")
+    assert refused == (
+        404,
+        "not_found_error",
+        "The model `claude-9` does not exist; served: `fake/model`, `model`",
+    )
 
 
 async def test_a_path_that_is_not_there_is_told_in_anthropic_s_words() -> None:
