@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers figures structures proto proto-check \
-        conformance conformance-install conformance-transcripts bench faults faults-short gpu-check demo-model clean
+        conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -146,6 +146,25 @@ bench: install  ## Measure the bundled model under load, the router alone and on
 
 faults: install  ## Kill and stop processes of a served model, and see what its streams notice.
 	@$(BIN)/python -m bench.faults
+
+# What an installation consists of: every package with its version and the digests of its files.
+LOCK_VENV := .venv-lock
+
+$(LOCK_VENV)/.installed: | $(BIN)/python
+	@$(BIN)/python -m venv --clear $(LOCK_VENV)
+	@$(LOCK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv cyclonedx-bom pip-audit
+	@touch $@
+
+lock: $(LOCK_VENV)/.installed  ## Write requirements.lock anew, with the newest versions that fit.
+	@$(LOCK_VENV)/bin/uv pip compile pyproject.toml --extra otlp --generate-hashes --universal --upgrade \
+	  --python-version 3.11 --no-header --quiet --output-file requirements.lock
+	@git diff --stat -- requirements.lock
+
+sbom: $(LOCK_VENV)/.installed  ## Write a bill of materials of requirements.lock, CycloneDX 1.6.
+	@$(LOCK_VENV)/bin/cyclonedx-py requirements requirements.lock --output-file sbom.cdx.json
+
+audit: $(LOCK_VENV)/.installed  ## Ask whether a package of requirements.lock has a known weakness.
+	@$(LOCK_VENV)/bin/pip-audit --requirement requirements.lock --disable-pip --require-hashes --strict
 
 faults-short: install  ## One trial of each, in two minutes.
 	@$(BIN)/python -m bench.faults --faults shard,rank,hang,router --trials 1
