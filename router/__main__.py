@@ -41,6 +41,7 @@ from router.config import RouterConfig, read_config
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.constraints import ConstraintCheck
 from router.engine.infer import Infer
+from router.engine.key_limits import KeyLimits
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.streams import SocketLimits
@@ -266,9 +267,10 @@ def _wire(
         max_input_len=limits.max_input_len,
         max_total_len=limits.max_total_len,
     )
-    checks = _constraint_check(config, tokenizer, info, limits, metrics)
+    key_limits = KeyLimits()
+    checks = _constraint_check(config, tokenizer, info, limits, metrics, key_limits)
     observer = StepObserver(metrics, pool.block_size, tracer)
-    batcher = _batcher(config, tokenizer, shards, pool, observer)
+    batcher = _batcher(config, tokenizer, shards, pool, observer, key_limits)
     template = ChatTemplate(
         *(tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token),
         control_tokens=None if config.allow_control_tokens else tokenizer.control_tokens,
@@ -314,6 +316,7 @@ def _batcher(
     shards: Shards,
     pool: PoolLimits,
     observer: StepObserver,
+    key_limits: KeyLimits,
 ) -> Batcher:
     scheduler = Scheduler(
         SchedulerLimits(config.max_batch_prefill_tokens, config.batch_size),
@@ -326,7 +329,9 @@ def _batcher(
         restart_s=config.shard_restart_timeout,
     )
     ask_restart = partial(_ask_restart, config.parent_pid)
-    return Batcher(scheduler, shards, tokenizer, observer, limits, ask_restart=ask_restart)
+    return Batcher(
+        *(scheduler, shards, tokenizer, observer, limits), ask_restart=ask_restart, keys=key_limits
+    )
 
 
 def _ask_restart(launcher_pid: int | None) -> None:
@@ -336,7 +341,12 @@ def _ask_restart(launcher_pid: int | None) -> None:
 
 
 def _constraint_check(
-    config: RouterConfig, tokenizer: Tokenizer, info: ModelInfo, limits: Limits, metrics: Metrics
+    config: RouterConfig,
+    tokenizer: Tokenizer,
+    info: ModelInfo,
+    limits: Limits,
+    metrics: Metrics,
+    key_limits: KeyLimits,
 ) -> ConstraintCheck:
     vocabulary = VocabularyFile(
         tokenizer.path, info.vocab_size, info.eos_token_ids, limits.max_total_len
@@ -347,7 +357,8 @@ def _constraint_check(
         memory_bytes=config.constraint_memory << 20,
         max_waiting=config.max_constraints_waiting,
     )
-    return ConstraintCheck(vocabulary, rules, metrics, spells_ascii=tokenizer.spells_ascii())
+    spells_ascii = tokenizer.spells_ascii()
+    return ConstraintCheck(vocabulary, rules, metrics, spells_ascii=spells_ascii, keys=key_limits)
 
 
 def _aliases(config: RouterConfig) -> dict[str, str]:

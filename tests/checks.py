@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from constraints.spec import StopRule
+from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 
@@ -18,7 +19,7 @@ class FakeChecks:
     asked: list[tuple[Constraint, StopRule, int, bool]] = field(default_factory=list)
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, key: ApiKey = NO_KEY
     ) -> Constraint:
         """The constraint as it is, unless the test refuses it."""
         self.asked.append((constraint, stops, max_new_tokens, constraint.cuts))

@@ -132,18 +132,18 @@ class DrainRate:
 
 
 class Admission:
-    """Admits sequences while there are slots. Owner of the drain rate, and of the keys' limits.
+    """Admits sequences while there are slots. Owner of the drain rate.
 
     When all slots are taken, a key that has less than its share of them is admitted all the same:
     so one key cannot keep the others out, and there are never more than twice as many. Failed
     shards have `restart_s` to begin anew. It knows no clock but the one passed in.
     """
 
-    def __init__(self, num_slots: int, restart_s: float) -> None:
+    def __init__(self, num_slots: int, restart_s: float, keys: KeyLimits | None = None) -> None:
         self.num_slots = num_slots
         self._restart_s = restart_s
         self.is_closed = False
-        self.keys = KeyLimits()
+        self.keys = keys or KeyLimits()
         self._rate = DrainRate(num_slots)
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from proto.contract import FinishReason, Generation
 from router.engine.admission import Admission, Progress, Slots
 from router.engine.constraints import Preparing
 from router.engine.health_watch import HealthWatch
+from router.engine.key_limits import KeyLimits
 from router.engine.recovery import Recovery, failed_by_bug, failed_row
 from router.engine.steps import StepsInFlight
 from router.engine.stream import Stream
@@ -91,6 +92,7 @@ class Batcher:
         limits: BatcherLimits,
         clock: Callable[[], float] = monotonic,
         ask_restart: Callable[[], None] = lambda: None,
+        keys: KeyLimits | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._shards = shards
@@ -98,7 +100,7 @@ class Batcher:
         self._observer = observer
         self._limits = limits
         self._clock = clock
-        self._admission = Admission(limits.max_concurrent_requests, limits.restart_s)
+        self._admission = Admission(limits.max_concurrent_requests, limits.restart_s, keys)
         self._progress = Progress(limits.progress_s, limits.patience_s)
         self._streams = OpenStreams(self._retire)
         self._slots = Slots(self._admission, self._progress, observer, self.taken_slots, clock)
@@ -346,8 +348,7 @@ class Batcher:
         self._scheduler.finish(stream.request_id)
         self._backpressure.remove(stream)
         self._admission.keys.spend(stream.request.key, self._clock(), tokens=stream.num_computed)
-        if stream.request.constraint is not None:
-            self._preparing.remove(stream.request_id)
+        self._preparing.remove(stream.request_id)
         if self.groups.remove(stream.request_id):
             self._wake.set()
             return

@@ -35,6 +35,8 @@ from constraints.trivial_schemas import obvious_len
 from constraints.worker.jobs import Check, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed
+from router.engine.key_limits import KeyLimits
+from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import (
     ConstraintRefused,
     Overloaded,
@@ -120,9 +122,11 @@ class ConstraintCheck:
         clock: Callable[[], float] = time.monotonic,
         *,
         spells_ascii: bool = False,
+        keys: KeyLimits | None = None,
     ) -> None:
         self._vocabulary = vocabulary
         self._spells_ascii = spells_ascii
+        self._keys = keys or KeyLimits()
         self._rules = rules
         self._metrics = metrics
         self._clock = clock
@@ -141,12 +145,12 @@ class ConstraintCheck:
             await self._pool.close()
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, key: ApiKey = NO_KEY
     ) -> Constraint:
         """The constraint with what is known of it; where it `cuts` it need not fit.
 
-        Raises ConstraintRefused, Overloaded when too many checks wait, and Unsupported where this
-        model's tokens cannot be constrained.
+        Raises ConstraintRefused, Overloaded when too many checks wait, RateLimited when the key has
+        had its time, and Unsupported where this model's tokens cannot be constrained.
         """
         begun_s, cuts = self._clock(), constraint.cuts
         until_s = begun_s + self._rules.wait_s
@@ -156,6 +160,8 @@ class ConstraintCheck:
             return replace(constraint, is_quick=True, min_len=enough_len)
         job = Check(constraint.spec, stops, self._vocabulary.max_len, cuts)
         is_known = self._is_known(job)
+        if not is_known:
+            self._keys.check_constraint(key, begun_s)
         try:
             passed = await self._find(job, until_s)
             if passed.min_len > max_new_tokens and not cuts:
@@ -171,6 +177,8 @@ class ConstraintCheck:
             raise self._refused(error) from None
         finally:
             self._metrics.constraint_checks.inc("cache" if is_known else "worker")
+            if not is_known:
+                self._charge(key, begun_s)
             self._metrics.constraint_check_duration.observe(
                 self._clock() - begun_s, constraint.spec.kind.value
             )
@@ -183,6 +191,11 @@ class ConstraintCheck:
             translation=passed.translation,
             min_len=passed.min_len,
         )
+
+    def _charge(self, key: ApiKey, begun_s: float) -> None:
+        """What a worker took, at most: that others' constraints were before it is not told."""
+        now_s = self._clock()
+        self._keys.spend(key, now_s, constraint_s=min(now_s - begun_s, self._rules.cpu_s))
 
     async def violation(self, constraint: Constraint, text: str) -> str | None:
         """A finished text's violation of a lenient schema, or why it was not checked."""

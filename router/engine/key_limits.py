@@ -84,18 +84,41 @@ class KeyLimits:
                     f"{num_taken} requests of this key are waiting or running; at most {most} may",
                     _SOON_S,
                 )
-        for kind, per_minute in _rates(key):
+        for kind, per_minute in (
             # How many tokens a request takes is known at its end: it may overdraw.
-            wait_s = self._allowance(key, kind, per_minute, now_s).wait_s(1.0, now_s)
-            if wait_s > 0.0:
-                raise RateLimited(f"this key has had its {per_minute} {kind} per minute", wait_s)
+            ("requests", key.requests_per_minute),
+            ("tokens", key.tokens_per_minute),
+        ):
+            self._check_rate(key, kind, per_minute, now_s)
 
-    def spend(self, key: ApiKey, now_s: float, *, requests: int = 0, tokens: int = 0) -> None:
-        """So much was admitted, or is to be computed, for the key."""
-        spent = {"requests": requests, "tokens": tokens}
-        for kind, per_minute in _rates(key):
-            if spent[kind]:
-                self._allowance(key, kind, per_minute, now_s).spend(spent[kind], now_s)
+    def check_constraint(self, key: ApiKey, now_s: float) -> None:
+        """Raises RateLimited where the key has had its time to compile constraints."""
+        self._check_rate(key, "seconds of constraints", key.constraint_seconds_per_minute, now_s)
+
+    def spend(
+        self,
+        key: ApiKey,
+        now_s: float,
+        *,
+        requests: int = 0,
+        tokens: int = 0,
+        constraint_s: float = 0,
+    ) -> None:
+        """So much was admitted, computed or compiled for the key."""
+        for kind, per_minute, spent in (
+            ("requests", key.requests_per_minute, requests),
+            ("tokens", key.tokens_per_minute, tokens),
+            ("seconds of constraints", key.constraint_seconds_per_minute, constraint_s),
+        ):
+            if per_minute is not None and spent:
+                self._allowance(key, kind, per_minute, now_s).spend(spent, now_s)
+
+    def _check_rate(self, key: ApiKey, kind: str, per_minute: int | None, now_s: float) -> None:
+        if per_minute is None:
+            return
+        wait_s = self._allowance(key, kind, per_minute, now_s).wait_s(1.0, now_s)
+        if wait_s > 0.0:
+            raise RateLimited(f"this key has had its {per_minute} {kind} per minute", wait_s)
 
     def _allowance(self, key: ApiKey, kind: str, per_minute: float, now_s: float) -> Allowance:
         known = self._allowances.get((key.name, kind))
@@ -103,8 +126,3 @@ class KeyLimits:
             known = per_minute, Allowance(per_minute, now_s)
             self._allowances[key.name, kind] = known
         return known[1]
-
-
-def _rates(key: ApiKey) -> list[tuple[str, int]]:
-    rates = (("requests", key.requests_per_minute), ("tokens", key.tokens_per_minute))
-    return [(kind, per_minute) for kind, per_minute in rates if per_minute is not None]

@@ -16,6 +16,7 @@ class ApiKey:
     max_concurrent_requests: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    constraint_seconds_per_minute: int | None = None
 
 
 # Of every request where no key is needed.

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from constraints.spec import StopRule
 from proto.contract import StopParams
+from router.request.api_key import ApiKey
 from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, cut
 from router.request.parameters import (
     Limits,
@@ -37,9 +38,9 @@ class Checks(Protocol):
     """Checks whether a constraint can be kept."""
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, key: ApiKey
     ) -> Constraint:
-        """See `ConstraintCheck`. Raises ConstraintRefused, Overloaded."""
+        """See `ConstraintCheck`. Raises ConstraintRefused, Refused."""
 
 
 def _draw_seed() -> int:
@@ -169,9 +170,10 @@ class Validation:
         constraint = raw.grammar.constraint(name)
         max_len = stop.max_new_tokens
         for field, part in raw.grammar_parts:
-            await _checked(self._checks, part.constraint(field), StopRule(), max_len, field)
+            found = part.constraint(field)
+            await _checked(self._checks, found, StopRule(), max_len, field, raw.key)
         stops = StopRule(stop.stop_strings, stop.keep_stop_string, stop.stop_token_ids)
-        return await _checked(self._checks, constraint, stops, max_len, name)
+        return await _checked(self._checks, constraint, stops, max_len, name, raw.key)
 
     @property
     def _max_input_len(self) -> int:
@@ -201,11 +203,16 @@ class Validation:
 
 
 async def _checked(
-    checks: Checks, constraint: Constraint, stops: StopRule, max_new_tokens: int, field: str
+    checks: Checks,
+    constraint: Constraint,
+    stops: StopRule,
+    max_new_tokens: int,
+    field: str,
+    key: ApiKey,
 ) -> Constraint:
     """The constraint as it was found in order. Raises InvalidRequest, which names `field`."""
     try:
-        return await checks.check(constraint, stops, max_new_tokens)
+        return await checks.check(constraint, stops, max_new_tokens, key)
     except ConstraintRefused as error:
         raise ConstraintRefused(
             f"`{field}`: {error}", error.reason, error.details, field

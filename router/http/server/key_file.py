@@ -7,6 +7,7 @@
     max_concurrent_requests = 16
     requests_per_minute = 600
     tokens_per_minute = 200000
+    constraint_seconds_per_minute = 20
 
 All but the first two may be absent. It holds no key, so that whoever reads it has none.
 """
@@ -58,6 +59,7 @@ _RULES: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "max_concurrent_requests": _limit,
         "requests_per_minute": _limit,
         "tokens_per_minute": _limit,
+        "constraint_seconds_per_minute": _limit,
     }
 )
 _REQUIRED = ("name", "sha256")

@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry
 from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.worker.pool import PoolRules, VocabularyFile
 from router.engine.constraints import ConstraintCheck, ConstraintMemory
-from router.request.errors import ConstraintRefused, Overloaded, Unsupported
+from router.request.api_key import ApiKey
+from router.request.errors import ConstraintRefused, Overloaded, RateLimited, Unsupported
 from router.request.request import Constraint
 from router.telemetry.metrics import Metrics
 from tests.byte_tokenizer import byte_ids
@@ -65,6 +66,20 @@ async def until_ready(check: ConstraintCheck) -> None:
             with suppress(Overloaded):
                 await check.check(regex("a"), _NO_STOPS, 5)
                 return
+
+
+async def test_a_key_has_so_much_time_for_constraints(tmp_path: Path) -> None:
+    key = ApiKey("a", constraint_seconds_per_minute=1)
+    async with checking(tmp_path) as (check, _):
+        await check.check(regex("[ab]{3}"), _NO_STOPS, 3, key)
+        check._keys.spend(key, check._clock(), constraint_s=1.0)
+        with pytest.raises(RateLimited, match="had its 1 seconds of constraints per minute"):
+            await check.check(regex("[ab]{4}"), _NO_STOPS, 4, key)
+        # What is known costs nothing.
+        known = await check.check(regex("[ab]{3}"), _NO_STOPS, 3, key)
+        other = await check.check(regex("[ab]{4}"), _NO_STOPS, 4, ApiKey("b"))
+
+    assert (known.min_len, other.min_len) == (3, 4)
 
 
 async def test_a_constraint_that_fits_comes_back_with_the_length_of_a_text(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from constraints.spec import StopRule
+from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from tests.checks import FakeChecks
@@ -23,7 +24,7 @@ class PartedChecks(FakeChecks):
         self.was_left = asyncio.Event()
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int
+        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, key: ApiKey = NO_KEY
     ) -> Constraint:
         if constraint.spec.text == "refused":
             await self.has_begun.wait()

@@ -21,11 +21,12 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_key_has_a_name_a_share_and_limits(path: Path) -> None:
     limits = "weight = 2\nmax_concurrent_requests = 3\nrequests_per_minute = 4\n"
+    limits += "constraint_seconds_per_minute = 6\n"
     path.write_text(f"{ENTRY}{limits}tokens_per_minute = 5\n")
 
     (key,) = read_key_file(path)
 
-    assert key == ApiKey("a", bytes.fromhex(DIGEST), 2.0, 3, 4, 5)
+    assert key == ApiKey("a", bytes.fromhex(DIGEST), 2.0, 3, 4, 5, 6)
     assert KeyRing((key,)).find([b"sk-two", b"sk-one"]) is key
 
 
