@@ -113,6 +113,16 @@ class RunningCounts:
         name = sequence.request.key.name
         self._num[name] = self._num.get(name, 0) + 1
 
+    def victim_behind(self, sequence: Sequence) -> Sequence | None:
+        """The youngest of the key that runs most for its weight, unless this one came after it."""
+        most = max(map(self._ratio, self._running))
+        behind = [each for each in self._running if each.order >= sequence.order]
+        return next((each for each in reversed(behind) if self._ratio(each) == most), None)
+
+    def _ratio(self, sequence: Sequence) -> float:
+        key = sequence.request.key
+        return self._num[key.name] / key.weight
+
     def take_victim(self, waiting: Sequence) -> Sequence | None:
         """The youngest sequence of the key that runs most for its weight.
 
@@ -122,10 +132,13 @@ class RunningCounts:
         key = waiting.request.key
         wanted = (self._num.get(key.name, 0) + 1) / key.weight
         victim, most = None, 0.0
+        names = {key.name}
         for sequence in self._running:
             other = sequence.request.key
             ratio = (self._num[other.name] - 1) / other.weight
-            if other.name != key.name and ratio >= wanted and ratio >= most:
+            is_oldest = other.name not in names
+            names.add(other.name)
+            if other.name != key.name and not is_oldest and ratio >= max(wanted, most):
                 victim, most = sequence, ratio
         if victim is not None:
             self._running.remove(victim)

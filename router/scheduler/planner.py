@@ -165,7 +165,10 @@ class Planner:
     def _grow(
         self, sequence: Sequence, allocation: BlockAllocation, num_tokens: int, plan: StepPlan
     ) -> tuple[int, ...] | None:
-        """Further blocks, by preempting the youngest if need be; None: it sits the step out."""
+        """Further blocks, by preempting another if need be; None: it sits the step out.
+
+        That is the youngest, of several keys' that of the one that runs most for its weight.
+        """
         while True:
             block_ids = self._allocator.extend(allocation, num_tokens)
             if block_ids is not None:
@@ -173,7 +176,10 @@ class Planner:
             if self._running.is_retiring or sequence.awaits_tokens:
                 plan.sit_out(sequence)
                 return None
-            victim = self._running.youngest
+            victim = None
+            if self._shares.is_shared:
+                victim = RunningCounts(self._running).victim_behind(sequence)
+            victim = victim or self._running.youngest
             self._preempt(victim, plan)
             if victim is sequence:
                 return None

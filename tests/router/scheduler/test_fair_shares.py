@@ -104,6 +104,20 @@ def test_a_pool_full_of_another_key_is_shared() -> None:
     assert scheduler.stats().num_preemptions == 1
 
 
+def test_the_key_that_runs_most_makes_room_for_what_grows() -> None:
+    scheduler = make_scheduler(num_blocks=16, block_size=1, prefix_caching=False)
+    for request_id in (0, 1, 2):
+        add(scheduler, request_id, HOG, prompt_len=1, new=9)
+    serve(scheduler, 2)
+    add(scheduler, 3, LIGHT, prompt_len=1, new=9)
+    assert serve(scheduler, 2)[-4:] == [0, 1, 2, 3]
+
+    got = serve(scheduler, 1)
+
+    # Of 16 blocks 14 were taken, and each one wants another; that of the light key is the youngest.
+    assert got == [0, 1, 3]
+
+
 def test_a_prompt_comes_before_the_rest_of_another_keys_long_one() -> None:
     scheduler = make_scheduler(num_blocks=64, max_step_tokens=8)
     add(scheduler, 0, HOG, prompt_len=40)
