@@ -34,7 +34,8 @@ struct Private {
 
 // Where a layer's buffers begin in the memory of a step, in floats.
 struct Layout {
-  int64_t x, qkv, attended, branch, inner, partials;
+  int64_t x, qkv, attended, inner, partials;
+  int64_t attention_branch, mlp_branch;  // where a norm comes behind them
   int64_t logits, weights, expert_inner, expert_outs;
   int64_t num_floats;  // of one layer
 };
@@ -142,7 +143,7 @@ class Forward {
     float *const old = x_;
     float *const y = e_.fresh || layer.is_parallel ? base + e_.layout.x + size : x_;
     add_branch(layer, layer.output, base + e_.layout.attended, e_.attended_stride,
-               layer.attention_post_norm, base, old, y);
+               layer.attention_post_norm, base + e_.layout.attention_branch, old, y);
 
     const float *source = layer.is_parallel ? old : y;
     x_ = e_.fresh ? memory(index + 1) + e_.layout.x : base + e_.layout.x;
@@ -152,7 +153,7 @@ class Forward {
     }
     run_mlp_in(layer.mlp, layer.mlp_norm, source, base + e_.layout.inner);
     add_branch(layer, layer.mlp.out, base + e_.layout.inner, e_.inner_stride, layer.mlp_post_norm,
-               base, y, x_);
+               base + e_.layout.mlp_branch, y, x_);
   }
 
   void run_product(const Product &p) { products_.run(p, s_.num_tokens); }
@@ -176,9 +177,9 @@ class Forward {
     run_product(in);
   }
 
-  // to = from + residual_scale * norm(rows * matrix)
+  // to = from + residual_scale * norm(rows * matrix), the product in `branch`
   void add_branch(const Layer &layer, const Matrix &matrix, const float *rows, int64_t stride,
-                  const Norm &norm, float *base, const float *from, float *to) {
+                  const Norm &norm, float *branch, const float *from, float *to) {
     const auto scale = static_cast<float>(layer.residual_scale);
     if (norm.kind == kNoNorm) {
       Product out{&matrix, rows, stride, nullptr, nullptr, kAdd, to, e_.x_stride};
@@ -186,7 +187,6 @@ class Forward {
       out.scale = scale;
       return run_product(out);
     }
-    float *branch = base + e_.layout.branch;
     run_product({&matrix, rows, stride, nullptr, nullptr, kStore, branch, e_.x_stride});
     worker_.each(s_.num_tokens, late_, [&](int64_t t) {
       add_row(norm, scale, branch + t * e_.x_stride, from + t * e_.x_stride, to + t * e_.x_stride);
@@ -216,7 +216,7 @@ class Forward {
             to.weights + t * experts.top_k);
     });
     run_chosen(experts, layer.mlp_norm, rows, to);
-    float *shared = base + e_.layout.branch;
+    float *shared = base + e_.layout.mlp_branch;
     if (experts.has_shared) {
       run_mlp_in(experts.shared, layer.mlp_norm, rows, base + e_.layout.inner);
       run_product({&experts.shared.out, base + e_.layout.inner, e_.inner_stride, nullptr, nullptr,
@@ -269,7 +269,8 @@ void lay_out(Engine &e, int64_t n) {
   to.x = take(2 * n * e.x_stride);  // before and after the attention
   to.qkv = take(n * e.qkv_stride);
   to.attended = take(n * e.attended_stride);
-  to.branch = take(n * e.x_stride);
+  to.attention_branch = take(n * e.x_stride);
+  to.mlp_branch = take(n * e.x_stride);
   to.inner = take(n * e.inner_stride);
   to.partials = take(partials);
   to.logits = take(n * e.router_stride);

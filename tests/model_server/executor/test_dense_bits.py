@@ -82,6 +82,19 @@ def test_in_chunks_with_others_on_any_number_of_threads(
     pool.executor.close()
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen2_moe"])
+def test_whichever_threads_are_late(family: str) -> None:
+    """More threads than cores: some are stopped inside of items, which others then do again."""
+    pool = Pool(executor(decoder(family), "float32", num_threads=8))
+    for _ in range(500):
+        held, mates = pool.sequence(tokens()), [pool.other(60) for _ in range(5)]
+        answers = pool.run([(held, 1), *((mate, pool.rng.choice((1, 7, 20))) for mate in mates)])
+        assert torch.equal(answers[0], alone(family, "float32")[:1])
+        for sequence in (held, *mates):
+            pool.free += sequence.block_ids
+    pool.executor.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_a_prefix_that_another_sequence_computed(kind: str) -> None:
     pool = Pool(executor(decoder("llama"), kind))

@@ -75,7 +75,8 @@ async def housing(
         shares_prefixes=shares_prefixes,
     )
     if "api_keys" in edge and not isinstance(edge["api_keys"], KeyRing):
-        edge["api_keys"] = KeyRing(plain_keys(edge["api_keys"]))
+        keys = plain_keys(edge["api_keys"])
+        edge["api_keys"] = KeyRing(keys) if keys else None
     batcher_limits = batcher_limits or BatcherLimits(
         max_concurrent_requests=max_concurrent_requests, retry_s=0.05, tick_s=0.02
     )
