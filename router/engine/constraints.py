@@ -193,7 +193,7 @@ class ConstraintCheck:
         )
 
     def _charge(self, key: ApiKey, begun_s: float) -> None:
-        """What a worker took, at most: that others' constraints were before it is not told."""
+        """What a worker may have taken of the time: others' constraints may have been before it."""
         now_s = self._clock()
         self._keys.spend(key, now_s, constraint_s=min(now_s - begun_s, self._rules.cpu_s))
 

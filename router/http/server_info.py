@@ -50,6 +50,12 @@ class ServerInfo:
     max_batch_size: int | None = None
 
     @property
+    def short_names(self) -> tuple[str, ...]:
+        """The model's names, but for its folder's path if it has another one."""
+        names = tuple(name for name in self.model_names if not name.startswith("/"))
+        return names or self.model_names
+
+    @property
     def system_fingerprint(self) -> str:
         """Changes whenever the same seed may bring another answer.
 
@@ -70,7 +76,7 @@ def served_name(info: ServerInfo, asked: str | None) -> str:
         return asked
     if asked in _PLACEHOLDERS:
         return info.model_names[0]
-    raise model_not_found(str(asked), info.model_names)
+    raise model_not_found(str(asked), info.short_names)
 
 
 def stream_headers(info: ServerInfo, num_characters: int) -> dict[str, str]:

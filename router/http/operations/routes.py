@@ -168,7 +168,7 @@ class OperationsRoutes:
         """One name of the served model."""
         name = request.path_params["model_name"]
         if name not in self._info.model_names:
-            raise model_not_found(name, self._info.model_names)
+            raise model_not_found(name, self._info.short_names)
         return json_response(self._card(name))
 
     def _card(self, name: str) -> dict[str, Any]:
