@@ -12,15 +12,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from starlette.types import Message, Receive, Send
+from starlette.types import Receive, Send
 
-from router.http.server.body import end, until_disconnected
-from router.http.sse import KEEP_ALIVE_S
+from router.http.server.body import body_part, end, until_disconnected
+from router.http.sse import KEEP_ALIVE, KEEP_ALIVE_S
 
 # A thousand tokens of a chat, about.
 MAX_LOG_LEN = 1 << 18
 _SEPARATOR = b"\n\n"
-_KEEP_ALIVE = b":\n\n"
 _DISPLACED = b": another connection reads on\n\n"
 
 
@@ -195,7 +194,7 @@ def split_events(data: bytes) -> list[bytes]:
 async def follow(reader: Reader, send: Send) -> None:
     """Sends what the reader takes, to the end of the stream or until another takes its place."""
     while (taken := await reader.take(KEEP_ALIVE_S)) is not None:
-        await send(body_part(taken or _KEEP_ALIVE, more=True))
+        await send(body_part(taken or KEEP_ALIVE, more=True))
     if reader.is_displaced:
         await send(body_part(_DISPLACED, more=False))
     elif reader.has_all:
@@ -213,8 +212,3 @@ async def read_out(reader: Reader, receive: Receive, send: Send) -> None:
     finally:
         await end(leaving, reading)
         reader.close()
-
-
-def body_part(data: bytes, *, more: bool) -> Message:
-    """A part of an answer's body in ASGI."""
-    return {"type": "http.response.body", "body": data, "more_body": more}

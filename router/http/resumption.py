@@ -27,14 +27,13 @@ from router.http.event_log import (
     EventLog,
     EventsGone,
     Reader,
-    body_part,
     follow,
     read_out,
     split_events,
 )
-from router.http.server.access import AccessRecord
-from router.http.server.body import BodyReader, end
-from router.http.server.errors import Dialect, HttpError, Problem
+from router.http.server.access import AccessRecord, refuse
+from router.http.server.body import BodyReader, body_part, end
+from router.http.server.errors import HttpError
 
 _logger = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ class Resumption:
             else:
                 await self._app(scope, receive, send)
         except HttpError as refusal:
-            await _answer(refusal, scope, receive, send)
+            await refuse(refusal, scope, receive, send)
 
     async def _host(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request whose answer, if it is a stream, goes on without its client.
@@ -294,11 +293,3 @@ def _owner(scope: Scope) -> _Owner:
 def _has_events(head: Message) -> bool:
     headers = Headers(raw=head["headers"])
     return headers.get("content-type", "").startswith("text/event-stream")
-
-
-async def _answer(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
-    record = AccessRecord.within(scope)
-    assert record is not None, "the access log is around it"
-    record.error_type = error.error_type
-    problem = Problem.of(error, Dialect.of_path(scope["path"]), record.request_id)
-    await problem.response()(scope, receive, send)

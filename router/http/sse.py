@@ -16,14 +16,14 @@ from typing import Generic, Protocol, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.http.server.body import end, until_disconnected
+from router.http.server.body import body_part, end, until_disconnected
 from router.request.errors import RouterError
 
 KEEP_ALIVE_S = 15.0
 EVENT_HEADERS: Mapping[str, str] = MappingProxyType(
     {"content-type": "text/event-stream", "cache-control": "no-cache", "x-accel-buffering": "no"}
 )
-_KEEP_ALIVE = b":\n\n"
+KEEP_ALIVE = b":\n\n"
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -92,7 +92,7 @@ class EventStream(Response, Generic[T]):
                 last = self._frames.fail(error)
             await self._close()  # nothing may be written behind the last bytes
             if not leaving.done():
-                await send({"type": "http.response.body", "body": last, "more_body": False})
+                await send(body_part(last, more=False))
         finally:
             await end(leaving)
             await self._close()
@@ -121,7 +121,7 @@ class EventStream(Response, Generic[T]):
                 return
             silent_s = 0.0 if self._num_writing else clock() - self._sent_s
             if silent_s >= self._keep_alive_s:
-                await send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+                await send(body_part(KEEP_ALIVE, more=True))
                 self._sent_s = clock()
                 continue
             await asyncio.wait(
@@ -144,7 +144,7 @@ class EventStream(Response, Generic[T]):
                     await self._may_send.wait()
                     assert self._send is not None
                 self._num_writing += 1
-                await self._send({"type": "http.response.body", "body": frames, "more_body": True})
+                await self._send(body_part(frames, more=True))
                 self._num_writing -= 1
                 self._sent_s = clock()
 

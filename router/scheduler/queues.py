@@ -90,7 +90,7 @@ class WaitingQueue:
     def place(self, sequence: Sequence) -> int:
         """1 for the one that is offered first; of a held one, what its place would be.
 
-        Of several keys' each that may come before it is counted.
+        Among several keys it is the place if each was served one after the other from now on.
         """
         if len(self._by_key) > 1 and sequence.request_id not in self._held:
             return self.offers(len(self)).index(sequence) + 1
@@ -276,6 +276,7 @@ class StepInFlight:
     chunks: dict[int, ScheduledChunk]
     dropped_ids: tuple[int, ...] = ()
     begun_s: float = 0.0
+    num_tokens: int = 0
 
     def read(self, result: StepResult) -> dict[int, Generation]:
         """The answer's generations by request id.

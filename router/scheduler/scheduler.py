@@ -184,14 +184,17 @@ class Scheduler:
             return None
         self._num_steps += 1
         dropped_ids = self._running.take_drops()
-        self._in_flight.append(StepInFlight(self._num_steps, plan.chunks, dropped_ids, now_s))
+        num_tokens = self._limits.max_step_tokens - plan.num_tokens_left
+        self._in_flight.append(
+            StepInFlight(self._num_steps, plan.chunks, dropped_ids, now_s, num_tokens)
+        )
         return Batch(
             step_id=self._num_steps,
             new=tuple(plan.new),
             updates=tuple(plan.updates),
             running_ids=plan.running_ids,
             dropped_ids=dropped_ids,
-            num_tokens=self._limits.max_step_tokens - plan.num_tokens_left,
+            num_tokens=num_tokens,
             num_decode_tokens=plan.num_decode_tokens,
         )
 
@@ -211,7 +214,7 @@ class Scheduler:
         # Of two steps in flight, the second begins when the first is done.
         step_s = now_s - max(self._answered_s, step.begun_s)
         self._answered_s = now_s
-        token_s = step_s / max(1, sum([chunk.num_tokens for chunk in step.chunks.values()]))
+        token_s = step_s / max(1, step.num_tokens)
         counted = []
         remaining_ids = frozenset(result.remaining_ids)
         for request_id, chunk in step.chunks.items():

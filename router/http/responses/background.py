@@ -27,7 +27,7 @@ MAX_ENDED = 32
 
 
 class Job:
-    """One response in the making. `keep` stores it, with its status, where it did not end well.
+    """One response in the making. `keep` stores it, with its status, when it has ended.
 
     `log` has its events if its client wants to read them as a stream.
     """
@@ -37,7 +37,8 @@ class Job:
     ) -> None:
         self._reply = reply
         self._output = output
-        self._keep = keep
+        self._store = keep
+        self._is_kept = False
         self._is_cancelled = asyncio.Event()
         self._ended = asyncio.Event()
         self.log = EventLog(max_len=_MAX_LOG_LEN, waits=False) if reply.body.stream else None
@@ -51,15 +52,21 @@ class Job:
         """Makes the response, to its end or until it is cancelled."""
         try:
             await stream({"type": "http"}, self._receive, self._send)
-            if self._is_cancelled.is_set():
-                self._keep(self.fields("cancelled"), "cancelled")
+            if not self._is_kept:
+                self.keep(self.fields("cancelled"), "cancelled")
         except Exception:
-            self._keep(self._reply.failed("a bug of the server ended it"), "failed")
+            self.keep(self._reply.failed("a bug of the server ended it"), "failed")
             raise
         finally:
             self._ended.set()
             if self.log is not None:
                 self.log.close(is_complete=True)
+
+    def keep(self, response: dict[str, Any], status: str) -> None:
+        """Stores the response as it ended, once: one that is cancelled behind its end has ended."""
+        if not self._is_kept:
+            self._is_kept = True
+            self._store(response, status)
 
     def fields(self, status: str = "in_progress") -> dict[str, Any]:
         """The response as far as it is made."""

@@ -116,11 +116,11 @@ class ResponseRoutes:
                 self._store.keep(_owner(request), response_id, stored)
 
         if body.stream or body.background:
-            frames = AnswerFrames(record, ResponseEncoder(reply, output, keep), Dialect.OPENAI)
+            job = Job(reply, output, keep) if body.background else None
+            encoder = ResponseEncoder(reply, output, keep if job is None else job.keep)
+            frames = AnswerFrames(record, encoder, Dialect.OPENAI)
             stream = await service.stream(record, [checked], frames)
-            if body.background:
-                return self._in_background(request, Job(reply, output, keep), response_id, stream)
-            return stream
+            return stream if job is None else self._in_background(request, job, response_id, stream)
         (completion,) = await service.complete(request, [checked])
         output.whole(completion.tokens, completion.finished)
         end = output.settled(completion.finished)

@@ -238,6 +238,15 @@ class Cors(CORSMiddleware):
         return not self.is_allowed_origin(origin.decode("latin-1"))
 
 
+async def refuse(error: HttpError, scope: Scope, receive: Receive, send: Send) -> None:
+    """The answer of a layer that hands a request on no further, in the path's dialect."""
+    record = AccessRecord.within(scope)
+    assert record is not None, "the access log is around it"
+    record.error_type = error.error_type
+    problem = Problem.of(error, Dialect.of_path(scope["path"]), record.request_id)
+    await problem.response()(scope, receive, send)
+
+
 async def _answer(
     error: HttpError, record: AccessRecord, scope: Scope, receive: Receive, send: Send
 ) -> None:

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from processes.instruments import Counter
-from router.http.server.access import AccessRecord, is_probe
-from router.http.server.errors import Dialect, HttpError, Problem
+from router.http.server.access import AccessRecord, is_probe, refuse
+from router.http.server.errors import Dialect, HttpError
 from router.request.api_key import ApiKey
 
 _METRICS_PATH = "/metrics"
@@ -113,11 +113,7 @@ class ApiKeyAuth:
     async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = _SOCKET_REFUSAL if scope["type"] == "websocket" else _REFUSAL
         self._refusals.inc(refusal.error_type)
-        record = AccessRecord.within(scope)
-        assert record is not None, "the access log is around it"
-        record.error_type = refusal.error_type
-        problem = Problem.of(refusal, Dialect.of_path(scope["path"]), record.request_id)
-        await problem.response()(scope, receive, send)
+        await refuse(refusal, scope, receive, send)
 
 
 def _sent_keys(headers: Iterable[tuple[bytes, bytes]], *, takes_x_api_key: bool) -> Iterable[bytes]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import orjson
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from processes.instruments import Counter
 from router.http.server.errors import HttpError
@@ -99,6 +99,11 @@ class BodyReader:
 def json_response(answer: object, headers: Mapping[str, str] | None = None) -> Response:
     """An answer of 200 in JSON."""
     return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
+
+
+def body_part(data: bytes, *, more: bool) -> Message:
+    """A part of an answer's body in ASGI."""
+    return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 async def until_disconnected(receive: Receive) -> None:

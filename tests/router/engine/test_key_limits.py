@@ -10,8 +10,16 @@ from router.request.errors import InvalidRequest, Overloaded, RateLimited
 HOG, LIGHT, HEAVY = ApiKey("hog"), ApiKey("light"), ApiKey("heavy", weight=3.0)
 
 
+def admits(limits: KeyLimits, key: ApiKey, num_wanted: int = 1) -> bool:
+    try:
+        limits.check(key, 0, num_wanted, 0.0)
+    except RateLimited:
+        return False
+    return True
+
+
 def test_a_key_without_limits_is_admitted() -> None:
-    KeyLimits().check(NO_KEY, 1000, 1000, 0.0)
+    assert admits(KeyLimits(), NO_KEY, 1000)
 
 
 def test_so_many_requests_at_once_and_no_more() -> None:
@@ -57,11 +65,15 @@ def test_nothing_is_saved_up_beyond_a_minute() -> None:
 
 
 def test_a_limit_that_was_changed_begins_anew() -> None:
-    limits = KeyLimits()
-    limits.check(ApiKey("a", tokens_per_minute=60), 0, 1, 0.0)
-    limits.spend(ApiKey("a", tokens_per_minute=60), 0.0, tokens=600)
+    limits, old, new = (
+        KeyLimits(),
+        ApiKey("a", tokens_per_minute=60),
+        ApiKey("a", tokens_per_minute=61),
+    )
+    limits.spend(old, 0.0, tokens=600)
 
-    limits.check(ApiKey("a", tokens_per_minute=61), 0, 1, 0.0)
+    assert not admits(limits, old)
+    assert admits(limits, new)
 
 
 @pytest.mark.parametrize(

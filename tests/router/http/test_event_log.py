@@ -1,29 +1,18 @@
 """Logs of streams: what a reader gets, what is kept for one that comes back, who waits for whom."""
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
 from router.http.event_log import EventLog, EventsGone, split_events
 
 
-def nobody() -> None:
-    pass
-
-
 def events(*numbers: int) -> list[bytes]:
     return [b"data: %d\n\n" % number for number in numbers]
 
 
-async def soon(what: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
-        while not what():
-            await asyncio.sleep(0)
-
-
 async def test_a_reader_takes_all_that_waits_at_once() -> None:
-    log = EventLog(nobody)
+    log = EventLog()
     reader = log.attach(0)
     log.append(events(0, 1))
 
@@ -31,7 +20,7 @@ async def test_a_reader_takes_all_that_waits_at_once() -> None:
 
 
 async def test_silence_is_nothing_and_the_end_is_none() -> None:
-    log = EventLog(nobody)
+    log = EventLog()
     reader = log.attach(0)
 
     assert await reader.take(0.01) == b""
@@ -41,7 +30,7 @@ async def test_silence_is_nothing_and_the_end_is_none() -> None:
 
 
 async def test_what_was_taken_can_be_taken_again() -> None:
-    log = EventLog(nobody)
+    log = EventLog()
     log.append(events(0, 1, 2))
     first = log.attach(0)
     await first.take(1)
@@ -51,7 +40,7 @@ async def test_what_was_taken_can_be_taken_again() -> None:
 
 
 async def test_what_was_taken_is_kept_within_bounds() -> None:
-    log = EventLog(nobody, max_len=35)
+    log = EventLog(max_len=35)
     reader = log.attach(0)
     for number in range(6):
         log.append(events(number))
@@ -65,14 +54,14 @@ async def test_what_was_taken_is_kept_within_bounds() -> None:
 
 
 async def test_what_nobody_took_is_never_dropped() -> None:
-    log = EventLog(nobody, max_len=35)
+    log = EventLog(max_len=35)
     log.append(events(*range(10)))
 
     assert await log.attach(0).take(1) == b"".join(events(*range(10)))
 
 
 async def test_a_writer_waits_for_its_reader() -> None:
-    log = EventLog(nobody)
+    log = EventLog()
     reader = log.attach(0)
     log.append(events(0))
     writing = asyncio.ensure_future(log.until_taken())
@@ -85,7 +74,7 @@ async def test_a_writer_waits_for_its_reader() -> None:
 
 
 async def test_without_a_reader_a_writer_goes_on_until_the_log_is_full() -> None:
-    log = EventLog(nobody, max_len=35)
+    log = EventLog(max_len=35)
     reader = log.attach(0)
     reader.close()
     log.append(events(0, 1))

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.http.responses.background import Job
 from tests.fake_script import letters
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, open_request
@@ -119,6 +120,23 @@ async def test_a_response_is_cancelled() -> None:
     assert cancelled["status"] == "cancelled"
     assert 0 < len(text_of(cancelled)) < 100
     assert cancelled == again == read
+
+
+async def test_a_cancel_behind_the_end_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[str] = []
+    keep = Job.keep
+
+    def keep_and_cancel(job: Job, response: dict[str, Any], status: str) -> None:
+        kept.append(status)
+        keep(job, response, status)
+        job._is_cancelled.set()
+
+    monkeypatch.setattr(Job, "keep", keep_and_cancel)
+    async with opened() as asking:
+        begun = await begin(asking, max_output_tokens=2)
+        response = await ended(asking, begun["id"])
+
+    assert (kept, response["status"]) == (["incomplete"], "incomplete")
 
 
 async def test_only_responses_of_the_background_are_cancelled() -> None:
