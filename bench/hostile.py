@@ -1,12 +1,13 @@
 """Two hundred hostile grammars beside plain streams: is each answered, and do the streams notice?
 
     python -m bench.hostile --model FOLDER [--streams 8] [--tokens 256] [--rounds 40] [--senders 4]
-                            [--grammars 200]
+                            [--grammars 200] [--check]
 
 Starts `launcher serve` on the model. Each round measures the gaps between the streams' tokens
 alone, and then while senders (`bench.hostile_senders`, which stand for other machines) post that
-round's share of `tests/constraints/hostile.py` to /generate. Prints JSON: the gaps of both, the
-ratios of their percentiles in this one run, the longest gaps with the grammars that were then
+round's share of `tests/constraints/hostile.py` to /generate; with `--check` to /constraints/check,
+which compiles them in the router's workers and not in the shard. Prints JSON: the gaps of both,
+the ratios of their percentiles in this one run, the longest gaps with the grammars that were then
 under way, and the outcome and duration of each grammar. Exit code 1 when the 99th percentile
 beside them is over 1.1 times that alone, or an answer took 3 s.
 """
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.hostile_senders import CHECK, GENERATE
 from bench.processes import running, tandem
 from bench.sse_client import post_events
 from processes.addresses import free_port
@@ -67,8 +69,8 @@ class Sent(NamedTuple):
 
 
 @contextlib.asynccontextmanager
-async def _senders(port: int, num_senders: int) -> AsyncIterator[Process]:
-    argv = ("-m", "bench.hostile_senders", str(port), str(num_senders))
+async def _senders(port: int, path: str, num_senders: int) -> AsyncIterator[Process]:
+    argv = ("-m", "bench.hostile_senders", str(port), path, str(num_senders))
     process = await asyncio.create_subprocess_exec(
         sys.executable, *argv, stdin=PIPE, stdout=PIPE, limit=_MAX_LINE_BYTES
     )
@@ -107,7 +109,7 @@ async def _measure(port: int, args: argparse.Namespace) -> dict[str, Any]:
     alone: list[Gap] = []
     beside: list[Gap] = []
     sent: list[Sent] = []
-    async with _senders(port, args.senders) as senders:
+    async with _senders(port, CHECK if args.check else GENERATE, args.senders) as senders:
         await _streams(*load)
         for first in range(0, args.grammars, share):
             alone += await _streams(*load)
@@ -170,6 +172,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, default=_ROUNDS)
     parser.add_argument("--senders", type=int, default=4)
     parser.add_argument("--grammars", type=int, default=NUM_HOSTILE, help="only the first of them")
+    parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
     port = free_port()
     with running(tandem(args.model, port, ())):

@@ -199,12 +199,29 @@ class TopToken(NamedTuple):
     logprob: float
 
 
+class MaskEffect(Enum):
+    """What a constraint's mask did to the choice of a token.
+
+    free:    the model's most probable token was allowed
+    steered: it was not
+    forced:  one token alone was allowed
+    """
+
+    FREE = "free"
+    STEERED = "steered"
+    FORCED = "forced"
+
+
 class SampledToken(NamedTuple):
-    """A chosen token."""
+    """A chosen token.
+
+    `mask_effect` comes with alternatives of the model's own distribution, where there is a mask.
+    """
 
     token_id: int
     logprob: float
     top_tokens: tuple[TopToken, ...] = ()
+    mask_effect: MaskEffect | None = None
 
 
 class Generation(NamedTuple):

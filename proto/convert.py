@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from constraints.spec import Kind, Whitespace
 from proto import generate_pb2 as pb
-from proto.contract import FinishReason
+from proto.contract import FinishReason, MaskEffect
 
 M = TypeVar("M", bound=Message)
 V = TypeVar("V")
@@ -23,6 +23,10 @@ FINISH_REASONS: Mapping[FinishReason | None, pb.FinishReason.ValueType] = {
     reason: pb.FinishReason.Value(f"FINISH_REASON_{'NONE' if reason is None else reason.name}")
     for reason in (None, *FinishReason)
     if reason not in (FinishReason.STOP_STRING, FinishReason.DEADLINE)
+}
+MASK_EFFECTS: Mapping[MaskEffect | None, pb.MaskEffect.ValueType] = {
+    effect: pb.MaskEffect.Value(f"MASK_EFFECT_{'NONE' if effect is None else effect.name}")
+    for effect in (None, *MaskEffect)
 }
 CONSTRAINT_KINDS: Mapping[Kind, pb.ConstraintKind.ValueType] = {
     kind: pb.ConstraintKind.Value(f"CONSTRAINT_KIND_{kind.name}") for kind in Kind

@@ -69,6 +69,34 @@ CONSTRAINT_WHITESPACE_COMPACT: ConstraintWhitespace.ValueType  # 1
 CONSTRAINT_WHITESPACE_SPACED: ConstraintWhitespace.ValueType  # 2
 Global___ConstraintWhitespace: _TypeAlias = ConstraintWhitespace  # noqa: Y015
 
+class _MaskEffect:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _MaskEffectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MaskEffect.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MASK_EFFECT_NONE: _MaskEffect.ValueType  # 0
+    """There was no mask, or the request does not ask for the model's own log-probabilities."""
+    MASK_EFFECT_FREE: _MaskEffect.ValueType  # 1
+    """The model's most probable token was allowed."""
+    MASK_EFFECT_STEERED: _MaskEffect.ValueType  # 2
+    """It was not."""
+    MASK_EFFECT_FORCED: _MaskEffect.ValueType  # 3
+    """One token alone was allowed."""
+
+class MaskEffect(_MaskEffect, metaclass=_MaskEffectEnumTypeWrapper):
+    """What the constraint's mask did to the choice of a token."""
+
+MASK_EFFECT_NONE: MaskEffect.ValueType  # 0
+"""There was no mask, or the request does not ask for the model's own log-probabilities."""
+MASK_EFFECT_FREE: MaskEffect.ValueType  # 1
+"""The model's most probable token was allowed."""
+MASK_EFFECT_STEERED: MaskEffect.ValueType  # 2
+"""It was not."""
+MASK_EFFECT_FORCED: MaskEffect.ValueType  # 3
+"""One token alone was allowed."""
+Global___MaskEffect: _TypeAlias = MaskEffect  # noqa: Y015
+
 class _FinishReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -928,8 +956,10 @@ class SampledToken(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     LOGPROB_FIELD_NUMBER: _builtins.int
     TOP_TOKENS_FIELD_NUMBER: _builtins.int
+    MASK_EFFECT_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     logprob: _builtins.float
+    mask_effect: Global___MaskEffect.ValueType
     @_builtins.property
     def top_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopToken]: ...
     def __init__(
@@ -938,10 +968,11 @@ class SampledToken(_message.Message):
         id: _builtins.int = ...,
         logprob: _builtins.float = ...,
         top_tokens: _abc.Iterable[Global___TopToken] | None = ...,
+        mask_effect: Global___MaskEffect.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "logprob", b"logprob", "top_tokens", b"top_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "logprob", b"logprob", "mask_effect", b"mask_effect", "top_tokens", b"top_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

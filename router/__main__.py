@@ -284,6 +284,7 @@ def _wire(
         metrics=metrics,
         info=server_info(config, shards.num_ranks, info, pool, limits),
         tracer=tracer,
+        judges=checks,
     )
     http = HttpServer(
         *(_app(config, keys, services), bound, _LAST_BYTES_S),

@@ -35,6 +35,7 @@ _POST_PATHS = frozenset(
         "/chat_tokenize",
         "/invocations",
         "/vertex",
+        "/constraints/check",
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/responses",
@@ -44,7 +45,7 @@ _POST_PATHS = frozenset(
     }
 )
 _STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/cancel)?")
-_DOCUMENTS = frozenset({OPENAPI_PATH, "/docs"})
+_DOCUMENTS = frozenset({OPENAPI_PATH})
 _MAX_QUOTED_LEN = 60
 
 

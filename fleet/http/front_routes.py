@@ -1,4 +1,4 @@
-"""The routes that the front answers itself: health, the models and their states, metrics, docs.
+"""The routes that the front answers itself: health, the models and their states, metrics, pages.
 
 None of them loads a model or waits for one.
 """
@@ -19,6 +19,7 @@ from fleet.model_table import ModelState
 from fleet.names import ModelNames
 from router.http.server.body import json_response
 from router.http.server.errors import HttpError, model_not_found
+from router.http.server.page import ASSETS_PATH, DOCS_PATH, asset, docs, page, wants_page
 
 _logger = logging.getLogger("fleet")
 
@@ -52,7 +53,8 @@ class FrontRoutes:
         if keys:
             self._headers.append((b"authorization", b"Bearer " + keys[0].encode()))
         self._handlers: dict[str, Handler] = {
-            "/": self._ready,
+            "/": self._root,
+            DOCS_PATH: docs,
             "/ping": self._ready,
             "/health": self._ready,
             "/health/ready": self._ready,
@@ -77,7 +79,11 @@ class FrontRoutes:
     def _handler(self, path: str) -> Handler | None:
         if path.startswith("/v1/models/"):
             return self._model
-        return self._handlers.get(path)
+        return asset if path.startswith(ASSETS_PATH) else self._handlers.get(path)
+
+    async def _root(self, request: Request) -> Response:
+        """As /health, or the page for browsers."""
+        return await (page if wants_page(request) else self._ready)(request)
 
     async def _live(self, request: Request) -> Response:
         return Response()

@@ -87,7 +87,8 @@ class Computed:
         tokens: tuple[SampledToken, ...] = ()
         if self.rows is not None and row is not None:
             rows = self.rows
-            tokens = (SampledToken(rows.token_ids[row], rows.logprobs[row], rows.top_tokens[row]),)
+            chosen = (rows.token_ids[row], rows.logprobs[row], rows.top_tokens[row])
+            tokens = (SampledToken(*chosen, rows.mask_effects.get(row)),)
         advance = self.advances.get(request_id, _NO_ADVANCE)
         is_late = request_id in self.late
         if not scores and advance is _NO_ADVANCE:

@@ -1,12 +1,12 @@
 """What a step's rows sampled, and rows that are being sampled."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from model_server.sampling.outcome import ArrivingOutcome
-from proto.contract import TopToken
+from proto.contract import MaskEffect, TopToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class SampledRows:
 
     errors:  row index -> reason. Such a row has drawn nothing: its token id is 0, its logprob NaN,
              and it has no top tokens.
+    mask_effects: by row, see `mask_effects`
     redrawn: rows whose token is not the one that was launched, see `LaunchedSample.tokens`
     """
 
@@ -22,6 +23,7 @@ class SampledRows:
     logprobs: tuple[float, ...]
     top_tokens: tuple[tuple[TopToken, ...], ...]
     errors: Mapping[int, str]
+    mask_effects: Mapping[int, MaskEffect] = field(default_factory=dict)
     redrawn: frozenset[int] = frozenset()
 
 

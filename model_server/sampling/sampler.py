@@ -16,7 +16,7 @@ A mask comes before all else: bias and penalties change the order of the legal t
 choose among them. A bias lowers a token and never takes it away, so bans leave a mask no emptier.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -28,13 +28,14 @@ from model_server.errors import InvalidStep
 from model_server.sampling.choosing import Choose, choose_by_torch, padded_width
 from model_server.sampling.edits import Edits, TorchEdits
 from model_server.sampling.logits_processors import BITS_PER_WORD, DeviceMasks, Masks
+from model_server.sampling.mask_effects import mask_effects
 from model_server.sampling.outcome import ArrivingOutcome, Outcome
 from model_server.sampling.plan import SamplingPlan, SamplingPlanner
 from model_server.sampling.rows import Rows, SamplingRows
 from model_server.sampling.sampled_rows import LaunchedSample, SampledRows
 from model_server.sampling.watermark import Watermark
 from model_server.staging import PinnedStaging
-from proto.contract import LogprobParams, SamplingParams, StopParams
+from proto.contract import LogprobParams, MaskEffect, SamplingParams, StopParams
 
 
 class Sampler:
@@ -170,6 +171,7 @@ class Sampler:
                 logits,
                 masked=() if masks is None else masks.places.tolist(),
                 redrawn=np.flatnonzero(launched != outcome.tokens),
+                effects={} if masks is None else mask_effects(plan, masks, outcome.tops),
             )
 
         return LaunchedSample(arriving.tokens, arriving, collect)
@@ -305,7 +307,13 @@ class Sampler:
         self._rows.table["position"][plan.rows[drawn]] += 1
 
     def _answer(
-        self, outcome: Outcome, logits: Tensor, *, masked: Collection[int], redrawn: Rows
+        self,
+        outcome: Outcome,
+        logits: Tensor,
+        *,
+        masked: Collection[int],
+        redrawn: Rows,
+        effects: Mapping[int, MaskEffect],
     ) -> SampledRows:
         failed = np.flatnonzero(outcome.failed).tolist()
         for row in failed:
@@ -318,6 +326,7 @@ class Sampler:
             logprobs=tuple(outcome.logprobs.tolist()),
             top_tokens=tuple(outcome.tops.get(row, ()) for row in range(num_rows)),
             errors={row: _reason(logits[row], is_masked=row in masked) for row in failed},
+            mask_effects=effects,
             redrawn=frozenset(redrawn.tolist()),
         )
 

@@ -46,7 +46,14 @@ from proto.contract import (
     StopParams,
     TopToken,
 )
-from proto.convert import CONSTRAINT_KINDS, FINISH_REASONS, WHITESPACES, from_message, to_message
+from proto.convert import (
+    CONSTRAINT_KINDS,
+    FINISH_REASONS,
+    MASK_EFFECTS,
+    WHITESPACES,
+    from_message,
+    to_message,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -370,7 +377,10 @@ def _token_to_pb(token: SampledToken) -> pb.SampledToken:
     if not token.top_tokens:
         return pb.SampledToken(id=token.token_id, logprob=token.logprob)
     return pb.SampledToken(
-        id=token.token_id, logprob=token.logprob, top_tokens=_top_to_pb(token.top_tokens)
+        id=token.token_id,
+        logprob=token.logprob,
+        top_tokens=_top_to_pb(token.top_tokens),
+        mask_effect=MASK_EFFECTS[token.mask_effect],
     )
 
 

@@ -26,9 +26,9 @@ from time import monotonic
 
 from proto.contract import FinishReason, Generation
 from router.engine.admission import Admission, Progress, Slots
-from router.engine.constraints import Preparing
 from router.engine.health_watch import HealthWatch
 from router.engine.key_limits import KeyLimits
+from router.engine.preparing import Preparing
 from router.engine.recovery import Recovery, failed_by_bug, failed_row
 from router.engine.steps import StepsInFlight
 from router.engine.stream import Stream

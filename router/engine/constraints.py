@@ -6,20 +6,19 @@ once, however often it is sent. Equal texts at the same time are checked once.
     constraint, stops -> obvious? -> remembered? -> worker -> a text -> does it fit max_new_tokens?
                                                                 no: is there one that does?
 
-What is accepted is compiled by rank 0 beside the running steps before its request enters one, so
-that no step stands still for it. Quick ones are not waited for: the first step of their request
-compiles them beside its forward.
+What is accepted is compiled by rank 0 beside the running steps (`preparing.py`) before its request
+enters one, so that no step stands still for it. Quick ones are not waited for: the first step of
+their request compiles them beside its forward.
 """
 
 import asyncio
 import hashlib
+import json
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Generic, TypeVar
 
 from constraints.errors import (
     ConstraintError,
@@ -32,24 +31,22 @@ from constraints.errors import (
 from constraints.results import CheckResult, JudgeResult, VerifyResult
 from constraints.spec import ConstraintSpec, StopRule
 from constraints.trivial_schemas import obvious_len
-from constraints.worker.jobs import Check, Verify, error_from_json, error_to_json
+from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed
+from router.engine.constraint_memory import ConstraintMemory
 from router.engine.key_limits import KeyLimits
 from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import (
     ConstraintRefused,
     Overloaded,
     RouterError,
-    ShardFailed,
     Unsupported,
 )
 from router.request.request import Constraint
 from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("router")
-
-F = TypeVar("F")
 
 _RETRY_AFTER_S = 2.0
 _MAX_REMEMBERED = 4096
@@ -60,9 +57,6 @@ _NUM_CHANCES, _REST_S = 2, 60.0
 _QUICK_S = 0.01
 # After the pool's whole patience, what is left for the shard to compile it as well.
 _PREPARE_S = 0.2
-# Of those that the shards hold: far fewer than they keep, and none that is long, of which they keep
-# fewer.
-_MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 8192
 _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
     {
         Malformed: "malformed",
@@ -75,36 +69,6 @@ _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
 # kind, whitespace, lenient, digest of the text; then stops, length, cuts, or a digest of texts
 _Key = tuple[object, ...]
 _Finding = CheckResult | ConstraintError
-
-
-class ConstraintMemory(Generic[F]):
-    """Findings by key, at most `max_len`; the least recently used leaves first."""
-
-    def __init__(self, max_len: int) -> None:
-        self._max_len = max_len
-        self._findings: OrderedDict[Hashable, tuple[F, float | None]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._findings)
-
-    def find(self, key: Hashable, now_s: float) -> F | None:
-        """The finding; None: there is none."""
-        found = self._findings.get(key)
-        if found is None:
-            return None
-        finding, until_s = found
-        if until_s is not None and until_s <= now_s:
-            del self._findings[key]
-            return None
-        self._findings.move_to_end(key)
-        return finding
-
-    def keep(self, key: Hashable, finding: F, until_s: float | None = None) -> None:
-        """Keeps a finding until a time, or as long as it is used often enough."""
-        self._findings[key] = (finding, until_s)
-        self._findings.move_to_end(key)
-        while len(self._findings) > self._max_len:
-            self._findings.popitem(last=False)
 
 
 class ConstraintCheck:
@@ -192,6 +156,34 @@ class ConstraintCheck:
             min_len=passed.min_len,
         )
 
+    async def judge(
+        self, spec: ConstraintSpec, texts: Sequence[str], client: ApiKey = NO_KEY
+    ) -> JudgeResult:
+        """Each of the texts under a constraint.
+
+        Raises ConstraintRefused for the constraint, otherwise as `check`.
+        """
+        job = Judge(spec, tuple(texts), self._vocabulary.max_len)
+        key = _key(Check(spec, StopRule(), job.max_len))
+        # It may be the texts that take too long, which is no fault of the constraint's.
+        own_key = (*_spec_key(spec), _digest(json.dumps(job.texts))) if texts else key
+        for each in (key, own_key):
+            known = self._memory.find(each, self._clock())
+            if isinstance(known, TooComplex):
+                raise self._refused(known)
+        begun_s = self._clock()
+        self._keys.check_constraint(client, begun_s)
+        try:
+            judged = await self._ask(job)
+        except ConstraintError as error:
+            # A copy: the traceback of this one holds the constraint's text.
+            self._memory.keep(own_key, error_from_json(error_to_json(error)))
+            raise self._refused(error) from None
+        finally:
+            self._charge(client, begun_s)
+        assert isinstance(judged, JudgeResult)
+        return judged
+
     def _charge(self, key: ApiKey, begun_s: float) -> None:
         """What a worker may have taken of the time: others' constraints may have been before it."""
         now_s = self._clock()
@@ -266,7 +258,7 @@ class ConstraintCheck:
         return finding
 
     async def _ask(
-        self, job: Check | Verify, until_s: float | None = None
+        self, job: Check | Judge | Verify, until_s: float | None = None
     ) -> CheckResult | JudgeResult | VerifyResult:
         """Raises ConstraintError and RouterError."""
         pool = self._pool
@@ -302,84 +294,13 @@ class ConstraintCheck:
         return ConstraintRefused(str(error), reason, details)
 
 
-class Preparing:
-    """Has the shards compile constraints ahead, and holds the requests that wait for them.
-
-        start -> rank 0 compiles -> ready: the request may be scheduled
-                                 -> failed: the shard cannot serve it, or took too long
-
-    Requests with the same constraint wait for it together. The last few that were compiled are not
-    sent again. A shard that does not answer at all is not the constraint's fault: then the request
-    is ready, and waits with all others for the shards to be reset; its first step compiles what is
-    missing. `prepare` raises what the request is to fail with, or ShardFailed.
-    """
-
-    def __init__(
-        self,
-        prepare: Callable[[Constraint], Awaitable[None]],
-        ready: Callable[[int], None],
-        failed: Callable[[int, Exception], None],
-    ) -> None:
-        self._prepare = prepare
-        self._ready = ready
-        self._failed = failed
-        # The call under way, and the requests that wait for it.
-        self._compiling: dict[ConstraintSpec, tuple[asyncio.Task[None], set[int]]] = {}
-        self._specs: dict[int, ConstraintSpec] = {}
-        self._known: ConstraintMemory[bool] = ConstraintMemory(_MAX_KNOWN)
-
-    def __len__(self) -> int:
-        """Requests that wait."""
-        return len(self._specs)
-
-    def is_ready(self, constraint: Constraint) -> bool:
-        """True for one that the shard has, or compiles quickly."""
-        return constraint.is_quick or self._known.find(constraint.spec, 0.0) is not None
-
-    def forget(self) -> None:
-        """The shards were reset, and may have none."""
-        self._known = ConstraintMemory(_MAX_KNOWN)
-
-    def start(self, request_id: int, constraint: Constraint) -> None:
-        """Makes a request wait until its constraint is compiled."""
-        spec = constraint.spec
-        if spec not in self._compiling:
-            self._compiling[spec] = (asyncio.create_task(self._compile(constraint)), set())
-        self._compiling[spec][1].add(request_id)
-        self._specs[request_id] = spec
-
-    def remove(self, request_id: int) -> None:
-        """A request has ended; a call that no request waits for is cancelled."""
-        spec = self._specs.pop(request_id, None)
-        if spec is None:
-            return
-        task, request_ids = self._compiling[spec]
-        request_ids.discard(request_id)
-        if not request_ids:
-            del self._compiling[spec]
-            task.cancel()
-
-    async def _compile(self, constraint: Constraint) -> None:
-        spec = constraint.spec
-        failure: Exception | None = None
-        try:
-            await self._prepare(constraint)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the waiting requests fail with it)
-            failure = None if isinstance(error, ShardFailed) else error
-        else:
-            if len(spec.text) <= _MAX_KNOWN_CHARS:
-                self._known.keep(spec, True)
-        _, request_ids = self._compiling.pop(spec)
-        for request_id in sorted(request_ids):
-            del self._specs[request_id]
-            if failure is None:
-                self._ready(request_id)
-            else:
-                self._failed(request_id, failure)
-
-
 def _key(job: Check) -> _Key:
-    spec = job.spec
-    digest = hashlib.sha256(spec.text.encode("utf-8", "surrogatepass")).digest()
-    rules = (job.stops, job.max_len, job.may_truncate)
-    return (spec.kind, spec.whitespace, spec.lenient, digest, *rules)
+    return (*_spec_key(job.spec), job.stops, job.max_len, job.may_truncate)
+
+
+def _spec_key(spec: ConstraintSpec) -> _Key:
+    return (spec.kind, spec.whitespace, spec.lenient, _digest(spec.text))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

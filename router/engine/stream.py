@@ -219,9 +219,8 @@ class Stream:
         own = self._tokenizer.token_text(token_id) if special or is_dropped else pushed
         hidden = is_dropped or (special and self.request.skip_special_tokens)
         top_tokens = self._alternatives(token.top_tokens) if token.top_tokens else ()
-        event = TokenGenerated(
-            TokenLogprob(token_id, own, token.logprob, special, hidden), shown, top_tokens
-        )
+        reported = TokenLogprob(token_id, own, token.logprob, special, hidden)
+        event = TokenGenerated(reported, shown, top_tokens, token.mask_effect)
         if not self._text.is_watched:
             self._events.append(event)
             return

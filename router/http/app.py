@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -27,6 +27,7 @@ from router.http.lmtp.streams import LmtpServices, SocketLimits
 from router.http.logprobs import TokenNames
 from router.http.openai.completions import CompletionRoutes
 from router.http.openai.routes import ChatRoutes
+from router.http.operations.constraints_check import ConstraintRoutes, Judges
 from router.http.operations.routes import OperationsRoutes
 from router.http.platforms import InvocationRoutes, VertexRoutes
 from router.http.request_validator import RequestRecord, RequestValidator
@@ -37,10 +38,11 @@ from router.http.schema_reader import SchemaReader
 from router.http.server.access import ANY_ORIGIN, Access, Cors
 from router.http.server.auth import ApiKeyAuth, KeyRing
 from router.http.server.body import BodyReader
-from router.http.server.docs import DOCS_PAGE, OPENAPI_PATH, ApiRoute, openapi_document
+from router.http.server.docs import OPENAPI_PATH, ApiRoute, openapi_document
 from router.http.server.errors import Dialect, HttpError, internal_error
 from router.http.server.internal_errors import InternalErrors
 from router.http.server.json_reader import JsonBounds
+from router.http.server.page import page_routes
 from router.http.server.parser_thread import ParserThread
 from router.http.server_info import ServerInfo
 from router.http.tgi.routes import TgiRoutes
@@ -70,6 +72,7 @@ class Services:
     metrics: Metrics
     info: ServerInfo
     tracer: Tracer = NO_TRACES
+    judges: Judges | None = None
     sockets: Sockets = field(default_factory=Sockets)
     errors: InternalErrors = field(default_factory=InternalErrors)
 
@@ -157,11 +160,8 @@ def routing(services: Services, bodies: SchemaReader) -> Starlette:
     async def openapi(request: Request) -> Response:
         return JSONResponse(document())
 
-    async def docs(request: Request) -> Response:
-        return HTMLResponse(DOCS_PAGE)
-
     app = Starlette(
-        routes=[*routes, ApiRoute("GET", OPENAPI_PATH, openapi), ApiRoute("GET", "/docs", docs)],
+        routes=[*routes, ApiRoute("GET", OPENAPI_PATH, openapi), *page_routes()],
         exception_handlers=dict.fromkeys(
             (RouterError, HttpError, HTTPException, Exception), _answer_error
         ),
@@ -187,6 +187,7 @@ def _api_routes(services: Services, bodies: SchemaReader) -> list[ApiRoute]:
         completions,
         ResponseRoutes(service, names, ResponseStore()),
         MessageRoutes(service),
+        ConstraintRoutes(services.judges, bodies, info.limits),
         OperationsRoutes(infer, services.metrics, info, services.errors),
     )
     return [route for group in groups for route in group.routes()]

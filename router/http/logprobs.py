@@ -78,9 +78,11 @@ class ChatLogprobs:
 
     def _entry(self, event: TokenGenerated) -> dict[str, Any]:
         tops = _agreeing(event.token, event.top_tokens[: self._num_top])
+        effect = event.mask_effect
         return {
             **self._token(event.token),
             "top_logprobs": [self._token(token) for token in tops],
+            **({} if effect is None else {"constraint": effect.value}),
         }
 
     def _token(self, token: TokenLogprob) -> dict[str, Any]:
@@ -120,7 +122,11 @@ class OldLogprobs:
             offsets.append(self._offset)
             self._offset += 0 if event.token.hidden else len(event.token.text)
         tokens = [event.token for event in events]
-        return self._lists(tokens, [event.top_tokens for event in events], offsets)
+        lists = self._lists(tokens, [event.top_tokens for event in events], offsets)
+        effects = [event.mask_effect for event in events]
+        if any(effects):
+            lists["constraint"] = [None if effect is None else effect.value for effect in effects]
+        return lists
 
     def _lists(
         self,
@@ -155,9 +161,12 @@ class OldLogprobs:
 
 def joined(*lists: Mapping[str, Any]) -> dict[str, Any]:
     """Several of the first shape's answers as one."""
+    keys = dict.fromkeys(key for one in lists for key in one)
     return {
-        key: None if values is None else [value for one in lists for value in one[key]]
-        for key, values in lists[0].items()
+        key: None
+        if any(one.get(key, ()) is None for one in lists)
+        else [value for one in lists for value in one.get(key, [None] * len(one["tokens"]))]
+        for key in keys
     }
 
 

@@ -7,7 +7,7 @@ Exactly one of the last two ends every accepted request. Frozen values, no behav
 
 from dataclasses import dataclass
 
-from proto.contract import FinishReason
+from proto.contract import FinishReason, MaskEffect
 from router.request.errors import RouterError
 
 
@@ -44,12 +44,13 @@ class TokenGenerated:
     `text` is what the client may show now: it never splits a character, never holds a stop
     string that is to be dropped, and may be empty while text is held back. `token.text` is the
     token's own incremental text, special tokens included, up to where a stop string ends the
-    output.
+    output. `mask_effect` is what the constraint did, where `top_tokens` are the model's own.
     """
 
     token: TokenLogprob
     text: str
     top_tokens: tuple[TokenLogprob, ...] = ()
+    mask_effect: MaskEffect | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from proto.contract import (
 from proto.convert import (
     CONSTRAINT_KINDS,
     FINISH_REASONS,
+    MASK_EFFECTS,
     WHITESPACES,
     from_message,
     to_message,
@@ -39,6 +40,7 @@ _FINISH_REASONS: dict[int, FinishReason | None] = {
     # The row's error says so; it is no reason of a good end.
     pb.FINISH_REASON_ERROR: None,
 }
+_MASK_EFFECTS = {number: effect for effect, number in MASK_EFFECTS.items()}
 _NANOSECOND = 1e-9
 
 
@@ -253,7 +255,8 @@ def _token_from_pb(message: pb.SampledToken) -> SampledToken:
     top_tokens = message.top_tokens
     if not top_tokens:
         return SampledToken(message.id, logprob)
-    return SampledToken(message.id, logprob, _top_tokens_from_pb(top_tokens))
+    effect = _MASK_EFFECTS.get(message.mask_effect)
+    return SampledToken(message.id, logprob, _top_tokens_from_pb(top_tokens), effect)
 
 
 def _top_tokens_from_pb(messages: Iterable[pb.TopToken]) -> tuple[TopToken, ...]:

@@ -56,6 +56,44 @@ def test_answers_match_patterns_that_look_around(server: RunningServer) -> None:
         assert re.fullmatch(pattern, answer["generated_text"])
 
 
+def test_a_grammar_is_judged_and_refused_with_its_place(server: RunningServer) -> None:
+    body: dict[str, Any] = {
+        "grammar": {"type": "gbnf", "value": LISTS},
+        "texts": ["[xy,[7]]", "[x"],
+    }
+    judged = posted(server, "/constraints/check", body).json()
+    assert [each["accepted"] for each in judged["results"]] == [True, False]
+    body = {"grammar": {"type": "gbnf", "value": "root ::= <think>"}, "text": "a"}
+    refused = posted(server, "/constraints/check", body)
+    assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
+    assert "position 9: tokens that stand for no text" in refused.text
+
+
+def test_each_token_says_what_the_constraint_did_to_its_choice(server: RunningServer) -> None:
+    pattern = "[0-9]=#[0-9]"
+    body = {"prompt": "I have a", "temperature": 0, "max_tokens": 9, "guided_regex": pattern}
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}
+    chat |= {"response_format": {"type": "regex", "value": pattern}, "logprobs": True}
+
+    lists = posted(server, "/v1/completions", {**body, "logprobs": 1}).json()["choices"][0]
+    chosen = posted(server, "/v1/chat/completions", {**chat, "top_logprobs": 1}).json()["choices"][
+        0
+    ]
+    bare = posted(server, "/v1/chat/completions", chat).json()["choices"][0]
+
+    effects = {"free", "steered", "forced"}
+    assert len(lists["logprobs"]["constraint"]) == len(lists["logprobs"]["tokens"])
+    assert set(lists["logprobs"]["constraint"]) <= effects
+    content = chosen["logprobs"]["content"]
+    assert {each["constraint"] for each in content} <= effects
+    for each in content:
+        is_favourite = each["token"] == each["top_logprobs"][0]["token"]
+        # A favourite that was taken was allowed.
+        assert each["constraint"] != "steered" or not is_favourite
+    assert {"steered", "forced"} <= {each["constraint"] for each in content}
+    assert "constraint" not in bare["logprobs"]["content"][0]
+
+
 def test_a_text_that_may_be_cut_is_cut_within_what_is_forced(server: RunningServer) -> None:
     grammar = {"type": "regex", "value": "a{50}", "on_budget": "cut"}
     parameters = {"grammar": grammar, "max_new_tokens": 5, "details": True}

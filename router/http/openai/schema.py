@@ -194,6 +194,9 @@ class CompletionUsage(AnswerModel):
     completion_tokens_details: dict[str, int] | None = None
 
 
+ConstraintEffect = Literal["free", "steered", "forced"]
+
+
 class TopLogprob(AnswerModel):
     """A token that could have been; `bytes` is null where it is no text."""
 
@@ -203,9 +206,10 @@ class TopLogprob(AnswerModel):
 
 
 class ChatTokenLogprob(TopLogprob):
-    """A token of the answer."""
+    """A token of the answer. `constraint`: what it did to the choice, if there is one."""
 
     top_logprobs: list[TopLogprob]
+    constraint: ConstraintEffect | None = None
 
 
 class ChatChoiceLogprobs(AnswerModel):
@@ -331,6 +335,7 @@ class CompletionLogprobs(AnswerModel):
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None] | None
+    constraint: list[ConstraintEffect | None] | None = None
 
 
 class CompletionChunkChoice(ConstrainedAnswer):

@@ -1,7 +1,8 @@
 """The operator's routes: health, /info, /metrics and /v1/models.
 
     /health/live       the process answers
-    /health/ready      a request would be served now; also /health, /ping and GET /, as with TGI
+    /health/ready      a request would be served now; also /health, /ping and GET /, as with TGI,
+                       though browsers get the page there
     /health/progress   steps get done, or there is nothing to do
 
 Health answers 200 with an empty body, or 503 with TGI's. No probe sends a request, or waits for a
@@ -22,6 +23,7 @@ from router.http.server.body import json_response
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.errors import HttpError, model_not_found
 from router.http.server.internal_errors import InternalErrors
+from router.http.server.page import page, wants_page
 from router.http.server_info import ServerInfo
 from router.telemetry.metrics import Metrics
 
@@ -92,7 +94,7 @@ class OperationsRoutes:
             ApiRoute("GET", "/health/ready", self.ready, ready, "health_ready"),
             ApiRoute("GET", "/health/progress", self.progress, progress, "health_progress"),
             ApiRoute("GET", "/ping", self.ready, ready, "ping"),
-            ApiRoute("GET", "/", self.ready, ready, "root_health"),
+            ApiRoute("GET", "/", self.root, ready, "root_health"),
             ApiRoute("GET", "/info", self.info, docs(answer=Info), "get_model_info"),
             ApiRoute("GET", "/metrics", self.metrics, metrics, "metrics"),
             ApiRoute(
@@ -112,6 +114,10 @@ class OperationsRoutes:
         if self._errors.are_many:
             raise _unhealthy("one request after the other fails by a bug; the log has more")
         return Response()
+
+    async def root(self, request: Request) -> Response:
+        """As /health, or for browsers, which accept HTML, a page to talk with the model."""
+        return await (page if wants_page(request) else self.ready)(request)
 
     async def progress(self, request: Request) -> Response:
         """Whether steps get done, or there is nothing to do: 200 with an empty body, or 503."""

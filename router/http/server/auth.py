@@ -1,4 +1,4 @@
-"""API keys: every path needs one but those of probes, the health routes and by default /metrics.
+"""API keys: every path needs one but health, the pages for people, and by default /metrics.
 
 A path that does not exist needs one too. Clients that open a WebSocket often cannot set headers:
 there a key may also be the password of Basic authentication (or the user, if there is no password),
@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from processes.instruments import Counter
 from router.http.server.access import AccessRecord, is_probe, refuse
 from router.http.server.errors import Dialect, HttpError
+from router.http.server.page import is_page
 from router.request.api_key import ApiKey
 
 _METRICS_PATH = "/metrics"
@@ -97,7 +98,7 @@ class ApiKeyAuth:
             return False
         if scope["path"] == _METRICS_PATH:
             return not self._protects_metrics
-        return is_probe(scope["method"], scope["path"])
+        return is_probe(scope["method"], scope["path"]) or is_page(scope["method"], scope["path"])
 
     def _has_key(self, scope: Scope) -> bool:
         takes_x_api_key = Dialect.of_path(scope["path"]) is Dialect.ANTHROPIC

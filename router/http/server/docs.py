@@ -1,4 +1,4 @@
-"""Routes with their documentation, the OpenAPI document made from them, and the docs page.
+"""Routes with their documentation, and the OpenAPI document made from them.
 
 Handlers read their bodies and write their answers themselves; what a route names here is checked
 against both by tests.
@@ -220,28 +220,3 @@ def _event(data: Any, last: str | None) -> dict[str, Any]:
     if last is not None:
         text = {"anyOf": [{"const": last}, text]}
     return {"type": "object", "properties": {"data": text}, "required": ["data"]}
-
-
-# Swagger UI, from its CDN, over the document.
-DOCS_PAGE = f"""<!DOCTYPE html>
-<html>
-<head>
-<meta name="viewport" content="width=device-width, initial-scale=1.0">
-<link rel="stylesheet" href="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui.css">
-<link rel="shortcut icon" href="data:,">
-<title>Tandem</title>
-</head>
-<body>
-<div id="swagger-ui"></div>
-<script src="https://cdn.jsdelivr.net/npm/swagger-ui-dist@5/swagger-ui-bundle.js"></script>
-<script>
-SwaggerUIBundle({{
-    url: '{OPENAPI_PATH}',
-    dom_id: '#swagger-ui',
-    deepLinking: true,
-    presets: [SwaggerUIBundle.presets.apis, SwaggerUIBundle.SwaggerUIStandalonePreset],
-}})
-</script>
-</body>
-</html>
-"""

@@ -36,7 +36,7 @@ def test_every_route_of_the_router_is_passed_on_or_answered_by_the_front(path: s
         ("/generate", {"POST"}, False),
         ("/v1/responses/resp_1", {"GET", "HEAD", "DELETE"}, True),
         ("/v1/responses/input_tokens", {"POST"}, False),
-        ("/docs", {"GET", "HEAD"}, True),
+        ("/api-doc/openapi.json", {"GET", "HEAD"}, True),
         ("/wp-login.php", set(), False),
     ],
 )

@@ -12,7 +12,7 @@ from model_server.errors import InvalidStep
 from model_server.sampling.logits_processors import Masks
 from model_server.sampling.rows import Rows
 from model_server.sampling.sampled_rows import SampledRows
-from proto.contract import LogprobParams, SamplingParams
+from proto.contract import LogprobParams, MaskEffect, SamplingParams
 from tests.model_server.sampling.cases import (
     DRAWN,
     GREEDY,
@@ -209,3 +209,28 @@ def test_a_run_moves_the_watermark_and_the_draws_on() -> None:
 def test_a_run_of_an_unknown_request_is_refused() -> None:
     with pytest.raises(InvalidStep, match="request 7 is not being sampled"):
         sampler_of([], 100).extend(7, (1,))
+
+
+@pytest.mark.parametrize(
+    ("allowed_ids", "effect"),
+    [
+        ((7, 8), MaskEffect.FREE),
+        ((8, 9), MaskEffect.STEERED),
+        ((9,), MaskEffect.FORCED),
+        ((7,), MaskEffect.FORCED),
+    ],
+)
+def test_a_mask_says_whether_it_left_the_favourite_another_or_one_token(
+    allowed_ids: tuple[int, ...], effect: MaskEffect
+) -> None:
+    logits = torch.zeros(2, 100)
+    logits[:, 7] = 5.0
+    allowed = torch.zeros(1, 100, dtype=torch.bool)
+    allowed[0, list(allowed_ids)] = True
+    masks = Masks(np.array([1]), bitmask_of(allowed))
+
+    sampled = sample([DRAWN, DRAWN], logits, masks, LogprobParams(2, raw=True))
+    warped = sample([DRAWN, DRAWN], logits, masks, LogprobParams(2))
+
+    assert sampled.mask_effects == {1: effect}
+    assert warped.mask_effects == {}

@@ -12,6 +12,7 @@ from proto.contract import (
     FinishReason,
     Generation,
     LogprobParams,
+    MaskEffect,
     OutputConstraint,
     RunningUpdate,
     SampledToken,
@@ -141,7 +142,7 @@ def test_a_request_that_contradicts_itself_is_refused(message: pb.Request, said:
 
 
 def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
-    token = SampledToken(3, -0.5, (TopToken(3, -0.5), TopToken(9, -1.0)))
+    token = SampledToken(3, -0.5, (TopToken(3, -0.5), TopToken(9, -1.0)), MaskEffect.FORCED)
     output = StepOutput(
         generations=(
             Generation(1, (token,), FinishReason.EOS),
@@ -168,6 +169,8 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     first, second, third, fourth = message.generations
     assert message.epoch == 9
     assert [t.id for t in first.tokens[0].top_tokens] == [3, 9]
+    assert first.tokens[0].mask_effect == pb.MASK_EFFECT_FORCED
+    assert fourth.tokens[1].mask_effect == pb.MASK_EFFECT_NONE
     assert first.finish_reason == pb.FINISH_REASON_EOS
     assert (second.finish_reason, second.error) == (pb.FINISH_REASON_ERROR, "NaN")
     assert (second.is_refused, first.is_refused) == (True, False)

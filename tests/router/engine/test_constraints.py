@@ -16,7 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.worker.pool import PoolRules, VocabularyFile
-from router.engine.constraints import ConstraintCheck, ConstraintMemory
+from router.engine.constraint_memory import ConstraintMemory
+from router.engine.constraints import ConstraintCheck
 from router.request.api_key import ApiKey
 from router.request.errors import ConstraintRefused, Overloaded, RateLimited, Unsupported
 from router.request.request import Constraint
@@ -181,12 +182,31 @@ async def test_the_refusal_has_the_tokens_of_this_request(tmp_path: Path) -> Non
         assert details == {"needed_len": longer, "max_len": 4}
 
 
+async def test_texts_that_take_too_long_do_not_cost_others_their_constraint(
+    tmp_path: Path,
+) -> None:
+    async with checking(tmp_path, cpu_s=0.5) as (check, counted):
+        constraint = regex("a+b?")
+        for _ in range(2):
+            with pytest.raises(ConstraintRefused):
+                await check.judge(constraint.spec, ["a" * 2_000_000])
+        assert counted.constraint_workers_ended.value() == 1
+        assert (await check.check(constraint, _NO_STOPS, 5)).min_len == 1
+        assert (await check.judge(constraint.spec, ["ab"])).judgements[0].accepted
+
+
 async def test_a_longer_first_text_does_not_keep_a_shorter_one_from_being_found(
     tmp_path: Path,
 ) -> None:
     async with checking(tmp_path) as (check, _):
         constraint = regex("(x[0-9]{40}y)|zz")
         assert (await check.check(constraint, _NO_STOPS, 2)).min_len == 2
+
+
+async def test_a_lenient_schema_lists_what_is_not_enforced(tmp_path: Path) -> None:
+    async with checking(tmp_path) as (check, _):
+        lenient = schema('{"type": "array", "contains": {"const": 1}}', lenient=True)
+        assert (await check.judge(lenient.spec, [])).not_enforced == ("/contains",)
 
 
 async def test_the_same_text_is_compiled_once_also_when_it_comes_at_the_same_time(
@@ -225,6 +245,8 @@ async def test_a_text_that_took_too_long_costs_nothing_the_second_time(tmp_path:
         constraint = Constraint(costly().spec)
         assert (await refusal(check, constraint))[0] == "too_complex"
         assert (await refusal(check, constraint))[0] == "too_complex"
+        with pytest.raises(ConstraintRefused):
+            await check.judge(constraint.spec, ["{}"])
         assert counted.constraint_workers_ended.value() == 1
 
 
@@ -273,6 +295,13 @@ async def test_a_tokenizer_without_bytes_is_a_clear_refusal(tmp_path: Path) -> N
             await check.check(regex("a"), _NO_STOPS, 5)
     finally:
         await check.close()
+
+
+async def test_texts_are_judged(tmp_path: Path) -> None:
+    async with checking(tmp_path) as (check, _):
+        judged = await check.judge(regex("ab|cd").spec, ["ab", "ad"])
+        assert [each.accepted for each in judged.judgements] == [True, False]
+        assert judged.judgements[1].expected == ("'b'",)
 
 
 async def test_memory_does_not_grow_with_the_number_of_texts(tmp_path: Path) -> None:

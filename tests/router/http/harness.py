@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from router.engine.batcher import BatcherLimits
 from router.http.app import Services, create_app
+from router.http.operations.constraints_check import Judges
 from router.http.server.auth import KeyRing, plain_keys
 from router.http.server.listen import HttpServer, bind
 from router.http.server.protocol import ConnectionLimits
@@ -58,6 +59,7 @@ async def housing(
     max_duration_s: float | None = None,
     takes_grammars: bool = True,
     checks: FakeChecks | None = None,
+    judges: Judges | None = None,
     batcher_limits: BatcherLimits | None = None,
     timeouts: ShardTimeouts = QUICK,
     shares_prefixes: bool = False,
@@ -104,6 +106,7 @@ async def housing(
                 validation_workers=2,
                 compute_type="test",
             ),
+            judges=judges,
         )
         yield House(create_app(services, max_body_len=max_body_len, **edge), shard, rig)
 

@@ -12,6 +12,7 @@ from proto.contract import (
     FinishReason,
     Generation,
     LogprobParams,
+    MaskEffect,
     NewSequence,
     Prepared,
     RunningUpdate,
@@ -239,15 +240,17 @@ def test_a_step_that_ends_everything_leaves_no_batch() -> None:
 
 def test_top_tokens_and_prompt_scores_are_kept_in_order() -> None:
     top = [pb.TopToken(id=5, logprob=-0.5), pb.TopToken(id=6, logprob=-1.0)]
+    effect = pb.MASK_EFFECT_STEERED
     message = pb.Generation(
         request_id=9,
-        tokens=[pb.SampledToken(id=5, logprob=-0.5, top_tokens=top)],
+        tokens=[pb.SampledToken(id=5, logprob=-0.5, top_tokens=top, mask_effect=effect)],
         prompt_logprobs=[-0.25, -0.75],
         prompt_top_tokens=[pb.TopTokens(tokens=top), pb.TopTokens()],
     )
     (made,) = wire.step_from_pb(answer(message), 1)[0].generations
     read = (TopToken(5, -0.5), TopToken(6, -1.0))
     assert made.tokens[0].top_tokens == read
+    assert made.tokens[0].mask_effect is MaskEffect.STEERED
     assert made.prompt_logprobs == (-0.25, -0.75)
     assert made.prompt_top_tokens == (read, ())
 

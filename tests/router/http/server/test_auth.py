@@ -74,7 +74,8 @@ PROTECTED = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     ("GET", "/info"),
-    ("GET", "/docs"),
+    ("POST", "/docs"),
+    ("POST", "/assets/index.js"),
     ("GET", "/api-doc/openapi.json"),
     ("GET", "/v1/models"),
     ("GET", "/nothing"),
@@ -102,6 +103,8 @@ OPEN = [
     "/health/progress",
     "/ping",
     "/metrics",
+    "/docs",
+    "/assets/index.js",
     "/probe",
 ]
 

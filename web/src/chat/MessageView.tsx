@@ -1,0 +1,107 @@
+// One message of a chat: its text or its tokens, its branches, and what can be done with it.
+import { useState } from "preact/hooks";
+import { TokenText } from "../tokens/TokenText";
+import { Copy } from "../ui/Copy";
+import { Markdown } from "../ui/Markdown";
+import { answer, writing } from "./answer";
+import type { Conversation, Message } from "./conversation";
+import { add, choose, siblings } from "./conversation";
+import { replace, tokensOf } from "./store";
+import { showsTokens } from "./view";
+
+export function MessageView({ conversation, message }: { conversation: Conversation; message: Message }) {
+  const [isEdited, setEdited] = useState(false);
+  const isWritten = writing.value === message.id;
+  const who = message.role === "user" ? "You" : "Model";
+  return (
+    <article class={`message ${message.role}`} aria-label={who}>
+      <header>
+        <strong>{who}</strong>
+        <Branches conversation={conversation} message={message} />
+      </header>
+      {isEdited ? (
+        <Editor conversation={conversation} message={message} onEnd={() => setEdited(false)} />
+      ) : (
+        <Body message={message} isWritten={isWritten} />
+      )}
+      {message.error !== null && (
+        <p class="error" role="alert">
+          {message.error}
+        </p>
+      )}
+      {!isEdited && !isWritten && <Actions conversation={conversation} message={message} onEdit={() => setEdited(true)} />}
+    </article>
+  );
+}
+
+function Body({ message, isWritten }: { message: Message; isWritten: boolean }) {
+  const tokens = tokensOf.value[message.id];
+  if (message.role === "user") return <div class="plain">{message.content}</div>;
+  if (showsTokens.value && tokens !== undefined && tokens.length > 0) return <TokenText tokens={tokens} />;
+  if (isWritten && message.content === "") return <p class="hint waiting">…</p>;
+  return <Markdown text={message.content} />;
+}
+
+function Branches({ conversation, message }: { conversation: Conversation; message: Message }) {
+  const all = siblings(conversation, message);
+  if (all.length < 2) return null;
+  const index = all.findIndex(({ id }) => id === message.id);
+  const go = (step: number) => {
+    const other = all[index + step];
+    if (other !== undefined) replace(choose(conversation, other));
+  };
+  return (
+    <span class="branches">
+      <button type="button" class="quiet" aria-label="Branch before" disabled={index === 0} onClick={() => go(-1)}>
+        ‹
+      </button>
+      <span>
+        {index + 1} / {all.length}
+      </span>
+      <button type="button" class="quiet" aria-label="Branch behind" disabled={index === all.length - 1} onClick={() => go(1)}>
+        ›
+      </button>
+    </span>
+  );
+}
+
+function Actions({ conversation, message, onEdit }: { conversation: Conversation; message: Message; onEdit: () => void }) {
+  const isBusy = writing.value !== null;
+  return (
+    <footer>
+      <Copy text={() => message.content} />
+      {message.role === "user" ? (
+        <button type="button" class="quiet" disabled={isBusy} onClick={onEdit}>
+          Edit
+        </button>
+      ) : (
+        <button type="button" class="quiet" disabled={isBusy} onClick={() => void answer(conversation, message.parent)}>
+          Regenerate
+        </button>
+      )}
+      {message.end !== null && <span class="hint">{message.end}</span>}
+    </footer>
+  );
+}
+
+function Editor({ conversation, message, onEnd }: { conversation: Conversation; message: Message; onEnd: () => void }) {
+  const [text, setText] = useState(message.content);
+  function send(): void {
+    const [changed, edited] = add(conversation, message.parent, "user", text);
+    onEnd();
+    void answer(changed, edited.id);
+  }
+  return (
+    <div class="editor">
+      <textarea aria-label="Edited message" rows={3} value={text} onInput={(event) => setText(event.currentTarget.value)} />
+      <div class="row">
+        <button type="button" class="primary" disabled={text.trim() === ""} onClick={send}>
+          Send as a new branch
+        </button>
+        <button type="button" onClick={onEnd}>
+          Cancel
+        </button>
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,62 @@
+// The conversations, kept in this browser.
+import { computed, effect, signal } from "@preact/signals";
+import type { Token } from "../tokens/token";
+import type { Conversation } from "./conversation";
+import { newConversation, readConversation } from "./conversation";
+
+const NAME = "tandem.conversations";
+const DELAY_MS = 300;
+
+function load(): Conversation[] {
+  try {
+    const stored: unknown = JSON.parse(localStorage.getItem(NAME) ?? "[]");
+    const found = Array.isArray(stored) ? stored.map(readConversation) : [];
+    return found.length > 0 ? found : [newConversation()];
+  } catch {
+    // What another version wrote, or a user by hand: a new one begins.
+    return [newConversation()];
+  }
+}
+
+export const conversations = signal<Conversation[]>(load());
+export const currentId = signal<string>(conversations.value[0]?.id ?? "");
+export const current = computed(
+  () => conversations.value.find((one) => one.id === currentId.value) ?? (conversations.value[0] as Conversation),
+);
+/** Why nothing more is kept; null: it is. */
+export const storageTrouble = signal<string | null>(null);
+/** Tokens of answers by message; too many to be kept in the browser. */
+export const tokensOf = signal<Record<string, Token[]>>({});
+
+let timer: ReturnType<typeof setTimeout> | undefined;
+effect(() => {
+  const text = JSON.stringify(conversations.value);
+  clearTimeout(timer);
+  timer = setTimeout(() => {
+    try {
+      localStorage.setItem(NAME, text);
+      storageTrouble.value = null;
+    } catch {
+      storageTrouble.value = "This browser keeps no more: export and delete old chats.";
+    }
+  }, DELAY_MS);
+});
+
+export function replace(conversation: Conversation): void {
+  conversations.value = conversations.value.map((one) => (one.id === conversation.id ? conversation : one));
+}
+
+export function open(conversation: Conversation): void {
+  conversations.value = [conversation, ...conversations.value];
+  currentId.value = conversation.id;
+}
+
+export function remove(id: string): void {
+  const rest = conversations.value.filter((one) => one.id !== id);
+  conversations.value = rest.length > 0 ? rest : [newConversation()];
+  if (currentId.value === id) currentId.value = conversations.value[0]?.id ?? "";
+}
+
+export function conversationOf(id: string): Conversation | undefined {
+  return conversations.value.find((one) => one.id === id);
+}

@@ -1,0 +1,114 @@
+// What the server says of a constraint, before anything is generated under it.
+import { computed, effect, signal } from "@preact/signals";
+import { isObject, ServerError } from "../api/errors";
+import { servedName } from "../api/model";
+import { postJson } from "../api/server";
+import type { Constraint } from "./constraint";
+import { constraint, grammarOf } from "./constraint";
+
+const DELAY_MS = 400;
+
+export type Verdict =
+  | { state: "none" }
+  | { state: "waiting" }
+  | { state: "good"; shortest: string | null; minTokens: number | null; notEnforced: string[]; text: TextVerdict | null }
+  | { state: "bad"; message: string; place: Place | null; canBeLenient: boolean }
+  | { state: "unknown"; message: string };
+
+/** Whether the text that was tried is legal, and up to where. */
+export interface TextVerdict {
+  accepted: boolean;
+  position: number | null;
+  expected: string[];
+  failure: string | null;
+}
+
+/** A place in the constraint's text: a pointer into a schema, or a line and column from 1. */
+export interface Place {
+  pointer: string | null;
+  line: number | null;
+  column: number | null;
+  /** The line itself. */
+  source: string | null;
+}
+
+export const verdict = signal<Verdict>({ state: "none" });
+/** A text to try. */
+export const tried = signal("");
+
+const question = computed(() => JSON.stringify([grammarOf(constraint.value), tried.value]));
+let timer: ReturnType<typeof setTimeout> | undefined;
+let controller: AbortController | null = null;
+
+/** Checks each constraint a moment after it was last typed at; the last question alone is answered. */
+export function watch(): () => void {
+  return effect(() => {
+    const asked = question.value;
+    clearTimeout(timer);
+    controller?.abort();
+    if (asked.startsWith("[null")) {
+      verdict.value = { state: "none" };
+      return;
+    }
+    verdict.value = { state: "waiting" };
+    timer = setTimeout(() => void check(), DELAY_MS);
+  });
+}
+
+async function check(): Promise<void> {
+  const grammar = grammarOf(constraint.value);
+  const own = new AbortController();
+  controller = own;
+  try {
+    const texts = tried.value === "" ? [] : [tried.value];
+    const answer = await postJson("constraints/check", { model: servedName(), grammar, texts }, own.signal);
+    verdict.value = good(answer);
+  } catch (error) {
+    if (!own.signal.aborted) verdict.value = bad(error, constraint.value);
+  }
+}
+
+function good(answer: unknown): Verdict {
+  const fields = isObject(answer) ? answer : {};
+  const judged: unknown = Array.isArray(fields.results) ? fields.results[0] : undefined;
+  return {
+    state: "good",
+    shortest: typeof fields.shortest === "string" ? fields.shortest : null,
+    minTokens: typeof fields.shortest_tokens === "number" ? fields.shortest_tokens : null,
+    notEnforced: Array.isArray(fields.not_enforced) ? fields.not_enforced.map(String) : [],
+    text: isObject(judged)
+      ? {
+          accepted: judged.accepted === true,
+          position: typeof judged.position === "number" ? judged.position : null,
+          expected: Array.isArray(judged.expected) ? judged.expected.map(String) : [],
+          failure: typeof judged.error === "string" ? judged.error : null,
+        }
+      : null,
+  };
+}
+
+function bad(error: unknown, { text, kind, lenient }: Constraint): Verdict {
+  if (!(error instanceof ServerError)) return { state: "unknown", message: "The server does not answer." };
+  if (error.status !== 422 && error.status !== 400) return { state: "unknown", message: error.message };
+  const { reason, position, pointer } = error.constraint ?? {};
+  return {
+    state: "bad",
+    message: error.message,
+    place: placeOf(text, position, pointer),
+    canBeLenient: reason === "not_enforced" && kind === "json" && !lenient,
+  };
+}
+
+export function placeOf(text: string, position: number | undefined, pointer: string | undefined): Place | null {
+  if (pointer !== undefined) return { pointer, line: null, column: null, source: null };
+  if (position === undefined) return null;
+  // The server counts characters, JavaScript UTF-16.
+  const characters = [...text];
+  const lines = characters.slice(0, position).join("").split("\n");
+  return {
+    pointer: null,
+    line: lines.length,
+    column: [...(lines.at(-1) ?? "")].length + 1,
+    source: text.split("\n")[lines.length - 1] ?? "",
+  };
+}

@@ -1,0 +1,7 @@
+declare module "swagger-ui-dist/swagger-ui-bundle.js" {
+  const SwaggerUIBundle: {
+    (options: Record<string, unknown>): unknown;
+    presets: { apis: unknown };
+  };
+  export default SwaggerUIBundle;
+}

@@ -1,0 +1,30 @@
+import { defineConfig } from "vite";
+
+// What the router ships: fixed names, so that its list of files is the same for every build.
+export default defineConfig({
+  base: "./",
+  build: {
+    outDir: "../router/http/server/bundle",
+    emptyOutDir: true,
+    target: "es2022",
+    modulePreload: false,
+    // The licences of what is in the bundle, which is shipped.
+    license: { fileName: "licenses.md" },
+    // Swagger UI alone is beyond Vite's limit; /docs loads it, the page does not.
+    chunkSizeWarningLimit: 2000,
+    rollupOptions: {
+      input: ["index.html", "docs.html"],
+      output: {
+        entryFileNames: "assets/[name].js",
+        chunkFileNames: "assets/[name].js",
+        assetFileNames: "assets/[name][extname]",
+      },
+    },
+  },
+  server: {
+    // `npx vite` beside a served model.
+    proxy: Object.fromEntries(
+      ["/v1", "/info", "/metrics", "/health", "/constraints", "/api-doc"].map((path) => [path, "http://127.0.0.1:3000"]),
+    ),
+  },
+});
