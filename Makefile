@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers figures structures proto proto-check \
-        conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit gpu-check demo-model clean
+        web web-check conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -71,8 +71,22 @@ test-kernels: install $(KERNELS_VENV)/.installed  ## Run the kernels for GPUs in
 	@echo "Running the tests of the kernels ..."
 	@OMP_NUM_THREADS=1 $(KERNELS_VENV)/bin/python -m pytest -q -n $(WORKERS) tests/kernels
 
+# The page at /: built with node from web/, and shipped built, so that nobody else needs node.
+web/node_modules/.package-lock.json: web/package.json web/package-lock.json
+	@echo "Installing what the page is built with into web/node_modules ..."
+	@npm --prefix web ci --no-audit --no-fund --loglevel=error > web/install.log 2>&1 || { cat web/install.log; exit 1; }
+
+web: web/node_modules/.package-lock.json  ## Build the page at / and /docs from web/.
+	@npm --prefix web run --silent build
+
+web-check: web/node_modules/.package-lock.json  ## Test the page's code; is what is shipped its newest build?
+	@echo "Checking the page of web/ ..."
+	@npm --prefix web test --silent > web/test.log 2>&1 || { cat web/test.log; exit 1; }
+	@npm --prefix web run --silent build -- --logLevel warn --outDir ../build/web
+	@diff -r build/web router/http/server/bundle || { echo "The shipped page is stale; run: make web"; exit 1; }
+
 # Clients of others, each kind in an environment of its own (docs/conformance.md).
-CONFORMANCE := clients tgi_client lmql evals
+CONFORMANCE := clients tgi_client lmql evals browser
 CONFORMANCE_VENVS := .venv-conformance
 CONFORMANCE_STAMPS := $(CONFORMANCE:%=$(CONFORMANCE_VENVS)/%/.installed)
 
@@ -94,6 +108,8 @@ conformance-install: install  ## Install the clients of others into .venv-confor
 
 conformance: install  ## Let the clients of others say whether Tandem is right.
 	@$(TWO_AT_A_TIME) $(CONFORMANCE_RUNS)
+
+conformance-browser: web/node_modules/.package-lock.json
 
 $(CONFORMANCE_RUNS): conformance-%: $(CONFORMANCE_VENVS)/%/.installed
 	@echo "Running the clients of tests/conformance/$* ..."

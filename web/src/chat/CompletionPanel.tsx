@@ -58,7 +58,7 @@ export function CompletionPanel() {
   const isBusy = stopper.value !== null;
   return (
     <div class="columns">
-      <main class="completion">
+      <main class="completion" tabIndex={0}>
         <h1>Completion</h1>
         <label>
           Text

@@ -29,18 +29,24 @@ export const storageTrouble = signal<string | null>(null);
 export const tokensOf = signal<Record<string, Token[]>>({});
 
 let timer: ReturnType<typeof setTimeout> | undefined;
-effect(() => {
-  const text = JSON.stringify(conversations.value);
+
+function keep(): void {
   clearTimeout(timer);
-  timer = setTimeout(() => {
-    try {
-      localStorage.setItem(NAME, text);
-      storageTrouble.value = null;
-    } catch {
-      storageTrouble.value = "This browser keeps no more: export and delete old chats.";
-    }
-  }, DELAY_MS);
+  timer = undefined;
+  try {
+    localStorage.setItem(NAME, JSON.stringify(conversations.value));
+    storageTrouble.value = null;
+  } catch {
+    storageTrouble.value = "This browser keeps no more: export and delete old chats.";
+  }
+}
+
+effect(() => {
+  void conversations.value;
+  timer ??= setTimeout(keep, DELAY_MS);
 });
+// Also where the page is left before that.
+addEventListener("pagehide", keep);
 
 export function replace(conversation: Conversation): void {
   conversations.value = conversations.value.map((one) => (one.id === conversation.id ? conversation : one));

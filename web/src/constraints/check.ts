@@ -5,6 +5,8 @@ import { servedName } from "../api/model";
 import { postJson } from "../api/server";
 import type { Constraint } from "./constraint";
 import { constraint, grammarOf } from "./constraint";
+import type { Place } from "./place";
+import { placeOf, reasonOf } from "./place";
 
 const DELAY_MS = 400;
 
@@ -21,15 +23,6 @@ export interface TextVerdict {
   position: number | null;
   expected: string[];
   failure: string | null;
-}
-
-/** A place in the constraint's text: a pointer into a schema, or a line and column from 1. */
-export interface Place {
-  pointer: string | null;
-  line: number | null;
-  column: number | null;
-  /** The line itself. */
-  source: string | null;
 }
 
 export const verdict = signal<Verdict>({ state: "none" });
@@ -93,22 +86,8 @@ function bad(error: unknown, { text, kind, lenient }: Constraint): Verdict {
   const { reason, position, pointer } = error.constraint ?? {};
   return {
     state: "bad",
-    message: error.message,
+    message: reasonOf(error.message),
     place: placeOf(text, position, pointer),
     canBeLenient: reason === "not_enforced" && kind === "json" && !lenient,
-  };
-}
-
-export function placeOf(text: string, position: number | undefined, pointer: string | undefined): Place | null {
-  if (pointer !== undefined) return { pointer, line: null, column: null, source: null };
-  if (position === undefined) return null;
-  // The server counts characters, JavaScript UTF-16.
-  const characters = [...text];
-  const lines = characters.slice(0, position).join("").split("\n");
-  return {
-    pointer: null,
-    line: lines.length,
-    column: [...(lines.at(-1) ?? "")].length + 1,
-    source: text.split("\n")[lines.length - 1] ?? "",
   };
 }

@@ -31,7 +31,7 @@ export function LivePanel() {
     { label: "p95", values: all.map((sample) => sample[name].p95) },
   ];
   return (
-    <main class="live">
+    <main class="live" tabIndex={0}>
       <h1>Live</h1>
       <p role="status">
         {trouble.value ?? (isReady.value === null ? "Asking …" : isReady.value ? "Ready" : "Not ready: starting, recovering or stopping")}

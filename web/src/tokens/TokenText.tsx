@@ -79,25 +79,27 @@ function Legend() {
 
 function Rivals({ token }: { token: Token }) {
   return (
-    <table class="rivals">
-      <caption>
+    <div class="rivals">
+      <p>
         <code>{visible(token.text)}</code>
         {token.logprob !== null && <> {percent(token.logprob)}</>}
         {token.choice !== null && <> — {WORDS[token.choice]}</>}
-      </caption>
-      <tbody>
-        {token.rivals.map((rival, index) => (
-          <tr key={index} class={rival.text === token.text ? "chosen" : ""}>
-            <td>
-              <code>{visible(rival.text)}</code>
-            </td>
-            <td class="number">{percent(rival.logprob)}</td>
-            <td>
-              <meter min={0} max={1} value={Math.exp(rival.logprob)} aria-label={percent(rival.logprob)} />
-            </td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+      </p>
+      <table>
+        <tbody>
+          {token.rivals.map((rival, index) => (
+            <tr key={index} class={rival.text === token.text ? "chosen" : ""}>
+              <td>
+                <code>{visible(rival.text)}</code>
+              </td>
+              <td class="number">{percent(rival.logprob)}</td>
+              <td>
+                <meter min={0} max={1} value={Math.exp(rival.logprob)} aria-label={percent(rival.logprob)} />
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
   );
 }

@@ -1,7 +1,7 @@
 // An answer as Markdown. It may be hostile: what comes out has no scripts, no styles, no images, and
 // links that say where they lead.
 import DOMPurify from "dompurify";
-import { marked } from "marked";
+import { Marked } from "marked";
 import { useMemo } from "preact/hooks";
 
 // Longer texts are shown as they are: parsing them would take longer than a frame.
@@ -24,8 +24,20 @@ DOMPurify.addHook("afterSanitizeAttributes", (node) => {
   node.setAttribute("title", address);
 });
 
+function escape(text: string): string {
+  return text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll('"', "&quot;");
+}
+
+// Models write of HTML more often than in it: what they write is shown. Images would be fetched.
+const markdown = new Marked({
+  renderer: {
+    html: ({ text }) => escape(text),
+    image: ({ href, text }) => escape(`![${text}](${href})`),
+  },
+});
+
 export function render(text: string): string {
-  const html = marked.parse(text, { async: false, breaks: true, gfm: true });
+  const html = markdown.parse(text, { async: false, breaks: true, gfm: true });
   return DOMPurify.sanitize(html, { ALLOWED_TAGS, ALLOWED_ATTR: ["href", "start", "align"] });
 }
 

@@ -1,0 +1,134 @@
+"""The page in a real Chromium, which may talk to its server and to nobody else."""
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, sync_playwright
+
+from tests.conformance.serving import ROOT
+
+# The newest screenshots, to be looked at.
+SHOTS = ROOT / "build" / "page"
+_AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
+_FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+]
+_TIMEOUT_MS = 20_000
+WIDE, NARROW = (1400, 900), (360, 740)
+
+
+@dataclass
+class Visit:
+    """A page of one browser profile. `troubles`: errors of scripts, and requests to elsewhere."""
+
+    page: Page
+    url: str
+    troubles: list[str] = field(default_factory=list)
+
+    def open(self, place: str = "") -> None:
+        """Goes to a place of the server, and waits until it is there."""
+        self.page.goto(f"{self.url}/{place}")
+        self.page.wait_for_load_state("networkidle")
+
+    def send(self, text: str) -> None:
+        """Sends a message of a chat."""
+        self.page.get_by_label("Message", exact=True).fill(text)
+        self.page.get_by_role("button", name="Send", exact=True).click()
+
+    def ends(self, num_answers: int) -> None:
+        """Waits until so many answers are shown, all of them ended."""
+        self.page.locator(".message.assistant footer .hint").nth(num_answers - 1).wait_for()
+
+    def answers(self) -> list[str]:
+        """The answers that are shown."""
+        return self.page.locator(".message.assistant :is(.markdown, .plain)").all_inner_texts()
+
+    def shoot(self, name: str) -> None:
+        """Keeps a picture."""
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SHOTS / f"{name}.png")
+
+    def findings(self) -> list[str]:
+        """What axe finds on the page that keeps people out: serious and critical."""
+        # Into its own world, where the page's policy is not in force.
+        session = self.page.context.new_cdp_session(self.page)
+        tree = session.send("Page.getFrameTree")
+        world = session.send(
+            "Page.createIsolatedWorld", {"frameId": tree["frameTree"]["frame"]["id"]}
+        )
+        context = {"contextId": world["executionContextId"]}
+        session.send("Runtime.evaluate", {"expression": _AXE.read_text(), **context})
+        asked = "axe.run().then(found => found.violations)"
+        options = {"awaitPromise": True, "returnByValue": True}
+        answer = session.send("Runtime.evaluate", {"expression": asked, **options, **context})
+        return [
+            f"{each['id']}: {node['html'][:200]}"
+            for each in answer["result"]["value"]
+            if each["impact"] in ("serious", "critical")
+            for node in each["nodes"]
+        ]
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.troubles.append(f"console: {message.text}")
+
+    def _on_error(self, error: Error) -> None:
+        self.troubles.append(f"script: {error}")
+
+    def _on_request(self, request: Request) -> None:
+        if not request.url.startswith((self.url, "data:", "blob:")):
+            self.troubles.append(f"asked {request.url}")
+
+    def watch(self) -> None:
+        """Begins to collect troubles."""
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", self._on_error)
+        self.page.on("request", self._on_request)
+
+
+Visits = Callable[..., contextlib.AbstractContextManager[Visit]]
+
+
+def chromium() -> str:
+    """Chromium's path; fails with what to do where there is none."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.fail("the page is tested in Chromium: apt-get install chromium", pytrace=False)
+    return found
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Browser]:
+    """A Chromium without a screen."""
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=chromium(), args=_FLAGS)
+        yield running
+        running.close()
+
+
+@contextlib.contextmanager
+def visiting(
+    running: Browser, url: str, *, size: tuple[int, int] = WIDE, scheme: str = "light"
+) -> Iterator[Visit]:
+    """A page with nothing kept from before; fails at its end for what it had trouble with."""
+    context = running.new_context(
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme="dark" if scheme == "dark" else "light",
+        permissions=["clipboard-read", "clipboard-write"],
+    )
+    context.set_default_timeout(_TIMEOUT_MS)
+    visit = Visit(context.new_page(), url)
+    visit.watch()
+    yield visit
+    context.close()
+    assert visit.troubles == []
+
+
+def downloaded(path: Path) -> str:
+    """A downloaded file's text."""
+    return path.read_text(encoding="utf-8")

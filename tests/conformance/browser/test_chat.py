@@ -1,0 +1,198 @@
+"""Chats on the page: streamed, stopped, branched, kept, moved; completions."""
+
+import json
+import time
+from pathlib import Path
+
+from playwright.sync_api import Route, expect
+
+from tests.conformance.browser.browsing import Visit
+
+
+def set_parameters(visit: Visit, **typed: str) -> None:
+    page = visit.page
+    page.get_by_text("Parameters", exact=True).click()
+    for label, text in typed.items():
+        page.get_by_label(label.replace("_", " ").capitalize(), exact=True).fill(text)
+
+
+def test_an_answer_is_streamed_and_says_how_it_ended(visit: Visit) -> None:
+    visit.open()
+    visit.send("What is the capital of France?")
+    visit.ends(1)
+
+    assert visit.answers() == [
+        "I do not know the capital of France. I only know a small invented world: its towns, "
+        "people and animals."
+    ]
+    expect(visit.page.locator(".message.assistant footer .hint")).to_contain_text(
+        "stop · 29 tokens"
+    )
+    visit.shoot("chat")
+
+
+def test_a_long_answer_grows_and_is_stopped(visit: Visit) -> None:
+    visit.open()
+    set_parameters(visit, Max_tokens="400")
+    visit.page.get_by_label("Ignore the end token").check()
+    visit.send("Tell me a story.")
+    text = visit.page.locator(".message.assistant .markdown")
+    text.wait_for()
+    lengths = {len(text.inner_text())}
+    for _ in range(5):
+        time.sleep(0.1)
+        lengths.add(len(text.inner_text()))
+    visit.page.get_by_role("button", name="Stop").click()
+
+    expect(visit.page.locator(".message.assistant footer .hint")).to_have_text("stopped")
+    assert len(lengths) > 2
+    expect(visit.page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+
+
+def test_a_regenerated_answer_is_a_branch_beside_the_first(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+    set_parameters(visit, Temperature="1.5", Max_tokens="30")
+    visit.send("Who lives in the town?")
+    visit.ends(1)
+    (first,) = visit.answers()
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".branches")).to_contain_text("2 / 2")
+    visit.ends(1)
+    (second,) = visit.answers()
+    page.get_by_role("button", name="Branch before").click()
+
+    assert visit.answers() == [first]
+    page.get_by_role("button", name="Branch behind").click()
+    assert visit.answers() == [second]
+
+
+def test_an_edited_message_begins_a_branch_with_its_own_answer(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+    visit.send("Hello")
+    visit.ends(1)
+    visit.send("What is the capital of France?")
+    visit.ends(2)
+    page.get_by_role("button", name="Edit").last.click()
+    page.get_by_label("Edited message").fill("What is the capital of Spain?")
+    page.get_by_role("button", name="Send as a new branch").click()
+    expect(page.locator(".message.user").last).to_contain_text("Spain")
+    visit.ends(2)
+
+    assert "capital of Spain" in visit.answers()[-1]
+    page.get_by_role("button", name="Branch before").click()
+    assert "capital of France" in visit.answers()[-1]
+    visit.shoot("branches")
+
+
+def test_the_same_seed_gives_the_same_answer_and_parameters_are_kept(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+    set_parameters(visit, Temperature="1.5", Seed="7", Max_tokens="20")
+    visit.send("Tell me of the sea.")
+    visit.ends(1)
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".branches")).to_contain_text("2 / 2")
+    visit.ends(1)
+    again = visit.answers()
+    page.reload()
+
+    assert visit.answers() == again
+    page.get_by_text("Parameters", exact=True).click()
+    expect(page.get_by_label("Seed", exact=True)).to_have_value("7")
+    page.get_by_role("button", name="Branch before").click()
+    assert visit.answers() == again
+
+
+def test_what_breaks_a_rule_is_shown_as_the_server_says_it(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+    set_parameters(visit, Temperature="-1")
+    expect(page.locator("#note-temperature")).to_have_text("must be at least 0")
+    visit.send("Hi")
+
+    expect(page.get_by_role("alert")).to_contain_text("`temperature`")
+    # That it was refused is no trouble of the page's.
+    visit.troubles.clear()
+
+
+def test_a_system_prompt_reaches_the_model(visit: Visit) -> None:
+    page = visit.page
+    asked: list[dict[str, object]] = []
+    page.on(
+        "request",
+        lambda request: (
+            asked.append(request.post_data_json or {}) if "chat" in request.url else None
+        ),
+    )
+    visit.open()
+    page.get_by_text("System prompt", exact=True).click()
+    page.get_by_role("textbox", name="System prompt").fill("Be brief.")
+    visit.send("Hello")
+    visit.ends(1)
+
+    messages = asked[-1]["messages"]
+    assert messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+    ]
+
+
+def test_chats_are_kept_exported_imported_and_deleted(visit: Visit, tmp_path: Path) -> None:
+    page = visit.page
+    visit.open()
+    visit.send("Hello")
+    visit.ends(1)
+    before = visit.answers()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export").click()
+    file = tmp_path / "chat.json"
+    download.value.save_as(file)
+    page.get_by_role("button", name="New chat").first.click()
+    assert visit.answers() == []
+    page.reload()
+    assert page.locator(".chat-list li").count() == 2
+    page.get_by_role("button", name="Delete Hello").click()
+    assert page.locator(".chat-list li").count() == 1
+    page.get_by_label("Chat to import").set_input_files(file)
+
+    assert visit.answers() == before
+    assert json.loads(file.read_text())["title"] == "Hello"
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"title": 1}')
+    page.get_by_label("Chat to import").set_input_files(broken)
+    expect(page.get_by_role("alert")).to_contain_text("`title` and `system` must be texts")
+
+
+def test_a_text_is_completed_and_gone_on_with(visit: Visit) -> None:
+    page = visit.page
+    visit.open("#completion")
+    set_parameters(visit, Temperature="0", Max_tokens="12")
+    page.get_by_label("Text", exact=True).fill("The weather in winter")
+    page.get_by_role("button", name="Complete").click()
+    expect(page.get_by_role("button", name="Go on from here")).to_be_enabled()
+    page.get_by_role("button", name="Go on from here").click()
+
+    expect(page.get_by_label("Text", exact=True)).to_have_value(
+        "The weather in winter was cold that day. Snow covered the roofs, and"
+    )
+    visit.shoot("completion")
+
+
+def test_a_server_that_is_gone_is_said_and_asked_again(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+
+    def cut(route: Route) -> None:
+        route.abort()
+
+    page.route("**/v1/**", cut)
+    visit.send("Hello")
+    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+    page.unroute("**/v1/**")
+    page.get_by_role("button", name="Regenerate").click()
+    visit.ends(1)
+
+    assert visit.answers() != [""]
+    visit.troubles.clear()

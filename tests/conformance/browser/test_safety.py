@@ -1,0 +1,131 @@
+"""The page under hostile output and refusals, for every reader, on every screen."""
+
+import json
+import time
+
+import pytest
+from playwright.sync_api import Browser, Route, expect
+
+from tests.conformance.browser.browsing import NARROW, WIDE, Visit, visiting
+from tests.conformance.serving import Served, launched
+
+HOSTILE = """<script>document.title = "taken"</script><img src=x onerror="document.title = 'taken'">
+<iframe src="https://elsewhere.example/"></iframe><style>body { display: none }</style>
+
+[run](javascript:document.title='taken') ![spy](https://elsewhere.example/spy.png)
+[real](https://elsewhere.example/page) <a href="data:text/html,x" onclick="alert(1)">x</a>"""
+KEY = "a-key-of-this-test"
+
+
+def test_hostile_output_of_the_model_stays_text(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+    page.get_by_label("Language").select_option("Regular expression")
+    pattern = "".join(f"\\{char}" if char in "\\[](){}.*+?^$|" else char for char in HOSTILE)
+    page.get_by_label("Constraint", exact=True).and_(page.locator("textarea")).fill(pattern)
+    visit.send("Hi")
+    visit.ends(1)
+
+    answer = page.locator(".message.assistant .markdown")
+    assert page.title() == "Tandem"
+    for tag in ("script", "img", "iframe", "style", "[onclick]", "[onerror]", "[href^=javascript]"):
+        assert answer.locator(tag).count() == 0, tag
+    links = answer.locator("a[href]")
+    assert [link.get_attribute("href") for link in links.all()] == [
+        "https://elsewhere.example/page"
+    ]
+    assert links.first.get_attribute("rel") == "noopener noreferrer nofollow"
+    # Nothing of it is lost, either.
+    expect(answer).to_contain_text('<script>document.title = "taken"</script><img src=x')
+    expect(page.get_by_label("Message", exact=True)).to_be_visible()
+    visit.shoot("hostile")
+
+
+def test_a_line_of_100_kb_harms_nothing(visit: Visit) -> None:
+    """What no small model writes by itself: the network's answer is written here."""
+    page = visit.page
+    chunk = {"choices": [{"index": 0, "delta": {"content": "*a_`<b" * 500}, "logprobs": None}]}
+    body = f"data: {json.dumps(chunk)}\n\n" * 34 + "data: [DONE]\n\n"
+
+    def answer(route: Route) -> None:
+        route.fulfill(status=200, content_type="text/event-stream", body=body)
+
+    visit.open()
+    page.route("**/v1/chat/completions", answer)
+    begun_s = time.monotonic()
+    visit.send("Hi")
+    visit.ends(1)
+    took_s = time.monotonic() - begun_s
+
+    assert len(page.locator(".message.assistant .plain").inner_text()) == 102_000
+    assert page.evaluate("() => document.body.scrollWidth") <= WIDE[0]
+    assert took_s < 5
+
+
+def test_the_key_is_asked_for_once(chrome: Browser) -> None:
+    with launched("--api-key", KEY) as guarded, visiting(chrome, guarded.url) as visit:
+        page = visit.page
+        visit.open()
+        page.get_by_role("textbox", name="API key").fill(KEY)
+        page.get_by_role("button", name="Use it").click()
+        visit.send("Hello")
+        visit.ends(1)
+        page.reload()
+        visit.send("Hello again")
+        visit.ends(2)
+        assert not page.get_by_role("textbox", name="API key").is_visible()
+        visit.open("docs")
+        expect(page.get_by_text("/generate_stream", exact=True)).to_be_visible()
+        refused = [each for each in visit.troubles if "401" not in each]
+        assert refused == []
+        visit.troubles.clear()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+def test_no_reader_is_kept_out(
+    chrome: Browser, served: Served, size: tuple[int, int], scheme: str
+) -> None:
+    with visiting(chrome, served.url, size=size, scheme=scheme) as visit:
+        page = visit.page
+        name = f"{'wide' if size == WIDE else 'narrow'}-{scheme}"
+        visit.open()
+        visit.send("What is the capital of France?")
+        visit.ends(1)
+        if size == NARROW:
+            page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Show tokens").check()
+        page.get_by_label("Example").select_option("A date")
+        expect(page.get_by_role("status")).to_contain_text("Can be satisfied")
+        page.get_by_text("Parameters", exact=True).click()
+        page.get_by_text("As code", exact=True).click()
+        assert visit.findings() == []
+        visit.shoot(f"settings-{name}")
+        if size == NARROW:
+            page.get_by_role("button", name="Close").and_(page.locator(":visible")).click()
+        visit.shoot(f"chat-{name}")
+        for place in ("#completion", "#live"):
+            visit.open(place)
+            page.wait_for_timeout(300)
+            assert visit.findings() == []
+            assert page.evaluate("() => document.documentElement.scrollWidth") <= size[0]
+            visit.shoot(f"{place[1:]}-{name}")
+
+
+def test_everything_is_reached_by_keyboard(visit: Visit) -> None:
+    page = visit.page
+    visit.open()
+    page.keyboard.type("Hello")
+    page.keyboard.press("Enter")
+    visit.ends(1)
+    page.keyboard.press("Shift+Tab")
+    reached = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached.add(
+            page.evaluate(
+                "() => document.activeElement.innerText || document.activeElement.ariaLabel"
+            )
+        )
+
+    assert {"Chat", "Completion", "Live", "New chat", "Regenerate", "Edit"} <= reached

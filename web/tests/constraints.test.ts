@@ -1,0 +1,27 @@
+import { expect, test } from "vitest";
+import { placeOf, reasonOf } from "../src/constraints/place";
+import { python, snippet } from "../src/constraints/snippets";
+
+test("a position is a line and a column, in characters", () => {
+  expect(placeOf("ab\n😀cd", 5, undefined)).toEqual({ pointer: null, line: 2, column: 3, source: "😀cd" });
+  expect(placeOf("{}", undefined, "/contains")?.pointer).toBe("/contains");
+  expect(placeOf("ab", undefined, undefined)).toBeNull();
+});
+
+test("the reason of a refusal stands alone", () => {
+  expect(reasonOf("Input validation error: `grammar`: position 9: this `[` is never closed\n  [a\n  ^")).toBe("this `[` is never closed");
+});
+
+test("values of JSON are literals of Python", () => {
+  expect(python({ a: [true, null, 1.5, 'x"\n'] }, 0)).toBe('{"a": [True, None, 1.5, "x\\"\\n"]}');
+});
+
+test("what a client does not know by name goes into its extra body", () => {
+  const code = snippet("openai", "http://here/", { model: "m", messages: [], top_k: 5 });
+
+  expect(code).toContain('    model="m",\n    messages=[],\n    extra_body={"top_k": 5},\n)');
+});
+
+test("a quote does not end curl's argument", () => {
+  expect(snippet("curl", "http://here/", { prompt: "it's" })).toContain("it'\\''s");
+});
