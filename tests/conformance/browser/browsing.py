@@ -46,7 +46,8 @@ class Visit:
 
     def answers(self) -> list[str]:
         """The answers that are shown."""
-        return self.page.locator(".message.assistant :is(.markdown, .plain)").all_inner_texts()
+        shown = self.page.locator(".message.assistant :is(.markdown, .plain)")
+        return list(shown.all_inner_texts())
 
     def shoot(self, name: str) -> None:
         """Keeps a picture."""
