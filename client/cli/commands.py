@@ -64,13 +64,15 @@ def client(
     model: ModelArgument = None,
     api_key: ClientKey = None,
 ) -> None:
-    """Talk to a served model: type a prompt, see its tokens as they come.
+    """Chat with a served model: type a message, see the answer's tokens as they come.
 
-    Parameters at a line's end: Once upon a time max_tokens=50 temperature=0.7 (/help: all of them).
+    Parameters at a line's end: Tell me a story max_tokens=50 temperature=0.7 (/help: all of them).
 
-    Ctrl-C cancels what is running; /quit leaves; /info describes the server.
+    A model without a chat template goes on with texts as they are; so does /raw.
 
-    Where stdin is no terminal, each line is a prompt, and stdout gets the answers alone.
+    Ctrl-C stops an answer; /quit leaves; /help lists the commands.
+
+    Where stdin is no terminal, each line is a message, and stdout gets the answers alone.
 
     Exit codes: 0; 1 if there is no server, or if such a line was wrong or not answered; 130 after
     Ctrl-C.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from client.calls import Constraint, GenerateCall
+from client.calls import Constraint, GenerateCall, Prompt
 from client.errors import BadInput
 from client.sampling import SAMPLING_RULES, Sampling
 
@@ -28,6 +28,8 @@ _PARAMETER = re.compile(
 _PARAMETERS = re.compile(rf"(?<!\S)(?>(?:{_PARAMETER.pattern})+)\Z")
 _QUOTED_PROMPT = re.compile(rf"({_QUOTED})\s*(.*)", re.DOTALL)
 _MAX_SHOWN_LEN = 60
+# How alike a name is, at least, that was meant as a parameter's (difflib).
+_TYPO = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,14 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
         **_CONSTRAINTS,
     }
 )
-KEYS = tuple(_RULES)
+KEYS, CONSTRAINT_KEYS = tuple(_RULES), tuple(_CONSTRAINTS)
 
 
-def read_line(text: str) -> Line:
-    """What a line means. Raises BadInput."""
+def read_line(text: str, *, is_talk: bool = False) -> Line:
+    """What a line means. Raises BadInput.
+
+    `is_talk`: people write of x=3; an end that names no parameter, nor nearly one, is text.
+    """
     text = text.strip()
     quoted = _QUOTED_PROMPT.fullmatch(text)
     if quoted is not None and (not quoted[2] or _PARAMETERS.match(quoted[2])):
@@ -104,10 +109,17 @@ def read_line(text: str) -> Line:
     found = _PARAMETERS.search(text)
     if found is None:
         return Line(text)
+    if is_talk and not all(_is_near(key) for key, _ in _PARAMETER.findall(found[0])):
+        return Line(text)
     return Line(text[: found.start()].rstrip() or None, _read_parameters(found[0]))
 
 
-def call_of(prompt: str, parameters: Mapping[str, object | None]) -> GenerateCall:
+def read_parameter(key: str, text: str) -> object | None:
+    """A parameter's value; None takes it back. Raises BadInput."""
+    return _read(key, text)
+
+
+def call_of(prompt: Prompt, parameters: Mapping[str, object | None]) -> GenerateCall:
     """The request for a prompt under all parameters that hold. Raises BadInput."""
     given = {key: value for key, value in parameters.items() if value is not None}
     kinds = [key for key in given if key in _CONSTRAINTS]
@@ -126,6 +138,10 @@ def call_of(prompt: str, parameters: Mapping[str, object | None]) -> GenerateCal
         stop=tuple(stop),  # type: ignore[arg-type]
         **given,  # type: ignore[arg-type]
     )
+
+
+def _is_near(key: str) -> bool:
+    return key in _RULES or bool(difflib.get_close_matches(key, KEYS, 1, _TYPO))
 
 
 def _read_parameters(text: str) -> dict[str, object | None]:

@@ -2,7 +2,9 @@
 
 import os
 import re
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import TextIO, cast
 
@@ -10,6 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 from client.calls import ServerNotice
+
+# Windows has none: there keys show while an answer is written.
+with suppress(ImportError):
+    import termios
 
 # All but tabs and line ends: a model's output must not move the cursor or rename the window.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -38,6 +44,23 @@ class ExitCode(IntEnum):
     AT_FAULT = 2
     NOT_SATISFIED = 3
     INTERRUPTED = 130
+
+
+@contextmanager
+def unseen_keys(fd: int) -> Iterator[None]:
+    """What is typed meanwhile is not shown on the terminal `fd`: it comes with the next line."""
+    if "termios" not in sys.modules or not os.isatty(fd):
+        yield
+        return
+    before = termios.tcgetattr(fd)
+    local_modes = 3
+    unseen = [*before]
+    unseen[local_modes] &= ~(termios.ECHO | termios.ICANON)
+    termios.tcsetattr(fd, termios.TCSANOW, unseen)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
 
 
 def notice_text(notice: ServerNotice) -> str:

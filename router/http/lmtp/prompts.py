@@ -32,6 +32,11 @@ class Prompts:
         self._template = template
         self._bos_ids = _bos_ids(tokenizer)
 
+    @property
+    def takes_messages(self) -> bool:
+        """Whether the model has a chat template."""
+        return bool(self._template.names)
+
     async def read(self, body: PromptFields) -> Prompt:
         """The prompt of a frame. Raises InvalidRequest."""
         field = _field_of(body)

@@ -213,7 +213,11 @@ class Session:
             "max_top_logprobs": MAX_TOP_LOGPROBS,
             "max_stops": MAX_STOPS,
             "max_beams": limits.max_beams,
-            "features": list(FEATURES),
+            "features": [
+                feature
+                for feature in FEATURES
+                if feature != "messages" or self._services.prompts.takes_messages
+            ],
         }
 
     def _model_info(self, frame: Frame) -> Mapping[str, object]:

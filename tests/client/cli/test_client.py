@@ -2,27 +2,21 @@
 
 import asyncio
 import os
-import pty
-import re
 import signal
 import subprocess
-import sys
-from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from asyncio.subprocess import PIPE
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from client.cli.client import HISTORY_NAME, Chat
+from client.cli.chat import Chat
+from client.cli.client import HISTORY_NAME
 from client.cli.terminal import Screen
 from client.lmtp.model import LmtpModel
+from tests.client.cli.on_terminal import ARGV, on_a_terminal
 from tests.client.lmtp.peer import Peer, performing
-
-ARGV = (sys.executable, "-m", "launcher", "client")
 
 
 async def echo(peer: Peer) -> None:
@@ -104,7 +98,8 @@ async def test_errors_go_to_stderr_and_the_rest_is_answered() -> None:
     assert err.splitlines() == [
         "error: it went wrong",
         "error: temperature must be a number. Given: hot",
-        "error: /nothing: no such command; there are /info, /help and /quit",
+        "error: /nothing: no such command; there are /system, /clear, /save, /load, /set, /schema, "
+        "/where, /raw, /chat, /models, /info, /help, /quit",
     ]
 
 
@@ -167,78 +162,14 @@ async def until_gone(peer: Peer) -> None:
     await asyncio.wait_for(peer.socket.wait_closed(), 30)
 
 
-@dataclass
-class Terminal:
-    """A client on a terminal; `said` is all that was written to it."""
-
-    process: Process
-    fd: int
-    said: str = ""
-
-    async def read_until(self, text: str) -> str:
-        """What was written up to and with `text`, without colours; taken away from `said`."""
-        async with asyncio.timeout(30):
-            while text not in _plain(self.said):
-                await asyncio.sleep(0.02)
-        head, _, _ = _plain(self.said).partition(text)
-        self.said = _plain(self.said)[len(head) + len(text) :]
-        return head + text
-
-    def type(self, text: str) -> None:
-        os.write(self.fd, text.encode())
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]", "", text)
-
-
-@asynccontextmanager
-async def on_a_terminal(*args: str, **environ: str) -> AsyncIterator[Terminal]:
-    ours, theirs = pty.openpty()
-    process = await asyncio.create_subprocess_exec(
-        *ARGV,
-        *args,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", **environ},
-        preexec_fn=_take_terminal,
-    )
-    os.close(theirs)
-    terminal = Terminal(process, ours)
-
-    def read() -> None:
-        try:
-            chunk = os.read(ours, 1 << 16)
-        except OSError:
-            chunk = b""
-        terminal.said += chunk.decode(errors="replace")
-        if not chunk:
-            loop.remove_reader(ours)
-
-    loop = asyncio.get_running_loop()
-    loop.add_reader(ours, read)
-    try:
-        yield terminal
-    finally:
-        loop.remove_reader(ours)
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-        os.close(ours)
-
-
-def _take_terminal() -> None:
-    os.setsid()
-    os.close(os.open(os.ttyname(0), os.O_RDWR))
-
-
 async def test_on_a_terminal_ctrl_c_cancels_what_runs_and_ctrl_d_leaves(tmp_path: Path) -> None:
     async with (
         performing(echo) as scene,
         on_a_terminal(scene.url, XDG_STATE_HOME=str(tmp_path)) as terminal,
     ):
-        await terminal.read_until("scripted 1.0 serves scripted; try /help")
+        await terminal.read_until(
+            "scripted 1.0 serves scripted, without a chat template; try /help"
+        )
         await terminal.read_until(">")
         terminal.type("for ever\r")
         await terminal.read_until("[queued]")

@@ -1,0 +1,255 @@
+"""A session of `launcher client`: what is typed, answered line by line.
+
+/command ...        changes the session
+text key=value ...  asks: as the next turn of a chat, or raw, as a text to go on with
+key=value ...       parameters that hold from then on
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from client.calls import Answer, GenerateCall
+from client.cli.conversation import Conversation, read_json
+from client.cli.line import CONSTRAINT_KEYS, KEYS, call_of, read_line, read_parameter
+from client.cli.terminal import Screen
+from client.errors import BadInput, TandemError
+from client.lmtp.model import LmtpModel
+from client.lmtp.replies import Greeting
+
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "/system TEXT": "what the chat begins with; without a text: none",
+        "/clear": "begin anew; the system prompt and the parameters stay",
+        "/save FILE": "keep the chat as JSON, in the form of OpenAI's `messages`",
+        "/load FILE": "go on with a chat that was kept",
+        "/set NAME VALUE": "a parameter that holds from now on; without a value: not any more",
+        "/schema FILE": "answers are JSON of the schema in the file; without a file: not any more",
+        "/where EXPR": "answers satisfy a condition on X, like len(words(X)) < 5; without: any",
+        "/raw": "texts are gone on with as they are; with a text: that one alone",
+        "/chat": "texts are turns of a chat again",
+        "/models": "the names of what is served",
+        "/info": "the server and its limits",
+        "/help": "this",
+        "/quit": "leave, as Ctrl-D does",
+    }
+)
+_MAX_SHOWN_LEN = 60
+
+
+def _help() -> list[str]:
+    width = max(map(len, COMMANDS))
+    return [
+        "Type a message, with parameters at its end if you like:",
+        "",
+        '    Once upon a time max_tokens=50 temperature=0.7 stop="\\n" where="len(words(X)) < 5"',
+        "",
+        "Parameters alone hold for all that follows; key= takes one back.",
+        'A message in quotes has escapes ("two\\nlines") and may end as a parameter would.',
+        f"Parameters: {', '.join(KEYS)}",
+        "",
+        *(f"{usage:<{width}}  {what}" for usage, what in COMMANDS.items()),
+        "",
+        "Ctrl-C stops an answer.",
+    ]
+
+
+@dataclass
+class Chat:
+    """A session with one model. Owner of the conversation and of the parameters that hold."""
+
+    connect: Callable[[], LmtpModel]
+    screen: Screen
+    is_interactive: bool
+    conversation: Conversation = field(default_factory=lambda: Conversation(is_raw=True))
+    _kept: dict[str, object | None] = field(default_factory=dict)
+
+    async def greet(self) -> None:
+        """Begins a chat if the model has a template for one.
+
+        Raises a TandemError if nobody is there to talk to.
+        """
+        greeting = await self._server()
+        self.conversation = Conversation(is_raw="messages" not in greeting.features)
+        if self.is_interactive:
+            kind = ", without a chat template" if self.conversation.is_raw else ""
+            served = ", ".join(greeting.models)
+            self.screen.note(f"{greeting.server} serves {served}{kind}; try /help")
+
+    async def answer(self, line: str) -> bool:
+        """Answer a line; False: it was wrong, or failed."""
+        try:
+            name, _, rest = line.partition(" ")
+            if line.startswith("/") and name[1:].isidentifier():
+                await self._obey(name, rest.strip())
+            elif line:
+                await self._say(line)
+        except TandemError as error:
+            self.screen.error(str(error))
+            return False
+        finally:
+            self.screen.end_line()
+        return True
+
+    async def _obey(self, name: str, argument: str) -> None:
+        commands: dict[str, Callable[[str], Awaitable[None]]] = {
+            "/system": self._system,
+            "/clear": self._clear,
+            "/save": self._save,
+            "/load": self._load,
+            "/set": self._set,
+            "/schema": self._schema,
+            "/where": self._where,
+            "/raw": self._raw,
+            "/chat": self._chat,
+            "/models": self._models,
+            "/info": self._info,
+            "/help": self._help,
+        }
+        command = commands.get(name)
+        if command is None:
+            listed = ", ".join(usage.split()[0] for usage in COMMANDS)
+            raise BadInput(f"{name}: no such command; there are {listed}")
+        await command(argument)
+
+    async def _system(self, text: str) -> None:
+        self.conversation = replace(self.conversation, system=text)
+        self.screen.note("[system prompt set]" if text else "[no system prompt]")
+
+    async def _clear(self, _: str) -> None:
+        self.conversation = replace(self.conversation, turns=())
+        self.screen.note("[a new chat]")
+
+    async def _save(self, name: str) -> None:
+        path = _path(name, "/save")
+        self.conversation.write(path)
+        self.screen.note(f"[{len(self.conversation.turns)} turns kept in {path}]")
+
+    async def _load(self, name: str) -> None:
+        path = _path(name, "/load")
+        self.conversation = Conversation.read(path)
+        self.screen.note(f"[{len(self.conversation.turns)} turns of {path}]")
+
+    async def _set(self, argument: str) -> None:
+        key, _, value = argument.partition(" ")
+        if key:
+            self._keep({key: read_parameter(key, value.strip())})
+        self._show_kept()
+
+    async def _schema(self, name: str) -> None:
+        schema = None
+        if name:
+            schema = read_json(_path(name, "/schema"))
+            if not isinstance(schema, dict | bool):
+                raise BadInput(f"{name}: must hold a JSON schema, an object, true or false")
+        self._constrain("json", schema)
+
+    async def _where(self, condition: str) -> None:
+        self._constrain("where", condition or None)
+
+    async def _raw(self, text: str) -> None:
+        if text:
+            line = read_line(text)
+            raw = replace(self.conversation, is_raw=True)
+            await self._ask(raw, line.prompt or "", line.parameters)
+        else:
+            self.conversation = replace(self.conversation, is_raw=True)
+            self.screen.note("[texts are gone on with as they are; /chat goes back]")
+
+    async def _chat(self, _: str) -> None:
+        if "messages" not in (await self._server()).features:
+            raise BadInput("/chat: the model has no chat template")
+        self.conversation = replace(self.conversation, is_raw=False)
+        self.screen.note("[texts are turns of a chat]")
+
+    async def _models(self, _: str) -> None:
+        self.screen.lines((await self._server()).models)
+
+    async def _info(self, _: str) -> None:
+        facts = (await self._server()).facts
+        self.screen.lines(f"{name}: {_shown(value)}" for name, value in facts.items())
+
+    async def _help(self, _: str) -> None:
+        self.screen.lines(_help())
+
+    def _constrain(self, key: str, value: object | None) -> None:
+        """An answer has one constraint: a new one takes the place of the other."""
+        self._keep({**dict.fromkeys(CONSTRAINT_KEYS), key: value})
+        self._show_kept()
+
+    def _keep(self, parameters: Mapping[str, object | None]) -> None:
+        together = {**self._kept, **parameters}
+        # Whether they go together is seen now, not with the next message.
+        call_of("", together)
+        self._kept = {key: value for key, value in together.items() if value is not None}
+
+    def _show_kept(self) -> None:
+        kept = " ".join(f"{key}={_shown(value)}" for key, value in self._kept.items())
+        self.screen.note(f"[from now on: {kept or 'no parameters'}]")
+
+    async def _server(self) -> Greeting:
+        async with self.connect() as model:
+            return await model.server()
+
+    async def _say(self, text: str) -> None:
+        line = read_line(text, is_talk=not self.conversation.is_raw)
+        if line.prompt is None:
+            self._keep(line.parameters)
+            self._show_kept()
+        else:
+            await self._ask(self.conversation, line.prompt, line.parameters)
+
+    async def _ask(
+        self, conversation: Conversation, text: str, parameters: Mapping[str, object | None]
+    ) -> None:
+        call = call_of(conversation.prompt(text), {**self._kept, **parameters})
+        shown: list[str] = []
+        try:
+            async with self.connect() as model:
+                await self._show(model, call, shown)
+        except asyncio.CancelledError:
+            # What was read of it is what the next turn is about.
+            if shown:
+                self.conversation = conversation.answered(text, "".join(shown))
+            raise
+        if not conversation.is_raw:
+            self.conversation = conversation.answered(text, "".join(shown))
+
+    async def _show(self, model: LmtpModel, call: GenerateCall, shown: list[str]) -> None:
+        started_s, num_shown = time.monotonic(), 0
+        async with aclosing(model.stream(call)) as stream:
+            async for part in stream:
+                is_answer = isinstance(part, Answer)
+                piece = part.text[num_shown:] if is_answer else part.text
+                shown.append(piece)
+                num_shown += len(piece)
+                self.screen.piece(piece)
+                if isinstance(part, Answer):
+                    self.screen.end_line()
+                    self._summarize(part, time.monotonic() - started_s)
+
+    def _summarize(self, answer: Answer, duration_s: float) -> None:
+        usage = answer.usage
+        if answer.constraint_satisfied is False:
+            self.screen.note(f"[the constraint does not hold: {answer.violation or 'cut short'}]")
+        if self.is_interactive:
+            seed = "" if answer.seed is None else f", seed={answer.seed}"
+            self.screen.note(
+                f"[{answer.finish_reason}: {usage.num_output_tokens} tokens in {duration_s:.1f} s, "
+                f"{usage.num_cached_tokens} of the prompt's {usage.num_prompt_tokens} cached{seed}]"
+            )
+
+
+def _path(name: str, command: str) -> Path:
+    if not name:
+        raise BadInput(f"{command}: which file?")
+    return Path(name).expanduser()
+
+
+def _shown(value: object) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= _MAX_SHOWN_LEN else text[:_MAX_SHOWN_LEN] + "..."

@@ -1,0 +1,184 @@
+"""Dialogues with a served model, as they are typed on a terminal."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from launcher import BUNDLED_MODEL
+from tests.client.cli.on_terminal import Terminal, on_a_terminal
+from tests.integration.server import RunningServer, launched
+
+pytestmark = pytest.mark.slow
+
+CAPITAL = "What is the capital of France?"
+UNKNOWN = "I do not know the capital of France. I only know a small invented world"
+SUMMARY = re.compile(r"\[\w+: (\d+) tokens in ([\d.]+) s, (\d+) of the prompt's (\d+) cached")
+
+
+@asynccontextmanager
+async def talking(server: RunningServer, folder: Path) -> AsyncIterator[Terminal]:
+    async with on_a_terminal(server.url, XDG_STATE_HOME=str(folder)) as terminal:
+        await terminal.read_until("try /help")
+        await terminal.read_until("> ")
+        yield terminal
+
+
+async def said(terminal: Terminal, line: str) -> str:
+    """What stands between a typed line and the next prompt."""
+    terminal.type(f"{line}\r")
+    await terminal.read_until(line)
+    return (await terminal.read_until("> ")).rpartition("\r\n")[0].strip()
+
+
+async def test_a_question_is_answered_as_a_chat(server: RunningServer, tmp_path: Path) -> None:
+    async with talking(server, tmp_path) as terminal:
+        assert UNKNOWN in await said(terminal, CAPITAL)
+        assert "I am Pip, a very small" in await said(terminal, "Hello, who are you?")
+
+
+async def test_the_model_remembers_until_it_is_cleared(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    async with talking(server, tmp_path) as terminal:
+        lens = [
+            int(found[4])
+            for line in (CAPITAL, CAPITAL)
+            if (found := SUMMARY.search(await said(terminal, line)))
+        ]
+        assert await said(terminal, "/clear") == "[a new chat]"
+        again = SUMMARY.search(await said(terminal, CAPITAL))
+
+    assert lens[1] > lens[0] + 20
+    assert again is not None
+    assert int(again[4]) == lens[0]
+
+
+async def test_a_system_prompt_comes_first(server: RunningServer, tmp_path: Path) -> None:
+    async with talking(server, tmp_path) as terminal:
+        bare = SUMMARY.search(await said(terminal, CAPITAL))
+        await said(terminal, "/clear")
+        assert await said(terminal, "/system Answer in one word.") == "[system prompt set]"
+        longer = SUMMARY.search(await said(terminal, CAPITAL))
+
+    assert bare is not None
+    assert longer is not None
+    assert int(longer[4]) > int(bare[4])
+
+
+async def test_a_chat_is_kept_and_gone_on_with(server: RunningServer, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    async with talking(server, tmp_path) as terminal:
+        await said(terminal, "/system Be kind.")
+        await said(terminal, "Hello")
+        assert await said(terminal, f"/save {file}") == f"[2 turns kept in {file}]"
+    messages = json.loads(file.read_text())["messages"]
+    assert [each["role"] for each in messages] == ["system", "user", "assistant"]
+    async with talking(server, tmp_path) as terminal:
+        assert await said(terminal, f"/load {file}") == f"[2 turns of {file}]"
+        found = SUMMARY.search(await said(terminal, CAPITAL))
+        assert found is not None
+        assert int(found[4]) > 30
+        file.write_text('{"messages": [{"role": "robot", "content": "x"}]}')
+        refused = await said(terminal, f"/load {file}")
+        assert "`messages[0]`: `role` must be user or assistant. Given: robot" in refused
+
+
+async def test_parameters_hold_from_when_they_are_set(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    async with talking(server, tmp_path) as terminal:
+        assert await said(terminal, "/set max_tokens 5") == "[from now on: max_tokens=5]"
+        assert "[length: 5 tokens" in await said(terminal, CAPITAL)
+        assert "temperature must be a number. Given: hot" in await said(
+            terminal, "/set temperature hot"
+        )
+        assert "did you mean temperature?" in await said(terminal, "/set temprature 1")
+        assert "[length: 3 tokens" in await said(terminal, f"{CAPITAL} max_tokens=3")
+        assert await said(terminal, "/set max_tokens") == "[from now on: no parameters]"
+
+
+async def test_people_may_write_of_equations(server: RunningServer, tmp_path: Path) -> None:
+    async with talking(server, tmp_path) as terminal:
+        assert SUMMARY.search(await said(terminal, "What is y, where x=3 and y=x"))
+        assert "did you mean max_tokens?" in await said(terminal, "Hello max_token=3")
+
+
+async def test_answers_fit_a_schema_of_a_file(server: RunningServer, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    digit = {"type": "integer", "minimum": 0, "maximum": 9}
+    schema = {"type": "object", "properties": {"n": digit}, "required": ["n"]}
+    file.write_text(json.dumps({**schema, "additionalProperties": False}))
+    async with talking(server, tmp_path) as terminal:
+        assert "json=" in await said(terminal, f"/schema {file}")
+        answer, _, _ = (await said(terminal, "Say a number")).partition("[constraint_complete")
+        assert 0 <= json.loads(answer)["n"] <= 9
+        assert await said(terminal, "/schema") == "[from now on: no parameters]"
+        assert "No such file" in await said(terminal, "/schema nowhere.json")
+
+
+async def test_answers_satisfy_a_condition(server: RunningServer, tmp_path: Path) -> None:
+    async with talking(server, tmp_path) as terminal:
+        await said(terminal, "/where len(words(X)) <= 3")
+        answer = (await said(terminal, CAPITAL)).splitlines()[0]
+        assert len(answer.split()) <= 3
+        wrong = await said(terminal, "/where len(words(X) <= 3")
+        assert "where=" in wrong
+        assert "error:" in await said(terminal, CAPITAL)
+
+
+async def test_a_text_is_gone_on_with_as_it_is(server: RunningServer, tmp_path: Path) -> None:
+    async with talking(server, tmp_path) as terminal:
+        once = await said(terminal, "/raw The weather in winter max_tokens=5")
+        assert once.startswith("was cold that day.")
+        await said(terminal, "/raw")
+        assert "was cold that day." in await said(terminal, "The weather in winter max_tokens=5")
+        await said(terminal, "/chat")
+        assert UNKNOWN in await said(terminal, CAPITAL)
+
+
+async def test_ctrl_c_stops_an_answer_and_no_key_lands_in_it(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    async with talking(server, tmp_path) as terminal:
+        terminal.type('Tell me a long story where="len(X) > 2000"\r')
+        await terminal.read_until('2000"')
+        # Typed while the answer is written: not shown in it, but the beginning of the next line.
+        await asyncio.sleep(0.3)
+        terminal.type("QQQQ")
+        await asyncio.sleep(0.3)
+        terminal.type("\x03")
+        answer = await terminal.read_until("[cancelled]")
+        assert "QQQQ" not in answer
+        await terminal.read_until("> ")
+        terminal.type("\x15")  # takes back what is in the line
+        assert UNKNOWN in await said(terminal, CAPITAL)
+
+
+async def test_a_lost_server_is_said_at_once_and_the_answer_goes_on(tmp_path: Path) -> None:
+    with launched() as server:
+        async with talking(server, tmp_path) as terminal:
+            terminal.type('Tell me a long story where="len(X) > 2000"\r')
+            await terminal.read_until('2000"')
+            await asyncio.sleep(0.3)
+            os.kill(server.pid_of("router"), signal.SIGKILL)
+            await terminal.read_until("[reconnecting")
+            await terminal.read_until("tokens in")
+
+
+async def test_help_models_and_info_answer(server: RunningServer, tmp_path: Path) -> None:
+    async with talking(server, tmp_path) as terminal:
+        listed = await said(terminal, "/help")
+        for name in ("/system", "/clear", "/save", "/load", "/set", "/schema", "/where", "/raw"):
+            assert name in listed
+        assert await said(terminal, "/models") == str(BUNDLED_MODEL)
+        assert "max_total_len: 1024" in await said(terminal, "/info")
+        assert "/nothing: no such command" in await said(terminal, "/nothing")
+        terminal.type("/quit\r")
+        assert await asyncio.wait_for(terminal.process.wait(), 30) == 0
