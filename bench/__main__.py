@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from bench.load import Load, Target, random_prompts, run
 from bench.processes import running, tandem
-from launcher import BUNDLED_MODEL
+from launcher.config import BUNDLED_MODEL
 from processes.addresses import free_port
 
 

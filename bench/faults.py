@@ -30,7 +30,7 @@ import httpx
 
 from bench.processes import blocks_used, resident_mib, running, tandem, tree
 from bench.sse_client import HttpError, post_events
-from launcher import BUNDLED_MODEL
+from launcher.config import BUNDLED_MODEL
 from processes.addresses import free_port
 
 FAULTS = {

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from bench.load import Load, random_prompts
 from bench.processes import running, tandem
 from bench.sse_client import post_events
-from launcher import BUNDLED_MODEL
+from launcher.config import BUNDLED_MODEL
 from processes.addresses import free_port
 
 _EVERY_S = 0.5

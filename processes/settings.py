@@ -241,14 +241,15 @@ def read_values(
             texts = found if isinstance(found, list) else [found]
             if meta["kind"] is Kind.LIST:
                 texts = [",".join(texts)]
-            checked = tuple(_checked(meta, source, text) for text in texts)
+            checked = tuple(checked_text(meta, source, text) for text in texts)
             is_several = isinstance(found, list) and meta["kind"] is not Kind.LIST
             values[each.name] = checked if is_several else checked[0]
             break
     return values
 
 
-def _checked(meta: Mapping[str, Any], source: str, text: str) -> Any:
+def checked_text(meta: Mapping[str, Any], source: str, text: str) -> Any:
+    """A setting's value; `source` is where its text stands, for the error. Raises BadConfig."""
     try:
         return meta["rule"](text)
     except BadConfig as error:

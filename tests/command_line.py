@@ -7,7 +7,7 @@ import tempfile
 from subprocess import CompletedProcess
 from unittest.mock import patch
 
-import launcher
+from launcher.__main__ import main
 
 
 def run_launcher(*args: str, stdin: str = "") -> CompletedProcess[str]:
@@ -24,7 +24,7 @@ def run_launcher(*args: str, stdin: str = "") -> CompletedProcess[str]:
         typed.write(stdin)
         typed.seek(0)
         try:
-            launcher.main()
+            main()
             code: object = 0
         except SystemExit as end:
             code = end.code or 0

@@ -1,4 +1,4 @@
-"""The commands that talk to a server: `launcher client` and `launcher query`."""
+"""The commands that talk to a server: `launcher client`, `launcher query` and `launcher top`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +9,8 @@ from client.cli.client import ClientSettings, run_client
 from client.cli.query import QuerySettings, read_variables
 from client.cli.query import query as run_query
 from client.cli.terminal import ExitCode
+from client.cli.top import TopSettings
+from client.cli.top import top as run_top
 from client.config import DEFAULT_URL, read_config
 from client.errors import BadInput, InvalidRequest
 from client.lmtp.address import read_address
@@ -86,6 +88,26 @@ def client(
         state_folder=config.state_folder,
     )
     raise typer.Exit(run_client(settings))
+
+
+def top(
+    url: UrlArgument = None,
+    period: Annotated[
+        float, typer.Option("--period", min=0.1, help="Seconds between two looks.")
+    ] = 2.0,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, show_default="until Ctrl-C", help="Looks.")
+    ] = None,
+    api_key: ClientKey = None,
+) -> None:
+    """Watch a server's load: batch, queue, tokens a second, KV cache, percentiles of latencies.
+
+    Exit codes: 0; 1 if there is no server; 130 after Ctrl-C.
+    """
+    config = read_config()
+    place = url or config.url
+    key = api_key or read_address(place).key or config.api_key
+    raise typer.Exit(run_top(TopSettings(place, key, period, count)))
 
 
 def query(

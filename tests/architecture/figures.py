@@ -86,7 +86,7 @@ def small_modules() -> list[Path]:
 def figures() -> list[Figure]:
     lengths = [length for _, length in functions(product())]
     deciles = quantiles(lengths, n=10)
-    command = num_lines(modules("launcher.py", "launcher", "processes", "fleet"))
+    command = num_lines(modules("launcher", "processes", "fleet"))
     return [
         Figure("product lines", num_lines(product()), 36_000),
         Figure("router lines", num_lines(modules("router")), 19_500),

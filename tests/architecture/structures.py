@@ -15,7 +15,7 @@ from tests.architecture.figures import ROOT, modules
 PAGE = ROOT / "docs" / "structures.md"
 MARKER = "<!-- From here on generated: make structures -->\n"
 FOLDERS = (
-    "launcher.py",
+    "launcher",
     "processes",
     "router",
     "model_server",

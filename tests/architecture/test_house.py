@@ -11,7 +11,7 @@ from tests.architecture import structures
 from tests.architecture.figures import ROOT, functions, modules, twin_classes
 
 PACKAGES = (
-    "launcher.py",
+    "launcher",
     "processes",
     "router",
     "model_server",

@@ -5,7 +5,7 @@ from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from launcher import serve_settings
+from launcher.config import serve_settings
 from processes.settings import Group, Kind, default_of, flag_of, variables_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "serving.md"

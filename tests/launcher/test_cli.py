@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher import main
+from launcher.__main__ import main
 
-LAUNCHER_FILE = Path(__file__).resolve().parents[2] / "launcher.py"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -153,18 +153,15 @@ def test_a_port_in_use_is_refused_at_once(launcher: Launcher) -> None:
     assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr
 
 
-@pytest.mark.parametrize("command", [("-m", "launcher"), ("launcher.py",)])
-def test_the_file_is_a_module_and_a_script(command: tuple[str, ...]) -> None:
-    argv = [sys.executable, *command, "serve", "--help"]
-    run = subprocess.run(
-        argv, cwd=LAUNCHER_FILE.parent, capture_output=True, text=True, timeout=60, check=False
-    )
+def test_the_command_is_a_module_too() -> None:
+    argv = [sys.executable, "-m", "launcher", "serve", "--help"]
+    run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 0
     assert "usage: launcher serve" in run.stdout
 
 
 def test_help_loads_no_engine_and_no_http_server() -> None:
-    code = "import sys, launcher; print(*sys.modules)"
+    code = "import sys, launcher.__main__; print(*sys.modules)"
     run = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
@@ -176,7 +173,8 @@ def test_help_loads_no_engine_and_no_http_server() -> None:
 def test_of_a_tier_only_what_declares_its_settings_is_imported() -> None:
     imports = {
         node.module or ""
-        for node in ast.walk(ast.parse(LAUNCHER_FILE.read_text()))
+        for file in (ROOT / "launcher").glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.ImportFrom)
     }
     of_tiers = {
@@ -188,9 +186,8 @@ def test_of_a_tier_only_what_declares_its_settings_is_imported() -> None:
 
 
 def test_the_package_installs_the_command_and_bounds_what_it_subclasses() -> None:
-    project = tomllib.loads(LAUNCHER_FILE.with_name("pyproject.toml").read_text())
-    assert project["project"]["scripts"]["launcher"] == "launcher:main"
-    assert project["tool"]["setuptools"]["py-modules"] == ["launcher"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["scripts"]["launcher"] == "launcher.__main__:main"
     (uvicorn,) = [each for each in project["project"]["dependencies"] if "uvicorn" in each]
     assert "<" in uvicorn
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fleet.config import read_config as read_front
-from launcher import LaunchConfig, deployment_of, fleet_argv, serve_settings
+from launcher.config import LaunchConfig, serve_settings
+from launcher.plan import deployment_of, fleet_argv
 from model_server.config import parse as read_shard
 from processes.settings import CommandLine, Kind, flag_of, read_settings
 from router.config import RouterConfig

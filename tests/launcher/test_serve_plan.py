@@ -6,16 +6,8 @@ from typing import Any
 
 import pytest
 
-from launcher import (
-    BUNDLED_NAME,
-    LaunchConfig,
-    children_environ,
-    deployment_of,
-    fleet_argv,
-    model_ids,
-    serve_settings,
-    with_defaults,
-)
+from launcher.config import BUNDLED_NAME, LaunchConfig, model_ids, serve_settings, with_defaults
+from launcher.plan import children_environ, deployment_of, fleet_argv
 from processes.deployment import Deployment
 from processes.settings import BadConfig, CommandLine, read_settings
 from tests.router.http.server.certificates import make_certificate

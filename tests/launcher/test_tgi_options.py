@@ -3,7 +3,7 @@ why it cannot."""
 
 import pytest
 
-from launcher import LaunchConfig, serve_settings
+from launcher.config import LaunchConfig, serve_settings
 from processes.settings import BadConfig, CommandLine, flag_of, read_settings, variables_of
 
 FLAGS = """

@@ -1,0 +1,83 @@
+"""`launcher top`: rates and percentiles between two scrapes, shown until someone stops it."""
+
+import asyncio
+import signal
+from asyncio.subprocess import PIPE
+
+import pytest
+
+from client.cli.top import Report, parse, quantile
+from tests.client.cli.on_terminal import ARGV
+from tests.fakes import FakeShard
+from tests.router.http.harness import housing, listening
+
+TOP = (*ARGV[:-1], "top")
+
+
+def scrape(tokens: int, fast: int, slow: int, used: int = 10) -> dict[str, float]:
+    return dict(
+        parse(
+            f"""# HELP tgi_queue_size of it
+tgi_queue_size{{model="a"}} 2.0
+tgi_queue_size{{model="b"}} 3.0
+tandem_kv_blocks_used {used}
+tandem_kv_blocks_total 40
+tandem_output_tokens_total {tokens}
+tandem_inter_token_latency_seconds_bucket{{le="0.01"}} {fast}
+tandem_inter_token_latency_seconds_bucket{{le="0.02"}} {fast + slow}
+tandem_inter_token_latency_seconds_bucket{{le="+Inf"}} {fast + slow}
+"""
+        )
+    )
+
+
+def test_a_report_is_what_happened_between_two_scrapes() -> None:
+    report = Report.between(scrape(100, 10, 0), scrape(300, 60, 50), 2.0)
+
+    assert (report.queued, report.tokens_per_s, report.kv_use) == (5, 100, 0.25)
+    assert report.between_tokens == pytest.approx((0.01, 0.019))
+    assert (report.running, report.first_token) == (None, None)
+    rows = dict(report.rows())
+    assert rows["between tokens, p50 / p95"] == "10.0 ms / 19.0 ms"
+    assert rows["KV cache"] == "######..................  25%"
+
+
+def test_a_server_that_was_started_anew_has_no_rate() -> None:
+    assert Report.between(scrape(100, 10, 0), scrape(5, 0, 0), 2.0).tokens_per_s is None
+
+
+def test_beyond_the_last_bound_the_last_bound_is_said() -> None:
+    assert quantile([(0.5, 0.0), (float("inf"), 4.0)], 0.5) == 0.5
+
+
+async def test_a_pipe_gets_one_table_after_the_other() -> None:
+    async with housing(FakeShard()) as house, listening(house.app) as port:
+        process = await asyncio.create_subprocess_exec(
+            *TOP, f"127.0.0.1:{port}", "--period", "0.1", "--count", "2", stdout=PIPE, stderr=PIPE
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 30)
+
+    assert (process.returncode, err) == (0, b"")
+    assert out.decode().count("tokens/s") == 2
+
+
+async def test_ctrl_c_ends_it() -> None:
+    async with housing(FakeShard()) as house, listening(house.app) as port:
+        process = await asyncio.create_subprocess_exec(
+            *TOP, f"127.0.0.1:{port}", "--period", "0.1", stdout=PIPE, stderr=PIPE
+        )
+        assert process.stdout is not None
+        await asyncio.wait_for(process.stdout.readline(), 30)
+        process.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(process.wait(), 30) == 130
+
+
+async def test_no_server_is_one_clear_line() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *TOP, "http://127.0.0.1:1", stdout=PIPE, stderr=PIPE
+    )
+    out, err = await asyncio.wait_for(process.communicate(), 30)
+
+    assert (process.returncode, out) == (1, b"")
+    assert err.startswith(b"error: http://127.0.0.1:1/metrics does not answer")
+    assert len(err.splitlines()) == 1
