@@ -303,6 +303,7 @@ def _app(config: RouterConfig, keys: KeyRing, services: Services) -> ASGIApp:
         allowed_origins=config.cors_allow_origin,
         aliases=_aliases(config),
         resume_grace_s=config.resume_grace,
+        strict_fields=config.strict_fields,
         socket_limits=SocketLimits(
             max_message_len=config.socket_message_limit,
             max_streams=config.max_socket_streams,

@@ -160,6 +160,13 @@ class RouterConfig(FrontConfig):
         group=Group.REQUEST,
     )
 
+    strict_fields: bool = setting(
+        False,
+        "refuse unknown fields in bodies of TGI's and OpenAI's routes, which otherwise are ignored "
+        "and named in the header x-ignored-fields",
+        group=Group.REQUEST,
+        kind=Kind.SWITCH,
+    )
     resume_grace: float = setting(
         60.0,
         "seconds that a stream goes on without its client, and is kept after its end, where the "

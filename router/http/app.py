@@ -88,18 +88,19 @@ def create_app(
     aliases: Mapping[str, str] = NO_ALIASES,
     socket_limits: SocketLimits | None = None,
     resume_grace_s: float = 60.0,
+    strict_fields: bool = False,
 ) -> ASGIApp:
     """The application for an ASGI server. `max_body_len` is in bytes; `api_keys` None: none needed.
 
     `aliases` map further paths to those of routes; a stream that may be resumed waits
-    `resume_grace_s` for its client.
+    `resume_grace_s` for its client. With `strict_fields` unknown fields of bodies are refused.
     """
     reader = BodyReader(max_body_len, body_timeout_s, services.metrics.connections_cut)
     limits = services.info.limits
     num_prompt_ids = limits.max_client_batch_size * limits.max_total_len
     parser = ParserThread(JsonBounds.of_model(limits.vocab_size, num_prompt_ids))
     parser.start()
-    bodies = SchemaReader(reader, parser)
+    bodies = SchemaReader(reader, parser, strict_fields=strict_fields)
     sockets = services.sockets.app(_lmtp(services, parser, socket_limits or SocketLimits()))
     app: ASGIApp = Resumption(
         routing(services, bodies), reader, resume_grace_s, services.metrics.stream_resumes

@@ -100,14 +100,14 @@ def read_role(message: Mapping[str, Any], place: str, roles: tuple[str, ...]) ->
 class Setting:
     """A variable of the chat template.
 
-    `name` is the template's word, `field` the client's; a value of None is absent. `neutral` is the
-    value that a template without the variable satisfies.
+    `name` is the template's word, `field` the client's; a value of None is absent. A template
+    without the variable ignores what `is_hint`; the answer's header names it.
     """
 
     name: str
     field: str
     value: Any
-    neutral: str | None = None
+    is_hint: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,14 +215,17 @@ class AnswerService:
         """The model's name in the answer. Raises HttpError (404) for another model."""
         return served_name(self.info, requested)
 
-    async def render(self, prompt: Callable[[], ChatPrompt]) -> str:
-        """The prompt as text.
+    async def render(self, record: RequestRecord, prompt: Callable[[], ChatPrompt]) -> str:
+        """The prompt of a request as text.
 
         Raises TemplateFailed, and Unsupported for a setting that the template does not read.
         """
-        return await self._template.in_worker(lambda: self._render(prompt()))
+        text, ignored = await self._template.in_worker(lambda: self._render(prompt()))
+        record.ignore(ignored)
+        return text
 
-    def _render(self, prompt: ChatPrompt) -> str:
+    def _render(self, prompt: ChatPrompt) -> tuple[str, list[str]]:
+        """The text, and the fields that have no effect on it."""
         template, name = self._template, prompt.template
         if name is not None and name not in template.names:
             raise wrong(
@@ -232,12 +235,13 @@ class AnswerService:
                 "are not run",
                 name,
             )
-        variables = {**prompt.variables, **self._read_settings(prompt)}
+        settings, ignored = self._read_settings(prompt)
+        variables = {**prompt.variables, **settings}
         messages = prompt.messages
         if prompt.may_call and not template.reads("tools", name=name, with_tools=True):
             syntax = template.call_syntax(name)
             messages = add_tools(messages, prompt.tools, syntax, prompt.tool_prompt)
-        return template.render(
+        text = template.render(
             messages,
             tools=prompt.tools or None,
             add_generation_prompt=prompt.add_generation_prompt and not prompt.continues,
@@ -245,22 +249,29 @@ class AnswerService:
             name=name,
             variables=variables,
         )
+        return text, ignored
 
-    def _read_settings(self, prompt: ChatPrompt) -> dict[str, Any]:
-        """The settings that the template reads. Raises Unsupported for others."""
+    def _read_settings(self, prompt: ChatPrompt) -> tuple[dict[str, Any], list[str]]:
+        """The settings that the template reads, and the hints that it does not.
+
+        Raises Unsupported for others.
+        """
         variables: dict[str, Any] = {}
+        ignored: list[str] = []
         name, with_tools = prompt.template, bool(prompt.tools)
         for setting in prompt.settings:
             if setting.value is None:
                 continue
             if self._template.reads(setting.name, name=name, with_tools=with_tools):
                 variables[setting.name] = setting.value
-            elif setting.value != setting.neutral:
+            elif setting.is_hint:
+                ignored.append(setting.field)
+            else:
                 raise Unsupported(
                     f"`{setting.field}` is nothing that this model's chat template reads",
                     setting.field,
                 )
-        return variables
+        return variables, ignored
 
     async def check(
         self,

@@ -7,10 +7,12 @@ It checks types alone; further rules are in `router/request/validation.py`. Wron
 floats of are read exactly here, so that a field's own rule can refuse them.
 """
 
+import difflib
 import json
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, ValidationError
@@ -42,6 +44,10 @@ class Schema(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", protected_namespaces=())
 
+    # Whether unknown fields are named in the answer; and names that are known besides the fields'.
+    names_unknown: ClassVar[bool] = False
+    known_fields: ClassVar[frozenset[str]] = frozenset()
+
 
 class AnswerModel(BaseModel):
     """An answer, or a part of one, in the document: nothing beyond these fields.
@@ -68,13 +74,61 @@ def object_schema(required: Mapping[str, Any], **optional: Any) -> dict[str, Any
 
 S = TypeVar("S", bound=Schema)
 
+# As many are named; a body may have any number.
+_MAX_NAMED = 16
+
+
+def unknown_fields(value: Mapping[str, Any], schema: type[Schema], prefix: str = "") -> list[str]:
+    """The names of fields that `schema` does not have, its parts' with their places; the first."""
+    if not schema.names_unknown:
+        return []
+    parts, found = _parts_of(schema), []
+    for name, inner in value.items():
+        if name not in parts:
+            found.append(cut(prefix + name))
+        elif isinstance(inner, dict) and (part := parts[name]) is not None:
+            found += unknown_fields(inner, part, f"{prefix}{name}.")
+        if len(found) >= _MAX_NAMED:
+            break
+    return found[:_MAX_NAMED]
+
+
+def nearest_field(name: str, schema: type[Schema]) -> str | None:
+    """What may have been meant by a field's name."""
+    *place, last = name.split(".")
+    for step in place:
+        inner = _parts_of(schema).get(step)
+        if inner is None:
+            return None
+        schema = inner
+    near = difflib.get_close_matches(last, _parts_of(schema), 1)
+    return ".".join((*place, near[0])) if near else None
+
+
+@cache
+def _parts_of(schema: type[Schema]) -> Mapping[str, type[Schema] | None]:
+    """A schema's fields as clients spell them, each with the schema of its value, if it has one."""
+    parts: dict[str, type[Schema] | None] = dict.fromkeys(schema.known_fields)
+    for name, field in schema.model_fields.items():
+        kinds = (field.annotation, *get_args(field.annotation))
+        inner = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Schema))
+        parts[field.alias or name] = next(inner, None)
+    return MappingProxyType(parts)
+
 
 def parse(body: bytes, schema: type[S], bounds: JsonBounds = DEFAULT_BOUNDS) -> S:
     """The body as `schema`. Raises HttpError (400, with the place), InvalidRequest."""
+    return parse_and_name_unknown(body, schema, bounds)[0]
+
+
+def parse_and_name_unknown(
+    body: bytes, schema: type[S], bounds: JsonBounds = DEFAULT_BOUNDS
+) -> tuple[S, list[str]]:
+    """As `parse`, with the names of `unknown_fields`."""
     value = parse_json(body, bounds)
     if not isinstance(value, dict):
         raise InvalidRequest(f"the body must be a JSON object. Given: {quoted(value)}")
-    return parse_part(body, value, (), schema)
+    return parse_part(body, value, (), schema), unknown_fields(value, schema)
 
 
 def parse_part(body: bytes, value: object, place: Place, schema: type[S]) -> S:

@@ -5,19 +5,27 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from router.http.schema import Schema, parse
+from router.http.schema import Schema, nearest_field, parse_and_name_unknown
+from router.http.server.access import AccessRecord
 from router.http.server.body import BodyReader
 from router.http.server.parser_thread import ParserThread
+from router.request.errors import InvalidRequest
 
 S = TypeVar("S", bound=Schema)
 
 
 class SchemaReader:
-    """Reads bodies of requests."""
+    """Reads bodies of requests.
 
-    def __init__(self, bodies: BodyReader, parser: ParserThread) -> None:
+    Fields that a route does not know are named in the answer, or with `strict_fields` refused.
+    """
+
+    def __init__(
+        self, bodies: BodyReader, parser: ParserThread, *, strict_fields: bool = False
+    ) -> None:
         self._bodies = bodies
         self._parser = parser
+        self._strict_fields = strict_fields
 
     async def read(
         self, request: Request, schema: type[S], check: Callable[[S], object] | None = None
@@ -32,10 +40,17 @@ class SchemaReader:
         """As `read`, and the body itself."""
         body = await self._bodies.read(request)
 
-        def parsed() -> S:
-            value = parse(body, schema, self._parser.bounds)
+        def parsed() -> tuple[S, list[str]]:
+            value, unknown = parse_and_name_unknown(body, schema, self._parser.bounds)
+            if unknown and self._strict_fields:
+                near = nearest_field(unknown[0], schema)
+                hint = f"; did you mean `{near}`?" if near else ""
+                rule = f"`{unknown[0]}` is not a parameter of this route{hint}"
+                raise InvalidRequest(rule, unknown[0])
             if check is not None:
                 check(value)
-            return value
+            return value, unknown
 
-        return await self._parser.run(len(body), parsed), body
+        value, unknown = await self._parser.run(len(body), parsed)
+        AccessRecord.of(request).ignore(unknown)
+        return value, body

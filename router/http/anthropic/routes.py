@@ -53,7 +53,8 @@ class MessageRoutes:
         record = service.validator.begin(request)
         body = await service.read(request, MessagesBody, self._admit)
         model = service.model_name(body.model)
-        raw, prompt = body.to_raw(service.limits), await service.render(lambda: body.chat_prompt)
+        raw = body.to_raw(service.limits)
+        prompt = await service.render(record, lambda: body.chat_prompt)
         checked, calls = await service.check(record, prompt, raw, body.allowed_tools)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
@@ -70,9 +71,10 @@ class MessageRoutes:
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the same conversation would have as a prompt."""
         body = await self._service.read(request, CountBody, self._admit)
-        prompt = await self._service.render(lambda: body.chat_prompt)
+        record = RequestRecord.of(request)
+        prompt = await self._service.render(record, lambda: body.chat_prompt)
         num_tokens = await self._service.count(prompt, "messages")
-        return json_response({"input_tokens": num_tokens}, _headers(RequestRecord.of(request)))
+        return json_response({"input_tokens": num_tokens}, _headers(record))
 
     def _admit(self, body: CountBody) -> None:
         """Raises HttpError for another model, InvalidRequest for what cannot be served."""

@@ -251,7 +251,7 @@ class CountBody(StrictSchema):
         effort = None if self.output_config is None else self.output_config.effort
         return ChatPrompt(
             messages=[turn.for_template() for turn in turns],
-            settings=(Setting("reasoning_effort", "output_config.effort", effort),),
+            settings=(Setting("reasoning_effort", "output_config.effort", effort, is_hint=True),),
             tools=[tool.for_template() for tool in self.tools or ()],
             may_call=self.allowed_tools is not None,
             continues=last.role == "assistant" and not last.calls,

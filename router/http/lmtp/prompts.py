@@ -90,13 +90,15 @@ class Prompts:
         )
 
     def _first_ids(self, field: str) -> tuple[int, ...]:
-        """What stands for an empty prompt: the model's first token of a sequence, if it has one."""
-        if not self._bos_ids:
+        """What stands for an empty prompt: the model's first token of a sequence, or where it has
+        none the one that ends them, behind which the next text of its training began."""
+        first_ids = self._bos_ids or self._limits.eos_token_ids[:1]
+        if not first_ids:
             raise InvalidRequest(
                 f"`{field}` must not be empty: this model has no token that begins a sequence",
                 field,
             )
-        return self._bos_ids
+        return tuple(first_ids)
 
 
 def _field_of(body: PromptFields) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from router.engine.beam_search.types import EarlyStopping
 from router.http.fields import Grammar, LogitBias
@@ -29,11 +29,18 @@ class ChatTurn(Schema):
     content: str
 
 
+def _without_start(value: Any) -> Any:
+    """lmql's prompt where nothing comes before a hole and its tokenizer has no first token."""
+    return [] if value == [None] else value
+
+
 class PromptFields(Schema):
     """A prompt: one of token ids, text and the turns of a chat."""
 
     model: str | None = None
-    prompt: list[int] | None = Field(default=None, fail_fast=True)
+    prompt: Annotated[list[int], Field(fail_fast=True), BeforeValidator(_without_start)] | None = (
+        None
+    )
     text: str | None = None
     messages: Annotated[list[ChatTurn], Field(min_length=1, fail_fast=True)] | None = None
 

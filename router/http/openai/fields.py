@@ -45,6 +45,8 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
 class StreamOptions(Schema):
     """`stream_options`. Chunks are not padded, whatever `include_obfuscation` says."""
 
+    names_unknown = True
+
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -54,6 +56,8 @@ class OpenAiBody(SamplingFields, Formats):
     """What both routes read: OpenAI's fields, those without effect on the answer, vLLM's."""
 
     model_config = ConfigDict(extra="allow")
+    names_unknown = True
+    known_fields = frozenset(_REFUSED)
 
     model: str | None = None
     max_tokens: int | None = None

@@ -196,7 +196,7 @@ class ChatRoutes(OpenAiRoutes):
         self, record: RequestRecord, body: ChatBody
     ) -> tuple[GenerateRequest, CallFormat | None]:
         """The request for one answer, and how it calls; None: it is text. Raises InvalidRequest."""
-        raw, prompt = body.to_raw(self.service.limits), await self.render(body)
+        raw, prompt = body.to_raw(self.service.limits), await self.render(record, body)
         return await self.service.check(
             record,
             prompt,
@@ -206,9 +206,9 @@ class ChatRoutes(OpenAiRoutes):
             add_special_tokens=bool(body.add_special_tokens),
         )
 
-    async def render(self, body: ChatBody) -> str:
+    async def render(self, record: RequestRecord, body: ChatBody) -> str:
         """The prompt. Raises TemplateFailed, and Unsupported for what the template ignores."""
-        return await self.service.render(lambda: body.chat_prompt)
+        return await self.service.render(record, lambda: body.chat_prompt)
 
 
 def _choice(

@@ -78,8 +78,10 @@ class ChatBody(OpenAiBody):
         return ChatPrompt(
             messages=[message.for_template() for message in self.messages],
             settings=(
-                Setting("reasoning_effort", "reasoning_effort", self.reasoning_effort, "none"),
-                Setting("verbosity", "verbosity", self.verbosity, "medium"),
+                Setting(
+                    "reasoning_effort", "reasoning_effort", self.reasoning_effort, is_hint=True
+                ),
+                Setting("verbosity", "verbosity", self.verbosity, is_hint=True),
                 Setting("documents", "documents", self.documents),
             ),
             variables=self.chat_template_kwargs or {},

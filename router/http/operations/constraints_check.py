@@ -26,6 +26,9 @@ _FAILURES = {429: "Too many constraints wait to be compiled"}
 class ConstraintCheckBody(Schema):
     """A grammar as /generate takes it, and texts to judge: `text`, `texts`, or none."""
 
+    names_unknown = True
+    known_fields = frozenset({"model"})
+
     grammar: Grammar
     text: str | None = None
     texts: list[str] | None = Field(default=None, max_length=_MAX_TEXTS)

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from router.http.conversation import AnswerFrames, AnswerService, Turn
 from router.http.event_log import EventsGone, Reader
 from router.http.logprobs import ChatLogprobs, TokenNames
+from router.http.request_validator import RequestRecord
 from router.http.responses.background import (
     MAX_ENDED,
     BackgroundResponse,
@@ -208,7 +209,7 @@ class ResponseRoutes:
         self, request: Request, body: CountInputBody, given: Sequence[Item], num_new_tokens: int
     ) -> str:
         """The instructions, what was said before, and what is said now, as a prompt."""
-        service = self._service
+        service, record = self._service, RequestRecord.of(request)
         history = self._history(request, body.previous_response_id)
         check_outputs(history, given)
         turns: Sequence[Turn] = turns_of([*history, *given])
@@ -216,15 +217,14 @@ class ResponseRoutes:
             turns = [Turn("system", body.instructions), *turns]
 
         async def count(turns: Sequence[Turn]) -> int:
-            return await service.count(
-                await service.render(lambda: body.chat_prompt(turns)), "input"
-            )
+            prompt = await service.render(record, lambda: body.chat_prompt(turns))
+            return await service.count(prompt, "input")
 
         if body.truncation == "auto":
             limits = service.limits
             max_len = min(limits.max_input_len, limits.max_total_len - num_new_tokens)
             turns = await fit(turns, max_len, count)
-        return await service.render(lambda: body.chat_prompt(turns))
+        return await service.render(record, lambda: body.chat_prompt(turns))
 
     def _given(self, request: Request, body: CountInputBody) -> tuple[Item, ...]:
         """The input, its references followed. Raises HttpError for one to what is not known."""

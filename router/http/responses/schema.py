@@ -185,8 +185,8 @@ class CountInputBody(StrictSchema):
         return ChatPrompt(
             messages=[turn.for_template() for turn in turns],
             settings=(
-                Setting("reasoning_effort", "reasoning.effort", self.effort, "none"),
-                Setting("verbosity", "text.verbosity", self.verbosity, "medium"),
+                Setting("reasoning_effort", "reasoning.effort", self.effort, is_hint=True),
+                Setting("verbosity", "text.verbosity", self.verbosity, is_hint=True),
             ),
             tools=shown_functions([tool.function for tool in self.tools or ()]),
             may_call=self.allowed_tools is not None,

@@ -11,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from starlette.middleware.cors import CORSMiddleware
@@ -49,6 +49,7 @@ _EXPOSED = (
     "x-time-per-token",
     "x-prompt-tokens",
     "x-generated-tokens",
+    "x-ignored-fields",
 )
 
 
@@ -64,7 +65,7 @@ class AccessRecord:
     `started_s` is of time.monotonic, which is finer than uvloop's clock. `error_type` is the
     client's name for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
     why the server hung up; it comes before what the routes take for the client's leaving.
-    `key` is the client's.
+    `key` is the client's. `ignored_fields` of its body had no effect; the answer names them.
     """
 
     request_id: str
@@ -74,6 +75,7 @@ class AccessRecord:
     error_type: str | None = None
     cut_by: str | None = None
     key: ApiKey = NO_KEY
+    ignored_fields: list[str] = field(default_factory=list)
 
     @classmethod
     def within(cls, scope: Scope) -> Self | None:
@@ -93,6 +95,10 @@ class AccessRecord:
         """Ties the record to an ASGI scope."""
         scope[_SCOPE_KEY] = self
 
+    def ignore(self, names: Iterable[str]) -> None:
+        """Fields of the body that have no effect."""
+        self.ignored_fields += [name for name in names if name not in self.ignored_fields]
+
     @property
     def is_routine(self) -> bool:
         """Whether its line is for debugging alone."""
@@ -109,6 +115,8 @@ class AccessRecord:
         fields["request_id"] = self.request_id
         if self.error_type is not None:
             fields["error_type"] = self.error_type
+        if self.ignored_fields:
+            fields["ignored_fields"] = _in_ascii(self.ignored_fields)
         return fields
 
     def end(self, method: str, path: str) -> None:
@@ -260,8 +268,15 @@ async def _answer(
 
 
 def _with_id(message: Message, record: AccessRecord) -> Message:
-    id_header = (b"x-request-id", record.request_id.encode())
-    return {**message, "headers": [*message.get("headers", ()), id_header]}
+    headers = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
+    if record.ignored_fields:
+        headers.append((b"x-ignored-fields", _in_ascii(record.ignored_fields).encode()))
+    return {**message, "headers": headers}
+
+
+def _in_ascii(names: Iterable[str]) -> str:
+    """Names of a client's choice, for a header and a log: commas stand between them alone."""
+    return ",".join(re.sub(r"[^!-~]|,", "?", name) for name in names)
 
 
 def _is_stream(headers: Iterable[tuple[bytes, bytes]]) -> bool:

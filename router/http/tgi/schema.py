@@ -18,6 +18,8 @@ FinishReason = Literal["length", "eos_token", "stop_sequence", "deadline"]
 class Parameters(SamplingFields):
     """`parameters` of a request, with the names, types and defaults of TGI; and ours."""
 
+    names_unknown = True
+
     best_of: int | None = bounded(minimum=1)
     temperature: float | None = bounded(exclusiveMinimum=0)
     top_k: int | None = bounded(minimum=1)
@@ -56,6 +58,10 @@ class GenerateBody(Schema):
 
     Without `parameters` a request is sampled; with them, only if one of them asks for it.
     """
+
+    names_unknown = True
+    # The hub's and some clients'; `stream` belongs to POST /.
+    known_fields = frozenset({"model", "stream"})
 
     inputs: str = Field(json_schema_extra={"minLength": 1})
     parameters: Parameters | None = None

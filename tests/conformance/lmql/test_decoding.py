@@ -90,3 +90,9 @@ async def test_beams_find_what_is_at_least_as_probable_as_greedy(
     assert sum(log_probabilities(served, STORY, best)) >= (
         sum(log_probabilities(served, STORY, greedy)) - 1e-3
     )
+
+
+async def test_a_query_may_begin_with_a_hole(model: lmql.LLM) -> None:
+    """Its prompt is `[null]` then: the bundled model has no token that begins texts."""
+    made = await run('argmax "[TEXT]" where len(TOKENS(TEXT)) < 8', model)
+    assert made.variables["TEXT"]

@@ -62,7 +62,6 @@ from tests.router.rig import asking, settled
             "`messages[0].content[0]`",
         ),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking`"),
-        ({"output_config": {"effort": "high"}}, "`output_config.effort`"),
         ({"output_config": {"effort": "vast"}}, "`output_config.effort`"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "`output_config.format.schema`"),
         ({"speed": "fast"}, "`speed`"),

@@ -67,8 +67,6 @@ async def test_what_is_not_served_is_a_422_that_names_the_field(
     [
         ({"tools": [{"type": "custom", "custom": {"name": "a"}}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": {"type": "custom", "custom": {}}}, "tool_choice"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
-        ({"verbosity": "low"}, "verbosity"),
         ({"documents": [{"title": "a", "text": "b"}]}, "documents"),
     ],
 )
