@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers figures structures proto proto-check \
-        web web-check conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit gpu-check demo-model clean
+        web web-check conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit dist gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -86,7 +86,7 @@ web-check: web/node_modules/.package-lock.json  ## Test the page's code; is what
 	@diff -r build/web router/http/server/bundle || { echo "The shipped page is stale; run: make web"; exit 1; }
 
 # Clients of others, each kind in an environment of its own (docs/conformance.md).
-CONFORMANCE := clients tgi_client lmql evals browser
+CONFORMANCE := clients tgi_client lmql evals browser deploy
 CONFORMANCE_VENVS := .venv-conformance
 CONFORMANCE_STAMPS := $(CONFORMANCE:%=$(CONFORMANCE_VENVS)/%/.installed)
 
@@ -168,7 +168,7 @@ LOCK_VENV := .venv-lock
 
 $(LOCK_VENV)/.installed: | $(BIN)/python
 	@$(BIN)/python -m venv --clear $(LOCK_VENV)
-	@$(LOCK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv cyclonedx-bom pip-audit
+	@$(LOCK_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv cyclonedx-bom pip-audit build
 	@touch $@
 
 lock: $(LOCK_VENV)/.installed  ## Write requirements.lock anew, with the newest versions that fit.
@@ -181,6 +181,11 @@ sbom: $(LOCK_VENV)/.installed  ## Write a bill of materials of requirements.lock
 
 audit: $(LOCK_VENV)/.installed  ## Ask whether a package of requirements.lock has a known weakness.
 	@$(LOCK_VENV)/bin/pip-audit --requirement requirements.lock --disable-pip --require-hashes --strict
+
+dist: $(LOCK_VENV)/.installed  ## Build the wheel and the source distribution into dist/.
+	@rm -rf dist
+	@$(LOCK_VENV)/bin/python -m build --outdir dist . > $(LOCK_VENV)/build.log 2>&1 || { cat $(LOCK_VENV)/build.log; exit 1; }
+	@ls dist
 
 faults-short: install  ## One trial of each, in two minutes.
 	@$(BIN)/python -m bench.faults --faults shard,rank,hang,router --trials 1
