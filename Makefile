@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers figures structures proto proto-check \
-        web web-check conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit dist gpu-check demo-model clean
+        web web-check conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit dist docs gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -181,6 +181,17 @@ sbom: $(LOCK_VENV)/.installed  ## Write a bill of materials of requirements.lock
 
 audit: $(LOCK_VENV)/.installed  ## Ask whether a package of requirements.lock has a known weakness.
 	@$(LOCK_VENV)/bin/pip-audit --requirement requirements.lock --disable-pip --require-hashes --strict
+
+# The documentation as a site.
+DOCS_VENV := .venv-docs
+
+$(DOCS_VENV)/.installed: | $(BIN)/python
+	@$(BIN)/python -m venv --clear $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'mkdocs-material>=9.6,<10'
+	@touch $@
+
+docs: $(DOCS_VENV)/.installed  ## Build the documentation into build/docs; a broken link is an error.
+	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
 
 dist: $(LOCK_VENV)/.installed  ## Build the wheel and the source distribution into dist/.
 	@rm -rf dist
