@@ -16,6 +16,7 @@ from referencing.exceptions import Unresolvable
 from constraints.errors import ConstraintError
 from constraints.grammars.exact_numbers import exact, loads
 from constraints.grammars.pattern_keywords import with_patterns
+from constraints.grammars.schema.nullable import spelt_out
 from constraints.grammars.schema.reading import Json, below
 
 MAX_VIOLATIONS = 20
@@ -48,7 +49,7 @@ def violations(schema_text: str, text: str) -> tuple[Violation, ...]:
 
     What cannot be validated, such as a reference to another document, is reported as a violation.
     """
-    schema = loads(schema_text)
+    schema = spelt_out(loads(schema_text))
     try:
         instance = loads(text)
     except (ValueError, RecursionError) as error:

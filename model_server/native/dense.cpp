@@ -121,13 +121,13 @@ class Forward {
   void embed() {
     const auto scale = static_cast<float>(m_.embed_scale);
     worker_.each(s_.num_tokens, late_, [&](int64_t t) {
-      float *to = x_ + t * e_.x_stride;
+      float *to = x_ + t * e_.x_stride, *line = own_.rows.lines.get();
       const int64_t id = s_.token_ids[t];
       if (m_.embedding == nullptr)
-        take_column(m_.head, id, to);
+        take_column(m_.head, id, line);
       else
-        take_row(m_.element, m_.embedding, id, m_.hidden, to);
-      for (int64_t i = 0; i < m_.hidden; ++i) to[i] *= scale;
+        take_row(m_.element, m_.embedding, id, m_.hidden, line);
+      for (int64_t i = 0; i < m_.hidden; ++i) to[i] = line[i] * scale;
     });
   }
 

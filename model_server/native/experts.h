@@ -43,7 +43,8 @@ struct ExpertRows {
 };
 
 // A token's experts, by their scores, the lower number first where scores are equal. The scores are
-// a softmax over all of them; normed: over the chosen ones.
+// a softmax over all of them; normed: over the chosen ones. Each is stored once, finished: another
+// thread that routes the same token again may be reading already.
 inline void route(const Experts &experts, const float *logits, int32_t *chosen, float *weights) {
   const int64_t n = experts.num_experts, top_k = experts.top_k;
   for (int64_t k = 0; k < top_k; ++k) {
@@ -56,12 +57,11 @@ inline void route(const Experts &experts, const float *logits, int32_t *chosen, 
   }
   const float largest = logits[chosen[0]];
   float sum = 0;
-  for (int64_t k = 0; k < top_k; ++k) sum += weights[k] = std::exp(logits[chosen[k]] - largest);
-  if (!experts.is_normed) {
-    sum = 0;
+  if (experts.is_normed)
+    for (int64_t k = 0; k < top_k; ++k) sum += std::exp(logits[chosen[k]] - largest);
+  else
     for (int64_t e = 0; e < n; ++e) sum += std::exp(logits[e] - largest);
-  }
-  for (int64_t k = 0; k < top_k; ++k) weights[k] /= sum;
+  for (int64_t k = 0; k < top_k; ++k) weights[k] = std::exp(logits[chosen[k]] - largest) / sum;
 }
 
 // Sums a token's experts in the order of their slots, and adds the shared one.

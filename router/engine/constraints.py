@@ -29,7 +29,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, JudgeResult, VerifyResult
-from constraints.spec import ConstraintSpec, StopRule
+from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.trivial_schemas import obvious_len
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
@@ -57,6 +57,7 @@ _NUM_CHANCES, _REST_S = 2, 60.0
 _QUICK_S = 0.01
 # After the pool's whole patience, what is left for the shard to compile it as well.
 _PREPARE_S = 0.2
+_LENIENT = "; with `lenient` it is left to a check of the finished text"
 _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
     {
         Malformed: "malformed",
@@ -138,7 +139,7 @@ class ConstraintCheck:
             max_len = min(error.max_len, max_new_tokens)
             raise self._refused(DoesNotFit(error.needed_len, max_len)) from None
         except ConstraintError as error:
-            raise self._refused(error) from None
+            raise self._refused(error, constraint.spec) from None
         finally:
             self._metrics.constraint_checks.inc("cache" if is_known else "worker")
             if not is_known:
@@ -178,7 +179,7 @@ class ConstraintCheck:
         except ConstraintError as error:
             # A copy: the traceback of this one holds the constraint's text.
             self._memory.keep(own_key, error_from_json(error_to_json(error)))
-            raise self._refused(error) from None
+            raise self._refused(error, spec) from None
         finally:
             self._charge(client, begun_s)
         assert isinstance(judged, JudgeResult)
@@ -281,8 +282,15 @@ class ConstraintCheck:
         finally:
             self._metrics.constraint_workers_ended.set_total(pool.num_ended)
 
-    def _refused(self, error: ConstraintError) -> ConstraintRefused:
-        """The library's error in the router's words, with its numbers and places."""
+    def _refused(
+        self, error: ConstraintError, spec: ConstraintSpec | None = None
+    ) -> ConstraintRefused:
+        """The library's error in the router's words, with its numbers and places.
+
+        Of a schema that could be taken leniently it says so.
+        """
+        is_strict = spec is not None and spec.kind is Kind.JSON_SCHEMA and not spec.lenient
+        may_relax = is_strict and isinstance(error, NotEnforced)
         details = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(error).items()
@@ -291,7 +299,7 @@ class ConstraintCheck:
         # An engine that broke while it looked for the shortest text counts as too complex.
         reason = _REASONS.get(type(error), "too_complex")
         self._metrics.constraint_refusals.inc(reason)
-        return ConstraintRefused(str(error), reason, details)
+        return ConstraintRefused(f"{error}{_LENIENT if may_relax else ''}", reason, details)
 
 
 def _key(job: Check) -> _Key:

@@ -7,10 +7,12 @@ from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.unproductive_definitions import parts
 from constraints.spec import Whitespace
 
-# A longer run of whitespace means that the model is stuck in a loop.
-_MAX_BLANKS = 20
+# The deepest indentation; more of it means that the model is stuck in a loop, as blank lines do.
+_MAX_INDENT = 400
 _SPELLINGS: dict[Whitespace, dict[str, Json]] = {
-    Whitespace.FLEXIBLE: {"whitespace_pattern": rf"[\x20\x0A\x0D\x09]{{1,{_MAX_BLANKS}}}"},
+    Whitespace.FLEXIBLE: {
+        "whitespace_pattern": rf"(?:[\x20\x09]|\x0D?\x0A[\x20\x09]{{0,{_MAX_INDENT}}})"
+    },
     Whitespace.COMPACT: {"whitespace_flexible": False},
     Whitespace.SPACED: {
         "whitespace_flexible": False,

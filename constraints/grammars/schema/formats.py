@@ -1,7 +1,7 @@
 """Values of `format`: our own patterns, formats of the engine, and annotations.
 
 Formats are asserted, although newer drafts allow them to be annotations: whoever writes
-{"format": "date"} wants a date. Unknown formats are refused.
+{"format": "date"} wants a date. Unknown formats are annotations, and reported as not enforced.
 """
 
 # Enforced by the engine.
@@ -59,12 +59,26 @@ _ROOTED = rf"//{_USER}{_HOST}(?::[0-9]*)?(?:/{_PCHAR}*)*|/(?:{_PCHAR}+(?:/{_PCHA
 _RELATIVE = rf"(?:{_ROOTED}|{_SEGMENT_NZ_NC}(?:/{_PCHAR}*)*)?{_REST}"
 _ABSOLUTE = rf"[a-zA-Z][a-zA-Z0-9+.-]*:(?:{_ROOTED}|{_PCHAR}+(?:/{_PCHAR}*)*)?{_REST}"
 
+_BASE64 = r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
+_HEX = "[0-9a-fA-F]"
+
+
+def _uuid(version: int) -> str:
+    """RFC 9562."""
+    return rf"{_HEX}{{8}}-{_HEX}{{4}}-{version}{_HEX}{{3}}-[89abAB]{_HEX}{{3}}-{_HEX}{{12}}"
+
+
 # In the engine's syntax, for the whole text.
 PATTERNS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": rf"{_DATE}[tT]{_TIME}",
-    "byte": r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?",
+    "byte": _BASE64,
+    # pydantic's and zod's names.
+    "base64": _BASE64,
+    "base64url": r"(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-]{2}(?:==)?|[A-Za-z0-9_-]{3}=?)?",
+    "e164": r"\+[1-9][0-9]{6,14}",
+    **{f"uuid{version}": _uuid(version) for version in range(1, 9)},
     "ipv6": _IPV6,
     "json-pointer": _STEPS,
     "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:#|{_STEPS})",

@@ -112,7 +112,7 @@ SHAPES: dict[str, tuple[Callable[[Json], bool], str]] = {
     **dict.fromkeys(("minimum", "maximum"), _NUMBER),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _BOUND),
     "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
-    "uniqueItems": _BOOL,
+    **dict.fromkeys(("uniqueItems", "nullable"), _BOOL),
     "required": _STRINGS,
     **dict.fromkeys(("pattern", "format", "$ref", "$id", "$anchor", "$schema"), _STRING),
     "dependentRequired": _STRINGS_MAP,
@@ -129,11 +129,14 @@ SHAPES: dict[str, tuple[Callable[[Json], bool], str]] = {
 # They assert nothing. `discriminator` belongs to OpenAPI and speeds up reading a oneOf.
 ANNOTATIONS = frozenset(
     (
-        "$anchor $comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary"
+        "$anchor $comment comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary"
         " contentEncoding contentMediaType contentSchema default definitions deprecated"
         " description discriminator example examples externalDocs id readOnly title writeOnly xml"
     ).split()
 )
+
+# How people mark keywords of their own.
+EXTENSIONS = ("x-", "X-", "_")
 
 # Assertions that masks do not enforce, with a replacement if there is one.
 REFUSED = {
@@ -142,7 +145,6 @@ REFUSED = {
     "maxContains": "how many items are of a kind is not enforced",
     "$dynamicRef": "dynamic references are not followed; write $ref",
     "$recursiveRef": "recursive references are not followed; write $ref",
-    "nullable": 'this is OpenAPI; write {"type": ["...", "null"]}',
     "divisibleBy": "this is of draft 3; write multipleOf",
     "disallow": "this is of draft 3; write not",
     "extends": "this is of draft 3; write allOf",
@@ -166,6 +168,6 @@ def intended_keyword(keyword: str) -> str | None:
 
 def is_annotation(keyword: str) -> bool:
     """Whether a keyword is an annotation, and no probable typo of an assertion."""
-    if keyword in ANNOTATIONS or keyword.startswith("x-"):
+    if keyword in ANNOTATIONS or keyword.startswith(EXTENSIONS):
         return True
     return keyword not in KNOWN and intended_keyword(keyword) is None

@@ -13,6 +13,9 @@ class SchemaRewriter(Protocol):
     def refuse(self, pointer: str, reason: str) -> None:
         """Raises NotEnforced; in a lenient schema, records it."""
 
+    def note(self, pointer: str) -> None:
+        """Records what asserts nothing that is known, and so is not enforced."""
+
     def schema(self, value: Json, pointer: str) -> Json:
         """The rewritten form of a raw schema; `pointer`: its place or origin."""
 

@@ -1,6 +1,6 @@
 """Resolves `$ref`: pointers, anchors and `$id`s of the same document only."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from urllib.parse import unquote, urldefrag, urljoin
 
 from constraints.errors import Malformed, NotEnforced, TooComplex
@@ -111,6 +111,17 @@ def _joined(base: str, reference: str, pointer: str) -> tuple[str, str]:
         message = f"{pointer}: {reference!r} is no address: {error}"
         raise Malformed(message, pointer=pointer) from None
     return address, fragment
+
+
+def with_subschemas(schema: dict[str, Json], change: Callable[[Json], Json]) -> dict[str, Json]:
+    """A schema whose direct subschemas are changed."""
+    changed = dict(schema)
+    for key, value in schema.items():
+        if key in _APPLICATORS:
+            changed[key] = list(map(change, value)) if isinstance(value, list) else change(value)
+        elif (key in _MAPS or key in _PROPERTIES) and isinstance(value, dict):
+            changed[key] = {name: change(inner) for name, inner in value.items()}
+    return changed
 
 
 def subschemas(schema: dict[str, Json], pointer: str) -> Iterator[tuple[str, Json]]:

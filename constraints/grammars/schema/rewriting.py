@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.grammars.regex import translate_search
 from constraints.grammars.schema import containers, logic, scalars
-from constraints.grammars.schema.keywords import ANNOTATIONS, REFUSED, SHAPES, intended_keyword
+from constraints.grammars.schema.keywords import (
+    ANNOTATIONS,
+    EXTENSIONS,
+    REFUSED,
+    SHAPES,
+    intended_keyword,
+    is_annotation,
+)
 from constraints.grammars.schema.negation import NoNegation, negation
+from constraints.grammars.schema.nullable import NULL, bare, is_nullable
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json, at, below, shown
 from constraints.grammars.schema.references import References
+from constraints.grammars.schema.unique_values import listed
 
 # The most visits of subschemas.
 _MAX_SCHEMAS = 50_000
@@ -111,6 +120,11 @@ class _Rewriter:
             raise NotEnforced(f"{pointer or 'the schema'}: {reason}", pointer)
         self._not_enforced.append(pointer)
 
+    def note(self, pointer: str) -> None:
+        """Records what asserts nothing that is known, and so is not enforced."""
+        if not self._is_probing:
+            self._not_enforced.append(pointer)
+
     def schema(self, value: Json, pointer: str) -> Json:
         """The rewritten form of a schema; `pointer`: its place or origin."""
         self._num_schemas += 1
@@ -120,6 +134,11 @@ class _Rewriter:
             return value
         value = self._references.draft(pointer).read(value)
         self._check_keywords(value, pointer)
+        if is_nullable(value):
+            value, has_alternative = bare(value)
+            if has_alternative:
+                return {"anyOf": [self.schema(value, pointer), NULL]}
+        value = self._with_listed_arrays(value, pointer)
         out: dict[str, Json] = {}
         also: list[Json] = []
         for keyword in value:
@@ -128,6 +147,12 @@ class _Rewriter:
             out["allOf"] = [*out.get("allOf", ()), *also]
         self._origins[id(out)] = pointer
         return out
+
+    def _with_listed_arrays(self, value: dict[str, Json], pointer: str) -> dict[str, Json]:
+        def follow(reference: str) -> Json:
+            return self.raw(self.resolve(reference, pointer))
+
+        return listed(value, follow, is_annotation) or value
 
     def _check_keywords(self, value: dict[str, Json], pointer: str) -> None:
         for keyword, inner in value.items():
@@ -152,15 +177,18 @@ class _Rewriter:
         if keyword in _HANDLERS:
             _HANDLERS[keyword](Place(self, schema, pointer, out, also), value, place)
         elif keyword in REFUSED:
-            if keyword != "nullable" or value is not False:
-                self.refuse(place, f"{keyword}: {REFUSED[keyword]}")
-        elif keyword not in ANNOTATIONS and not keyword.startswith("x-"):
+            self.refuse(place, f"{keyword}: {REFUSED[keyword]}")
+        elif keyword.startswith(EXTENSIONS):
+            self.note(place)
+        elif keyword not in ANNOTATIONS and keyword != "nullable":
             self._unknown.add(keyword)
             if len(self._unknown) > _MAX_UNKNOWN:
                 raise TooComplex(f"more than {_MAX_UNKNOWN} keywords that JSON Schema has not")
             known = intended_keyword(keyword)
             if known is not None:
                 self.refuse(place, f"{keyword!r} is not a keyword; did you mean {known!r}?")
+            else:
+                self.note(place)
 
     def _is_pointless(self, keyword: str, value: Json, pointer: str) -> bool:
         """Whether a keyword of a later draft was refused; those that are held are noted."""

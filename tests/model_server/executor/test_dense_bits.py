@@ -1,6 +1,8 @@
 """A token's logits have the same bits whatever else is in its step, and however it got there."""
 
+import subprocess
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -93,6 +95,16 @@ def test_whichever_threads_are_late(family: str) -> None:
         for sequence in (held, *mates):
             pool.free += sequence.block_ids
     pool.executor.close()
+
+
+def test_a_token_may_be_routed_by_two_threads_at_once(tmp_path: Path) -> None:
+    source = Path(__file__).with_name("routed_twice.cpp")
+    headers = Path(__file__).parents[3] / "model_server" / "native"
+    argv = ["g++", "-std=c++17", "-O2", "-march=native", f"-I{headers}", str(source), "-pthread"]
+    subprocess.run([*argv, "-o", str(tmp_path / "routed")], check=True)
+    said = subprocess.run([tmp_path / "routed"], capture_output=True, text=True, check=True)
+
+    assert said.stdout == "0\n"
 
 
 @pytest.mark.parametrize("kind", KINDS)
