@@ -6,6 +6,7 @@
 Beside an `enum` null has to be listed, as OpenAPI 3.0.3 says.
 """
 
+from constraints.grammars.schema.keywords import is_annotation
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.references import with_subschemas
 
@@ -35,4 +36,9 @@ def spelt_out(document: Json) -> Json:
     if not is_nullable(schema):
         return schema
     inner, has_alternative = bare(schema)
-    return {"anyOf": [inner, NULL]} if has_alternative else inner
+    if not has_alternative:
+        return inner
+    # What references lead to stays where it is.
+    kept = {key: value for key, value in inner.items() if is_annotation(key)}
+    said = {key: value for key, value in inner.items() if key not in kept}
+    return {**kept, "anyOf": [said, NULL]}

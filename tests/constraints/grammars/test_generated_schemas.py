@@ -1,6 +1,7 @@
 """Schemas as zod, pydantic and FastAPI write them: taken, and what is made under them is right."""
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from constraints.errors import NotEnforced
+from constraints.errors import Contradiction, NotEnforced
 from constraints.grammars.schema.nullable import spelt_out
 from tests.constraints.generated_schemas.pydantic_models import schemas
-from tests.constraints.grammars.rig import of_schema, walk
+from tests.constraints.grammars.rig import accepts_value, of_schema, walk
 
 FOLDER = Path(__file__).parents[1] / "generated_schemas"
 SCHEMAS: dict[str, Any] = {
@@ -58,6 +59,52 @@ def test_what_cannot_be_enforced_is_refused_with_its_pointer(name: str, pointer:
         of_schema(SCHEMAS[name])
 
     assert raised.value.pointer == pointer
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string", "nullable": True, "maxLength": 1}, ["a", None], ["ab", 1]),
+        ({"type": "string", "nullable": False}, ["a"], [None]),
+        ({"type": ["integer", "null"], "nullable": True}, [1, None], ["a"]),
+        ({"type": "string", "enum": ["a"], "nullable": True}, ["a"], [None, "b"]),
+        ({"type": "string", "enum": ["a", None], "nullable": True}, ["a", None], ["b"]),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/n"}],
+                "nullable": True,
+                "$defs": {"n": {"type": "number"}},
+            },
+            *([1.5, None], ["a"]),
+        ),
+    ],
+)
+def test_nullable_adds_null(schema: Any, right: list[Any], wrong: list[Any]) -> None:
+    language = of_schema(schema)
+    judge = jsonschema.Draft202012Validator(spelt_out(schema))
+
+    for value in (*right, *wrong):
+        assert accepts_value(language, value) is judge.is_valid(value) is (value in right), value
+
+
+@pytest.mark.parametrize(
+    ("bounds", "num_arrays"),
+    [({}, 16), ({"minItems": 1}, 15), ({"maxItems": 1}, 4), ({"minItems": 4}, 0)],
+)
+def test_a_set_of_listed_values_has_each_once(bounds: dict[str, int], num_arrays: int) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b", "c"]}, **bounds}
+    arrays = [list(each) for size in range(5) for each in product(["a", "b", "c"], repeat=size)]
+    if num_arrays == 0:
+        with pytest.raises(Contradiction):
+            of_schema(schema)
+        return
+    language = of_schema(schema)
+
+    accepted = [each for each in arrays if accepts_value(language, each)]
+    assert accepted == [
+        each for each in arrays if jsonschema.Draft202012Validator(schema).is_valid(each)
+    ]
+    assert len(accepted) == num_arrays
 
 
 def test_unknown_formats_and_keywords_are_named_and_enforce_nothing() -> None:
