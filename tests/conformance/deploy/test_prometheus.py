@@ -123,7 +123,8 @@ def test_each_alert_is_evaluated_and_none_fires_for_a_healthy_server(prometheus:
     assert len(group["rules"]) == 16
     for rule in group["rules"]:
         assert rule["health"] == "ok", rule
-        assert rule["state"] == "inactive", rule["name"]
+        # That steps wait for the router may be pending: the bundled model has a few megabytes.
+        assert rule["state"] != "firing", rule["name"]
 
 
 def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
