@@ -195,7 +195,7 @@ docs: $(DOCS_VENV)/.installed  ## Build the documentation into build/docs; a bro
 
 dist: $(LOCK_VENV)/.installed  ## Build the wheel and the source distribution into dist/.
 	@rm -rf dist
-	@$(LOCK_VENV)/bin/python -m build --outdir dist . > $(LOCK_VENV)/build.log 2>&1 || { cat $(LOCK_VENV)/build.log; exit 1; }
+	@$(LOCK_VENV)/bin/pyproject-build --outdir dist . > $(LOCK_VENV)/build.log 2>&1 || { cat $(LOCK_VENV)/build.log; exit 1; }
 	@ls dist
 
 faults-short: install  ## One trial of each, in two minutes.
