@@ -168,8 +168,10 @@ async def test_a_lost_server_is_said_at_once_and_the_answer_goes_on(tmp_path: Pa
             await terminal.read_until('2000"')
             await asyncio.sleep(0.3)
             os.kill(server.pid_of("router"), signal.SIGKILL)
-            await terminal.read_until("[reconnecting")
-            await terminal.read_until("tokens in")
+            before = await terminal.read_until("[reconnecting")
+            assert "tokens in" not in before
+            rest = await terminal.read_until("tokens in")
+            assert "error:" not in rest
 
 
 async def test_help_models_and_info_answer(server: RunningServer, tmp_path: Path) -> None:
