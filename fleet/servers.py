@@ -192,6 +192,8 @@ def exit_reason(child: Child) -> str:
 
     The last line of a process that the error quotes is appended.
     """
+    if child.error is not None:
+        return child.error[:_MAX_REASON_LEN]
     lines = [part for line in child.last_lines for part in _message(line).splitlines()]
     for index, line in enumerate(lines):
         if line.lower().startswith("error: "):

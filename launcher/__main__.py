@@ -5,7 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +25,7 @@ from processes.addresses import AddressInUse, require_free_port, require_socket_
 from processes.child import ChildFailed
 from processes.config_file import with_config_file
 from processes.deployment import Deployment
+from processes.dry_run import dry_run
 from processes.host import describe
 from processes.logs import Console
 from processes.settings import BadConfig, CommandLine, Kind, flag_of, read_settings, read_values
@@ -110,15 +111,35 @@ def serve(context: typer.Context) -> None:
     several = {"model": models} if len(models) > 1 or models == [AUTO] else {}
     fleet = read_settings(FleetConfig, {**by_flag, **several}, os.environ)
     with socket_folder() as folder:
-        deployment, trusts_code = deployment_of(config, models, by_flag, os.environ, str(folder))
+        deployment = deployment_of(config, models, by_flag, os.environ, str(folder))
         _require_addresses(deployment, config.shard_uds_path)
+        if config.dry_run:
+            raise typer.Exit(_dry_run(config, models, by_flag, environ, str(folder)))
         if not fleet.model:
             raise typer.Exit(asyncio.run(_run(deployment, environ)))
-    if fleet.takes_any and fleet.hub_models and trusts_code:
+    if fleet.takes_any and fleet.hub_models and deployment.trusts_code:
         raise BadConfig(_CODE_OF_ANYBODY)
     argv = fleet_argv(models, by_flag, os.environ)
     # Nothing is to be watched but the front, so no process stays to watch it.
     os.execve(argv[0], argv, deployment.router_environ(environ))
+
+
+def _dry_run(
+    config: LaunchConfig,
+    models: Sequence[str],
+    by_flag: Mapping[str, Any],
+    environ: Mapping[str, str],
+    folder: str,
+) -> int:
+    if models == [AUTO]:
+        raise BadConfig("--dry-run: auto names no model that could be checked")
+    router = read_settings(RouterConfig, by_flag, os.environ)
+    console = Console(router.json_output)
+    codes = []
+    for model in models or [str(BUNDLED_MODEL)]:
+        deployment = deployment_of(config, [model], by_flag, os.environ, folder)
+        codes.append(asyncio.run(dry_run(deployment, router.batch_size, environ, console)))
+    return max(codes)
 
 
 def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> None:

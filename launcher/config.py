@@ -80,6 +80,15 @@ class LaunchConfig:
     shard_startup_timeout: float = setting(
         1800.0, "seconds until a load counts as hung", seconds, group=Group.TIME, env=False
     )
+    dry_run: bool = setting(
+        False,
+        "check everything that is checked before weights are read, say what would be served, and "
+        "end",
+        group=Group.MODEL,
+        kind=Kind.SWITCH,
+        env=False,
+        front_only=True,
+    )
     env: bool = setting(
         False,
         "print the environment first",

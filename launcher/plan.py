@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,8 @@ def deployment_of(
     by_flag: Mapping[str, Any],
     environ: Mapping[str, str],
     folder: str,
-) -> tuple[Deployment, bool]:
-    """How the first of the models, or the bundled one, is served, and whether the checkpoint's own
-    code may run. `by_flag` are the flags.
+) -> Deployment:
+    """How the first of the models, or the bundled one, is served, by flags; `folder` is its own.
 
     Reads the settings of router and shards as they will. Raises BadConfig, before a model is
     loaded.
@@ -74,9 +73,15 @@ def deployment_of(
         http_uds=router.http_uds,
         parent_pid=config.parent_pid,
         max_restarts=config.max_restarts,
+        own_folder=Path(folder),
     )
-    shard = parse_shard(deployment.shard_argv()[3:], deployment.shard_environ(0, environ))
-    return deployment, isinstance(shard, ServeConfig) and shard.trust_remote_code
+    return replace(deployment, trusts_code=_trusts_code(deployment, environ))
+
+
+def _trusts_code(deployment: Deployment, environ: Mapping[str, str]) -> bool:
+    """Whether the checkpoint's own code may run. Raises BadConfig for a shard's wrong setting."""
+    shard = parse_shard(deployment.shard_argv(None)[3:], deployment.shard_environ(0, environ))
+    return isinstance(shard, ServeConfig) and shard.trust_remote_code
 
 
 def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:

@@ -1,10 +1,11 @@
 """Wires one shard by hand: configuration, ranks, model, sampler, runner, gRPC server.
 
     python -m model_server serve MODEL_ID
+    python -m model_server check MODEL_ID
     python -m model_server download-weights MODEL_ID
 
-Exit codes: 0 stopped when asked, or fetched; 1 refused to start or became unfit; 2 a bad
-flag or variable. Beside 1 and 2 there is a line on stderr.
+Exit codes: 0 stopped when asked, fetched, or fit to be served; 1 refused to start or became unfit;
+2 a bad flag or variable. Beside 1 and 2 there is a line on stderr.
 """
 
 import gc
@@ -24,6 +25,7 @@ import uvloop
 
 from model_server import config
 from model_server.errors import FetchStalled, ShardError
+from model_server.forecast import forecast
 from model_server.model.checkpoint import find_checkpoint
 from model_server.model.loading import load
 from model_server.service.server import listening
@@ -57,6 +59,9 @@ def main(argv: list[str]) -> int:
             sys.stdout.write(f"{folder}\n")
             return 0
         start_logging(settings.logger_level, json_output=settings.json_output)
+        if isinstance(settings, config.CheckConfig):
+            sys.stdout.write(f"{forecast(settings)}\n")
+            return 0
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings))

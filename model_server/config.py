@@ -4,6 +4,7 @@ The only file of this tier that touches either. It knows no torch, so that `--he
 and the launcher may import it.
 
     python -m model_server serve MODEL_ID [--uds-path P | --listen HOST:PORT] ...
+    python -m model_server check MODEL_ID ...
     python -m model_server download-weights MODEL_ID ...
 
 Ranks come from the environment, as torchrun and TGI's launcher set them: RANK, WORLD_SIZE,
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from processes import request_lengths
 from processes.deployment import num_visible_gpus
 from processes.rules import Whole, collector, number, one_of, share, token
 from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, refused, setting
@@ -131,6 +133,16 @@ class ServeConfig(ModelConfig):
         group=Group.PLACE,
         env=False,
     )
+    tokenizer_folder: Path | None = setting(
+        None,
+        "the folder of its tokenizer.json; absent: the model's",
+        Path,
+        group=Group.MODEL,
+        env=False,
+        internal=True,
+    )
+    max_input_tokens: int | None = request_lengths.max_input_tokens()
+    max_total_tokens: int | None = request_lengths.max_total_tokens()
     sharded: bool | None = setting(
         None,
         "one rank of several",
@@ -245,6 +257,15 @@ class ServeConfig(ModelConfig):
         return tuple(f"{name}:{port + rank}" for rank in ranks)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckConfig(ServeConfig):
+    """One rank of one model that shall not be served but checked."""
+
+    max_batch_size: int = setting(
+        1, "sequences that run at once", Whole(1), group=Group.BATCH, env=False, internal=True
+    )
+
+
 def num_gpus() -> int:
     """The GPUs that the machine has, or that the environment names of them."""
     return num_visible_gpus(os.environ, count_all=True)
@@ -252,6 +273,7 @@ def num_gpus() -> int:
 
 _COMMANDS = {
     "serve": (ServeConfig, "Load a model and serve it to the router over gRPC."),
+    "check": (CheckConfig, "Check what `serve` checks before it reads weights, and end."),
     "download-weights": (DownloadConfig, "Fetch a checkpoint from the hub."),
 }
 _NO_QUANTIZE = (
@@ -262,7 +284,7 @@ _NO_QUANTIZE = (
 
 def parse(
     argv: Sequence[str], environ: Mapping[str, str] | None = None
-) -> ServeConfig | DownloadConfig:
+) -> ServeConfig | CheckConfig | DownloadConfig:
     """Read `argv` (without the program's name). Raises BadConfig; --help exits."""
     command, *rest = argv or ("--help",)
     if command == "quantize":

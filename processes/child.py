@@ -11,7 +11,9 @@ from typing import Any
 from processes.logs import Console
 
 _KEPT_LINES = 20
-# A progress bar redraws one "line" without end; what is longer is cut there.
+# How a process of Tandem says, as its last line, why it ends.
+_ERROR = "error: "
+# A longer one is cut there.
 _MAX_LINE_BYTES = 64 * 1024
 _LAST_OUTPUT_S = 1.0
 
@@ -23,7 +25,8 @@ class ChildFailed(Exception):
 class Child:
     """Owner of one process and all its descendants.
 
-    Everything that the child writes appears on the console, a line at a time, with its name.
+    Everything that the child writes appears on the console, a line at a time, with its name; but
+    for the error that ends it, which is its `death_notice`.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, console: Console) -> None:
@@ -31,6 +34,9 @@ class Child:
         self._process = process
         self._console = console
         self._last_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._error: str | None = None
+        # The line that it has not ended yet, a progress bar as a rule.
+        self.progress: str | None = None
         self._relay = asyncio.create_task(self._pass_on())
         self._exit = asyncio.create_task(process.wait())
 
@@ -59,7 +65,6 @@ class Child:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             **place,
-            limit=_MAX_LINE_BYTES,
         )
         return cls(name, process, console)
 
@@ -77,6 +82,11 @@ class Child:
     def last_lines(self) -> tuple[str, ...]:
         """The last lines of its output, oldest first."""
         return tuple(self._last_lines)
+
+    @property
+    def error(self) -> str | None:
+        """What it gave as its last line for the reason of its end; None: nothing, or it runs."""
+        return self._error if self.returncode else None
 
     async def wait(self) -> int:
         """Wait for its end, and for the last of its output. Answers the exit code."""
@@ -106,7 +116,9 @@ class Child:
         self._relay.cancel()
 
     def death_notice(self) -> str:
-        """One paragraph: how it ended, and its last lines."""
+        """The reason that it gave, or one paragraph: how it ended, and its last lines."""
+        if self.error is not None:
+            return f"{self.name}: {self.error}"
         code = self.returncode
         if code is not None and code < 0:
             how = f"was ended by {signal.Signals(-code).name}"
@@ -117,16 +129,33 @@ class Child:
 
     async def _pass_on(self) -> None:
         assert self._process.stdout is not None
-        while True:
-            try:
-                raw = await self._process.stdout.readline()
-            except ValueError:
-                # A line beyond the limit: readline dropped it.
-                continue
-            if not raw:
-                return
-            line = raw.decode(errors="replace").rstrip().rpartition("\r")[2]
-            if not line:
-                continue
-            self._last_lines.append(line)
+        rest = b""
+        while chunk := await self._process.stdout.read(_MAX_LINE_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            for line in lines:
+                self._take(_shown(line))
+            # A progress bar redraws one "line" without end.
+            rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+            self.progress = _shown(rest) or None
+            if len(rest) > _MAX_LINE_BYTES:
+                self._take(_shown(rest))
+                rest = b""
+        self._take(_shown(rest))
+
+    def _take(self, line: str) -> None:
+        if not line:
+            return
+        if self._error is not None:
+            # It was not the last one.
+            self._console.pass_on(self.name, _ERROR + self._error, "ERROR")
+            self._error = None
+        self._last_lines.append(line)
+        if line.startswith(_ERROR):
+            self._error = line.removeprefix(_ERROR)
+        else:
             self._console.pass_on(self.name, line)
+
+
+def _shown(line: bytes) -> str:
+    """What a terminal would show of it in the end."""
+    return line.decode(errors="replace").rstrip().rpartition("\r")[2]

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +18,7 @@ class Deployment:
     `secrets` are variables for the router alone, by its environment: everybody on the machine sees
     command lines. `http_uds` takes the place of hostname and port. With `parent_pid`, that
     process's end is a SIGTERM. What ends by itself is started anew `max_restarts` times.
+    `own_folder`: for files that live as long as the server.
     """
 
     model_id: str
@@ -40,19 +41,31 @@ class Deployment:
     http_uds: Path | None = None
     parent_pid: int | None = None
     max_restarts: int = 0
+    trusts_code: bool = False
+    own_folder: Path | None = None
 
-    def shard_argv(self) -> list[str]:
-        """The command of every rank; they differ in the environment alone."""
-        return [*self._model_server("serve"), "--uds-path", self.uds_path, *self.shard_flags]
+    def shard_argv(self, tokenizer_folder: Path | None, command: str = "serve") -> list[str]:
+        """The command of every rank, or that which only checks; they differ in the environment.
+
+        tokenizer_folder: None: that of the model
+        """
+        argv = [*self._model_server(command), "--uds-path", self.uds_path]
+        argv += [f"--tokenizer-folder={tokenizer_folder}"] if tokenizer_folder else []
+        return argv + list(self.shard_flags)
+
+    def conversion_argv(self, folder: Path, target: Path) -> list[str]:
+        """The command that makes a tokenizer.json of other files."""
+        argv = [sys.executable, "-m", "launcher.tokenizer_conversion", str(folder), str(target)]
+        return [*argv, "--trust-remote-code"] if self.trusts_code else argv
 
     def download_argv(self) -> list[str]:
         """The command that fetches the checkpoint and prints its folder."""
         revision = [] if self.revision is None else [f"--revision={self.revision}"]
         return self._model_server("download-weights") + revision
 
-    def router_argv(self, tokenizer_folder: Path) -> list[str]:
-        """The router's command."""
-        argv = [sys.executable, "-m", "router", "--tokenizer-name", str(tokenizer_folder)]
+    def router_argv(self, tokenizer_folder: Path | None, command: Sequence[str] = ()) -> list[str]:
+        """The router's command, or that which only checks."""
+        argv = [sys.executable, "-m", "router", *command, "--tokenizer-name", str(tokenizer_folder)]
         argv += ["--master-shard-uds-path", f"{self.uds_path}-0", "--parent-pid", str(os.getpid())]
         return argv + list(self.router_flags)
 

@@ -17,7 +17,6 @@ happens, no child and no socket stays behind.
 
 import asyncio
 import contextlib
-import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +25,7 @@ from pathlib import Path
 from processes.addresses import answers_health, socket_listens, url_of
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
+from processes.fetching import fetch_tokenizer
 from processes.logs import Console
 from processes.restart_limit import WINDOW_S, RestartLimit
 from processes.signals import Signals, Stopped, first_of
@@ -61,6 +61,7 @@ class Supervisor:
         self._wants_shards = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, self._wants_shards.set)
         self._has_served = False
+        self._tokenizer_folder: Path | None = None
         self._signals = Signals(
             *(deployment.parent_pid, self._announce_drain, self._stop_at_once),
             on_hangup=self._reload_keys if deployment.reloads_keys else None,
@@ -69,25 +70,31 @@ class Supervisor:
     async def run(self) -> int:
         """Serve until a signal or a death. Returns the exit code."""
         started_s = time.monotonic()
+        failure: ChildFailed | None = None
         try:
-            folder = await self._signals.unless_stopped(self._download())
+            fetching = fetch_tokenizer(self._deployment, self._environ, self._console)
+            self._tokenizer_folder = await self._signals.unless_stopped(fetching)
             await self._start_shards()
-            await self._start_router(folder)
+            await self._start_router()
             await self._signals.unless_stopped(self._until_listening())
             await self._signals.unless_stopped(self._until_answering())
             self._has_served = True
             self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
             self._print_example()
-            await self._signals.unless_stopped(self._keep_running(folder))
+            await self._signals.unless_stopped(self._keep_running())
         except Stopped:
             await self._drain()
         except ChildFailed as error:
-            self._console.say(f"error: {error}", "ERROR")
-            return 1
+            failure = error
         finally:
             self._signals.close()
             await self._stop_children()
-        return 0
+        if failure is None:
+            self._console.say("stopped")
+        else:
+            self._console.say(f"error: {failure}", "ERROR")
+        self._console.flush()
+        return 0 if failure is None else 1
 
     def _reload_keys(self) -> None:
         # Before that it may not handle the signal, and reads the file in any case.
@@ -109,27 +116,6 @@ class Supervisor:
     def _children(self) -> list[Child]:
         return [*([self._router] if self._router else []), *self._shards]
 
-    async def _download(self) -> Path:
-        folder = os.path.expanduser(self._deployment.model_id)
-        if os.path.isdir(folder):
-            return Path(folder).resolve()
-        self._console.say(f"fetching {self._deployment.model_id}")
-        process = await asyncio.create_subprocess_exec(
-            *self._deployment.download_argv(),
-            env=dict(self._environ),
-            stdout=asyncio.subprocess.PIPE,
-            process_group=0,
-        )
-        # Its progress bars go straight to our stderr; the folder comes on stdout.
-        try:
-            stdout, _ = await process.communicate()
-        finally:
-            if process.returncode is None:
-                process.kill()
-        if process.returncode != 0:
-            raise ChildFailed(f"{self._deployment.model_id} could not be fetched (see above)")
-        return Path(stdout.decode().strip().splitlines()[-1])
-
     def _print_example(self) -> None:
         plan = self._deployment
         url = url_of(plan.hostname, plan.port, has_tls=plan.has_tls)
@@ -150,7 +136,8 @@ class Supervisor:
         plan = self._deployment
         self._console.say(f"loading {plan.model_id} on {plan.num_shard} shard(s)")
         for rank in range(plan.num_shard):
-            argv, environ = plan.shard_argv(), plan.shard_environ(rank, self._environ)
+            argv = plan.shard_argv(self._tokenizer_folder)
+            environ = plan.shard_environ(rank, self._environ)
             self._shards.append(await Child.start(f"shard {rank}", argv, environ, self._console))
 
     async def _until_listening(self) -> None:
@@ -171,12 +158,14 @@ class Supervisor:
             if now_s - reported_s > _REPORT_EVERY_S:
                 reported_s = now_s
                 names = ", ".join(shards[rank].name for rank in waiting)
-                self._console.say(f"waiting for {names} ({now_s - started_s:.0f} s)")
+                progress = shards[waiting[0]].progress
+                doing = f": {progress}" if progress else ""
+                self._console.say(f"waiting for {names} ({now_s - started_s:.0f} s){doing}")
             await asyncio.sleep(_POLL_S)
 
-    async def _start_router(self, folder: Path) -> None:
+    async def _start_router(self) -> None:
         environ = self._deployment.router_environ(self._environ)
-        argv = self._deployment.router_argv(folder)
+        argv = self._deployment.router_argv(self._tokenizer_folder)
         self._router = await Child.start("router", argv, environ, self._console)
 
     async def _until_answering(self) -> None:
@@ -190,7 +179,7 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
         self._restarts.note_ready()
 
-    async def _keep_running(self, folder: Path) -> None:
+    async def _keep_running(self) -> None:
         """Starts anew what ends. Raises ChildFailed when that happens too often."""
         while True:
             await self._until_something_ends()
@@ -200,7 +189,7 @@ class Supervisor:
                 if dead or self._wants_shards.is_set():
                     await self._restart_shards(dead)
                 elif is_router_dead:
-                    await self._restart_router(folder)
+                    await self._restart_router()
                 await self._until_answering()
                 self._console.say("ready again")
             except _TooManyRestarts:
@@ -238,12 +227,12 @@ class Supervisor:
                 shard.kill_group()
             raise
 
-    async def _restart_router(self, folder: Path) -> None:
+    async def _restart_router(self) -> None:
         assert self._router is not None
         await self._wait_for_restart("the router", self._router.death_notice())
         # What it has started ends with it.
         self._router.kill_group()
-        await self._start_router(folder)
+        await self._start_router()
 
     async def _wait_for_restart(self, name: str, reason: str) -> None:
         delay_s = self._restarts.next_delay_s()
@@ -298,5 +287,3 @@ class Supervisor:
         await asyncio.gather(*(shard.stop(_SHARD_STOP_S) for shard in self._shards))
         for rank in range(self._deployment.num_shard):
             Path(f"{self._deployment.uds_path}-{rank}").unlink(missing_ok=True)
-        self._console.say("stopped")
-        self._console.flush()

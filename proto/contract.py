@@ -274,6 +274,9 @@ class ModelInfo:
     window_len:      smallest sliding window of any layer; None: no window
     is_invariant:    whether a request gets the same tokens whatever else is computed beside it
     fallback_reason: why the model runs in its own class and not by a recipe; None: it does not
+    num_parameters:  of the whole model
+    weights_bytes:   what one rank holds of them; None: unknown, for the checkpoint is quantized
+    bytes_per_block: of keys and values, in one rank's pool
     """
 
     model_id: str
@@ -290,6 +293,9 @@ class ModelInfo:
     rank: int
     is_invariant: bool = False
     fallback_reason: str | None = None
+    num_parameters: int = 0
+    weights_bytes: int | None = None
+    bytes_per_block: int = 0
 
 
 @dataclass(frozen=True, slots=True)

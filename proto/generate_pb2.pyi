@@ -198,6 +198,9 @@ class InfoResponse(_message.Message):
     RANK_FIELD_NUMBER: _builtins.int
     IS_INVARIANT_FIELD_NUMBER: _builtins.int
     FALLBACK_REASON_FIELD_NUMBER: _builtins.int
+    NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_type: _builtins.str
     dtype: _builtins.str
@@ -215,6 +218,12 @@ class InfoResponse(_message.Message):
     """Whether a request gets the same tokens whatever else is computed beside it."""
     fallback_reason: _builtins.str
     """Why the model runs in its own class, slower, and not by a recipe. Absent: it does not."""
+    num_parameters: _builtins.int
+    """Of the whole model."""
+    weights_bytes: _builtins.int
+    """What one rank holds of them. Absent: unknown, for the checkpoint is quantized."""
+    bytes_per_block: _builtins.int
+    """Of keys and values, in one rank's pool."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -234,17 +243,24 @@ class InfoResponse(_message.Message):
         rank: _builtins.int = ...,
         is_invariant: _builtins.bool = ...,
         fallback_reason: _builtins.str | None = ...,
+        num_parameters: _builtins.int = ...,
+        weights_bytes: _builtins.int | None = ...,
+        bytes_per_block: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_window_len", b"_window_len", "fallback_reason", b"fallback_reason", "window_len", b"window_len"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "fallback_reason", b"fallback_reason", "weights_bytes", b"weights_bytes", "window_len", b"window_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_window_len", b"_window_len", "block_size", b"block_size", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "rank", b"rank", "vocab_size", b"vocab_size", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fallback_reason: _TypeAlias = _typing.Literal["fallback_reason"]  # noqa: Y015
     _WhichOneofArgType__fallback_reason: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason"]  # noqa: Y015
+    _WhichOneofReturnType__weights_bytes: _TypeAlias = _typing.Literal["weights_bytes"]  # noqa: Y015
+    _WhichOneofArgType__weights_bytes: _TypeAlias = _typing.Literal["_weights_bytes", b"_weights_bytes"]  # noqa: Y015
     _WhichOneofReturnType__window_len: _TypeAlias = _typing.Literal["window_len"]  # noqa: Y015
     _WhichOneofArgType__window_len: _TypeAlias = _typing.Literal["_window_len", b"_window_len"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fallback_reason) -> _WhichOneofReturnType__fallback_reason | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__weights_bytes) -> _WhichOneofReturnType__weights_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__window_len) -> _WhichOneofReturnType__window_len | None: ...
 

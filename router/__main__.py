@@ -54,7 +54,7 @@ from router.http.server.listen import (
     bind_configured,
     configured_limits,
 )
-from router.http.server_info import limits_of, server_info
+from router.http.server_info import capacity_of, limits_of, server_info
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.validation import Limits, Validation
 from router.scheduler.allocator import Allocator
@@ -82,14 +82,17 @@ def main(argv: Sequence[str]) -> int:
         document = openapi_without_server(version("tandem"))
         sys.stdout.write(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode() + "\n")
         return 0
+    only_checks = argv[:1] == ["check"]
     try:
-        config = read_config(argv)
+        config = read_config(argv[1:] if only_checks else argv)
     except BadConfig as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
     start_logging(config.log_level, json_output=config.json_output)
     _raise_file_limit()
     try:
+        if only_checks:
+            return _check(config)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_run(config))
     except BadConfig as error:
@@ -99,6 +102,14 @@ def main(argv: Sequence[str]) -> int:
     except (StartupFailed, ShardFailed, ListenFailed, NoThreads) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+
+
+def _check(config: RouterConfig) -> int:
+    """What `_start` checks before the shards are there. Raises BadConfig and StartupFailed."""
+    _read_keys(config)
+    tokenizer, _ = _load_text(config, config.tokenizer_name or "")
+    tokenizer.close()
+    return 0
 
 
 def _raise_file_limit() -> None:
@@ -229,18 +240,18 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         bound = bind_configured(config)
         closed_on_failure.callback(bound.close)
         name = config.tokenizer_name
-        tokenizer = _load_tokenizer(config, name) if name else None
+        text = _load_text(config, name) if name else None
         path = config.master_shard_uds_path
         shards = await Shards.connect(
             path, timeouts, time.time_ns(), tracer, token=config.shard_token
         )
         closed_on_failure.push_async_callback(shards.close)
         info = await shards.info()
-        tokenizer = tokenizer or _load_tokenizer(config, info.model_id)
+        text = text or _load_text(config, info.model_id)
         pool = await shards.warmup(
             config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
         )
-        router = _wire(config, keys, bound, tokenizer, shards, info, pool, tracer)
+        router = _wire(config, keys, bound, *text, shards, info, pool, tracer)
         closed_on_failure.pop_all()
     return router
 
@@ -250,18 +261,14 @@ def _wire(
     keys: KeyRing,
     bound: BoundSocket,
     tokenizer: Tokenizer,
+    template: ChatTemplate,
     shards: Shards,
     info: ModelInfo,
     pool: PoolLimits,
     tracer: Tracer,
 ) -> _Router:
     limits = limits_of(config, info, pool)
-    _logger.info(
-        "%s (%s, %s on %s, %s): %d KV blocks of %d tokens, prompts up to %d tokens, "
-        "prompt and answer up to %d",
-        *(info.model_id, info.model_type, info.dtype, info.device_type, info.executor),
-        *(pool.num_blocks, pool.block_size, limits.max_input_len, limits.max_total_len),
-    )
+    _logger.info("%s on %s: %s", info.model_id, info.device_type, capacity_of(info, pool, limits))
     metrics = Metrics(
         CollectorRegistry(),
         max_input_len=limits.max_input_len,
@@ -271,10 +278,6 @@ def _wire(
     checks = _constraint_check(config, tokenizer, info, limits, metrics, key_limits)
     observer = StepObserver(metrics, pool.block_size, tracer)
     batcher = _batcher(config, tokenizer, shards, pool, observer, key_limits)
-    template = ChatTemplate(
-        *(tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token),
-        control_tokens=None if config.allow_control_tokens else tokenizer.control_tokens,
-    )
     template.start()
     services = Services(
         infer=Infer(batcher, checks.violation),
@@ -369,11 +372,17 @@ def _aliases(config: RouterConfig) -> dict[str, str]:
     return {path: ours for path, ours in chosen.items() if path is not None}
 
 
-def _load_tokenizer(config: RouterConfig, name: str) -> Tokenizer:
+def _load_text(config: RouterConfig, name: str) -> tuple[Tokenizer, ChatTemplate]:
     folder = find_tokenizer(name, config.revision)
     tokenizer = Tokenizer.load(folder, config.tokenizer_config_path, config.validation_workers)
     tokenizer.try_out()
-    return tokenizer
+    template = ChatTemplate(
+        *(tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token),
+        control_tokens=None if config.allow_control_tokens else tokenizer.control_tokens,
+    )
+    for fault in template.faults:
+        _logger.warning("%s; chats will be refused", fault)
+    return tokenizer, template
 
 
 if __name__ == "__main__":

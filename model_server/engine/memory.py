@@ -81,7 +81,11 @@ def pool_bytes(
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         others_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved(device)
         return int(total_bytes * memory_fraction) - others_bytes - peak_bytes
-    available = host.available_bytes()
+    return host_pool_bytes(host.available_bytes(), num_ranks)
+
+
+def host_pool_bytes(available: int | None, num_ranks: int) -> int:
+    """The bytes of each rank's pool on a host that has so many available; None: unknown."""
     share = _HOST_MAX_BYTES if available is None else int(available * _HOST_SHARE)
     return min(share, _HOST_MAX_BYTES) // num_ranks
 

@@ -20,7 +20,7 @@ CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
-_SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.py")
+_SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
 # The format's own limit; a larger number is not a header's length.
 _MAX_HEADER_BYTES = 100_000_000
 _ITEM_BITS = {
@@ -45,13 +45,13 @@ def find_checkpoint(model_id: str, revision: str | None) -> Path:
     if Path(model_id).expanduser().is_dir() or any(path.glob("*.safetensors")):
         return path
     raise ModelRefused(
-        f"{model_id!r} offers no .safetensors weights; pickled ones run code when they are loaded: "
-        "convert them to safetensors"
+        f"{model_id!r} offers no .safetensors weights: pickled ones run code when they are loaded, "
+        "and GGUF files are not served; name a repository that has safetensors"
     )
 
 
-def check(folder: Path) -> None:
-    """Check config and weights of a checkpoint.
+def check(folder: Path) -> Mapping[str, tuple[int, ...]]:
+    """Check config and weights of a checkpoint; returns the shapes of its tensors.
 
     Raises CheckpointBroken, which names the file and what is wrong with it.
     """
@@ -59,14 +59,13 @@ def check(folder: Path) -> None:
         raise CheckpointBroken(f"model folder {str(folder)!r} does not exist")
     _json_object(folder / CONFIG_NAME)
     if (folder / WEIGHTS_NAME).is_file():
-        _tensor_names(folder / WEIGHTS_NAME)
-    elif (folder / INDEX_NAME).is_file():
-        _check_index(folder)
-    else:
-        raise CheckpointBroken(_no_weights(folder))
+        return _tensor_shapes(folder / WEIGHTS_NAME)
+    if (folder / INDEX_NAME).is_file():
+        return _indexed_shapes(folder)
+    raise CheckpointBroken(_no_weights(folder))
 
 
-def _check_index(folder: Path) -> None:
+def _indexed_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:
     index = folder / INDEX_NAME
     weight_map = _json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -82,17 +81,21 @@ def _check_index(folder: Path) -> None:
             f"{folder}: {len(missing_files)} of {len(names_by_file)} weight files that"
             f" {INDEX_NAME} names are missing: {_some(missing_files)}"
         )
+    shapes: dict[str, tuple[int, ...]] = {}
     for file_name, names in sorted(names_by_file.items()):
-        absent = sorted(names - _tensor_names(folder / file_name))
+        of_file = _tensor_shapes(folder / file_name)
+        shapes |= {name: shape for name, shape in of_file.items() if name in names}
+        absent = sorted(names - of_file.keys())
         if absent:
             raise CheckpointBroken(
                 f"{folder / file_name}: lacks {len(absent)} tensors that {INDEX_NAME} places"
                 f" there: {_some(absent)}"
             )
+    return shapes
 
 
-def _tensor_names(path: Path) -> set[str]:
-    """Names of the tensors in a safetensors file whose header agrees with its size."""
+def _tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors in a safetensors file whose header agrees with its size."""
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
@@ -108,14 +111,14 @@ def _tensor_names(path: Path) -> set[str]:
     if not isinstance(header, dict):
         raise CheckpointBroken(f"{path}: its header is not a JSON object")
     header.pop("__metadata__", None)
-    ends = [_end_offset(path, name, entry) for name, entry in header.items()]
-    expected_bytes = 8 + header_bytes + max(ends, default=0)
+    end = max((_end_offset(path, name, entry) for name, entry in header.items()), default=0)
+    expected_bytes = 8 + header_bytes + end
     if file_bytes != expected_bytes:
         fault = "is truncated" if file_bytes < expected_bytes else "has bytes too many"
         raise CheckpointBroken(
             f"{path}: {fault}: {file_bytes} bytes, its header promises {expected_bytes}"
         )
-    return set(header)
+    return {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
 
 
 def _end_offset(path: Path, name: str, entry: Any) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from model_server.errors import ArchitectureUnfit, ModelRefused
+from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused
 from model_server.executor.unfit import unfit_reason, unfit_reason_on_cuda
 from model_server.model import checkpoint, gate, zoo
 from model_server.model.int4_checkpoint import Int4Format
@@ -56,7 +56,9 @@ class CheckedCheckpoint:
     """A checkpoint that may be loaded.
 
     num_shards:      each rank has one of so many parts of the weights
+    num_parameters:  of the whole model
     weights_bytes:   of the whole model in `dtype`; None for a quantized model, where it is unknown
+    max_len:         the positions that the model distinguishes; None: its config does not say
     recipe:          what the model computes; None: it runs in its own class
     fallback_reason: why there is no recipe; None: there is one
     int4:            how the weights of the recipe are stored in 4 bits; None: they are not
@@ -65,7 +67,9 @@ class CheckedCheckpoint:
     config: Any
     dtype: torch.dtype
     num_shards: int
+    num_parameters: int
     weights_bytes: int | None
+    max_len: int | None
     recipe: Recipe | None
     fallback_reason: str | None
     int4: Int4Format | None = None
@@ -79,10 +83,12 @@ class CheckedCheckpoint:
 def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpoint:
     """Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused."""
     trust = settings.trust_remote_code
-    checkpoint.check(settings.folder)
+    shapes = checkpoint.check(settings.folder)
     config = zoo.read_config(settings.folder, trust_remote_code=trust)
     empty = zoo.build_empty(config, trust_remote_code=trust)
     zoo.eos_token_ids(settings.folder, config)
+    if _quantization(config) is None:
+        _require_shapes(settings.folder, empty, shapes)
     dtype = _resolve_dtype(settings.dtype, config, settings.device)
     recipe, fallback_reason = None, _not_dense(settings, world_size, config, dtype)
     if fallback_reason is None:
@@ -91,15 +97,37 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
         except Unreadable as error:
             fallback_reason = str(error)
     if fallback_reason is not None:
+        zoo.check_quantization(settings.folder, config, settings.device, fallback_reason)
         check_zoo(settings, config, empty.facts, fallback_reason)
     is_sharded = recipe is not None or _can_shard(empty, world_size)
     num_shards = world_size if is_sharded else 1
     quantization = _quantization(config)
-    weights_bytes = empty.num_parameters() * dtype.itemsize if quantization is None else None
-    int4 = None if recipe is None or quantization is None else Int4Format.of(quantization)
+    num_parameters = empty.num_parameters()
     return CheckedCheckpoint(
-        config, dtype, num_shards, weights_bytes, recipe, fallback_reason, int4
+        config=config,
+        dtype=dtype,
+        num_shards=num_shards,
+        num_parameters=num_parameters,
+        weights_bytes=num_parameters * dtype.itemsize if quantization is None else None,
+        max_len=empty.facts.max_position_embeddings,
+        recipe=recipe,
+        fallback_reason=fallback_reason,
+        int4=None if recipe is None or quantization is None else Int4Format.of(quantization),
     )
+
+
+def _require_shapes(folder: Path, empty: HfModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises CheckpointBroken for weights of another shape than the config asks for.
+
+    Some are turned when they are loaded, and some go by other names there.
+    """
+    for name, parameter in empty.module.named_parameters():
+        stored = shapes.get(name)
+        if stored is not None and sorted(stored) != sorted(parameter.shape):
+            raise CheckpointBroken(
+                f"{folder}: {name!r} has the shape {list(stored)}, and by config.json the model's"
+                f" is {list(parameter.shape)}"
+            )
 
 
 def _quantization(config: Any) -> Mapping[str, Any] | None:

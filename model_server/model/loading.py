@@ -1,10 +1,13 @@
-"""Loading: from a configuration to the runner with its ranks, model, sampler and guides."""
+"""Loading: from a configuration to the runner with its ranks, model, sampler and guides.
+
+check:  settings, device, files, class, limits     a few seconds, of each rank by itself
+load:   check -> ranks meet -> weights -> proof
+"""
 
 import logging
 import os
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -12,7 +15,7 @@ import torch.distributed as dist
 from constraints.compiler import MIB
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
-from model_server.config import ServeConfig, num_gpus
+from model_server.config import ServeConfig
 from model_server.engine.distributed import World
 from model_server.engine.memory import (
     available_bytes,
@@ -21,7 +24,6 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.engine.runner import Runner
-from model_server.errors import ConfigRefused
 from model_server.executor.dense import (
     MAX_QUANTIZED_ERROR,
     Build,
@@ -38,7 +40,6 @@ from model_server.executor.zoo_executor import ZooExecutor
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model import gate, zoo
-from model_server.model.checkpoint import find_checkpoint
 from model_server.model.checkpoint_check import (
     CheckedCheckpoint,
     ModelSettings,
@@ -47,6 +48,7 @@ from model_server.model.checkpoint_check import (
 )
 from model_server.model.int4_checkpoint import Int4Format, read_int4
 from model_server.model.model import HfModel, PagedModel
+from model_server.model.preflight import bytes_of_rank, preflight
 from model_server.recipe.proof import MAX_ERRORS
 from model_server.recipe.recipe import Recipe, Unreadable
 from model_server.recipe.rotary import angles_of
@@ -59,7 +61,6 @@ _log = logging.getLogger(__name__)
 
 # Masks are made while the forward runs; on a CPU both share the cores.
 _MAX_MASK_THREADS = 8
-_DRIVER = Path("/proc/driver/nvidia/version")
 # More than any device has: stands for an unknown number where ranks agree on the least.
 _UNKNOWN = 1 << 62
 
@@ -69,11 +70,9 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
     started_s = time.monotonic()
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
-    local_rank = settings.rank if settings.local_rank is None else settings.local_rank
-    device = device_of(settings.device, local_rank, num_gpus())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    folder = find_checkpoint(settings.model_id, settings.revision)
+    # Before the ranks meet: what cannot be served is known without them.
+    of_model, checked = preflight(settings)
+    device = of_model.device
     world = World.connect(
         rank=settings.rank,
         world_size=settings.world_size,
@@ -82,7 +81,7 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         device=device,
     )
     _log.info("loading %s on %s", settings.model_id, device)
-    model = load_model(model_settings(settings, folder, device), world)
+    model = load_checked(of_model, checked, world)
     sampler = None
     if world.is_first:
         sampler = new_sampler(
@@ -93,7 +92,7 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         )
     constraints = (
         ConstraintCache(
-            *(folder, model.vocab_size, model.eos_token_ids),
+            *(settings.tokenizer_folder or of_model.folder, model.vocab_size, model.eos_token_ids),
             max_bytes=settings.constraint_cache_mib * MIB,
         )
         if world.is_first
@@ -113,16 +112,20 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         "loaded %s in %.1f s: %s by %s",
         *(settings.model_id, time.monotonic() - started_s, model.dtype, model.executor),
     )
-    return runner, _info(settings, model), constraints
+    return runner, _info(settings, checked, model), constraints
 
 
 def load_model(settings: ModelSettings, world: World) -> PagedModel:
+    """Check and load a checkpoint: see `check_checkpoint` and `load_checked`."""
+    return load_checked(settings, check_checkpoint(settings, world.world_size), world)
+
+
+def load_checked(settings: ModelSettings, checked: CheckedCheckpoint, world: World) -> PagedModel:
     """Read a checkpoint, or this rank's part of it, and prove that it can be served.
 
     Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused, each
     with the reason, and OutOfMemory when the weights do not fit.
     """
-    checked = check_checkpoint(settings, world.world_size)
     _require_room(settings.device, checked.bytes_of_rank, world)
     if checked.recipe is None:
         return _load_zoo(settings, checked, world, checked.fallback_reason)
@@ -282,51 +285,6 @@ def new_sampler(
     )
 
 
-def device_of(name: str, local_rank: int, num_gpus: int) -> torch.device:
-    """The device of a rank, by --device: the GPU of its number on this machine.
-
-    num_gpus: that the machine has. Where it has some and torch finds none, nothing is computed on
-    the CPU unless that was asked for. Raises ConfigRefused.
-    """
-    if name == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        if name == "auto" and num_gpus == 0:
-            return torch.device("cpu")
-        raise ConfigRefused(
-            f"--device {name}: torch {torch.__version__} (CUDA {torch.version.cuda}) finds no CUDA"
-            f" device, and the machine has {num_gpus} (driver: {driver_version()}); install torch"
-            " for CUDA and a driver that it knows, or serve with --device cpu"
-        )
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigRefused(
-            f"LOCAL_RANK {local_rank} has no GPU: torch finds {torch.cuda.device_count()} on this"
-            f" machine, which has {num_gpus}"
-        )
-    return torch.device("cuda", local_rank)
-
-
-def driver_version() -> str:
-    """NVIDIA's driver, or that there is none."""
-    try:
-        words = _DRIVER.read_text().split()
-    except OSError:
-        return "none"
-    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
-
-
-def model_settings(settings: ServeConfig, folder: Path, device: torch.device) -> ModelSettings:
-    """The model's settings, from the configuration."""
-    return ModelSettings(
-        folder=folder,
-        dtype=settings.dtype,
-        device=device,
-        trust_remote_code=settings.trust_remote_code,
-        attention=settings.attention,
-        quantize=settings.quantize,
-    )
-
-
 def _require_room(device: torch.device, rank_bytes: int, world: World) -> None:
     """Raises OutOfMemory, on all ranks or on none: none reads weights before all have measured."""
     available = available_bytes(device)
@@ -345,7 +303,7 @@ def _guides(model: PagedModel, constraints: ConstraintCache) -> MaskScheduler:
     )
 
 
-def _info(settings: ServeConfig, model: PagedModel) -> ModelInfo:
+def _info(settings: ServeConfig, checked: CheckedCheckpoint, model: PagedModel) -> ModelInfo:
     return ModelInfo(
         model_id=settings.model_id,
         model_type=model.model_type,
@@ -361,4 +319,7 @@ def _info(settings: ServeConfig, model: PagedModel) -> ModelInfo:
         rank=settings.rank,
         is_invariant=model.is_invariant,
         fallback_reason=model.fallback_reason,
+        num_parameters=checked.num_parameters,
+        weights_bytes=bytes_of_rank(settings, checked),
+        bytes_per_block=model.bytes_per_block,
     )

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers import __version__ as transformers_version
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.quantizers.auto import AutoHfQuantizer
 
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused, OutOfMemory
 from model_server.model.model import EAGER, HfModel
@@ -62,6 +63,30 @@ def build_empty(config: Any, *, trust_remote_code: bool) -> HfModel:
         ) from error
 
 
+def check_quantization(folder: Path, config: Any, device: torch.device, reason: str) -> None:
+    """Raise ModelRefused where what the checkpoint was quantized with is not installed, or its
+    weights cannot be used on `device`.
+
+    reason: why transformers has to load it
+    """
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        return
+    try:
+        quantizer = AutoHfQuantizer.from_config(quantization, pre_quantized=True)
+        quantizer.validate_environment(device_map=_device_map(device), weights_only=True)
+    # Each quantizer looks for its packages in its own way.
+    except Exception as error:
+        raise ModelRefused(
+            f"{folder / 'config.json'}: quantization_config: {reason}, and transformers"
+            f" {transformers_version} cannot load such weights here: {_brief(error)}"
+        ) from error
+
+
+def _device_map(device: torch.device) -> dict[str, torch.device] | None:
+    return None if device.type == "cpu" else {"": device}
+
+
 def build_parts(
     config: Any, names: Collection[str], device: torch.device, *, trust_remote_code: bool
 ) -> Any:
@@ -103,8 +128,8 @@ def load(
     options: dict[str, Any] = {}
     if num_shards > 1:
         options = _tensor_parallel(num_shards)
-    elif device.type != "cpu":
-        options = {"device_map": {"": device}}
+    else:
+        options = {"device_map": _device_map(device)}
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     try:
         module, report = from_pretrained(

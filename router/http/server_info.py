@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+from processes.capacity import Capacity, Pool
 from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig
 from router.http.request_validator import RequestRecord
@@ -123,11 +124,15 @@ def constraint_fields(end: Finished) -> dict[str, Any]:
 
 def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits:
     """Raises StartupFailed when the flags ask for more than model and pool can hold."""
+    shown = Pool(pool.num_blocks, pool.block_size, info.bytes_per_block)
+    reason = shown.too_long(config.max_input_tokens, config.max_total_tokens)
+    if reason is not None:
+        raise StartupFailed(reason)
     max_total_len = config.max_total_tokens or pool.max_total_len
     if max_total_len > pool.max_total_len:
         raise StartupFailed(
-            f"--max-total-tokens {max_total_len}: the model and its KV cache "
-            f"({pool.num_blocks} blocks of {pool.block_size}) hold {pool.max_total_len} at most"
+            f"--max-total-tokens {max_total_len}: must be at most {pool.max_total_len}, the model's"
+            " longest context"
         )
     max_input_len = config.max_input_tokens or max_total_len - 1
     if max_input_len >= max_total_len:
@@ -150,15 +155,27 @@ def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits
     )
 
 
+def capacity_of(info: ModelInfo, pool: PoolLimits, limits: Limits) -> Capacity:
+    """What the log says of the model."""
+    return Capacity(
+        num_parameters=info.num_parameters,
+        dtype=info.dtype,
+        executor=info.executor,
+        num_shards=info.world_size,
+        max_total_len=limits.max_total_len,
+        weights_bytes=info.weights_bytes,
+        pool=Pool(pool.num_blocks, pool.block_size, info.bytes_per_block),
+    )
+
+
 def server_info(
     config: RouterConfig, num_shards: int, info: ModelInfo, pool: PoolLimits, limits: Limits
 ) -> ServerInfo:
     """The server information that routes answer."""
-    model_id = config.tokenizer_name or info.model_id
-    served_name = config.served_model_name or model_id
+    served_name = config.served_model_name or info.model_id
     return ServerInfo(
         model_id=served_name,
-        model_names=tuple(dict.fromkeys((served_name, model_id, info.model_id))),
+        model_names=tuple(dict.fromkeys((served_name, *_names_of(info.model_id)))),
         limits=limits,
         version=version("tandem"),
         created_s=int(time.time()),
@@ -176,6 +193,11 @@ def server_info(
         max_batch_prefill_tokens=config.max_batch_prefill_tokens,
         max_batch_size=config.batch_size,
     )
+
+
+def _names_of(model_id: str) -> tuple[str, str]:
+    """The id, and its last name: of a folder, or of the hub's OWNER/NAME."""
+    return model_id, model_id.rstrip("/").rpartition("/")[2] or model_id
 
 
 def _compute_type(info: ModelInfo) -> str:

@@ -86,6 +86,11 @@ class ChatTemplate:
         """The templates that there are."""
         return tuple(sorted(self._templates))
 
+    @property
+    def faults(self) -> list[TemplateFailed]:
+        """Of the templates that cannot be compiled."""
+        return [each for each in self._templates.values() if isinstance(each, TemplateFailed)]
+
     def reads(self, variable: str, *, name: str | None = None, with_tools: bool = False) -> bool:
         """Whether the template that `render` would take reads a variable. Raises TemplateFailed."""
         return variable in self._compiled(name or self._choose(with_tools)).variables

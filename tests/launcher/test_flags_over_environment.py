@@ -33,8 +33,8 @@ def found(name: str, flag: str, environ: dict[str, str]) -> list[bool]:
     by_flag = CommandLine(serve_settings(), "launcher serve", "").parse([flag])
     ranks = {"NUM_SHARD": "2"} if flag == "--sharded" else {}
     config = read_settings(LaunchConfig, by_flag, environ | ranks)
-    deployment, _ = deployment_of(config, ["m"], by_flag, environ, "/tmp/x")
-    shard_argv = deployment.shard_argv()[3:]
+    deployment = deployment_of(config, ["m"], by_flag, environ, "/tmp/x")
+    shard_argv = deployment.shard_argv(None)[3:]
     everywhere: list[Any] = [
         config,
         read_router(deployment.router_flags, environ),

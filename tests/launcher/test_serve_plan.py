@@ -24,7 +24,7 @@ def deployment(*argv: str, **environ: str) -> Deployment:
     config = read_settings(LaunchConfig, flags, environ)
     models = model_ids(config, environ)
     flags = with_defaults(models, flags, environ)
-    return deployment_of(config, models, flags, environ, "/tmp/x")[0]
+    return deployment_of(config, models, flags, environ, "/tmp/x")
 
 
 def test_each_process_gets_the_flags_that_it_has() -> None:

@@ -53,6 +53,29 @@ async def test_a_death_notice_names_the_code_and_the_last_lines() -> None:
     assert "\n    50\n" not in notice
 
 
+async def test_the_error_that_ends_a_child_is_its_death_notice_and_no_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    console = Console()
+    code = "print('error: not yet'); print('hm'); print('error: no weights'); raise SystemExit(1)"
+    child = await python(code, "shard 0", console)
+    await child.wait()
+    console.flush()
+    assert child.death_notice() == "shard 0: no weights"
+    assert capfd.readouterr().err.splitlines() == ["shard 0 | error: not yet", "shard 0 | hm"]
+
+
+async def test_a_progress_bar_is_known_before_its_line_ends() -> None:
+    bar = "import sys, time; sys.stdout.write('\\r10%\\r20%'); time.sleep(60)"
+    child = await python(bar)
+    while child.progress is None:
+        await asyncio.sleep(0.01)
+    child.kill_group()
+    await child.wait()
+    assert child.progress == "20%"
+    assert child.last_lines == ("20%",)
+
+
 async def test_a_death_by_signal_is_named() -> None:
     child = await python("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
     await child.wait()

@@ -116,7 +116,7 @@ def test_a_revision_reaches_the_download() -> None:
 def test_no_child_outlives_a_launcher_that_was_killed() -> None:
     parent = f"--parent-pid {os.getpid()}"
     each = (
-        deployment().shard_argv(),
+        deployment().shard_argv(None),
         deployment().download_argv(),
     )
     for argv in (*each, deployment().router_argv(Path("t"))):

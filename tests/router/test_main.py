@@ -226,8 +226,8 @@ async def test_more_tokens_than_the_pool_holds_are_refused_with_the_numbers(
     async with unstarted_over(FakeShard(num_blocks=64, block_size=4), *named) as router:
         assert await router.ended() == 1
         assert router.log == [
-            "error: --max-total-tokens 300: the model and its KV cache (64 blocks of 4) hold "
-            "256 at most\n"
+            "error: --max-total-tokens 300: must be at most 256, for a KV pool of 0.0 KiB "
+            "(64 blocks of 4 tokens) is all that fits\n"
         ]
 
 

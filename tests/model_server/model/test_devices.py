@@ -8,7 +8,7 @@ import torch
 
 from model_server.errors import ConfigRefused, ModelRefused
 from model_server.model.checkpoint_check import _resolve_dtype
-from model_server.model.loading import device_of
+from model_server.model.preflight import device_of
 
 CUDA = torch.device("cuda", 0)
 

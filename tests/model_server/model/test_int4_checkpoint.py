@@ -13,7 +13,7 @@ from torch import Tensor
 
 from model_server.engine.distributed import World
 from model_server.engine.step import SequenceStep, StepInputs
-from model_server.errors import CheckpointBroken
+from model_server.errors import CheckpointBroken, ModelRefused
 from model_server.executor.int4_weight import Int4Weight, packed, unpacked
 from model_server.model import zoo
 from model_server.model.checkpoint_check import ModelSettings, check_checkpoint
@@ -132,9 +132,9 @@ def test_what_is_not_read_here_is_left_to_transformers(tmp_path: Path) -> None:
     content = json.loads((folder / "config.json").read_text())
     content["quantization_config"] = {"quant_method": "gptq", "bits": 8}
     (folder / "config.json").write_text(json.dumps(content))
-    checked = check_checkpoint(ModelSettings(folder, CPU, dtype="float32"), 1)
-    assert checked.recipe is None
-    assert checked.fallback_reason == "its checkpoint is quantized by gptq with bits 8: 4 is read"
+    reason = r"quantized by gptq with bits 8: 4 is read, and transformers .* requires optimum"
+    with pytest.raises(ModelRefused, match=reason):
+        check_checkpoint(ModelSettings(folder, CPU, dtype="float32"), 1)
 
 
 @pytest.mark.parametrize("name", ["qweight", "qzeros", "scales"])

@@ -180,7 +180,7 @@ def _truncate(folder: Path) -> None:
     [
         (_drop_a_weight, CheckpointBroken, r"lacks weights .* \(1\): model.layers.1.mlp.up_proj"),
         (_drop_a_layer_of_the_config, CheckpointBroken, "lacks weights that the model needs"),
-        (_widen_the_config, ModelRefused, "cannot be loaded|another shape"),
+        (_widen_the_config, CheckpointBroken, r"the shape \[96, 64\], and by config.json"),
         (_truncate, CheckpointBroken, "is truncated"),
         (
             lambda folder: edit_json(folder / "config.json", model_type="no-such-model"),
