@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers figures structures proto proto-check \
-        web web-check conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit dist docs gpu-check demo-model clean
+        web web-check conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit dist docs diagrams gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -192,6 +192,9 @@ $(DOCS_VENV)/.installed: | $(BIN)/python
 
 docs: $(DOCS_VENV)/.installed  ## Build the documentation into build/docs; a broken link is an error.
 	@NO_MKDOCS_2_WARNING=1 $(DOCS_VENV)/bin/mkdocs build --quiet --strict
+
+diagrams: install  ## Draw the diagrams of docs/ from their text (needs Graphviz).
+	@$(BIN)/python -m tests.architecture.diagrams
 
 dist: $(LOCK_VENV)/.installed  ## Build the wheel and the source distribution into dist/.
 	@rm -rf dist

@@ -1,24 +1,30 @@
-"""`make bench`: the bundled model under load, one shard step alone, the router alone.
+"""The bundled model under load, one shard step alone, the router alone.
 
-Each part prints one JSON object on a line of its own; a line on stderr says what comes.
+    python -m bench
+
+The same as `make bench`. Each part prints one JSON object on a line of its own; a line on stderr
+says what comes.
 """
 
 import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from tokenizers import Tokenizer
 
+from bench.command_line import parser_of
 from bench.load import Load, Target, random_prompts, run
 from bench.processes import running, tandem
 from launcher.config import BUNDLED_MODEL
 from processes.addresses import free_port
 
 
-def main() -> int:
+def main(argv: Sequence[str]) -> int:
     """Answers the exit code: 1 when a part failed."""
+    parser_of(__doc__).parse_args(argv)
     _say("one step of the bundled model")
     failed = subprocess.run(
         [sys.executable, "-m", "bench.step", str(BUNDLED_MODEL)], check=False
@@ -49,4 +55,4 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

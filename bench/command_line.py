@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import track
@@ -18,9 +18,15 @@ def parser_of(document: str | None) -> argparse.ArgumentParser:
     """
     lines = (document or "").splitlines()
     command = next(line.split() for line in lines if line.startswith("    python -m "))
-    return argparse.ArgumentParser(
-        prog=" ".join(command[:3]), description=document, formatter_class=_Help
-    )
+    return _Parser(prog=" ".join(command[:3]), description=document, formatter_class=_Help)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Lists every option with its default, those without a help of their own as well."""
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        options.setdefault("help", names[0].lstrip("-").replace("-", " "))
+        return super().add_argument(*names, **options)
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -28,11 +34,16 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
 
 
 def progress(items: Sequence[T], noun: str) -> Iterator[T]:
-    """The items, while stderr shows how many are done and how long the rest will take."""
+    """The items, while stderr shows how many are done: a bar on a terminal, else a line for each
+    tenth. Several tasks may take them by turns.
+    """
     console = Console(stderr=True)
     if console.is_terminal:
         yield from track(items, noun, console=console)
         return
+    last_tenth = -1
     for number, item in enumerate(items):
-        sys.stderr.write(f"{noun}: {number} of {len(items)}\n")
+        if (tenth := 10 * number // len(items)) > last_tenth:
+            last_tenth = tenth
+            sys.stderr.write(f"{noun}: {number} of {len(items)}\n")
         yield item

@@ -23,6 +23,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from bench.command_line import parser_of, progress
 from bench.load import Load, random_prompts
 from bench.processes import running, tandem
 from bench.sse_client import post_events
@@ -101,7 +102,7 @@ async def _throughput(url: str, model: Path, args: argparse.Namespace) -> dict[s
     ratios: dict[str, list[float]] = {kind: [] for kind in _GRAMMARS}
     rates: dict[str, list[float]] = {kind: [] for kind in (*_GRAMMARS, "plain")}
     mean_len: dict[str, float] = {}
-    for round_number in range(args.rounds):
+    for round_number in progress(range(args.rounds), "rounds"):
         for kind, grammar in _GRAMMARS.items():
             seed = round_number * 2 + (kind == "json")
             # The twins have prompts of their own, so that no prefix cache helps one of them.
@@ -175,8 +176,7 @@ async def _first_tokens(url: str, num_schemas: int) -> dict[str, object]:
 
 def main(argv: Sequence[str]) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.constrained", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--requests", type=int, default=64)

@@ -28,6 +28,7 @@ from typing import Any
 
 import httpx
 
+from bench.command_line import parser_of, progress
 from bench.processes import blocks_used, resident_mib, running, tandem, tree
 from bench.sse_client import HttpError, post_events
 from launcher.config import BUNDLED_MODEL
@@ -143,9 +144,8 @@ async def _run(url: str, pid: int, fault: str, arguments: argparse.Namespace) ->
     await asyncio.gather(*(stream.run(url) for stream in undisturbed))
     expected = [stream.text for stream in undisturbed]
     outcome = Outcome()
-    for trial in range(arguments.trials):
+    for _ in progress(range(arguments.trials), f"trials of {fault}"):
         await _trial(url, pid, fault, expected, arguments.output_len, outcome)
-        sys.stderr.write(f"{fault}: trial {trial + 1} of {arguments.trials}\n")
     return outcome
 
 
@@ -197,7 +197,7 @@ def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Answers the exit code."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--faults", default=",".join(FAULTS), help="which, separated by commas")
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)

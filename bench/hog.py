@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from bench.command_line import parser_of
 from bench.load import Load, random_prompts
 from bench.processes import running, tandem
 from bench.sse_client import post_events
@@ -108,7 +109,7 @@ async def _measure(url: str, args: argparse.Namespace) -> dict[str, object]:
 
 def main(argv: Sequence[str]) -> int:
     """Answers the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.hog")
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--hogs", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=60.0)

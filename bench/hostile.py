@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bench.command_line import parser_of
 from bench.hostile_senders import CHECK, GENERATE
 from bench.processes import running, tandem
 from bench.sse_client import post_events
@@ -165,7 +166,7 @@ def _explained(gaps: Iterable[Gap], sent: Sequence[Sent]) -> Iterable[list[Any]]
 
 def main(argv: Sequence[str]) -> int:
     """Answers the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.hostile")
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=256)

@@ -27,6 +27,7 @@ import numpy as np
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
+from bench.command_line import parser_of, progress
 from bench.processes import running, tandem
 from bench.sse_client import HttpError, post_events
 from launcher.config import BUNDLED_MODEL
@@ -185,7 +186,7 @@ async def _measure(url: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         watch.seen = _Seen()
         await asyncio.sleep(_ALONE_S)
         rows.append({"body": "none", **watch.seen.row()})
-        for name, (path, body) in chosen:
+        for name, (path, body) in progress(chosen, "bodies"):
             watch.seen = _Seen()
             for _ in range(args.repeats):
                 came = await loop.run_in_executor(sender, _post, url, path, body)
@@ -206,7 +207,7 @@ def _chosen(only: str) -> Iterator[tuple[str, tuple[str, bytes]]]:
 
 def main(argv: Sequence[str]) -> int:
     """Answers the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.hostile_bodies")
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=5)

@@ -9,7 +9,6 @@ Prompts are random tokens of the named tokenizer, of exactly `--prompt-len` toke
 each request, so that no prefix cache helps.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -17,12 +16,13 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from bench.command_line import parser_of, progress
 from bench.sse_client import HttpError, post_events
 
 APIS = ("tgi", "openai", "chat")
@@ -116,9 +116,12 @@ def _plain_words(tokenizer: Tokenizer) -> list[str]:
     return words
 
 
-async def run(target: Target, load: Load, prompts: Sequence[str]) -> Report:
+async def run(
+    target: Target, load: Load, prompts: Sequence[str], *, shows_progress: bool = False
+) -> Report:
     """Send every prompt once and report."""
-    bodies = [_body(target, load, prompt) for prompt in prompts]
+    asked = [_body(target, load, prompt) for prompt in prompts]
+    bodies = progress(asked, "requests") if shows_progress else iter(asked)
     url = target.url.rstrip("/") + _PATHS[target.api]
     started_s = time.perf_counter()
     if load.concurrency is not None:
@@ -129,12 +132,11 @@ async def run(target: Target, load: Load, prompts: Sequence[str]) -> Report:
     return report(traces, time.perf_counter() - started_s)
 
 
-async def _closed_loop(url: str, bodies: Sequence[bytes], concurrency: int) -> list[Trace]:
-    waiting = iter(bodies)
+async def _closed_loop(url: str, bodies: Iterator[bytes], concurrency: int) -> list[Trace]:
     traces: list[Trace] = []
 
     async def client() -> None:
-        for body in waiting:
+        for body in bodies:
             traces.append(await _one(url, body))
 
     await asyncio.gather(*(client() for _ in range(concurrency)))
@@ -142,7 +144,7 @@ async def _closed_loop(url: str, bodies: Sequence[bytes], concurrency: int) -> l
 
 
 async def _open_loop(
-    url: str, bodies: Sequence[bytes], rate: float, draw: random.Random
+    url: str, bodies: Iterator[bytes], rate: float, draw: random.Random
 ) -> list[Trace]:
     tasks = []
     for body in bodies:
@@ -246,8 +248,7 @@ def _percentile_ms(seconds: Sequence[float], percent: int) -> float:
 
 def main(argv: Sequence[str], write: Callable[[str], object] = sys.stdout.write) -> int:
     """The command line. Exit code 1 when any request failed."""
-    parser = argparse.ArgumentParser(prog="python -m bench.load", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:3000")
     parser.add_argument("--api", choices=APIS, default="tgi")
     parser.add_argument("--model", default="tgi", help="model name for OpenAI's APIs")
@@ -273,7 +274,7 @@ def main(argv: Sequence[str], write: Callable[[str], object] = sys.stdout.write)
     )
     tokenizer = Tokenizer.from_file(str(args.tokenizer / "tokenizer.json"))
     target = Target(args.url, args.api, args.model)
-    done = asyncio.run(run(target, load, random_prompts(tokenizer, load)))
+    done = asyncio.run(run(target, load, random_prompts(tokenizer, load), shows_progress=True))
     write(json.dumps({"target": asdict(target), "load": asdict(load)} | asdict(done)) + "\n")
     return 1 if done.num_errors else 0
 

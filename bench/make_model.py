@@ -11,7 +11,6 @@ embeddings, greedy decoding repeats one token for ever. The tokenizer is a byte-
 made-up words, so that any text goes in and every token comes out as text.
 """
 
-import argparse
 import itertools
 import random
 import sys
@@ -22,6 +21,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from bench.command_line import parser_of
 
 VOCAB_SIZE = 32_000
 _HIDDEN_SIZE = 768
@@ -101,8 +102,7 @@ def tokenizer(vocab_size: int = VOCAB_SIZE, seed: int = 0) -> PreTrainedTokenize
 
 def main() -> None:
     """Write the checkpoint into the folder named on the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.make_model", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--vocab-size", type=int, default=VOCAB_SIZE)

@@ -10,7 +10,6 @@ token. The worst mask is measured by the clock and by its thread's CPU time: on 
 clock includes other processes. Prints JSON, in milliseconds.
 """
 
-import argparse
 import itertools
 import json
 import random
@@ -25,6 +24,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from bench.command_line import parser_of
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
@@ -62,8 +62,7 @@ _EXPRESSIONS = {
 
 def main() -> None:
     """Measure, and print what was found."""
-    parser = argparse.ArgumentParser(prog="python -m bench.masks", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=20)
     args = parser.parse_args()

@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.command_line import parser_of
 from bench.processes import running, tandem
 from bench.sse_client import HttpError, post_events
 from launcher.config import BUNDLED_MODEL
@@ -185,8 +186,7 @@ async def _measure(url: str, args: argparse.Namespace) -> dict[str, object]:
 
 def main(argv: Sequence[str]) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--queue", type=int, default=16)

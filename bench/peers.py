@@ -1,7 +1,7 @@
 """Tandem against what a user would run on a CPU instead: the same model, one load, in turns.
 
-    python -m bench.make_model /tmp/llama-100m
     python -m bench.peers --install vllm             (or openvino, llama, transformers)
+    python -m bench.make_model /tmp/llama-100m
     python -m bench.peers --model /tmp/llama-100m --out /tmp/peers [--neighbours 1] [--rounds 3]
 
 All servers are up all the time and one of them works, the others are stopped: A B C A B C ... A
@@ -26,6 +26,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from bench import peer_report
+from bench.command_line import parser_of
 from bench.load import Load, Report, random_prompts, run
 from bench.peer_recipes import DEFAULT_CACHE, RECIPES, Recipe
 from bench.peer_report import TANDEM, Sample
@@ -187,8 +188,7 @@ def _compare(args: argparse.Namespace) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("--install", choices=RECIPES, help="install one peer, and no more")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where peers live")
     parser.add_argument("--model", type=Path)

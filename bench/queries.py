@@ -10,19 +10,19 @@ end in an error that says so. Prints JSON; exit code 1 if a condition is broken 
 error is none of these.
 """
 
-import argparse
 import asyncio
 import json
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from bench.command_line import parser_of, progress
 from bench.processes import running, tandem
 from client.calls import Model
 from client.errors import ConstraintRefused, TandemError
@@ -100,7 +100,7 @@ def _made(program: RandomProgram, result: Result[object], trace: Path) -> dict[s
 
 async def _judge_all(url: str, seeds: Sequence[int], concurrency: int) -> Tally:
     tally = Tally()
-    todo: Iterator[int] = iter(seeds)
+    todo = progress(seeds, "programs")
 
     async def work(model: Model, folder: Path) -> None:
         for seed in todo:
@@ -115,7 +115,7 @@ async def _judge_all(url: str, seeds: Sequence[int], concurrency: int) -> Tally:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Answers the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.queries")
+    parser = parser_of(__doc__)
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program")
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)

@@ -6,7 +6,6 @@ It listens at the Unix socket PATH and says so on stdout. A step takes
 `--step-s`, or no time at all.
 """
 
-import argparse
 import asyncio
 import contextlib
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import uvloop
 
+from bench.command_line import parser_of
 from bench.processes import process, until
 from proto import generate_pb2 as pb
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
@@ -128,8 +128,7 @@ async def _serve(path: str, step_s: float) -> None:
 
 def main(argv: Sequence[str]) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.quick_shard", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("path", metavar="PATH")
     parser.add_argument("--step-s", type=float, default=0.0)
     args = parser.parse_args(argv)

@@ -14,7 +14,6 @@ text (detokenizer, events), gRPC (messages and calls, real ones to the shard), S
 rest of the total is HTTP, ASGI and the event loop.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -31,6 +30,7 @@ from typing import cast
 
 import uvloop
 
+from bench.command_line import parser_of, progress
 from bench.processes import cpu_s
 from bench.quick_shard import (
     BLOCK_SIZE,
@@ -232,7 +232,10 @@ def run(num_streams: int, num_tokens: int, num_rounds: int) -> dict[str, object]
             Path(folder), "--max-concurrent-requests", str(2 * num_streams)
         ) as served:
             measure_round(served, num_streams, min(32, num_tokens))
-            rounds = [measure_round(served, num_streams, num_tokens) for _ in range(num_rounds)]
+            rounds = [
+                measure_round(served, num_streams, num_tokens)
+                for _ in progress(range(num_rounds), "rounds")
+            ]
             tokenizer = Tokenizer.load(served.tokenizer_folder)
         with quick_shard(Path(folder)) as (path, _):
             grpc = best(lambda: uvloop.run(grpc_us(path, num_streams)))
@@ -269,8 +272,7 @@ def _report(
 
 def main(argv: Sequence[str]) -> int:
     """The command line; prints one JSON object."""
-    parser = argparse.ArgumentParser(prog="python -m bench.router", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import httpx
 
+from bench.command_line import parser_of
 from bench.processes import blocks_used, resident_mib
 from bench.sse_client import HttpError, post_events
 
@@ -143,8 +144,7 @@ async def _run(args: argparse.Namespace) -> dict[str, object]:
 
 def main(argv: Sequence[str]) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.soak", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:3000")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--leavers", type=int, default=2_000)

@@ -10,7 +10,6 @@ on a shared machine, `median` the one to expect. `floor` is what reading weights
 at the bandwidth that all threads reach together: no step is faster.
 """
 
-import argparse
 import ctypes
 import json
 import random
@@ -25,6 +24,7 @@ import torch
 import transformers
 
 from bench.chart import Line, lines
+from bench.command_line import parser_of
 from model_server.engine.distributed import World
 from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
@@ -147,8 +147,7 @@ def _chart(found: Sequence[StepTimes]) -> str:
 
 def main() -> None:
     """Measure what the command line names."""
-    parser = argparse.ArgumentParser(prog="python -m bench.step", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")

@@ -9,7 +9,6 @@ shortest legal text and up to five tokens more), a third with stop strings. Ever
 `where`; a refusal must state its reason. Prints JSON; exit code 1 if one is wrong.
 """
 
-import argparse
 import asyncio
 import json
 import random
@@ -24,6 +23,7 @@ from typing import Any
 import httpx
 
 from bench import make_model
+from bench.command_line import parser_of, progress
 from bench.constraint_pool import PooledConstraint, pool
 from bench.processes import running, tandem
 from processes.addresses import free_port
@@ -104,16 +104,16 @@ async def _shortest_len(client: httpx.AsyncClient, constraint: PooledConstraint)
 
 async def _measure(url: str, num_requests: int, concurrency: int) -> Tally:
     tally = Tally()
-    gate = asyncio.Semaphore(concurrency)
+    numbers = progress(range(num_requests), "requests")
     constraints = pool()
 
     async with httpx.AsyncClient(base_url=url, timeout=_TIMEOUT_S) as client:
 
-        async def one(number: int) -> None:
-            async with gate:
+        async def work() -> None:
+            for number in numbers:
                 await _ask(client, constraints[number % len(constraints)], number, tally)
 
-        await asyncio.gather(*(one(number) for number in range(num_requests)))
+        await asyncio.gather(*(work() for _ in range(concurrency)))
     return tally
 
 
@@ -126,8 +126,7 @@ def random_model(folder: Path) -> Path:
 
 def main(argv: Sequence[str]) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench.validity", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--concurrency", type=int, default=16)

@@ -134,12 +134,17 @@ def _dry_run(
     if models == [AUTO]:
         raise BadConfig("--dry-run: auto names no model that could be checked")
     router = read_settings(RouterConfig, by_flag, os.environ)
-    console = Console(router.json_output)
+    console = _console(router.json_output)
     codes = []
     for model in models or [str(BUNDLED_MODEL)]:
         deployment = deployment_of(config, [model], by_flag, os.environ, folder)
         codes.append(asyncio.run(dry_run(deployment, router.batch_size, environ, console)))
     return max(codes)
+
+
+def _console(as_json: bool) -> Console:
+    """On a terminal it has colours, unless somebody wants none (https://no-color.org)."""
+    return Console(as_json, has_colours=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
 
 
 def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> None:
@@ -154,7 +159,7 @@ def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> No
 
 
 async def _run(deployment: Deployment, environ: Mapping[str, str]) -> int:
-    return await Supervisor(deployment, environ, Console(deployment.json_output)).run()
+    return await Supervisor(deployment, environ, _console(deployment.json_output)).run()
 
 
 @app.command("download-weights", short_help="Fetch a checkpoint and print its folder.")

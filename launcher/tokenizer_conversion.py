@@ -78,7 +78,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("target", type=Path)
     parser.add_argument("--trust-remote-code", action="store_true")
     given = parser.parse_args(argv)
-    logging.disable(logging.WARNING)
     try:
         convert(given.folder, given.target, trust_remote_code=given.trust_remote_code)
     except NotConverted as error:
@@ -88,4 +87,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Notes of the library's, which concern nobody here.
+    logging.disable(logging.WARNING)
     sys.exit(main(sys.argv[1:]))

@@ -23,6 +23,11 @@ _STANDARD_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "ascti
 _QUIET_LOGGERS = ("uvicorn", "httpx", "huggingface_hub")
 
 
+# Select Graphic Rendition (ECMA-48, 8.3.117).
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_COLOURS = (("\x1b[31m", ("error:", " ERROR ", " CRITICAL ")), ("\x1b[33m", (" WARNING ",)))
+
+
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -80,10 +85,14 @@ def start_logging(level: str, *, json_output: bool) -> None:
 
 
 class Console:
-    """Lines on stderr, each behind its process's name; `as_json`: each one a JSON object."""
+    """Lines on stderr, each behind its process's name; `as_json`: each one a JSON object.
 
-    def __init__(self, as_json: bool = False) -> None:
+    has_colours: names are dim, warnings yellow and errors red, as terminals show it
+    """
+
+    def __init__(self, as_json: bool = False, *, has_colours: bool = False) -> None:
         self.as_json = as_json
+        self._has_colours = has_colours
         self._lines = LogWriter(sys.stderr, self._dropped_line)
         self._texts = LogWriter(sys.stdout, lambda num_dropped: "")
 
@@ -105,7 +114,12 @@ class Console:
         self._texts.flush()
 
     def _line(self, name: str, line: str, level: str) -> str:
-        return f"{_object(name, line, level)}\n" if self.as_json else f"{name} | {line}\n"
+        if self.as_json:
+            return f"{_object(name, line, level)}\n"
+        if not self._has_colours:
+            return f"{name} | {line}\n"
+        colour = next((code for code, words in _COLOURS if any(word in line for word in words)), "")
+        return f"{_DIM}{name} |{_PLAIN} {colour}{line}{_PLAIN if colour else ''}\n"
 
     def _dropped_line(self, num_dropped: int) -> str:
         return self._line("launcher", _dropped(num_dropped), "WARNING")

@@ -8,7 +8,6 @@ Prints a table; with `--out` it is written there as gpu-check.md and gpu-check.j
 bound is not kept, or when a part ends by an error. Without a CUDA device it says so and succeeds.
 """
 
-import argparse
 import sys
 import time
 import traceback
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from bench.command_line import parser_of
 from bench.gpu_check import machine, peer, serving, speed, tests
 from bench.gpu_check.rows import Part, Row, Sizes, failed, markdown, write
 
@@ -31,7 +31,7 @@ PARTS: Mapping[str, Part] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Answers the exit code."""
-    parser = argparse.ArgumentParser(prog="bench.gpu_check")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", default=",".join(PARTS), help="parts, separated by commas")
     parser.add_argument("--out", type=Path, help="folder of gpu-check.md and gpu-check.json")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on a CPU")

@@ -89,7 +89,7 @@ def fleeted(*flags: str) -> Iterator[Served]:
 
 @contextlib.contextmanager
 def _launched(model_id: str, name: str, *flags: str) -> Iterator[Served]:
-    port = _free_port()
+    port = free_port()
     words = ("-m", "launcher", "serve", model_id)
     with _process(*words, "--port", str(port), "--device", "cpu", *flags) as (process, said):
         served = Served(f"http://127.0.0.1:{port}", name)
@@ -183,7 +183,8 @@ def _wait_until_ready(
     raise AssertionError("the server did not become ready; it said:\n" + "".join(said))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

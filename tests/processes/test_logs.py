@@ -5,6 +5,10 @@ import subprocess
 import sys
 from datetime import datetime
 
+import pytest
+
+from processes.logs import Console
+
 SAY = """
 import logging
 from processes.logs import start_logging
@@ -51,3 +55,16 @@ def test_text_is_for_people() -> None:
     text = logged(as_json=False)
     assert text.splitlines()[0].endswith("WARNING router.voice: 3 things")
     assert "ZeroDivisionError" in text
+
+
+def test_a_terminal_gets_colours(capfd: pytest.CaptureFixture[str]) -> None:
+    console = Console(has_colours=True)
+    console.say("error: no weights", "ERROR")
+    console.pass_on("router", "05:04 WARNING router: hm")
+    console.pass_on("router", "05:04 INFO router: ready")
+    console.flush()
+    assert capfd.readouterr().err.splitlines() == [
+        "\x1b[2mlauncher |\x1b[0m \x1b[31merror: no weights\x1b[0m",
+        "\x1b[2mrouter |\x1b[0m \x1b[33m05:04 WARNING router: hm\x1b[0m",
+        "\x1b[2mrouter |\x1b[0m 05:04 INFO router: ready",
+    ]

@@ -2,9 +2,6 @@
 
 import ast
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,18 +77,3 @@ def test_its_shell_lines_ask_for_what_can_be_read() -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_it_names_every_function(name: str) -> None:
     assert re.search(rf"`[^`]*\b{name}\(", LANGUAGE)
-
-
-def test_what_it_shows_of_a_check_is_what_is_printed() -> None:
-    runs = [
-        subprocess.run(
-            [sys.executable, "-m", "launcher", *shlex.split(command)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        for command in re.findall(r"^launcher (check --type .*)$", PAGE, re.MULTILINE)
-    ]
-    assert [run.stdout for run in runs] == blocks("checked"), [run.stderr for run in runs]
-    assert [run.returncode for run in runs] == [1, 1]

@@ -1,0 +1,134 @@
+"""What README and docs/ show is run.
+
+```python    the blocks of a page are one program, in their order
+```sh        a command, of curl or launcher
+```printed   what the command of the block before prints
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.serving import ROOT, Served, tandem_python
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+# Elsewhere each of its snippets is a test by itself (tests/examples).
+ELSEWHERE = {"queries.md"}
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_ADDRESS = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):3000")
+_LAUNCHER = re.compile(r"^(?:\.venv/bin/)?launcher\b", re.MULTILINE)
+# How long it took, and what others have left in the cache.
+_VARYING = re.compile(r"\[requests: .*?\]\n")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a page."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(page.name, text.count("\n", 0, match.start()) + 1, match[1], match[2])
+        for match in _BLOCK.finditer(text)
+    ]
+
+
+def programs() -> dict[str, str]:
+    """By page."""
+    of_pages = {
+        page.name: "\n".join(block.code for block in blocks(page) if block.language == "python")
+        for page in PAGES
+        if page.name not in ELSEWHERE
+    }
+    return {name: program for name, program in of_pages.items() if program}
+
+
+def commands() -> list[tuple[Block, str | None]]:
+    """With what the page says that they print; None: it does not say."""
+    end = Block("", 0, "", "")
+    return [
+        (block, behind.code if behind.language == "printed" else None)
+        for page in PAGES
+        for block, behind in pairwise([*blocks(page), end])
+        if block.language == "sh"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block", "printed"),
+    [pytest.param(*each, id=f"{each[0].page}:{each[0].line}") for each in commands()],
+)
+def test_a_command_prints_what_the_page_says(
+    block: Block, printed: str | None, served: Served, tmp_path: Path
+) -> None:
+    launcher = shlex.quote(f"{Path(tandem_python()).parent}/launcher")
+    script = _LAUNCHER.sub(launcher, _ADDRESS.sub(served.url, block.code))
+    script = script.replace("launcher query ", f"launcher query --url {served.url} ")
+    script = script.replace("curl ", "curl --no-progress-meter --fail-with-body ")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+
+    done = subprocess.run(
+        ["bash", "-uo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    is_check = "launcher check " in script
+    assert done.returncode == (1 if is_check else 0), done.stdout + done.stderr
+    if printed is not None:
+        assert done.stdout.strip() == _VARYING.sub("", printed).strip()
+
+
+@pytest.mark.parametrize("page", programs())
+def test_the_program_of_a_page_runs(page: str, served: Served, tmp_path: Path) -> None:
+    program = _ADDRESS.sub(served.url, programs()[page])
+    is_ours = re.search(r"^from (client|constraints)\.", program, re.MULTILINE)
+    script = tmp_path / "program.py"
+    script.write_text(_runnable(program), encoding="utf-8")
+
+    done = subprocess.run(
+        [tandem_python() if is_ours else sys.executable, str(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    for line in re.findall(r"^print\(.*\)\n# (.*)$", program, re.MULTILINE):
+        assert line in done.stdout.splitlines()
+
+
+def _runnable(program: str) -> str:
+    """A program that may await at its top, as a notebook lets it."""
+    if not re.search(r"^(async |await )", program, re.MULTILINE):
+        return program
+    imports: list[str] = []
+    body: list[str] = []
+    for line in program.splitlines():
+        (imports if re.match(r"(from|import) ", line) else body).append(line)
+    indented = "\n".join(f"    {line}" for line in body)
+    return "\n".join(
+        [*imports, "import asyncio", "async def main():", indented, "asyncio.run(main())"]
+    )
+
+
+def test_there_are_examples() -> None:
+    assert len(commands()) >= 15
+    assert len(programs()) >= 5
