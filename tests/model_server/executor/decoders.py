@@ -157,6 +157,7 @@ class Pool:
 
     executor: Executor
     rng: random.Random = field(default_factory=lambda: random.Random(5))
+    device: torch.device = CPU
     free: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -181,7 +182,7 @@ class Pool:
             [sequence.next_step(count) for sequence, count in parts],
             block_size=self.executor.block_size,
             scratch_block_id=NUM_BLOCKS,
-            device=torch.device("cpu"),
+            device=self.device,
             min_tokens=self.executor.min_step_tokens,
         )
         return self.executor.forward(inputs).split(counts)

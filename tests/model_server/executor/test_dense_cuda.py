@@ -1,6 +1,7 @@
 """The executor for GPUs computes what transformers computes; here in plain torch, on a CPU."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor
 from model_server.engine.distributed import World
 from model_server.engine.step import StepInputs
 from model_server.executor.decode_graphs import DecodeGraphs, batch_sizes
+from model_server.executor.dense_parts import build_dense_cuda
 from model_server.executor.layer_ops import TorchLayerOps
 from model_server.executor.matrix import matrices_of
 from model_server.executor.partition import Partition, undivided_reason
@@ -175,24 +177,35 @@ def test_heads_that_cannot_be_divided_are_named() -> None:
 RANK_FAMILIES = ("llama-bias-tied", "gemma2", "phi3-partial", "gpt_neox", "cohere2")
 
 
-def _logits_of_ranks(world: World) -> dict[str, Any]:
-    partition = Partition(world.rank, world.world_size)
+def _logits_of_ranks(device: torch.device, world: World) -> dict[str, Any]:
+    """On a GPU by its kernels, on a CPU by plain torch; the ranks talk over gloo."""
+    partition, group = Partition(world.rank, world.world_size), dist.group.WORLD
     answers = {}
     for family in RANK_FAMILIES:
-        executor = decoder(family).on_device(
-            torch.float32, partition=partition, group=dist.group.WORLD
-        )
-        pool = Pool(executor)
+        own = decoder(family)
+        if device.type == "cuda":
+            executor = build_dense_cuda(
+                *(own.recipe, torch.float32, device, partition, group),
+                *(own.parameters, own.tables),
+            )
+            executor.allocate(NUM_BLOCKS + 1)
+        else:
+            executor = own.on_device(torch.float32, partition=partition, group=group)
+        pool = Pool(executor, device=device)
         prompts = random_tokens(sum(LENS)).split(list(LENS))
         held = [pool.sequence(prompt) for prompt in prompts]
         logits = torch.cat(pool.run([(each, len(each.token_ids)) for each in held]))
-        answers[family] = logits.numpy()
+        answers[family] = logits.float().cpu().numpy()
     return answers
 
 
 @pytest.mark.slow
-def test_two_ranks_compute_what_one_does() -> None:
-    first, _ = on_two_ranks(_logits_of_ranks)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_two_ranks_compute_what_one_does(device: str) -> None:
+    """Two ranks share the GPU, where there is one."""
+    if device != "cpu" and not torch.cuda.is_available():
+        pytest.skip("there is no CUDA device")
+    first, _ = on_two_ranks(partial(_logits_of_ranks, torch.device(device)))
     assert isinstance(first, dict), first
     for family in RANK_FAMILIES:
         own = decoder(family)

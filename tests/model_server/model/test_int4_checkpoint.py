@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -14,7 +16,10 @@ from torch import Tensor
 from model_server.engine.distributed import World
 from model_server.engine.step import SequenceStep, StepInputs
 from model_server.errors import CheckpointBroken, ModelRefused
+from model_server.executor.dense import load_int4
+from model_server.executor.dense_parts import build_dense_cuda
 from model_server.executor.int4_weight import Int4Weight, packed, unpacked
+from model_server.executor.partition import Partition
 from model_server.model import zoo
 from model_server.model.checkpoint_check import ModelSettings, check_checkpoint
 from model_server.model.int4_checkpoint import Int4Format, read_int4
@@ -22,6 +27,7 @@ from model_server.model.loading import load_model
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Unreadable
 from model_server.recipe.rotary import angles_of
+from tests.model_server.engine.ranks import on_two_ranks
 from tests.model_server.model.int4_files import KINDS, quantize
 from tests.model_server.recipe.families import FAMILIES, config
 
@@ -104,6 +110,46 @@ def test_a_checkpoint_in_4_bits_may_be_computed_in_8(tmp_path: Path) -> None:
     quantize(save(tmp_path), KINDS["gptq"])
     exact, rounded = logits_of(tmp_path), logits_of(tmp_path, quantize="int8")
     assert 0 < float((rounded - exact).std() / exact.std()) < 0.2
+
+
+def logits_on_device(folder: Path, world: World) -> Any:
+    """Of the same tokens, by this rank's part of the executor for GPUs in plain torch."""
+    checked = check_checkpoint(ModelSettings(folder, CPU, dtype="float32"), 1)
+    recipe, stored = checked.recipe, checked.int4
+    assert recipe is not None
+    assert stored is not None
+    rotary = {each.module for each in recipe.rotary}
+    module = zoo.build_parts(checked.config, rotary, CPU, trust_remote_code=False)
+    shapes = {name: tuple(module.get_parameter(name).shape) for name in recipe.last_uses()}
+    parameters = read_int4(
+        *(folder, stored, shapes, {name: name for name in shapes}), dtype=torch.float32, device=CPU
+    )
+    group = None if world.world_size == 1 else dist.group.WORLD
+    part = Partition(world.rank, world.world_size)
+    build = partial(build_dense_cuda, recipe, torch.float32, CPU, part, group)
+    angles = angles_of(recipe, module)
+    executor = load_int4(recipe, parameters, angles, build, num_positions=256, max_error=None)
+    executor.allocate(8)
+    step = SequenceStep(TOKENS, 0, range(4), len(TOKENS))
+    inputs = StepInputs.build([step], block_size=16, scratch_block_id=7, device=CPU)
+    # As no tensor, which another process could not get.
+    return executor.forward(inputs).numpy()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_executor_for_gpus_computes_the_same(kind: str, tmp_path: Path) -> None:
+    quantize(save(tmp_path), KINDS[kind])
+    actual = torch.from_numpy(logits_on_device(tmp_path, World()))
+    torch.testing.assert_close(actual, logits_of(tmp_path), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_two_ranks_have_each_a_part_of_the_4_bits(tmp_path: Path) -> None:
+    quantize(save(tmp_path), KINDS["gptq"])
+    first, _ = on_two_ranks(partial(logits_on_device, tmp_path))
+    assert not isinstance(first, str), first
+    actual = torch.from_numpy(first)
+    torch.testing.assert_close(actual, logits_of(tmp_path), rtol=1e-4, atol=1e-4)
 
 
 GPTQ, COMPRESSED = KINDS["gptq"].settings, KINDS["compressed-tensors"].settings
