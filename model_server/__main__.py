@@ -5,7 +5,8 @@
     python -m model_server download-weights MODEL_ID
 
 Exit codes: 0 stopped when asked, fetched, or fit to be served; 1 refused to start or became unfit;
-2 a bad flag or variable. Beside 1 and 2 there is a line on stderr.
+2 a bad flag or variable. Beside 1 and 2 there is a line on stderr; on stdout where another process
+has started the download, and says why it failed.
 """
 
 import gc
@@ -66,14 +67,20 @@ def main(argv: list[str]) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings))
     except FetchStalled as error:
-        sys.stderr.write(f"error: {error}\n")
+        _say_why(settings, error)
         logging.shutdown()
+        sys.stdout.flush()
         sys.stderr.flush()
         # Not sys.exit, which waits for the threads that still fetch.
         os._exit(1)
     except ShardError as error:
-        sys.stderr.write(f"error: {error}\n")
+        _say_why(settings, error)
         return 1
+
+
+def _say_why(settings: config.ModelConfig, error: ShardError) -> None:
+    has_reader = isinstance(settings, config.DownloadConfig) and settings.parent_pid is not None
+    (sys.stdout if has_reader else sys.stderr).write(f"error: {error}\n")
 
 
 async def _serve(settings: config.ServeConfig) -> int:

@@ -51,12 +51,14 @@ async def _fetch(deployment: Deployment, environ: Mapping[str, str], console: Co
         stdout=asyncio.subprocess.PIPE,
         process_group=0,
     )
-    # Its progress bars go straight to our stderr; the folder comes on stdout.
+    # Its progress bars go straight to our stderr; the folder comes on stdout, or the error.
     try:
         stdout, _ = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
+    *_, last_line = stdout.decode().splitlines() or [""]
     if process.returncode != 0:
-        raise ChildFailed(f"{deployment.model_id} could not be fetched (see above)")
-    return Path(stdout.decode().strip().splitlines()[-1])
+        accident = f"{deployment.model_id} could not be fetched: exit code {process.returncode}"
+        raise ChildFailed(last_line.removeprefix("error: ") or accident)
+    return Path(last_line)

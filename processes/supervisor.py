@@ -127,7 +127,7 @@ class Supervisor:
         key = ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
         body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
         self._console.print(
-            f"\nTandem serves at {url}. Try:\n\n"
+            f"\nTandem serves at {url}. Open it in a browser, or try:\n\n"
             f"    curl -N {url}/generate_stream{key} -H 'Content-Type: application/json' \\\n"
             f"      -d '{body}'\n\n",
         )
