@@ -107,7 +107,7 @@ async def _serve(settings: config.ServeConfig) -> int:
         await stop.wait()
     signals.close()
     if fatal:
-        sys.stderr.write(f"error: shard {settings.rank} is unfit: {fatal[0]}\n")
+        sys.stderr.write(f"error: it cannot go on: {fatal[0]}\n")
     tracer.close()
     logging.shutdown()
     sys.stderr.flush()

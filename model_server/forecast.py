@@ -9,12 +9,12 @@ pool                          what is left, by the rules of warm-up; on CUDA wit
 import torch
 
 from model_server.attention.base import DEFAULT_BLOCK_SIZE
-from model_server.config import CheckConfig
+from model_server.config import CheckConfig, num_gpus
 from model_server.engine import memory
 from model_server.errors import ConfigRefused, OutOfMemory
 from model_server.executor.partition import Partition
 from model_server.model.checkpoint_check import CheckedCheckpoint
-from model_server.model.preflight import bytes_of_rank, preflight
+from model_server.model.preflight import bytes_of_rank, device_of, preflight
 from processes.capacity import Capacity, Pool
 
 
@@ -24,6 +24,9 @@ def forecast(settings: CheckConfig) -> Capacity:
     Raises what `preflight` raises, OutOfMemory where weights or pool do not fit, and ConfigRefused
     for limits that the pool cannot hold.
     """
+    for rank in range(settings.world_size):
+        # One rank stands for all but in this.
+        device_of(settings.device, rank, num_gpus())
     of_model, checked = preflight(settings)
     device, num_ranks = of_model.device, settings.world_size
     available = memory.available_bytes(device)

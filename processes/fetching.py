@@ -4,6 +4,7 @@ hub, or made of files that the router cannot read. Child processes do both.
 
 import asyncio
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +26,7 @@ async def fetch_tokenizer(
     if deployment.own_folder is None or not others or (folder / "tokenizer.json").is_file():
         return folder
     console.say(f"converting the tokenizer of {deployment.model_id} ({others[0]})")
-    target = deployment.own_folder / "tokenizer"
+    target = Path(tempfile.mkdtemp(prefix="tokenizer-", dir=deployment.own_folder))
     argv = deployment.conversion_argv(folder, target)
     child = await Child.start("tokenizer", argv, environ, console)
     try:
