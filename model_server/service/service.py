@@ -297,17 +297,20 @@ def sequence_from_pb(message: pb.Request) -> NewSequence:
 
 
 def translation_from_pb(message: pb.Constraint) -> Translation | None:
-    """What the router has found of a constraint, if it says so."""
+    """What the router has found of a constraint, if it says so. Raises InvalidStep."""
     if not message.HasField("translation"):
         return None
     found = message.translation
-    return Translation(
-        grammar=found.grammar,
-        not_enforced=tuple(found.not_enforced),
-        hints=tuple(found.hints),
-        may_run_on=found.may_run_on,
-        completion=tuple(found.completion.token_ids) if found.HasField("completion") else None,
-    )
+    try:
+        return Translation(
+            grammar=found.grammar,
+            not_enforced=tuple(found.not_enforced),
+            hints=tuple(found.hints),
+            may_run_on=found.may_run_on,
+            completion=tuple(found.completion.token_ids) if found.HasField("completion") else None,
+        )
+    except ValueError as error:
+        raise InvalidStep(str(error)) from error
 
 
 def spec_from_pb(message: pb.Constraint) -> ConstraintSpec:
@@ -321,11 +324,16 @@ def spec_from_pb(message: pb.Constraint) -> ConstraintSpec:
         )
     except KeyError as unknown:
         raise InvalidStep(f"a constraint of kind or whitespace {unknown} is not known") from None
+    except ValueError as error:
+        raise InvalidStep(str(error)) from error
 
 
 def updates_from_pb(message: pb.PrefillRequest | pb.DecodeRequest) -> tuple[RunningUpdate, ...]:
-    """What the router decided for running sequences."""
-    return tuple(from_message(update, RunningUpdate) for update in message.updates)
+    """What the router decided for running sequences. Raises InvalidStep."""
+    try:
+        return tuple(from_message(update, RunningUpdate) for update in message.updates)
+    except ValueError as error:
+        raise InvalidStep(str(error)) from error
 
 
 def _optional(message: Message, name: str) -> int | None:

@@ -135,6 +135,17 @@ async def test_what_the_router_has_found_is_not_found_out_again(served: Served) 
     assert set(served.shard.text([token.id for token in answer.generations[0].tokens])) <= {*"ab"}
 
 
+async def test_a_find_of_the_routers_that_is_none_is_refused_and_ends_nothing(
+    served: Served,
+) -> None:
+    found = pb.Translation(grammar="start: /a/")
+    found.completion.token_ids.append(2**32 - 1)
+    with pytest.raises(grpc.aio.AioRpcError, match="completion must be of token ids") as refusal:
+        await served.prepare(REGEX, "a", found)
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert served.fatal == []
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
