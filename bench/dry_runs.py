@@ -42,11 +42,10 @@ def _json(name: str, **changes: Any) -> Change:
 
 
 def _text(name: str, text: str) -> Change:
-    return lambda folder: void(folder.joinpath(name).write_text(text))
+    def change(folder: Path) -> None:
+        folder.joinpath(name).write_text(text)
 
-
-def void(_: object) -> None:
-    """Nothing."""
+    return change
 
 
 def _without(name: str) -> Change:
@@ -54,7 +53,10 @@ def _without(name: str) -> Change:
 
 
 def _renamed(name: str, to: str) -> Change:
-    return lambda folder: void(folder.joinpath(name).rename(folder / to))
+    def change(folder: Path) -> None:
+        folder.joinpath(name).rename(folder / to)
+
+    return change
 
 
 def _cut_off(folder: Path) -> None:

@@ -32,7 +32,7 @@ def forecast(settings: CheckConfig) -> Capacity:
     available = memory.available_bytes(device)
     needed = memory.weights_of_all(device, checked.bytes_of_rank, num_ranks)
     memory.require_weights_fit(device, needed, available)
-    max_len = settings.max_total_tokens or checked.max_len or 0
+    max_len = settings.max_total_tokens or checked.facts.max_position_embeddings or 0
     pool = _pool(settings, checked, device, max_len)
     if pool is not None:
         reason = pool.too_long(settings.max_input_tokens, settings.max_total_tokens)

@@ -63,7 +63,7 @@ class Deployment:
         revision = [] if self.revision is None else [f"--revision={self.revision}"]
         return self._model_server("download-weights") + revision
 
-    def router_argv(self, tokenizer_folder: Path | None, command: Sequence[str] = ()) -> list[str]:
+    def router_argv(self, tokenizer_folder: Path, command: Sequence[str] = ()) -> list[str]:
         """The router's command, or that which only checks."""
         argv = [sys.executable, "-m", "router", *command, "--tokenizer-name", str(tokenizer_folder)]
         argv += ["--master-shard-uds-path", f"{self.uds_path}-0", "--parent-pid", str(os.getpid())]

@@ -164,6 +164,7 @@ class Supervisor:
             await asyncio.sleep(_POLL_S)
 
     async def _start_router(self) -> None:
+        assert self._tokenizer_folder is not None
         environ = self._deployment.router_environ(self._environ)
         argv = self._deployment.router_argv(self._tokenizer_folder)
         self._router = await Child.start("router", argv, environ, self._console)

@@ -58,7 +58,7 @@ class CheckedCheckpoint:
     num_shards:      each rank has one of so many parts of the weights
     num_parameters:  of the whole model
     weights_bytes:   of the whole model in `dtype`; None for a quantized model, where it is unknown
-    max_len:         the positions that the model distinguishes; None: its config does not say
+    facts:           of the model's class and config
     recipe:          what the model computes; None: it runs in its own class
     fallback_reason: why there is no recipe; None: there is one
     int4:            how the weights of the recipe are stored in 4 bits; None: they are not
@@ -69,7 +69,7 @@ class CheckedCheckpoint:
     num_shards: int
     num_parameters: int
     weights_bytes: int | None
-    max_len: int | None
+    facts: ModelFacts
     recipe: Recipe | None
     fallback_reason: str | None
     int4: Int4Format | None = None
@@ -109,7 +109,7 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
         num_shards=num_shards,
         num_parameters=num_parameters,
         weights_bytes=num_parameters * dtype.itemsize if quantization is None else None,
-        max_len=empty.facts.max_position_embeddings,
+        facts=empty.facts,
         recipe=recipe,
         fallback_reason=fallback_reason,
         int4=None if recipe is None or quantization is None else Int4Format.of(quantization),

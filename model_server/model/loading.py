@@ -132,15 +132,14 @@ def load_checked(settings: ModelSettings, checked: CheckedCheckpoint, world: Wor
     try:
         return _load_dense(settings, checked, checked.recipe, world)
     except (Unreadable, NativeUnavailable) as error:
-        facts = zoo.build_empty(checked.config, trust_remote_code=settings.trust_remote_code).facts
-        check_zoo(settings, checked.config, facts, str(error))
+        check_zoo(settings, checked.config, checked.facts, str(error))
         return _load_zoo(settings, checked, world, str(error))
 
 
 def _load_dense(
     settings: ModelSettings, checked: CheckedCheckpoint, recipe: Recipe, world: World
 ) -> PagedModel:
-    facts = zoo.build_empty(checked.config, trust_remote_code=settings.trust_remote_code).facts
+    facts = checked.facts
     limit = facts.max_position_embeddings
     if limit is None:
         raise Unreadable("its config names no max_position_embeddings")

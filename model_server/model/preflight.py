@@ -41,8 +41,9 @@ def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
         quantize=settings.quantize,
     )
     checked = check_checkpoint(of_model, settings.world_size)
-    if checked.max_len is not None:
-        _require_lengths(settings, checked.max_len)
+    max_len = checked.facts.max_position_embeddings
+    if max_len is not None:
+        _require_lengths(settings, max_len)
     return of_model, checked
 
 
