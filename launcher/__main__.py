@@ -114,7 +114,12 @@ def serve(context: typer.Context) -> None:
         deployment = deployment_of(config, models, by_flag, os.environ, str(folder))
         _require_addresses(deployment, config.shard_uds_path)
         if config.dry_run:
-            raise typer.Exit(_dry_run(config, models, by_flag, environ, str(folder)))
+            others = [
+                deployment_of(config, [each], by_flag, os.environ, str(folder))
+                for each in models[1:]
+            ]
+            router = read_settings(RouterConfig, by_flag, os.environ)
+            raise typer.Exit(_dry_run([deployment, *others], router.batch_size, environ))
         if not fleet.model:
             raise typer.Exit(asyncio.run(_run(deployment, environ)))
     if fleet.takes_any and fleet.hub_models and deployment.trusts_code:
@@ -125,21 +130,12 @@ def serve(context: typer.Context) -> None:
 
 
 def _dry_run(
-    config: LaunchConfig,
-    models: Sequence[str],
-    by_flag: Mapping[str, Any],
-    environ: Mapping[str, str],
-    folder: str,
+    deployments: Sequence[Deployment], max_batch_size: int, environ: Mapping[str, str]
 ) -> int:
-    if models == [AUTO]:
+    if deployments[0].model_id == AUTO:
         raise BadConfig("--dry-run: auto names no model that could be checked")
-    router = read_settings(RouterConfig, by_flag, os.environ)
-    console = _console(router.json_output)
-    codes = []
-    for model in models or [str(BUNDLED_MODEL)]:
-        deployment = deployment_of(config, [model], by_flag, os.environ, folder)
-        codes.append(asyncio.run(dry_run(deployment, router.batch_size, environ, console)))
-    return max(codes)
+    console = _console(deployments[0].json_output)
+    return max(asyncio.run(dry_run(each, max_batch_size, environ, console)) for each in deployments)
 
 
 def _console(as_json: bool) -> Console:
