@@ -1,12 +1,13 @@
-"""Ten thousand short requests, a fifth of which hang up at random points: what stays behind?
+"""Many short requests, a fifth of which hang up at random points: what stays behind?
 
-    python -m bench.soak --url http://127.0.0.1:3000 --requests 10000 --leavers 2000
+    python -m bench.soak [--requests 10000] [--leavers 2000] [--url http://127.0.0.1:3000]
 
-Run against a server of this machine that does nothing else. Half of the requests stream. Prints
-JSON: how the requests ended, the KV blocks that are still taken when all is over, how long what the
-leavers left behind stayed (the bucket's bound in which the 99th percentile lies), and the router's
-resident memory after a first tenth and at the end. Exit code 1 when a request failed, a block
-stayed taken or the memory grew by more than a tenth.
+Without `--url` it starts a router over a shard that computes nothing; with one the server is one of
+this machine that does nothing else. Half of the requests stream. Prints JSON: how the requests
+ended, the KV blocks that are still taken when all is over, how long what the leavers left behind
+stayed (the bucket's bound in which the 99th percentile lies), and the router's resident memory and
+open descriptors after each tenth of the requests. Exit code 1 when a request failed, a block stayed
+taken, the memory grew by more than a tenth behind the first one, or descriptors stayed open.
 """
 
 import argparse
@@ -15,23 +16,30 @@ import json
 import random
 import re
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
+import uvloop
 
-from bench.command_line import parser_of
+from bench.command_line import parser_of, progress
 from bench.processes import blocks_used, resident_mib
+from bench.quick_shard import router_over_quick_shard
 from bench.sse_client import HttpError, post_events
 
 _SETTLE_S = 30.0
 _LEAVE_WITHIN_S = 0.2
+_NUM_PARTS = 10
+# A connection of the last requests may be open still.
+_SPARE_DESCRIPTORS = 64
 
 
 async def _request(url: str, draw: random.Random, *, leaves: bool) -> str:
-    output_len = draw.randint(1, 24)
+    output_len = draw.randint(1, 8)
     body = {
         "inputs": "Once there was " + draw.choice(("a fox", "a goat", "an old man", "a town")),
         "parameters": {"max_new_tokens": output_len, "ignore_eos": True},
@@ -73,8 +81,10 @@ async def _whole(url: str, body: bytes, draw: random.Random | None) -> str:
     return "done" if b'"generated_text":' in answer else f"failed: {answer[:100]!r}"
 
 
-async def _soak(url: str, num_requests: int, num_leavers: int, concurrency: int) -> Counter[str]:
-    draw = random.Random(0)
+async def _soak(
+    url: str, num_requests: int, num_leavers: int, concurrency: int, *, seed: int
+) -> Counter[str]:
+    draw = random.Random(seed)
     leavers = [True] * num_leavers + [False] * (num_requests - num_leavers)
     draw.shuffle(leavers)
     waiting = iter(leavers)
@@ -126,38 +136,53 @@ def _router_pid(port: int) -> int:
     raise ValueError(f"no router of this machine listens at port {port}")
 
 
-async def _run(args: argparse.Namespace) -> dict[str, object]:
-    url = args.url.rstrip("/")
-    pid = _router_pid(httpx.URL(url).port or 80)
-    await _soak(url, args.requests // 10, args.leavers // 10, args.concurrency)
-    early_mib = resident_mib(pid)
-    ends = await _soak(url, args.requests, args.leavers, args.concurrency)
+async def _run(url: str, pid: int, args: argparse.Namespace) -> dict[str, Any]:
+    begun_s = time.monotonic()
+    ends: Counter[str] = Counter()
+    mib, descriptors = [], []
+    for part in progress(range(_NUM_PARTS), "tenths"):
+        requests, leavers = args.requests // _NUM_PARTS, args.leavers // _NUM_PARTS
+        ends += await _soak(url, requests, leavers, args.concurrency, seed=part)
+        mib.append(resident_mib(pid))
+        descriptors.append(len(list(Path(f"/proc/{pid}/fd").iterdir())))
     return {
-        "num_requests": args.requests,
+        "num_requests": sum(ends.values()),
         "ends": dict(ends),
+        "requests_per_s": round(sum(ends.values()) / (time.monotonic() - begun_s), 1),
         "kv_blocks_used_at_the_end": await _blocks_used(url),
         "cancel_to_free": await _seconds_to_free(url),
-        "router_mib_early": early_mib,
-        "router_mib_at_the_end": resident_mib(pid),
+        "router_mib": mib,
+        "router_descriptors": descriptors,
     }
+
+
+def _is_clean(report: dict[str, Any]) -> bool:
+    mib, descriptors = report["router_mib"], report["router_descriptors"]
+    failed = any(end.startswith("failed") for end in report["ends"])
+    grew = mib[-1] > 1.1 * mib[0] or descriptors[-1] > descriptors[0] + _SPARE_DESCRIPTORS
+    return not failed and not grew and not report["kv_blocks_used_at_the_end"]
 
 
 def main(argv: Sequence[str]) -> int:
     """The command line."""
     parser = parser_of(__doc__)
-    parser.add_argument("--url", default="http://127.0.0.1:3000")
+    parser.add_argument("--url", help="a server to ask in place of one that is started")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--leavers", type=int, default=2_000)
     parser.add_argument("--concurrency", type=int, default=64)
-    report = asyncio.run(_run(parser.parse_args(argv)))
+    args = parser.parse_args(argv)
+    if args.url:
+        url = args.url.rstrip("/")
+        report = uvloop.run(_run(url, _router_pid(httpx.URL(url).port or 80), args))
+    else:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            router_over_quick_shard(Path(folder)) as started,
+        ):
+            url = f"http://127.0.0.1:{started.port}"
+            report = uvloop.run(_run(url, started.router_pid, args))
     sys.stdout.write(json.dumps(report) + "\n")
-    ends = report["ends"]
-    assert isinstance(ends, dict)
-    grew = float(str(report["router_mib_at_the_end"])) > 1.1 * float(
-        str(report["router_mib_early"])
-    )
-    failed = any(end.startswith("failed") for end in ends)
-    return 1 if failed or grew or report["kv_blocks_used_at_the_end"] else 0
+    return 0 if _is_clean(report) else 1
 
 
 if __name__ == "__main__":

@@ -2,12 +2,15 @@
 
 import json
 
-from constraints.errors import Contradiction, Malformed
+from constraints.errors import Contradiction, Malformed, TooComplex
 from constraints.grammars.engine import HEADER
+
+# A lexer's state for each byte: beyond it the walk along the string would fail, a second later.
+_MAX_CHOICE_BYTES = 50_000
 
 
 def to_grammar(text: str) -> str:
-    """The grammar of exactly the strings in a JSON list. Raises Malformed, Contradiction."""
+    """The grammar of exactly the strings in a JSON list. Raises Malformed, Contradiction, TooComplex."""
     choices = read(text)
     if not choices:
         raise Contradiction("a choice between no strings: the list is empty")
@@ -15,6 +18,10 @@ def to_grammar(text: str) -> str:
     for index, choice in enumerate(choices):
         if any("\ud800" <= character <= "\udfff" for character in choice):
             raise Malformed(f"choice {index} has half of a surrogate pair, which is no character")
+        if (num_bytes := len(choice.encode())) > _MAX_CHOICE_BYTES:
+            raise TooComplex(
+                f"choice {index} has {num_bytes} bytes, and at most {_MAX_CHOICE_BYTES} are allowed"
+            )
     literals = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return f"{HEADER}start: CHOICE\nCHOICE: {literals}\n"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from constraints.errors import Contradiction, Malformed
+from constraints.errors import Contradiction, Malformed, TooComplex
 from constraints.spec import Kind
 from tests.constraints.grammars.rig import accepts, compiled, legal
 
@@ -58,3 +58,8 @@ def test_half_of_a_surrogate_pair_is_no_character() -> None:
 def test_a_choice_of_nothing_is_a_contradiction() -> None:
     with pytest.raises(Contradiction):
         compiled(Kind.CHOICE, "[]")
+
+
+def test_a_string_that_no_answer_can_hold_is_refused_before_it_is_compiled() -> None:
+    with pytest.raises(TooComplex, match="choice 1 has 1000000 bytes, and at most 50000 are"):
+        compiled(Kind.CHOICE, json.dumps(["a", "é" * 500_000]))
