@@ -10,7 +10,10 @@ _MAX_CHOICE_BYTES = 50_000
 
 
 def to_grammar(text: str) -> str:
-    """The grammar of exactly the strings in a JSON list. Raises Malformed, Contradiction, TooComplex."""
+    """The grammar of exactly the strings in a JSON list.
+
+    Raises Malformed, Contradiction, TooComplex.
+    """
     choices = read(text)
     if not choices:
         raise Contradiction("a choice between no strings: the list is empty")

@@ -181,9 +181,9 @@ class Batcher:
         request_id = self._num_submitted + 1
         constraint = request.constraint
         is_ready = constraint is None or self._preparing.is_ready(constraint)
-        self._scheduler.add(request_id, request, now_s, is_ready=is_ready)
+        work = self._scheduler.add(request_id, request, now_s, is_ready=is_ready)
         self._num_submitted = request_id
-        stream = Stream(request_id, request, self._tokenizer, now_s, text)
+        stream = Stream(request_id, request, self._tokenizer, now_s, text, work)
         self._streams.add(stream)
         if constraint is not None and not is_ready:
             self._preparing.start(request_id, constraint)

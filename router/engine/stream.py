@@ -11,7 +11,7 @@ or a slow reader has gathered.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 
 from proto.contract import FinishReason, Generation, SampledToken, TopToken
@@ -26,6 +26,7 @@ from router.request.events import (
     TokenLogprob,
 )
 from router.request.request import GenerateRequest
+from router.request.work import NO_WORK, Work
 from router.text.output_text import HeldTokens, OutputText
 from router.text.tokenizer import Tokenizer
 
@@ -35,7 +36,8 @@ _ENDS_BY_TOKEN = frozenset({FinishReason.EOS, FinishReason.STOP_TOKEN})
 class Stream:
     """The events of one request.
 
-    `text`: of the output made before the request; without, it is detokenized here.
+    `text`: of the output made before the request; without, it is detokenized here. `work`: what
+    was done for the request until now.
     Times are the caller's, in monotonic seconds; those of things yet to happen are None.
     `first_scheduled_s` and `cached_len` (prompt tokens found in the prefix cache) are the
     batcher's to set.
@@ -48,6 +50,7 @@ class Stream:
         tokenizer: Tokenizer,
         now_s: float,
         text: OutputText | None = None,
+        work: Callable[[], Work] = lambda: NO_WORK,
     ) -> None:
         stop = request.stop
         self.request_id = request_id
@@ -59,6 +62,7 @@ class Stream:
         self.cached_len = 0
         self.num_generated = 0
         self.end: Finished | Failed | None = None
+        self._work = work
         self._tokenizer = tokenizer
         constraint = request.constraint
         dropped = () if constraint is None else constraint.dropped_phrases
@@ -176,6 +180,7 @@ class Stream:
             constraint_satisfied=(
                 None if is_paused else self._is_satisfied(matched is not None, satisfied)
             ),
+            work=self._work(),
         )
         self._events.append(self.end)
 

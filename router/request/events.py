@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from proto.contract import FinishReason, MaskEffect
 from router.request.errors import RouterError
+from router.request.work import NO_WORK, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Finished:
     timings: Timings | None = None
     constraint_satisfied: bool | None = None
     violation: str | None = None
+    work: Work = NO_WORK
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,13 @@ for that, since the shard knows what it sampled last; a token in flight is a cou
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from proto.contract import Batch, Generation, StepResult
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
+from router.request.work import Work
 from router.scheduler.allocator import Allocator
 from router.scheduler.fair_shares import FairShares
 from router.scheduler.key_use import KeyUse
@@ -113,10 +114,11 @@ class Scheduler:
 
     def add(
         self, request_id: int, request: GenerateRequest, now_s: float, *, is_ready: bool = True
-    ) -> None:
+    ) -> Callable[[], Work]:
         """A new request, which waits from now on (admission is by arrival: no clock is read).
 
-        One that is not ready enters no step before `release`.
+        Answers what says how much was done for it until now. One that is not ready enters no step
+        before `release`.
         Raises InvalidRequest, with the numbers, if it could never run, and ValueError for the id
         of a request that is not gone yet.
         """
@@ -133,6 +135,7 @@ class Scheduler:
             self._waiting.hold(sequence)
         if request.deadline_s is not None:
             self._deadlines_s[request_id] = request.deadline_s
+        return sequence.work
 
     def release(self, request_id: int) -> None:
         """A request that was not ready is; nothing happens for an id that is unknown."""
@@ -222,8 +225,7 @@ class Scheduler:
             sequence.num_steps_in_flight -= 1
             generation = generations.get(request_id)
             if sequence.is_live:
-                if sequence.request.key.name:
-                    sequence.take_part(chunk.num_tokens, step_s, token_s)
+                sequence.take_part(chunk.num_tokens, step_s, token_s)
                 kept = self._apply_chunk(chunk, generation, remains=request_id in remaining_ids)
                 if kept is not None:
                     counted.append(kept)

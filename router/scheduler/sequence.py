@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 from proto.contract import Generation
 from router.request.request import GenerateRequest
+from router.request.work import Work
 from router.scheduler.allocator import BlockAllocation
 
 
@@ -122,8 +123,7 @@ class Sequence:
     is_paused: bool = False
     num_lost: int = 0
     lost_len: int = 0
-    # Of a request with a key: tokens computed, once more among them, and forced; seconds of steps,
-    # and of blocks.
+    # Tokens computed, once more among them, and forced; seconds of steps, and of blocks.
     num_computed: int = 0
     num_forced: int = 0
     shard_s: float = 0.0
@@ -297,6 +297,19 @@ class Sequence:
         self.shard_s += num_tokens * token_s
         if self.allocation is not None:
             self.block_s += len(self.allocation.block_ids) * step_s
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of output that were not made before the request came."""
+        return len(self.output_ids) - len(self.request.output_ids)
+
+    def work(self) -> Work:
+        """What the steps that were answered did for it."""
+        known_len = self.prompt_len + len(self.request.output_ids)
+        # The last token is sampled, and never computed.
+        num_useful = known_len - self.cached_len + max(0, self.num_generated - 1)
+        num_wasted = max(0, self.num_computed - num_useful)
+        return Work(self.num_forced, num_wasted, self.shard_s, self.block_s)
 
     def append(self, token_ids: Iterable[int]) -> None:
         """Tokens that a step brought; once it has those that were lost, it is above suspicion."""

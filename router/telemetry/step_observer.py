@@ -147,10 +147,10 @@ class StepObserver:
             metrics.key_prompt_tokens.set_total(use.num_prompt_tokens, name)
             metrics.key_cached_tokens.set_total(use.num_cached_tokens, name)
             metrics.key_generated_tokens.set_total(use.num_generated_tokens, name)
-            metrics.key_forced_tokens.set_total(use.num_forced_tokens, name)
-            metrics.key_wasted_tokens.set_total(use.num_wasted_tokens, name)
-            metrics.key_shard_seconds.set_total(use.shard_s, name)
-            metrics.key_block_seconds.set_total(use.block_s, name)
+            metrics.key_forced_tokens.set_total(use.work.num_forced, name)
+            metrics.key_wasted_tokens.set_total(use.work.num_wasted, name)
+            metrics.key_shard_seconds.set_total(use.work.shard_s, name)
+            metrics.key_block_seconds.set_total(use.work.block_s, name)
 
     def ended(self, stream: Stream) -> None:
         """A stream has ended."""

@@ -14,6 +14,7 @@ from router.http.openai.fields import OpenAiBody
 from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
 from router.request.events import Finished
 from router.request.request import GenerateRequest
+from router.request.work import NO_WORK
 
 _CALL_ID_PREFIX = "call_"
 FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
@@ -73,6 +74,7 @@ class Usage:
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
+        self._work = NO_WORK
 
     @property
     def num_generated_tokens(self) -> int:
@@ -84,11 +86,12 @@ class Usage:
         if index % self._num_draws == 0:
             self._num_prompt_tokens += end.num_prompt_tokens
             self._num_cached_tokens += end.num_cached_tokens
+        self._work = self._work.plus(end.work)
         if self.counts_generated:
             self._num_generated_tokens += end.num_generated_tokens
 
     def fields(self) -> dict[str, Any]:
-        """OpenAI's fields. There is no audio, no prediction and no reasoning."""
+        """OpenAI's fields, and ours. There is no audio, no prediction and no reasoning."""
         return {
             **token_counts(self._num_prompt_tokens, self._num_generated_tokens),
             "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens, "audio_tokens": 0},
@@ -98,6 +101,7 @@ class Usage:
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
             },
+            "work_details": self._work.fields(),
         }
 
 

@@ -194,6 +194,7 @@ class CompletionUsage(AnswerModel):
     total_tokens: int
     prompt_tokens_details: dict[str, int] | None = None
     completion_tokens_details: dict[str, int] | None = None
+    work_details: dict[str, float] | None = None
 
 
 ConstraintEffect = Literal["free", "steered", "forced"]

@@ -236,4 +236,5 @@ def _usage(end: Finished) -> dict[str, Any]:
         "output_tokens": end.num_generated_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": end.num_prompt_tokens + end.num_generated_tokens,
+        "work_details": end.work.fields(),
     }

@@ -40,6 +40,8 @@ MASKS: tuple[tuple[bytes, bytes], ...] = (
     # How long the queue takes is measured.
     (rb"(?mi)^(retry-after(?:-ms)?: )\d+(\r?)$", rb"\1<wait>\2"),
     (rb'("retry_after(?:_ms)?":)\d+', rb"\1<wait>"),
+    (rb'(?si)(\ncontent-length: )\d+(?=.*"shard_seconds")', rb"\1<length>"),
+    (rb'("(?:shard|kv_block)_seconds":)[\d.e-]+', rb"\1<time>"),
     # Zeros and the length of a random seed come and go.
     (rb'("seed":)\d{6,}', rb"\1<seed>"),
 )

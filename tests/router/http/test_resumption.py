@@ -40,7 +40,7 @@ _EVENT_ID = re.compile(rb"^id: ([0-9a-f]{32}-\d+)\n", re.MULTILINE)
 # What differs from one answer to the next.
 _OWN = re.compile(
     rb'"(id|item_id)":"[^"]*"|"(created|created_at|completed_at)":\d+'
-    rb'|"(cached_tokens|cache_read_input_tokens|input_tokens)":\d+'
+    rb'|"(cached_tokens|cache_read_input_tokens|input_tokens)":\d+|"work_details":{[^}]*}'
 )
 
 

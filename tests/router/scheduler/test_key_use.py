@@ -2,6 +2,7 @@
 
 from proto.contract import FinishReason, Generation, SampledToken, StepResult
 from router.request.api_key import ApiKey
+from router.request.work import NO_WORK, Work
 from router.scheduler.key_use import KeyUse
 from router.scheduler.scheduler import Scheduler
 from tests.router.scheduler.steps import make_scheduler
@@ -35,7 +36,7 @@ def test_tokens_and_time_are_counted_when_a_request_ends() -> None:
     step(scheduler, 13.0, 14.0, 0)
 
     # Two tokens of output, of which the last was not computed; a block for four tokens.
-    expected = KeyUse(1, 3, 0, 2, shard_s=4.0, block_s=4.0)
+    expected = KeyUse(1, 3, 0, 2, Work(shard_s=4.0, block_s=4.0))
     assert scheduler.key_uses() == {"one": expected}
 
 
@@ -46,7 +47,15 @@ def test_a_steps_time_is_shared_by_tokens() -> None:
     step(scheduler, 10.0, 14.0, 0, 1)
 
     uses = scheduler.key_uses()
-    assert (uses["one"].shard_s, uses["two"].shard_s) == (3.0, 1.0)
+    assert (uses["one"].work.shard_s, uses["two"].work.shard_s) == (3.0, 1.0)
+
+
+def test_a_request_s_work_is_known_while_it_runs() -> None:
+    scheduler = make_scheduler(block_size=4)
+    work = scheduler.add(0, make_request((0, 1, 0), max_new_tokens=9), 0.0)
+    assert work() == NO_WORK
+    step(scheduler, 10.0, 13.0)
+    assert work() == Work(shard_s=3.0, block_s=3.0)
 
 
 def test_what_is_computed_again_is_wasted() -> None:
@@ -63,7 +72,7 @@ def test_what_is_computed_again_is_wasted() -> None:
 
     use = scheduler.key_uses()["one"]
     assert scheduler.stats().num_preemptions == 1
-    assert (use.num_sequences, use.num_generated_tokens, use.num_wasted_tokens) == (2, 8, 2)
+    assert (use.num_sequences, use.num_generated_tokens, use.work.num_wasted) == (2, 8, 2)
 
 
 def test_requests_without_a_key_are_not_counted() -> None:

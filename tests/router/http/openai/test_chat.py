@@ -2,6 +2,7 @@
 
 import json
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -31,6 +32,7 @@ def usage(num_prompt: int, num_completion: int, num_cached: int = 0) -> dict[str
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
         },
+        "work_details": ANY,
     }
 
 
@@ -112,6 +114,19 @@ async def test_cached_tokens_are_told_of() -> None:
         answer = await post(house)
 
     assert answer["usage"] == usage(9, 3, num_cached=8)
+
+
+async def test_usage_says_what_the_samples_had_the_shards_do() -> None:
+    async with housing(saying_after_hi("ok")) as house:
+        house.shard.faults.delay_s = 0.01
+        one, four = await post(house), await post(house, n=4)
+
+    work = one["usage"]["work_details"]
+    assert set(work) == {"forced_tokens", "wasted_tokens", "shard_seconds", "kv_block_seconds"}
+    assert (work["forced_tokens"], work["wasted_tokens"]) == (0, 0)
+    # Three steps of 10 ms: "o", "k" and the end, alone in its steps, in one block.
+    assert 0.03 <= work["shard_seconds"] <= work["kv_block_seconds"]
+    assert four["usage"]["work_details"]["kv_block_seconds"] > 3 * work["kv_block_seconds"]
 
 
 @pytest.mark.parametrize("stop", ["llo", ["zzz", "llo"]])

@@ -1,6 +1,7 @@
 """/v1/responses: OpenAI's newest shapes, whole."""
 
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 
@@ -59,6 +60,7 @@ async def test_an_answer_is_a_whole_response() -> None:
             "output_tokens": 6,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": 15,
+            "work_details": ANY,
         },
         "user": None,
         "metadata": {},
