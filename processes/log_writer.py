@@ -1,13 +1,16 @@
 """The writer of a log: lines wait in a bounded queue, and a thread writes them.
 
-A pipe that nobody reads holds 64 KiB; whoever writes more waits for its reader. Only the thread
-waits here. What does not fit into the queue meanwhile is dropped, and a line says how much was.
+A pipe that nobody reads holds 64 KiB; whoever writes more waits for its reader, and on a full disk
+for room. Only the thread waits here. What does not fit into the queue meanwhile is dropped, and a
+line says how much was.
 """
 
 import contextlib
+import errno
 import os
 import select
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TextIO
@@ -15,10 +18,12 @@ from typing import TextIO
 MAX_WAITING_LEN = 1 << 20
 # At a process's end: how long a reader may take for what still waits.
 _LAST_LINES_S = 1.0
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_RETRY_S = 1.0
 
 
 class LogWriter:
-    """Writes lines to `stream`, in order. From the first failure on, `stream` leads to nowhere.
+    """Writes lines to `stream`, in order. Without a reader or a file, it leads to nowhere.
 
     `dropped_line` makes the line that reports how many lines were dropped at its place.
     """
@@ -82,7 +87,10 @@ class LogWriter:
             except BlockingIOError:
                 # Another process that writes there has made it one that does not wait.
                 select.select([], [self._fd], [])
-            except OSError:
+            except OSError as error:
+                if error.errno in _NO_ROOM:
+                    time.sleep(_RETRY_S)
+                    continue
                 with contextlib.suppress(OSError):
                     nowhere = os.open(os.devnull, os.O_WRONLY)
                     os.dup2(nowhere, self._fd)

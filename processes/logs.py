@@ -66,7 +66,7 @@ class _Handler(logging.Handler):
 
 
 def _dropped(num_dropped: int) -> str:
-    return f"dropped {num_dropped} lines of the log, which nobody read"
+    return f"dropped {num_dropped} lines of the log, which could not be written in time"
 
 
 def start_logging(level: str, *, json_output: bool) -> None:

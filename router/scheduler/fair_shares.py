@@ -5,8 +5,9 @@ key's counter grows by the tokens that are computed for it, divided by its weigh
 nothing to do begins at the least counter of those that have: it saves nothing up, and owes nothing.
 With one key, or none, arrival alone decides.
 
-A key that has been served more than another one which came lately is greedy: its prompts leave room
-in each step, for a step that is full of them would be what a newcomer waits for.
+A key that was served far more within the last minutes than another one which came lately is greedy:
+its prompts leave room in each step, for a step that is full of them would be what a newcomer waits
+for.
 """
 
 import heapq
@@ -22,6 +23,10 @@ from router.scheduler.sequence import ScheduledChunk, Sequence
 _SAMPLE_COST = 1
 # How long a key that came is reckoned with.
 _LATELY_S = 60.0
+# Of what a key was served so much is forgotten in such a time; who was served so much more is
+# greedy.
+_KEPT, _FORGET_S = 0.9, 10.0
+_GREEDY_RATIO = 2.0
 _NOBODY: frozenset[str] = frozenset()
 
 
@@ -32,6 +37,9 @@ class FairShares:
         self._served: dict[str, float] = {}
         self._num_live: dict[str, int] = {}
         self._came_s: dict[str, float] = {}
+        # Of the last minutes, without what a key begins at.
+        self._used: dict[str, float] = {}
+        self._forgot_s = 0.0
 
     @property
     def is_shared(self) -> bool:
@@ -43,13 +51,15 @@ class FairShares:
         return self._served[key.name]
 
     def greedy(self, now_s: float) -> frozenset[str]:
-        """The names of keys that were served more than another one which came lately."""
+        """The names of keys that were served far more than another one which came lately."""
         if len(self._came_s) < 2:
             return _NOBODY
+        if now_s - self._forgot_s >= _FORGET_S:
+            self._forgot_s = now_s
+            self._used = {name: _KEPT * used for name, used in self._used.items()}
         lately = [name for name, came_s in self._came_s.items() if now_s - came_s < _LATELY_S]
-        least = min((self._served[name] for name in lately), default=inf)
-        others = [name for name in self._num_live if self._served[name] > least]
-        return frozenset(others)
+        most = _GREEDY_RATIO * min((self._used[name] for name in lately), default=inf)
+        return frozenset([name for name in self._num_live if self._used[name] > most])
 
     def comes_before(self, waiting: Sequence, running: Sequence) -> bool:
         """Whether one that waits comes before the prompt of another key that is being computed."""
@@ -64,6 +74,7 @@ class FairShares:
             served = max(served, least)
         self._served[key.name] = served
         self._came_s[key.name] = now_s
+        self._used.setdefault(key.name, 0.0)
         self._num_live[key.name] = self._num_live.get(key.name, 0) + 1
 
     def leave(self, key: ApiKey) -> None:
@@ -78,7 +89,9 @@ class FairShares:
             return
         for sequence, num_tokens, samples in chunks:
             key = sequence.request.key
-            self._served[key.name] += (num_tokens + samples * _SAMPLE_COST) / key.weight
+            cost = (num_tokens + samples * _SAMPLE_COST) / key.weight
+            self._served[key.name] += cost
+            self._used[key.name] += cost
 
     def merge(self, queues: Mapping[str, Ordered[Sequence]], most: int) -> list[Sequence]:
         """At most so many heads of the keys' queues, as they would be served one by one.

@@ -1,16 +1,20 @@
 """A log whose pipe nobody reads: the process goes on, and says later what it dropped."""
 
+import errno
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from processes import log_writer
+
 NUM_LINES = 20_000
-_DROPPED = re.compile(r"dropped (\d+) lines of the log, which nobody read")
+_DROPPED = re.compile(r"dropped (\d+) lines of the log, which could not be written in time")
 # More than a pipe and the queue hold.
 _LOG = f"""
 import sys
@@ -64,6 +68,39 @@ def test_whoever_reads_again_learns_how_many_lines_were_dropped(code: str, form:
     dropped = [int(found[1]) for line in said if (found := _DROPPED.search(line))]
     assert len(lines) - len(dropped) + sum(dropped) == NUM_LINES
     assert _DROPPED.search(said[-1])
+
+
+def test_a_full_disk_stops_nobody() -> None:
+    with Path("/dev/full").open("w") as full:
+        pipe = subprocess.PIPE
+        words = [sys.executable, "-c", _LOG]
+        with subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=full, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stdout.readline() == "said it all\n"
+            process.stdin.close()
+            assert process.wait(timeout=10) == 0
+
+
+def test_a_disk_that_has_room_again_gets_every_line(tmp_path: Path) -> None:
+    failures = [OSError(errno.ENOSPC, "no space"), OSError(errno.EDQUOT, "quota")]
+    writes = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        if failures:
+            raise failures.pop()
+        return writes(fd, data)
+
+    path = tmp_path / "log"
+    with path.open("w") as stream, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_writer, "_RETRY_S", 0.01)
+        patch.setattr(os, "write", write)
+        writer = log_writer.LogWriter(stream, str)
+        for line in ("one\n", "two\n"):
+            writer.write(line)
+        writer.flush()
+
+    assert path.read_text() == "one\ntwo\n"
 
 
 def test_a_pipe_that_another_process_made_non_blocking_gets_every_line() -> None:

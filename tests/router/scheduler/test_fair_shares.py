@@ -164,10 +164,26 @@ def test_a_greedy_keys_prompts_leave_room_while_another_key_may_come_back() -> N
     scheduler = make_scheduler(num_blocks=4096, max_step_tokens=1024, prefix_caching=False)
     chunk_lens = []
     for request_id, key in enumerate([LIGHT, HOG]):
-        add(scheduler, request_id, key, prompt_len=900 + request_id, new=1)
+        add(scheduler, request_id, key, prompt_len=300 + 600 * request_id, new=1)
         batch = run(scheduler, token(request_id, 1, FinishReason.LENGTH))
         chunk_lens += [new.chunk_len for new in batch.new]
     add(scheduler, 2, HOG, prompt_len=900)
     chunk_lens += [new.chunk_len for new in step(scheduler).new]
 
-    assert chunk_lens == [900, 901, 128]
+    assert chunk_lens == [300, 900, 64]
+
+
+def test_a_greedy_keys_prompt_stands_still_while_another_keys_is_computed() -> None:
+    scheduler = make_scheduler(num_blocks=4096, max_step_tokens=1024, prefix_caching=False)
+    for request_id, key in enumerate([LIGHT, HOG]):
+        add(scheduler, request_id, key, prompt_len=300 + 600 * request_id, new=1)
+        run(scheduler, token(request_id, 1, FinishReason.LENGTH))
+    add(scheduler, 2, HOG, prompt_len=100)
+    run(scheduler)
+    add(scheduler, 3, LIGHT, prompt_len=50)
+    together = run(scheduler, token(3, 1))
+    after = run(scheduler, token(2, 1), token(3, 2))
+
+    assert [new.request_id for new in together.new] == [3]
+    assert together.updates == ()
+    assert [update.chunk_len for update in after.updates if update.request_id == 2] == [36]
