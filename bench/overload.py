@@ -1,6 +1,6 @@
 """Three times more clients than the server takes: does goodput hold, and does Retry-After?
 
-    python -m bench.overload [--batch 32] [--queue 16] [--factor 3] [--seconds 120]
+    python -m bench.overload [--queue 16] [--factor 3] [--seconds 120] [--peak-seconds 120]
 
 Starts `launcher serve` on the bundled model, or `--model FOLDER`, with `--max-batch-size BATCH` and
 places for QUEUE more that wait; both together are its capacity. As many clients, each with one
@@ -10,8 +10,7 @@ figure misses its mark: goodput below 95 % of the peak, a refusal without `retry
 error than 429, or fewer than 95 % of the requests served in the end.
 
 Goodput counts the tokens of answers that came whole, each at the moment when it arrived: those
-between a phase's start-up and its end, however long the answers around them run. All phases are of
-one length.
+between a phase's start-up and its end, however long the answers around them run.
 """
 
 import argparse
@@ -164,17 +163,18 @@ def _quantiles(values: Sequence[float]) -> dict[str, float]:
 async def _measure(url: str, args: argparse.Namespace) -> dict[str, object]:
     capacity = args.batch + args.queue
     many = capacity * args.factor
-    before = await _run_phase(url, capacity, args.seconds, 0.0)
+    before = await _run_phase(url, capacity, args.peak_seconds, 0.0)
     crowded = await _run_phase(url, many, args.seconds, args.patience)
-    after = await _run_phase(url, capacity, args.seconds, 0.0)
-    ratio = crowded.num_tokens / max(before.num_tokens, after.num_tokens)
+    after = await _run_phase(url, capacity, args.peak_seconds, 0.0)
+    peak = max(before.num_tokens, after.num_tokens) / args.peak_seconds
+    ratio = crowded.num_tokens / args.seconds / peak
     num_served = sum(crowded.num_tries.values())
     return {
         "goodput_ratio": round(ratio, 3),
         "share_served": round(num_served / max(1, num_served + crowded.num_given_up), 3),
-        "peak_before": _summary(before, capacity, args.seconds),
+        "peak_before": _summary(before, capacity, args.peak_seconds),
         "overload": _summary(crowded, many, args.seconds),
-        "peak_after": _summary(after, capacity, args.seconds),
+        "peak_after": _summary(after, capacity, args.peak_seconds),
         "is_good": (
             ratio >= 0.95
             and not crowded.num_without_wait
@@ -191,7 +191,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--queue", type=int, default=16)
     parser.add_argument("--factor", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--seconds", type=float, default=120.0, help="of the overload")
+    parser.add_argument("--peak-seconds", type=float, default=120.0, help="before and after it")
     parser.add_argument("--patience", type=float, default=60.0, help="seconds after the phase")
     args = parser.parse_args(argv)
     port = free_port()
