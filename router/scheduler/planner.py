@@ -13,7 +13,7 @@ Where several API keys have sequences, each is to have its share. What a key was
 is admitted next, and whether that comes before another key's prompt that is being computed. Where
 there is no room for a key that runs less than its share, the youngest sequence of the key that runs
 most is preempted for it, before anything else is planned. The prompts of a key that has had more
-than others take a 32nd part of the step at most, and nothing of one with a prompt of the others.
+than others take a sixteenth of the step at most, and nothing of one with a prompt of the others.
 
 Of several that begin alike, like the values of a distribution behind one prompt, the first computes
 the shared beginning and the others wait until they find it in the cache.
@@ -34,7 +34,7 @@ _MIN_BLOCKS = 4
 # A step that is made before it is known how many tokens a constraint has forced has room for so
 # many. Where there are more, a further step computes them.
 _MAX_AWAITED = 16
-_GREEDY_PARTS, _MIN_GREEDY = 32, 64
+_GREEDY_PARTS, _MIN_GREEDY = 16, 64
 
 
 @dataclass(slots=True)
