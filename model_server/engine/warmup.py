@@ -7,6 +7,10 @@ One row of logits per sequence is tried. A step that scores prompts has one per 
 num_tokens * vocab_size * bytes of the dtype more (4 096 tokens of 128 000 in bfloat16: 1 GB), and
 is not part of the peak: on CUDA it must fit into the share that `memory_fraction` leaves alone.
 Scoring adds little, since it goes by slices of rows.
+
+On the host no step is measured: its memory is given out page by page, and the pool takes a quarter
+of it. There small steps show that the model computes, where the largest would take a minute with a
+billion parameters, at each start.
 """
 
 import logging
@@ -25,6 +29,8 @@ from model_server.sampling.sampler import Sampler
 from proto.contract import PoolLimits
 
 _log = logging.getLogger(__name__)
+
+_HOST_STEP_TOKENS, _HOST_BATCH_SIZE = 64, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,29 +96,31 @@ class Peak:
 def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> Peak:
     """Compute the largest prompt step and decode steps; returns the peak of device memory.
 
-    On CUDA decodes of the longest sequences too, the last chunk of such a prompt, and what
-    `prepare` keeps: their memory depends on the context. Replaces the model's pool by one of a
-    single block. Raises OutOfMemory.
+    On the host small ones, whose peak is 0. On CUDA decodes of the longest sequences too, the last
+    chunk of such a prompt, and what `prepare` keeps: their memory depends on the context. Replaces
+    the model's pool by one of a single block. Raises OutOfMemory.
     """
-    longest = min(largest.step_tokens, total_len)
-    whole, rest = divmod(largest.step_tokens, longest)
+    is_cuda = model.device.type == "cuda"
+    step_tokens = largest.step_tokens if is_cuda else min(largest.step_tokens, _HOST_STEP_TOKENS)
+    longest = min(step_tokens, total_len)
+    whole, rest = divmod(step_tokens, longest)
     prompt_lens = [longest] * whole + [rest] * (rest > 0)
     model.allocate(1)
 
     def run() -> None:
-        if model.device.type == "cuda":
+        if is_cuda:
             _run(model, [longest], total_len)
             _run(model, [1] * largest.batch_size, total_len)
             model.prepare(largest.batch_size, total_len)
         else:
-            _run(model, [1] * largest.batch_size)
+            _run(model, [1] * min(largest.batch_size, _HOST_BATCH_SIZE))
         _run(model, [1])
 
     try:
         before = memory.peak_of(model.device, lambda: None)
         of_prompts = memory.peak_of(model.device, lambda: _run(model, prompt_lens))
         total = max(of_prompts, memory.peak_of(model.device, run))
-        return Peak(total, (of_prompts - before) // largest.step_tokens)
+        return Peak(total, (of_prompts - before) // step_tokens)
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(
             f"a step of {largest.step_tokens} tokens, or of {largest.batch_size} sequences of"
