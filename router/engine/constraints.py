@@ -12,6 +12,7 @@ their request compiles them beside its forward.
 """
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
@@ -57,6 +58,8 @@ _NUM_CHANCES, _REST_S = 2, 60.0
 _QUICK_S = 0.01
 # After the pool's whole patience, what is left for the shard to compile it as well.
 _PREPARE_S = 0.2
+# A machine that computes with all of its cores makes the start of the workers long.
+_START_S = 30.0
 _LENIENT = "; with `lenient` it is left to a check of the finished text"
 _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
     {
@@ -96,6 +99,7 @@ class ConstraintCheck:
         self._metrics = metrics
         self._clock = clock
         self._pool: WorkerPool | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._memory: ConstraintMemory[_Finding] = ConstraintMemory(_MAX_REMEMBERED)
         self._chances: ConstraintMemory[int] = ConstraintMemory(_MAX_REMEMBERED)
         self._under_way: dict[_Key, asyncio.Task[_Finding | RouterError]] = {}
@@ -103,9 +107,12 @@ class ConstraintCheck:
     async def start(self) -> None:
         """Starts the pool; returns before its vocabulary is loaded, and never raises."""
         self._pool = WorkerPool(self._vocabulary, self._rules)
+        self._starting = asyncio.create_task(self._wait_started(self._pool))
 
     async def close(self) -> None:
         """Ends the workers; checks under way fail."""
+        if self._starting is not None:
+            self._starting.cancel()
         if self._pool is not None:
             await self._pool.close()
 
@@ -117,12 +124,14 @@ class ConstraintCheck:
         Raises ConstraintRefused, Overloaded when too many checks wait, RateLimited when the key has
         had its time, and Unsupported where this model's tokens cannot be constrained.
         """
-        begun_s, cuts = self._clock(), constraint.cuts
-        until_s = begun_s + self._rules.wait_s
+        cuts = constraint.cuts
         enough_len = self._obvious_len(constraint.spec, stops)
         if enough_len is not None and (cuts or enough_len <= max_new_tokens):
             self._metrics.constraint_checks.inc("look")
             return replace(constraint, is_quick=True, min_len=enough_len)
+        await self._until_started()
+        begun_s = self._clock()
+        until_s = begun_s + self._rules.wait_s
         job = Check(constraint.spec, stops, self._vocabulary.max_len, cuts)
         is_known = self._is_known(job)
         if not is_known:
@@ -172,6 +181,7 @@ class ConstraintCheck:
             known = self._memory.find(each, self._clock())
             if isinstance(known, TooComplex):
                 raise self._refused(known)
+        await self._until_started()
         begun_s = self._clock()
         self._keys.check_constraint(client, begun_s)
         try:
@@ -184,6 +194,15 @@ class ConstraintCheck:
             self._charge(client, begun_s)
         assert isinstance(judged, JudgeResult)
         return judged
+
+    async def _wait_started(self, pool: WorkerPool) -> None:
+        with contextlib.suppress(ZygoteFailed):
+            await pool.wait_ready()
+
+    async def _until_started(self) -> None:
+        """The patience for a check begins when there are workers; whether any come, it finds."""
+        if self._starting is not None and not self._starting.done():
+            await asyncio.wait({self._starting}, timeout=_START_S)
 
     def _charge(self, key: ApiKey, begun_s: float) -> None:
         """What a worker may have taken of the time: others' constraints may have been before it."""

@@ -6,7 +6,7 @@ import json
 import os
 import tracemalloc
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,13 +60,10 @@ async def refusal(check: ConstraintCheck, constraint: Constraint, max_len: int =
     return refused.value.reason, refused.value.details, str(refused.value)
 
 
-async def until_ready(check: ConstraintCheck) -> None:
-    """Waits for the workers of a check that has less patience than they take to begin."""
-    async with asyncio.timeout(30):
-        while True:
-            with suppress(Overloaded):
-                await check.check(regex("a"), _NO_STOPS, 5)
-                return
+async def test_the_first_check_waits_for_the_start_of_the_workers(tmp_path: Path) -> None:
+    # They take longer to start than that.
+    async with checking(tmp_path, wait_s=0.2) as (check, _):
+        assert (await check.check(regex("[a-z]{3}"), _NO_STOPS, 5)).min_len == 3
 
 
 async def test_a_key_has_so_much_time_for_constraints(tmp_path: Path) -> None:
@@ -252,7 +249,6 @@ async def test_a_text_that_took_too_long_costs_nothing_the_second_time(tmp_path:
 
 async def test_a_text_for_which_there_is_never_time_is_let_be_for_a_while(tmp_path: Path) -> None:
     async with checking(tmp_path, cpu_s=20.0, wait_s=0.1, tried_s=0.001) as (check, _):
-        await until_ready(check)
         constraint = Constraint(costly().spec)
         with pytest.raises(Overloaded):
             await check.check(constraint, _NO_STOPS, 50)
@@ -267,7 +263,6 @@ async def test_a_text_for_which_the_machine_had_no_time_is_overload_however_ofte
     tmp_path: Path,
 ) -> None:
     async with checking(tmp_path, cpu_s=20.0, wait_s=0.1, tried_s=10.0) as (check, _):
-        await until_ready(check)
         for _ in range(3):
             with pytest.raises(Overloaded):
                 await check.check(Constraint(costly().spec), _NO_STOPS, 50)
