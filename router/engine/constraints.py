@@ -58,7 +58,8 @@ _NUM_CHANCES, _REST_S = 2, 60.0
 _QUICK_S = 0.01
 # After the pool's whole patience, what is left for the shard to compile it as well.
 _PREPARE_S = 0.2
-# A machine that computes with all of its cores makes the start of the workers long.
+# A machine that computes with all of its cores makes the start of the workers long; where they do
+# not come at all, no request waits for them later.
 _START_S = 30.0
 _LENIENT = "; with `lenient` it is left to a check of the finished text"
 _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
@@ -196,13 +197,13 @@ class ConstraintCheck:
         return judged
 
     async def _wait_started(self, pool: WorkerPool) -> None:
-        with contextlib.suppress(ZygoteFailed):
-            await pool.wait_ready()
+        with contextlib.suppress(ZygoteFailed, TimeoutError):
+            await asyncio.wait_for(pool.wait_ready(), _START_S)
 
     async def _until_started(self) -> None:
         """The patience for a check begins when there are workers; whether any come, it finds."""
-        if self._starting is not None and not self._starting.done():
-            await asyncio.wait({self._starting}, timeout=_START_S)
+        if self._starting is not None:
+            await asyncio.wait({self._starting})
 
     def _charge(self, key: ApiKey, begun_s: float) -> None:
         """What a worker may have taken of the time: others' constraints may have been before it."""

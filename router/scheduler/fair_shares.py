@@ -23,8 +23,8 @@ from router.scheduler.sequence import ScheduledChunk, Sequence
 _SAMPLE_COST = 1
 # How long a key that came is reckoned with.
 _LATELY_S = 60.0
-# Of what a key was served so much is forgotten in such a time; who was served so much more is
-# greedy.
+# What a key was served counts for less with time: times `_KEPT` every `_FORGET_S`. Who was served
+# more than twice as much as the least is greedy.
 _KEPT, _FORGET_S = 0.9, 10.0
 _GREEDY_RATIO = 2.0
 _NOBODY: frozenset[str] = frozenset()
