@@ -56,11 +56,15 @@ class _Evidence:
 
     token_ids: Tensor
     exact: Tensor  # by the oracle in float32
-    native: Tensor  # by transformers in the model's dtype
+    native: Tensor  # by transformers in the dtype in which the weights were read
 
 
-def load_dense(model: HfModel, recipe: Recipe, build: Build[E], *, quantize: str | None) -> E:
+def load_dense(
+    model: HfModel, recipe: Recipe, build: Build[E], *, dtype: torch.dtype, quantize: str | None
+) -> E:
     """The executor, with the weights taken out of `model`: it cannot be called any more.
+
+    It computes in `dtype`, or in what `quantize` names; the model may be narrower.
 
     Raises Unreadable where the logits are farther from float32 than rounding explains, and whatever
     `build` raises.
@@ -69,7 +73,7 @@ def load_dense(model: HfModel, recipe: Recipe, build: Build[E], *, quantize: str
     executor = load_unproven(model, recipe, build)
     actual = _logits(executor, evidence.token_ids)
     if quantize is None:
-        require_near(actual, evidence.native, evidence.exact)
+        require_near(actual, evidence.native, evidence.exact, dtype)
     else:
         _require_within(MAX_QUANTIZED_ERROR, actual, evidence.exact, quantize)
     return executor

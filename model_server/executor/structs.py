@@ -6,7 +6,8 @@ A null pointer or a zero is absence. Arrays that they point to belong to whoever
 import ctypes
 from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
 
-FORMATS = {"f32": 0, "bf16": 1, "int8": 2}
+# "wide" is bfloat16 weights for rows of float32, with the results of "f32".
+FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3}
 NORM_KINDS = {"rms": 1, "layer": 2}
 ACTIVATIONS = {
     name: number
@@ -88,7 +89,7 @@ class ModelStruct(Structure):
     """A whole decoder."""
 
     _fields_ = (
-        *_integers("element num_layers hidden vocab num_positions"),
+        *_integers("element embedding_element num_layers hidden vocab num_positions"),
         ("layers", POINTER(LayerStruct)),
         ("ropes", POINTER(RopeStruct)),
         *_pointers("embedding"),

@@ -26,7 +26,8 @@ class PackedWeights:
 
     parameters: by the names in the recipe; any float dtype
     tables:     cos and sin [num_positions, n / 2] float32 of each entry of `recipe.rotary`
-    dtype:      of keys, values and, unless `quantize` says "int8", weights: float32 or bfloat16
+    dtype:      of keys, values and, unless `quantize` says "int8", weights: float32 or bfloat16;
+                in float32, those that come as bfloat16 stay so, for the same results
     release:    called with a parameter's name once it is not needed any more
     """
 
@@ -48,7 +49,7 @@ class PackedWeights:
         self._parameters = parameters
         self._tables = [tuple(_array(part) for part in pair) for pair in tables]
         self._dtype = dtype
-        self._format = quantize or ELEMENT_NAMES[dtype]
+        self._quantize = quantize
         self._packer = Packer(library, self.arena, num_threads)
         self._keep: list[object] = []  # what pointers lead to, beside the arena
         self.layers = (structs.LayerStruct * len(recipe.layers))()
@@ -73,6 +74,7 @@ class PackedWeights:
         self._keep.append(ropes)
         return structs.ModelStruct(
             element=structs.FORMATS[ELEMENT_NAMES[self._dtype]],
+            embedding_element=structs.FORMATS[ELEMENT_NAMES[self._kept_dtype(embedding)]],
             num_layers=len(self.layers),
             hidden=hidden,
             vocab=recipe.head.rows.count,
@@ -84,7 +86,7 @@ class PackedWeights:
             logit_scale=recipe.logit_scale,
             softcap=recipe.softcap or 0.0,
             final_norm=self._norm(recipe.final_norm, hidden),
-            head=self._packer.matrix(self._columns(recipe.head), self._format),
+            head=self._packed(self._columns(recipe.head)),
         )
 
     def _is_tied(self) -> bool:
@@ -92,7 +94,17 @@ class PackedWeights:
         head, embedding = self._recipe.head, self._parameters[self._recipe.embedding]
         is_same = self._parameters[head.weight].data_ptr() == embedding.data_ptr()
         is_whole = head.rows.start == 0 and head.rows.count == embedding.shape[0]
-        return is_same and is_whole and self._format != "int8"
+        return is_same and is_whole and self._quantize is None
+
+    def _kept_dtype(self, tensor: Tensor) -> torch.dtype:
+        """In which weights stay: floats widen nothing that came as bfloat16."""
+        return torch.bfloat16 if tensor.dtype == torch.bfloat16 else self._dtype
+
+    def _packed(self, columns: Columns) -> structs.MatrixStruct:
+        format_name = self._quantize or ELEMENT_NAMES[self._dtype]
+        if format_name == "f32" and columns.element == structs.FORMATS["bf16"]:
+            format_name = "wide"
+        return self._packer.matrix(columns, format_name)
 
     def _layer(self, layer: Layer) -> structs.LayerStruct:
         attention, hidden = layer.attention, layer.attention.output.rows.count
@@ -104,7 +116,7 @@ class PackedWeights:
             attention_post_norm=self._norm(layer.attention_post_norm, hidden),
             mlp_norm=self._norm(layer.mlp_norm, hidden),
             mlp_post_norm=self._norm(layer.mlp_post_norm, hidden),
-            qkv=self._packer.matrix(self._qkv(attention), self._format),
+            qkv=self._packed(self._qkv(attention)),
             output=self._matrix(attention.output),
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
@@ -152,8 +164,8 @@ class PackedWeights:
         self, ins: Columns, out: Columns, layout: str, activation: str
     ) -> structs.MlpStruct:
         return structs.MlpStruct(
-            ins=self._packer.matrix(_in_panels(ins, layout), self._format),
-            out=self._packer.matrix(out, self._format),
+            ins=self._packed(_in_panels(ins, layout)),
+            out=self._packed(out),
             inner=out.k,
             activation=structs.ACTIVATIONS[activation],
             is_gated=layout != "plain",
@@ -166,9 +178,9 @@ class PackedWeights:
         )
         for index in range(moe.num_experts):
             columns = self._expert(moe, moe.gate_up, moe.gate_up_bias, index)
-            ins[index] = self._packer.matrix(_in_panels(columns, moe.layout), self._format)
+            ins[index] = self._packed(_in_panels(columns, moe.layout))
             columns = self._expert(moe, moe.down, moe.down_bias, index)
-            outs[index] = self._packer.matrix(columns, self._format)
+            outs[index] = self._packed(columns)
         # Scores decide between experts: they are computed in float32.
         scores = [self._columns(each) for each in (moe.router, moe.shared_gate) if each is not None]
         experts = structs.ExpertsStruct(
@@ -195,7 +207,7 @@ class PackedWeights:
         return Columns.of(weight.T if moe.transposed else weight, bias)
 
     def _matrix(self, linear: Linear) -> structs.MatrixStruct:
-        return self._packer.matrix(self._columns(linear), self._format)
+        return self._packed(self._columns(linear))
 
     def _columns(self, linear: Linear) -> Columns:
         weight = self._parameters[linear.weight]
@@ -204,8 +216,8 @@ class PackedWeights:
         return columns.take(np.array(linear.rows.indices()))
 
     def _rows(self, tensor: Tensor) -> int:
-        """The address of a tensor in the model's dtype, which stays where it is if it can."""
-        tensor = tensor.detach().to(self._dtype).contiguous()
+        """The address of an embedding's rows, which stay where they are if they can."""
+        tensor = tensor.detach().to(self._kept_dtype(tensor)).contiguous()
         self._keep.append(tensor)
         return tensor.data_ptr()
 

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from model_server.errors import CheckpointBroken, FetchStalled, ModelRefused
 from processes.hub import DownloadStalled, HubError, find_folder
@@ -50,8 +50,15 @@ def find_checkpoint(model_id: str, revision: str | None) -> Path:
     )
 
 
-def check(folder: Path) -> Mapping[str, tuple[int, ...]]:
-    """Check config and weights of a checkpoint; returns the shapes of its tensors.
+class StoredTensor(NamedTuple):
+    """A tensor of a safetensors file; `dtype` in the format's own words, as "BF16"."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def check(folder: Path) -> Mapping[str, StoredTensor]:
+    """Check config and weights of a checkpoint; returns its tensors.
 
     Raises CheckpointBroken, which names the file and what is wrong with it.
     """
@@ -59,13 +66,13 @@ def check(folder: Path) -> Mapping[str, tuple[int, ...]]:
         raise CheckpointBroken(f"model folder {str(folder)!r} does not exist")
     _json_object(folder / CONFIG_NAME)
     if (folder / WEIGHTS_NAME).is_file():
-        return _tensor_shapes(folder / WEIGHTS_NAME)
+        return _stored_tensors(folder / WEIGHTS_NAME)
     if (folder / INDEX_NAME).is_file():
-        return _indexed_shapes(folder)
+        return _indexed_tensors(folder)
     raise CheckpointBroken(_no_weights(folder))
 
 
-def _indexed_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:
+def _indexed_tensors(folder: Path) -> Mapping[str, StoredTensor]:
     index = folder / INDEX_NAME
     weight_map = _json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -81,21 +88,21 @@ def _indexed_shapes(folder: Path) -> Mapping[str, tuple[int, ...]]:
             f"{folder}: {len(missing_files)} of {len(names_by_file)} weight files that"
             f" {INDEX_NAME} names are missing: {_some(missing_files)}"
         )
-    shapes: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, StoredTensor] = {}
     for file_name, names in sorted(names_by_file.items()):
-        of_file = _tensor_shapes(folder / file_name)
-        shapes |= {name: shape for name, shape in of_file.items() if name in names}
+        of_file = _stored_tensors(folder / file_name)
+        tensors |= {name: tensor for name, tensor in of_file.items() if name in names}
         absent = sorted(names - of_file.keys())
         if absent:
             raise CheckpointBroken(
                 f"{folder / file_name}: lacks {len(absent)} tensors that {INDEX_NAME} places"
                 f" there: {_some(absent)}"
             )
-    return shapes
+    return tensors
 
 
-def _tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors in a safetensors file whose header agrees with its size."""
+def _stored_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a safetensors file whose header agrees with its size."""
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
@@ -118,7 +125,10 @@ def _tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise CheckpointBroken(
             f"{path}: {fault}: {file_bytes} bytes, its header promises {expected_bytes}"
         )
-    return {name: tuple(map(int, entry["shape"])) for name, entry in header.items()}
+    return {
+        name: StoredTensor(tuple(map(int, entry["shape"])), str(entry["dtype"]))
+        for name, entry in header.items()
+    }
 
 
 def _end_offset(path: Path, name: str, entry: Any) -> int:

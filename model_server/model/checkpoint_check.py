@@ -57,7 +57,8 @@ class CheckedCheckpoint:
 
     num_shards:      each rank has one of so many parts of the weights
     num_parameters:  of the whole model
-    weights_bytes:   of the whole model in `dtype`; None for a quantized model, where it is unknown
+    weights_dtype:   in which they are read and, unless they are quantized then, kept
+    weights_bytes:   of the whole model in it; None for a quantized model, where it is unknown
     facts:           of the model's class and config
     recipe:          what the model computes; None: it runs in its own class
     fallback_reason: why there is no recipe; None: there is one
@@ -66,6 +67,7 @@ class CheckedCheckpoint:
 
     config: Any
     dtype: torch.dtype
+    weights_dtype: torch.dtype
     num_shards: int
     num_parameters: int
     weights_bytes: int | None
@@ -83,12 +85,12 @@ class CheckedCheckpoint:
 def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpoint:
     """Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused."""
     trust = settings.trust_remote_code
-    shapes = checkpoint.check(settings.folder)
+    stored = checkpoint.check(settings.folder)
     config = zoo.read_config(settings.folder, trust_remote_code=trust)
     empty = zoo.build_empty(config, trust_remote_code=trust)
     zoo.eos_token_ids(settings.folder, config)
     if _quantization(config) is None:
-        _require_shapes(settings.folder, empty, shapes)
+        _require_shapes(settings.folder, empty, stored)
     dtype = _resolve_dtype(settings.dtype, config, settings.device)
     recipe, fallback_reason = None, _not_dense(settings, world_size, config, dtype)
     if fallback_reason is None:
@@ -103,12 +105,16 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     num_shards = world_size if is_sharded else 1
     quantization = _quantization(config)
     num_parameters = empty.num_parameters()
+    weights_dtype = dtype
+    if recipe is not None and settings.device.type == "cpu":
+        weights_dtype = _weights_dtype(dtype, stored)
     return CheckedCheckpoint(
         config=config,
         dtype=dtype,
+        weights_dtype=weights_dtype,
         num_shards=num_shards,
         num_parameters=num_parameters,
-        weights_bytes=num_parameters * dtype.itemsize if quantization is None else None,
+        weights_bytes=num_parameters * weights_dtype.itemsize if quantization is None else None,
         facts=empty.facts,
         recipe=recipe,
         fallback_reason=fallback_reason,
@@ -116,17 +122,27 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     )
 
 
-def _require_shapes(folder: Path, empty: HfModel, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _weights_dtype(
+    dtype: torch.dtype, stored: Mapping[str, checkpoint.StoredTensor]
+) -> torch.dtype:
+    """Where float32 is computed, weights of bfloat16 are widened as they are multiplied."""
+    is_narrow = all(tensor.dtype == "BF16" for tensor in stored.values())
+    return torch.bfloat16 if is_narrow and dtype == torch.float32 else dtype
+
+
+def _require_shapes(
+    folder: Path, empty: HfModel, tensors: Mapping[str, checkpoint.StoredTensor]
+) -> None:
     """Raises CheckpointBroken for weights of another shape than the config asks for.
 
     Some are turned when they are loaded, and some go by other names there.
     """
     for name, parameter in empty.module.named_parameters():
-        stored = shapes.get(name)
-        if stored is not None and sorted(stored) != sorted(parameter.shape):
+        stored = tensors.get(name)
+        if stored is not None and sorted(stored.shape) != sorted(parameter.shape):
             raise CheckpointBroken(
-                f"{folder}: {name!r} has the shape {list(stored)}, and by config.json the model's"
-                f" is {list(parameter.shape)}"
+                f"{folder}: {name!r} has the shape {list(stored.shape)}, and by config.json the"
+                f" model's is {list(parameter.shape)}"
             )
 
 

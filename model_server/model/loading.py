@@ -150,11 +150,13 @@ def _load_dense(
     if checked.int4 is not None:
         executor = _load_int4(settings, checked, checked.int4, recipe, build, device, limit)
     else:
-        model = _read_weights(settings, checked, device, num_shards=1)
+        model = _read_weights(settings, checked, checked.weights_dtype, device, num_shards=1)
         if world.world_size > 1:
             executor = load_unproven(model, recipe, build)
         else:
-            executor = load_dense(model, recipe, build, quantize=settings.quantize)
+            executor = load_dense(
+                *(model, recipe, build), dtype=checked.dtype, quantize=settings.quantize
+            )
     windows = [layer.attention.window_len for layer in recipe.layers]
     return PagedModel(
         executor,
@@ -223,12 +225,16 @@ def _build_of(
 
 
 def _read_weights(
-    settings: ModelSettings, checked: CheckedCheckpoint, device: torch.device, num_shards: int
+    settings: ModelSettings,
+    checked: CheckedCheckpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    num_shards: int,
 ) -> HfModel:
     return zoo.load(
         settings.folder,
         checked.config,
-        dtype=checked.dtype,
+        dtype=dtype,
         device=device,
         trust_remote_code=settings.trust_remote_code,
         num_shards=num_shards,
@@ -240,7 +246,7 @@ def _load_zoo(
 ) -> PagedModel:
     _log.info("%s runs in its own class, not by a recipe: %s", settings.folder, reason)
     dtype, device = checked.dtype, settings.device
-    model = _read_weights(settings, checked, device, checked.num_shards)
+    model = _read_weights(settings, checked, dtype, device, checked.num_shards)
     expected = gate.expected_logits(model, device)
     plans = gate.probe_layers(model, ReferenceAttention(), dtype, device, expected)
     geometries = [plan.geometry for plan in plans]

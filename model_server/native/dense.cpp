@@ -126,7 +126,7 @@ class Forward {
       if (m_.embedding == nullptr)
         take_column(m_.head, id, line);
       else
-        take_row(m_.element, m_.embedding, id, m_.hidden, line);
+        take_row(m_.embedding_element, m_.embedding, id, m_.hidden, line);
       for (int64_t i = 0; i < m_.hidden; ++i) to[i] = line[i] * scale;
     });
   }

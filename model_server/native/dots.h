@@ -30,6 +30,21 @@ struct F32Dot {
   }
 };
 
+// bfloat16s times floats, which are a row's units: widened by a shift and a mask, joined as floats
+// are. So sums have the bits that those of weights widened in memory have.
+struct WideDot {
+  using Sums = Floats;
+  static constexpr int kPack = 2, kUnits = 2;
+
+  template <int U>
+  static ALWAYS_INLINE Words part(Words words) {
+    return U == 0 ? words << 16u : words & 0xffff0000u;
+  }
+  static ALWAYS_INLINE Floats join(Floats sums, Words x, Words part) {
+    return F32Dot::join(sums, x, part);
+  }
+};
+
 #if NATIVE_BF16
 
 struct Bf16Dot {
@@ -48,19 +63,7 @@ struct Bf16Dot {
 
 #else
 
-// Widened by a shift and a mask; a row's units are floats.
-struct Bf16Dot {
-  using Sums = Floats;
-  static constexpr int kPack = 2, kUnits = 2;
-
-  template <int U>
-  static ALWAYS_INLINE Words part(Words words) {
-    return U == 0 ? words << 16u : words & 0xffff0000u;
-  }
-  static ALWAYS_INLINE Floats join(Floats sums, Words x, Words part) {
-    return multiply_add(bits_as<float>(part), bits_as<float>(x), sums);
-  }
-};
+using Bf16Dot = WideDot;  // a row's units are rounded floats
 
 #endif
 

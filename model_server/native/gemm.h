@@ -25,7 +25,9 @@ struct Registers {};
 
 constexpr int kColumns = 32;  // of a panel
 
-enum Format : int64_t { kF32 = 0, kBf16 = 1, kInt8 = 2 };
+// Of weights; rows are of the same. But kWide is bfloat16 weights for rows of floats: half of what
+// kF32 reads, to the same results.
+enum Format : int64_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kWide = 3 };
 
 // Mirrored field by field by whoever packs it. Arrays of columns are padded to whole panels; `k` may
 // be any number, the last words are filled up with zeros.
@@ -37,8 +39,8 @@ struct Matrix {
   int64_t n, k;         // columns, and length of a row; k at most 2^17 in int8
   int64_t format;
 
-  int64_t pack() const { return format == kF32 ? 1 : format == kBf16 ? 2 : 4; }
-  bool in_tiles() const { return NATIVE_AMX && format != kF32; }  // of AMX
+  int64_t pack() const { return format == kF32 ? 1 : format == kInt8 ? 4 : 2; }
+  bool in_tiles() const { return NATIVE_AMX && (format == kBf16 || format == kInt8); }  // of AMX
   int64_t num_words() const {  // of a row, or a column
     const int64_t words = (k + pack() - 1) / pack();
     return in_tiles() ? (words + 15) / 16 * 16 : words;
@@ -170,6 +172,7 @@ Multiply multiply_function(int64_t format, int num_rows) {
       multiply_functions<F32Dot, kPacked, kAhead>(Rows{}),
       multiply_functions<Bf16Dot, kPacked, kAhead>(Rows{}),
       multiply_functions<Int8Dot, kPacked, kAhead>(Rows{}),
+      multiply_functions<WideDot, kPacked, kAhead>(Rows{}),
   };
   return kFunctions[format][num_rows - 1];
 }

@@ -46,11 +46,11 @@ struct Layer {
 };
 
 struct Model {
-  int64_t element;  // kF32 or kBf16: of keys, values and the embedding
+  int64_t element, embedding_element;  // kF32 or kBf16: of keys and values, of the embedding
   int64_t num_layers, hidden, vocab, num_positions;
   const Layer *layers;
   const Rope *ropes;
-  const void *embedding;  // [vocab][hidden] elements; null: the head's panels serve
+  const void *embedding;  // [vocab][hidden]; null: the head's panels serve
   double embed_scale, logit_scale, softcap;
   Norm final_norm;
   Matrix head;

@@ -262,7 +262,7 @@ void pack_panels(const Matrix &shape, const E *const *rows, int64_t first, int64
     auto *to = static_cast<uint32_t *>(packed) + half / 2 * num_words * kColumns + half % 2 * 16;
     if (shape.format == kF32)
       encode_rows<F32Encoder>(own, 16, k, num_words, nullptr, kColumns, to);
-    else if (shape.format == kBf16)
+    else if (shape.format == kBf16 || shape.format == kWide)
       encode_rows<Bf16Encoder>(own, 16, k, num_words, nullptr, kColumns, to);
     else
       encode_rows<ByteEncoder<0>>(own, 16, k, num_words, inverse_scales, kColumns, to);
@@ -280,7 +280,16 @@ void pack_panels(const Matrix &shape, const E *const *rows, int64_t first, int64
 }
 
 inline int units_per_word(int64_t format) {
-  return format == kF32 ? F32Dot::kUnits : format == kBf16 ? Bf16Dot::kUnits : Int8Dot::kUnits;
+  switch (format) {
+    case kF32:
+      return F32Dot::kUnits;
+    case kBf16:
+      return Bf16Dot::kUnits;
+    case kWide:
+      return WideDot::kUnits;
+    default:
+      return Int8Dot::kUnits;
+  }
 }
 
 // What `prepare_rows` needs for `num_rows` rows, in 32-bit units.
@@ -324,6 +333,7 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
   const int64_t k = matrix.k, format = matrix.format;
   const int64_t num_units = matrix.num_words() * units_per_word(format);
   const bool as_it_lies = format == kF32    ? kIsFloat
+                          : format == kWide ? kIsFloat && k % 2 == 0
                           : format == kBf16 ? !kIsFloat && Bf16Dot::kUnits == 1 && k % 2 == 0 &&
                                                   row_stride % 2 == 0
                                             : false;
@@ -343,7 +353,7 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
       encode_steps<Bf16Encoder>(own, num_rows, k, num_units, inverse_scales, to);
     else
       encode_steps<ByteEncoder<0>>(own, num_rows, k, num_units, inverse_scales, to);
-  } else if (format == kF32)
+  } else if (format == kF32 || format == kWide)
     encode_tile<F32Encoder>(own, num_rows, k, num_units, inverse_scales, many, to);
   else if (format == kBf16)
     encode_tile<Bf16RowEncoder>(own, num_rows, k, num_units, inverse_scales, many, to);

@@ -107,19 +107,21 @@ def require_used_once(recipe: Recipe, model: Any) -> None:
         raise Unreadable(f"what its weights do is not known: {', '.join(unused[:3])}")
 
 
-def require_near(actual: Tensor, native: Tensor, exact: Tensor) -> None:
+def require_near(actual: Tensor, native: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
     """Compare logits [num_tokens, vocab_size] of loaded weights, of some 20 tokens.
 
-    actual: an executor's; native: transformers', in the dtype of the model; exact: DenseTorch's in
-    float32. Raises Unreadable if the executor is farther from exact than transformers by more than
-    a little, or if transformers itself is far from it: then the recipe is wrong.
+    actual: an executor's, which computes in `dtype`; native: transformers', in that or a narrower
+    one; exact: DenseTorch's in float32. Raises Unreadable if the executor is farther from exact
+    than transformers by more than a little, or if transformers itself is far from it: then the
+    recipe is wrong.
     """
     error, native_error = relative_error(actual, exact), relative_error(native, exact)
     if not native_error <= MAX_ERRORS[native.dtype]:
         raise Unreadable(
             f"the loaded weights give other logits (relative error {native_error:.2g})"
         )
-    if not error <= max(_MAX_RATIO * native_error, _ROUNDING):
+    most = max(_MAX_RATIO * native_error, _ROUNDING) if native.dtype == dtype else _ROUNDING
+    if not error <= most:
         raise Unreadable(
             f"the executor's relative error is {error:.2g}, that of transformers {native_error:.2g}"
         )

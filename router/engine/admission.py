@@ -1,5 +1,6 @@
 """Which requests enter the bounded queue, when refused ones retry, and whether steps get done."""
 
+import heapq
 from collections.abc import Callable, Sequence
 from enum import Enum
 from math import exp
@@ -87,6 +88,10 @@ _GUESSED_DURATION_S, _GUESS_S = 2.0, 1.0
 _SLOWEST_PER_S = 1e-6
 
 
+# For each slot. So nobody waits longer than four times the time to drain.
+_MAX_RETURNING = 3
+
+
 class DrainRate:
     """Sequences that end well per second, measured while the server is busy.
 
@@ -131,6 +136,27 @@ class DrainRate:
         return self._num_ended * kept, self._watched_s * kept + self._memory_s * (1.0 - kept)
 
 
+class Returning:
+    """Refused clients who were asked to come back, and whose time has not come yet; at most so
+    many: some never come back, and the time of those who do should not grow without bounds.
+    """
+
+    def __init__(self, max_clients: int) -> None:
+        self._max_clients = max_clients
+        self._due_s: list[float] = []
+
+    def count(self, now_s: float) -> int:
+        """How many there are now."""
+        while self._due_s and self._due_s[0] <= now_s:
+            heapq.heappop(self._due_s)
+        return len(self._due_s)
+
+    def add(self, due_s: float) -> None:
+        """A client was asked to return then."""
+        if len(self._due_s) < self._max_clients:
+            heapq.heappush(self._due_s, due_s)
+
+
 class Admission:
     """Admits sequences while there are slots. Owner of the drain rate.
 
@@ -145,6 +171,7 @@ class Admission:
         self.is_closed = False
         self.keys = keys or KeyLimits()
         self._rate = DrainRate(num_slots)
+        self._returning = Returning(_MAX_RETURNING * num_slots)
 
     def close(self) -> None:
         """Admits nothing from now on."""
@@ -183,10 +210,16 @@ class Admission:
             reason = f"{num_taken} requests are waiting or running; at most {self.num_slots} may"
             if num_wanted > 1:
                 reason += f"; this one needs {num_wanted}"
-            # When those that are here now will have ended.
-            drained_s = num_taken / self._rate.per_second(now_s)
-            raise Overloaded(reason, min(max(drained_s, MIN_RETRY_S), MAX_RETRY_S))
+            raise Overloaded(reason, self._retry_after_s(now_s, num_taken))
         self._rate.observe(now_s, num_taken + num_wanted)
+
+    def _retry_after_s(self, now_s: float, num_taken: int) -> float:
+        """When all before it will have ended: those that are here, and those that will return."""
+        num_before = num_taken + self._returning.count(now_s)
+        wait_s = num_before / self._rate.per_second(now_s)
+        wait_s = min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
+        self._returning.add(now_s + wait_s)
+        return wait_s
 
     def unhealthy(self, reason: str) -> Unhealthy:
         """The refusal of a request that would have to wait for broken shards."""

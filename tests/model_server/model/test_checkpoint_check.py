@@ -27,6 +27,16 @@ def test_the_bytes_of_the_weights_are_known_before_they_are_read(name: str, tmp_
     assert look(folder, dtype="bfloat16").weights_bytes == num_bytes // 2
 
 
+def test_bfloat16_stays_so_where_a_recipe_computes_float32(tmp_path: Path) -> None:
+    wide = look(tiny_models.save("llama", tmp_path))
+    tiny_models.build("llama").bfloat16().save_pretrained(tmp_path)
+    narrow = look(tmp_path)
+    assert (narrow.dtype, narrow.weights_dtype) == (torch.float32, torch.bfloat16)
+    assert wide.weights_bytes == 2 * (narrow.weights_bytes or 0)
+    in_its_class = look(tmp_path, attention="sdpa")
+    assert in_its_class.weights_dtype == torch.float32
+
+
 def test_ranks_divide_the_bytes_where_they_divide_the_weights(tmp_path: Path) -> None:
     whole = look(tiny_models.save("llama", tmp_path))
     assert whole.bytes_of_rank == whole.weights_bytes

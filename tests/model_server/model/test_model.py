@@ -285,3 +285,26 @@ def test_logits_are_bitwise_the_same_whatever_the_load(llama: Path, dtype: str) 
         ([17, 23], 3),
     ):
         assert torch.equal(last_logits(chunk_lens, num_others), alone), (chunk_lens, num_others)
+
+
+@pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)
+def test_weights_that_are_widened_from_their_files_are_those_of_a_wide_checkpoint(
+    name: str, tmp_path: Path
+) -> None:
+    narrow = tiny_models.build(name).bfloat16()
+    narrow.save_pretrained(tmp_path / "narrow")
+    narrow.float().save_pretrained(tmp_path / "wide")
+    steps = [SequenceStep([5, 6, 7] * 5, 0, [0, 1], 15), SequenceStep([9], 0, [2], 1)]
+
+    logits, executors = [], []
+    for folder in ("narrow", "wide"):
+        model = load(tmp_path / folder, dtype="float32")
+        model.allocate(4)
+        inputs = StepInputs.build(
+            steps, block_size=model.block_size, scratch_block_id=4, device=model.device
+        )
+        logits.append(model.forward(inputs))
+        executors.append(model.executor)
+
+    assert executors[0] == executors[1]
+    assert torch.equal(*logits)

@@ -16,7 +16,7 @@ _SOURCE = Path(__file__).with_name("gemm_driver.cpp")
 _HEADERS = Path(__file__).parents[3] / "model_server" / "native"
 # Those that this CPU has.
 INSTRUCTION_SETS = [each.name for each in usable(Source.read(_SOURCE).instruction_sets)]
-FORMATS = {"f32": 0, "bf16": 1, "int8": 2}
+FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3}
 COLUMNS = 32
 
 

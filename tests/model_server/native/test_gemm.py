@@ -18,10 +18,12 @@ from tests.native.compiler import needs_compiler
 pytestmark = needs_compiler
 
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
+TYPES["wide"] = torch.bfloat16
+ROW_TYPES = {**TYPES, "wide": torch.float32}
 # Outputs and row lengths: whole panels and words, and such as fill neither.
 SHAPES = [(64, 64), (37, 131), (96, 258), (33, 1)]
 # Errors relative to the largest output: of sums in float32, and of 8 bits on both sides.
-TOLERANCES = {"f32": 2e-6, "bf16": 2e-6, "int8": 2e-2}
+TOLERANCES = {"f32": 2e-6, "bf16": 2e-6, "int8": 2e-2, "wide": 2e-6}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def test_products_are_those_of_float64(
 ) -> None:
     n, k = shape
     weights, rows, bias = normal(n, k, dtype=TYPES[format]), normal(40, k), normal(n)
-    rows = rows.to(TYPES[format])
+    rows = rows.to(ROW_TYPES[format])
     matrix = PackedMatrix(libraries[name], weights, format, bias=bias)
     expected = rows.double() @ weights.double().T + bias.double()
     error = (matrix.times(rows, interleaved=True) - expected).abs().max()
@@ -54,7 +56,7 @@ def test_products_are_those_of_float64(
 def test_a_row_has_the_same_bits_whatever_rows_surround_it(
     libraries: dict[str, ctypes.CDLL], name: str, format: str
 ) -> None:
-    rows = normal(40, 258, dtype=TYPES[format])
+    rows = normal(40, 258, dtype=ROW_TYPES[format])
     matrix = PackedMatrix(libraries[name], normal(96, 258, dtype=TYPES[format]), format)
     alone = torch.cat([matrix.times(row[None], interleaved=False) for row in rows])
     for num_rows in range(1, len(rows) + 1):
@@ -63,6 +65,20 @@ def test_a_row_has_the_same_bits_whatever_rows_surround_it(
             for interleaved in (False, True):
                 found = matrix.times(rows[part], interleaved=interleaved)
                 assert torch.equal(found, alone[part]), (num_rows, first, interleaved)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_bfloat16_weights_give_rows_of_floats_the_bits_that_their_float32_gives(
+    libraries: dict[str, ctypes.CDLL], name: str, shape: tuple[int, int], interleaved: bool
+) -> None:
+    weights, rows = normal(*shape, dtype=torch.bfloat16), normal(40, shape[1])
+    found, expected = (
+        PackedMatrix(libraries[name], weights, format).times(rows, interleaved=interleaved)
+        for format in ("wide", "f32")
+    )
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
@@ -97,7 +113,7 @@ def test_a_row_with_nan_is_nan_in_bytes_too_and_leaves_its_neighbours_alone(
 def test_outputs_come_in_the_order_asked_for_and_absent_ones_are_zero(
     libraries: dict[str, ctypes.CDLL], name: str, format: str
 ) -> None:
-    weights, rows = normal(40, 64, dtype=TYPES[format]), normal(2, 64, dtype=TYPES[format])
+    weights, rows = normal(40, 64, dtype=TYPES[format]), normal(2, 64, dtype=ROW_TYPES[format])
     in_order = PackedMatrix(libraries[name], weights, format).times(rows, interleaved=False)
     columns = [39, None, *range(0, 40, 2), None, *range(1, 39, 2)]
     found = PackedMatrix(libraries[name], weights, format, columns=columns)
@@ -112,6 +128,6 @@ def test_instruction_sets_that_sum_alike_agree_to_the_bit(
     libraries: dict[str, ctypes.CDLL], format: str
 ) -> None:
     alike = [library for library in libraries.values() if format != "bf16" or library.widens_bf16()]
-    weights, rows = normal(64, 200, dtype=TYPES[format]), normal(7, 200, dtype=TYPES[format])
+    weights, rows = normal(64, 200, dtype=TYPES[format]), normal(7, 200, dtype=ROW_TYPES[format])
     found = [PackedMatrix(each, weights, format).times(rows, interleaved=True) for each in alike]
     assert all(torch.equal(found[0], each) for each in found[1:])

@@ -123,17 +123,24 @@ NOISE = 0.01 * torch.randn(20, 50, generator=torch.Generator().manual_seed(1))
 
 
 def test_an_executor_may_be_a_little_farther_from_float32_than_transformers() -> None:
-    require_near(EXACT - 1.2 * NOISE, (EXACT + NOISE).bfloat16(), EXACT)
+    require_near(EXACT - 1.2 * NOISE, (EXACT + NOISE).bfloat16(), EXACT, torch.bfloat16)
     with pytest.raises(Unreadable, match="the executor's relative error is"):
-        require_near(EXACT - 1.5 * NOISE, (EXACT + NOISE).bfloat16(), EXACT)
+        require_near(EXACT - 1.5 * NOISE, (EXACT + NOISE).bfloat16(), EXACT, torch.bfloat16)
 
 
 def test_a_recipe_from_which_transformers_is_far_is_refused() -> None:
     with pytest.raises(Unreadable, match="the loaded weights give other logits"):
-        require_near(EXACT, (EXACT + 20 * NOISE).bfloat16(), EXACT)
+        require_near(EXACT, (EXACT + 20 * NOISE).bfloat16(), EXACT, torch.bfloat16)
 
 
 def test_in_float32_a_recipe_must_agree_but_for_rounding() -> None:
-    require_near(EXACT + 1e-3 * NOISE, EXACT, EXACT)
+    require_near(EXACT + 1e-3 * NOISE, EXACT, EXACT, torch.float32)
     with pytest.raises(Unreadable, match="the executor's relative error is"):
-        require_near(EXACT + 0.1 * NOISE, EXACT, EXACT)
+        require_near(EXACT + 0.1 * NOISE, EXACT, EXACT, torch.float32)
+
+
+def test_an_executor_of_wider_numbers_than_transformers_has_no_share_in_its_errors() -> None:
+    native = (EXACT + NOISE).bfloat16()
+    require_near(EXACT + 1e-3 * NOISE, native, EXACT, torch.float32)
+    with pytest.raises(Unreadable, match="the executor's relative error is"):
+        require_near(EXACT + 0.1 * NOISE, native, EXACT, torch.float32)

@@ -91,6 +91,30 @@ def test_the_time_to_return_is_one_that_clients_accept(end_s: float, retry_s: fl
     assert no.value.retry_after_s == retry_s
 
 
+def refused_at(admission: Admission, now_s: float, num_taken: int) -> float:
+    """The time to return of a request that finds no slot."""
+    with pytest.raises(Overloaded) as no:
+        admission.admit(now_s, num_taken, 1)
+    return no.value.retry_after_s
+
+
+def test_who_was_refused_before_returns_before() -> None:
+    admission = Admission(4, restart_s=1.0)
+    waits_s = [refused_at(admission, 0.0, 4) for _ in range(100)]
+    # A slot is guessed to be free every half second.
+    assert waits_s[:4] == [2.0, 2.5, 3.0, 3.5]
+    # Perhaps not all come back.
+    assert waits_s[12:] == [8.0] * 88
+
+
+def test_those_who_should_have_come_back_by_now_are_no_longer_before_anybody() -> None:
+    admission = Admission(4, restart_s=1.0)
+    for _ in range(1000):
+        refused_at(admission, 0.0, 4)
+    wait_s = refused_at(admission, 8.0, 4)
+    assert wait_s == pytest.approx(4 / admission.drain_rate(8.0))
+
+
 @dataclass
 class Rush:
     """A closed loop: clients that ask again as soon as they are answered, on simulated time.
@@ -107,6 +131,7 @@ class Rush:
     in_whole_seconds: bool = False
     end_s: float = 120.0
     num_answered: int = 0
+    num_refused: int = 0
 
     def run(self) -> "Rush":
         chance = random.Random(5)
@@ -131,6 +156,7 @@ class Rush:
                 admission.admit(now_s, num_taken, 1)
             except Overloaded as error:
                 wait_s = error.retry_after_s
+                self.num_refused += 1
                 if chance.random() >= self.obey_share:
                     later(now_s + 1.0, next(prompts), 1)
                 else:
@@ -163,6 +189,14 @@ class Rush:
 )
 def test_three_times_the_capacity_leaves_no_slot_empty(rush: Rush) -> None:
     assert rush.run().goodput > 0.98
+
+
+@pytest.mark.parametrize(("num_clients", "num_refusals"), [(384, 0.8), (1280, 2.5)])
+def test_a_crowd_that_obeys_is_refused_a_few_times_for_each_answer(
+    num_clients: int, num_refusals: float
+) -> None:
+    rush = Rush(num_clients=num_clients).run()
+    assert rush.num_refused < num_refusals * rush.num_answered
 
 
 gaps = st.floats(0.001, 5.0)
