@@ -97,7 +97,7 @@ class PackedWeights:
         return is_same and is_whole and self._quantize is None
 
     def _kept_dtype(self, tensor: Tensor) -> torch.dtype:
-        """In which weights stay: floats widen nothing that came as bfloat16."""
+        """In which a weight is kept: bfloat16 is not widened."""
         return torch.bfloat16 if tensor.dtype == torch.bfloat16 else self._dtype
 
     def _packed(self, columns: Columns) -> structs.MatrixStruct:
