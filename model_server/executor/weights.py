@@ -86,7 +86,7 @@ class PackedWeights:
             logit_scale=recipe.logit_scale,
             softcap=recipe.softcap or 0.0,
             final_norm=self._norm(recipe.final_norm, hidden),
-            head=self._packed(self._columns(recipe.head)),
+            head=self._matrix(recipe.head),
         )
 
     def _is_tied(self) -> bool:

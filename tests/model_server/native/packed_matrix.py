@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from model_server.executor.structs import COLUMNS, FORMATS, MatrixStruct
 from native.compiler import Source
 from native.instruction_sets import usable
 from native.library import load_native
@@ -16,17 +17,6 @@ _SOURCE = Path(__file__).with_name("gemm_driver.cpp")
 _HEADERS = Path(__file__).parents[3] / "model_server" / "native"
 # Those that this CPU has.
 INSTRUCTION_SETS = [each.name for each in usable(Source.read(_SOURCE).instruction_sets)]
-FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3}
-COLUMNS = 32
-
-
-class Matrix(ctypes.Structure):
-    """`struct Matrix` of gemm.h, field by field."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("packed", "scales", "sums", "bias")),
-        *((name, ctypes.c_int64) for name in ("n", "k", "format")),
-    )
 
 
 def load_libraries(folder: Path) -> dict[str, ctypes.CDLL]:
@@ -60,7 +50,7 @@ class PackedMatrix:
         named: Sequence[int | None] = range(len(weights)) if columns is None else columns
         self.n, padded_n = len(named), (len(named) + COLUMNS - 1) // COLUMNS * COLUMNS
         self._library, self._weights = library, weights
-        self._matrix = Matrix(n=self.n, k=weights.shape[1], format=FORMATS[format])
+        self._matrix = MatrixStruct(n=self.n, k=weights.shape[1], format=FORMATS[format])
         num_bytes = library.packed_bytes(ctypes.byref(self._matrix))
         self._memory = torch.zeros(num_bytes + 64, dtype=torch.uint8)
         self._matrix.packed = (self._memory.data_ptr() + 63) // 64 * 64

@@ -7,18 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.model_server.native.packed_matrix import (
-    FORMATS,
-    INSTRUCTION_SETS,
-    PackedMatrix,
-    load_libraries,
-)
+from model_server.executor.structs import FORMATS
+from tests.model_server.native.packed_matrix import INSTRUCTION_SETS, PackedMatrix, load_libraries
 from tests.native.compiler import needs_compiler
 
 pytestmark = needs_compiler
 
-TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "int8": torch.bfloat16}
-TYPES["wide"] = torch.bfloat16
+TYPES = {name: torch.float32 if name == "f32" else torch.bfloat16 for name in FORMATS}
 ROW_TYPES = {**TYPES, "wide": torch.float32}
 # Outputs and row lengths: whole panels and words, and such as fill neither.
 SHAPES = [(64, 64), (37, 131), (96, 258), (33, 1)]
