@@ -19,7 +19,7 @@ from pathlib import Path
 from processes import request_lengths
 from processes.deployment import num_visible_gpus
 from processes.rules import Whole, collector, number, one_of, share, token
-from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, refused, setting
+from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, setting
 
 # Beyond this a score may leave float32; any delta of some dozens decides alone already.
 _MAX_DELTA = 1e6
@@ -225,7 +225,6 @@ class ServeConfig(ModelConfig):
         env=False,
         internal=True,
     )
-    speculate: None = refused("speculation is not served yet")
 
     def __post_init__(self) -> None:
         if self.rank >= self.world_size:

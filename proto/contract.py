@@ -152,9 +152,9 @@ class RunningUpdate:
     """What changes for a sequence that the shard holds.
 
     `block_ids` are appended to its block table. `chunk_len` None: one token if it decodes, none
-    while its prompt is being computed. 0: it sits this step out. For a request with a constraint
-    that decodes it is the most, since the last step may have forced any number of tokens; without
-    it the step computes one of them. The shard skips a request that just ended.
+    while its prompt is being computed. 0: it sits this step out. For a request that decodes it is
+    the most: under a constraint the last step may have forced any number of tokens, else the shard
+    may compute draft tokens behind the last one. The shard skips a request that just ended.
     """
 
     request_id: int
@@ -232,7 +232,9 @@ class Generation(NamedTuple):
     None: there is no constraint. `error`: this row failed, and `tokens` is empty; it `is_refused`
     where the output made before is what the constraint forbids. `prompt_logprobs` are those of this
     step's chunk; a sequence's first token has none. `is_late`: its mask was not made in time, so
-    that nothing was sampled, and its last token counts as not computed.
+    that nothing was sampled, and its last token counts as not computed. The step computed
+    `num_drafts` draft tokens; the first `num_accepted` of `tokens` are those that were sampled, and
+    are in the KV cache.
     """
 
     request_id: int
@@ -245,6 +247,8 @@ class Generation(NamedTuple):
     constraint_satisfied: bool | None = None
     is_refused: bool = False
     is_late: bool = False
+    num_drafts: int = 0
+    num_accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

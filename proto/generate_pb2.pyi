@@ -799,9 +799,9 @@ class RunningUpdate(_message.Message):
     request_id: _builtins.int
     chunk_len: _builtins.int
     """Tokens to compute in this step. Absent: one for a request that decodes; a request whose
-    prompt is still being computed sits the step out. 0: sits the step out. For a request with a
-    constraint that decodes, the most: how many tokens were forced, and are now to be computed, the
-    shard may know before the router does.
+    prompt is still being computed sits the step out. 0: sits the step out. For a request that
+    decodes it is the most: how many tokens a constraint forced, and are now to be computed, the
+    shard may know before the router does; without a constraint, draft tokens may fill the rest.
     """
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1012,12 +1012,14 @@ class Generation(_message.Message):
     CONSTRAINT_SATISFIED_FIELD_NUMBER: _builtins.int
     IS_REFUSED_FIELD_NUMBER: _builtins.int
     IS_LATE_FIELD_NUMBER: _builtins.int
+    NUM_DRAFTS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     error: _builtins.str
     num_forced: _builtins.int
     """The last so many of tokens were not sampled: the constraint left no choice. None of a
-    generation's tokens is in the KV cache: the next chunk_len is to cover them all.
+    generation's tokens is in the KV cache, but accepted drafts: the next chunk_len is to cover them.
     """
     constraint_satisfied: _builtins.bool
     """With a finish reason: whether the text satisfies the request's constraint. Absent: it has none."""
@@ -1029,6 +1031,11 @@ class Generation(_message.Message):
     """The mask of its next token was not made in time for the others in the step: nothing was drawn
     from its last token, which counts as not computed, and is to be computed again.
     """
+    num_drafts: _builtins.int
+    """Draft tokens that the step computed behind the chunk. The first num_accepted of tokens are
+    drafts that were sampled: they are in the KV cache.
+    """
+    num_accepted: _builtins.int
     @_builtins.property
     def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledToken]: ...
     @_builtins.property
@@ -1054,10 +1061,12 @@ class Generation(_message.Message):
         constraint_satisfied: _builtins.bool | None = ...,
         is_refused: _builtins.bool = ...,
         is_late: _builtins.bool = ...,
+        num_drafts: _builtins.int = ...,
+        num_accepted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied", "error", b"error", "finish_reason", b"finish_reason", "is_late", b"is_late", "is_refused", b"is_refused", "num_forced", b"num_forced", "prompt_logprobs", b"prompt_logprobs", "prompt_top_tokens", b"prompt_top_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied", "constraint_satisfied", b"constraint_satisfied", "error", b"error", "finish_reason", b"finish_reason", "is_late", b"is_late", "is_refused", b"is_refused", "num_accepted", b"num_accepted", "num_drafts", b"num_drafts", "num_forced", b"num_forced", "prompt_logprobs", b"prompt_logprobs", "prompt_top_tokens", b"prompt_top_tokens", "request_id", b"request_id", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__constraint_satisfied: _TypeAlias = _typing.Literal["constraint_satisfied"]  # noqa: Y015
     _WhichOneofArgType__constraint_satisfied: _TypeAlias = _typing.Literal["_constraint_satisfied", b"_constraint_satisfied"]  # noqa: Y015

@@ -324,7 +324,9 @@ def _batcher(
     key_limits: KeyLimits,
 ) -> Batcher:
     scheduler = Scheduler(
-        SchedulerLimits(config.max_batch_prefill_tokens, config.batch_size),
+        SchedulerLimits(
+            config.max_batch_prefill_tokens, config.batch_size, max_drafts=config.speculate
+        ),
         Allocator(pool.num_blocks, pool.block_size, config.prefix_caching),
         checks_steps=config.check_invariants,
     )

@@ -179,6 +179,13 @@ class RouterConfig(FrontConfig):
         Whole(1),
         group=Group.BATCH,
     )
+    speculate: int = setting(
+        0,
+        "draft tokens that a step may compute of a sequence: guesses from its own text, which "
+        "change how soon tokens come and not which; 0: none",
+        Whole(0, 31),
+        group=Group.BATCH,
+    )
     check_invariants: bool = setting(
         False,
         "check after each step that the scheduler's books agree, as it does when idle: each KV "

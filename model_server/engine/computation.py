@@ -34,6 +34,7 @@ class Computed:
               token, it matters only if it failed.
     rows:     one row per chunk that sampled
     advances: the consequences for constraints, by request
+    behind:   the tokens sampled behind accepted drafts, by request: one for each of these
     errors:   the reasons of failed requests, by request
     late:     requests that were to sample, and sample in a later step
     redrawn:  requests whose token is not the one that the step after this was launched with
@@ -47,6 +48,7 @@ class Computed:
     rows: SampledRows | None = None
     masks: StepMasks | None = None
     advances: Mapping[int, Advance] = field(default_factory=dict)
+    behind: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
     scores: StepScores = field(default_factory=dict)
     errors: Mapping[int, str] = field(default_factory=dict)
     late: frozenset[int] = frozenset()
@@ -57,8 +59,8 @@ class Computed:
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing but tokens came of it: no scores, errors, forced tokens or late rows."""
-        return not (self.scores or self.errors or self.advances or self.late)
+        """Whether nothing came of it but a token for each row that sampled."""
+        return not (self.scores or self.errors or self.advances or self.behind or self.late)
 
     @property
     def refused(self) -> frozenset[int]:
@@ -89,6 +91,7 @@ class Computed:
             rows = self.rows
             chosen = (rows.token_ids[row], rows.logprobs[row], rows.top_tokens[row])
             tokens = (SampledToken(*chosen, rows.mask_effects.get(row)),)
+            tokens += self.behind.get(request_id, ())
         advance = self.advances.get(request_id, _NO_ADVANCE)
         is_late = request_id in self.late
         if not scores and advance is _NO_ADVANCE:
@@ -176,8 +179,8 @@ def choose_tokens(answering: Sequence[PlannedChunk], computed: Computed) -> list
     if computed.is_plain and all(chunk.samples for chunk in answering):
         return [Drawn((token_id,)) for token_id in token_ids]
     chosen = [_chosen(chunk, token_ids, computed.late) for chunk in answering]
-    errors, advances = computed.errors, computed.advances
-    if errors or advances:
+    errors, advances, behind = computed.errors, computed.advances, computed.behind
+    if errors or advances or behind:
         for place, chunk in enumerate(answering):
             request_id = chunk.sequence.request_id
             if request_id in errors:
@@ -185,6 +188,9 @@ def choose_tokens(answering: Sequence[PlannedChunk], computed: Computed) -> list
             elif request_id in advances:
                 advance = advances[request_id]
                 chosen[place] = Drawn(chosen[place].token_ids + advance.forced, advance.is_over)
+            elif request_id in behind:
+                more = tuple([token.token_id for token in behind[request_id]])
+                chosen[place] = Drawn(chosen[place].token_ids + more)
     return chosen
 
 

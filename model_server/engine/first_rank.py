@@ -8,12 +8,13 @@ A step may be launched behind one whose results nobody has read:
 Its forward takes the tokens of the step before on the device. Its sampling is launched once that
 step's results are read, so masks and penalties know what came before; they are made while the
 device computes. What turns out to have ended was computed for nobody, and a constrained row whose
-token was drawn again samples a step later.
+token was drawn again samples a step later. A step with drafts is not launched behind another one.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from model_server.engine.computation import Computed, choose_tokens, translated_
 from model_server.engine.distributed import World
 from model_server.engine.sequences import PlannedChunk, failed_scores, score_prompts
 from model_server.engine.step import StepInputs
+from model_server.engine.verification import sample_behind_drafts
 from model_server.errors import RanksDiverged
 from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
@@ -30,6 +32,7 @@ from model_server.model.model import PagedModel
 from model_server.sampling.sampled_rows import LaunchedSample, SampledRows
 from model_server.sampling.sampler import Sampler
 from model_server.staging import PinnedStaging
+from proto.contract import SampledToken
 
 _NO_ADVANCES: Mapping[int, Advance] = {}
 
@@ -38,7 +41,7 @@ _NO_ADVANCES: Mapping[int, Advance] = {}
 class LaunchedForward:
     """A forward whose rows are not sampled yet. `logits`: [num_logits, vocab_size], on the device.
 
-    Row rows[request_id] is the last one of that request.
+    Row rows[request_id] is the last one of that request; behind it are those of its drafts.
     """
 
     inputs: StepInputs
@@ -157,8 +160,32 @@ class FirstRank:
         begun()
         forward = self._forward(inputs, chunks)
         scores = score_prompts(forward.logits, chunks)
-        computed = self._collect(self._sample(forward, chunks))
-        return replace(computed, scores=scores, errors={**failed_scores(scores), **computed.errors})
+        launched = self._sample(forward, chunks)
+        computed = self._collect(launched)
+        behind = self._behind_drafts(forward, launched, computed)
+        return replace(
+            computed,
+            scores=scores,
+            errors={**failed_scores(scores), **computed.errors},
+            behind=behind,
+            sample_ns=time.perf_counter_ns() - launched.sampling_since_ns,
+        )
+
+    def _behind_drafts(
+        self, forward: LaunchedForward, launched: LaunchedChunks, computed: Computed
+    ) -> dict[int, tuple[SampledToken, ...]]:
+        """What was sampled behind accepted drafts, by request."""
+        drafts = {
+            chunk.sequence.request_id: chunk.drafts for chunk in launched.chunks if chunk.drafts
+        }
+        if not drafts or computed.rows is None:
+            return {}
+        first = {
+            request_id: token_id
+            for request_id, token_id in zip(launched.sampling, computed.rows.token_ids, strict=True)
+            if request_id in drafts and request_id not in computed.errors
+        }
+        return sample_behind_drafts(self._sampler, drafts, first, partial(self._rows_of, forward))
 
     def _abandon(self, num_rows: int, cause: Exception) -> None:
         try:
@@ -177,7 +204,7 @@ class FirstRank:
         rows, end = dict[int, int](), 0
         for chunk in chunks:
             end += chunk.num_logits
-            rows[chunk.sequence.request_id] = end - 1
+            rows[chunk.sequence.request_id] = end - 1 - len(chunk.drafts)
         return LaunchedForward(inputs, logits, rows, forward_ns)
 
     def _sample(
@@ -210,12 +237,14 @@ class FirstRank:
             mask_wait_ns=0 if guides is None else guides.waited_ns,
         )
 
-    def _rows_of(self, forward: LaunchedForward, request_ids: Sequence[int]) -> Tensor:
-        """The last row of each of these requests; between them lie rows that score a prompt."""
+    def _rows_of(
+        self, forward: LaunchedForward, request_ids: Sequence[int], num_drafts: int = 0
+    ) -> Tensor:
+        """These requests' logits behind so many drafts; between them lie rows of other use."""
         logits = forward.logits
         if len(request_ids) == len(logits):
             return logits
-        rows = np.array([forward.rows[request_id] for request_id in request_ids])
+        rows = np.array([forward.rows[request_id] + num_drafts for request_id in request_ids])
         return logits.index_select(0, self._staging.to_device(rows))
 
     def _collect(self, launched: LaunchedChunks) -> Computed:

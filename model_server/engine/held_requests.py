@@ -75,14 +75,22 @@ class HeldRequests:
                     sequence.retry_sample(scores)
                 else:
                     finish_reason = self._finish_reason(sequence, samples, answer)
+                    if chunk.drafts and answer.token_ids:
+                        sequence.take_drafts(len(chunk.drafts), len(answer.token_ids) - 1)
                 if finish_reason is not None:
                     sequence.has_ended = True
                     ended.append(sequence.request_id)
             if self._sampler is not None and (samples or scores or finish_reason is not None):
                 has_row = samples and sequence.request_id not in computed.late
-                generations.append(
-                    computed.generation(sequence, row if has_row else None, finish_reason, scores)
+                generation = computed.generation(
+                    sequence, row if has_row else None, finish_reason, scores
                 )
+                if chunk.drafts and generation.tokens:
+                    num_accepted = len(generation.tokens) - 1
+                    generation = generation._replace(
+                        num_drafts=len(chunk.drafts), num_accepted=num_accepted
+                    )
+                generations.append(generation)
                 row += has_row
         self.remove(batch_id, ended)
         return tuple(generations)

@@ -41,9 +41,9 @@ class StepPlanner:
         changes = {change.request_id: change for change in updates}
         if len(changes) != len(updates):
             raise InvalidStep("updates name a request twice")
-        block_size = self._model.block_size
+        block_size, ends = self._model.block_size, self._model.eos_token_ids
         return [
-            PlannedChunk.of(sequence, changes.get(sequence.request_id), block_size)
+            PlannedChunk.of(sequence, changes.get(sequence.request_id), block_size, ends)
             for sequence in running
         ]
 

@@ -4,18 +4,21 @@
     block_ids:  | cover at least the tokens that the next step computes            |
 
 A sequence decodes once it has sampled here; from then on the tokens of its last generation are
-uncomputed: one, or more where a constraint forced some. These are books: no tensor, no model, and
-the runner is their only mutator.
+uncomputed: one, or more where a constraint forced some. Draft tokens may follow the last one in a
+step; those that are sampled become tokens. These are books: no tensor, no model, and the runner is
+their only mutator.
 """
 
 from array import array
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import isnan
 from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from model_server.engine.drafter import Drafter
 from model_server.engine.step import SequenceStep
 from model_server.errors import InvalidStep, UnknownBatch
 from model_server.sampling.choosing import PromptScore, score_tokens
@@ -48,6 +51,7 @@ class SequenceState:
     is_decoding: bool = False
     has_ended: bool = False
     next_score: PromptScore | None = field(default=None, repr=False)
+    _drafter: Drafter | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, new: NewSequence) -> "SequenceState":
@@ -76,6 +80,29 @@ class SequenceState:
         # The logits of a token score the one that follows it.
         first = max(self.computed_len + 1, self.logprobs.prompt_from)
         return range(first, min(self.computed_len + 1 + chunk_len, self.prompt_len))
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that it may still get."""
+        most, pause_len = self.stop.max_new_tokens, self.pause_len
+        if pause_len is not None:
+            most = min(most, pause_len)
+        return self.prompt_len + most - len(self.token_ids)
+
+    def draft(self, most: int, end_token_ids: Collection[int]) -> tuple[int, ...]:
+        """Guesses of its next tokens, at most so many; none of them ends it."""
+        if self._drafter is None:
+            self._drafter = Drafter()
+        # Behind an accepted draft there is always one more token.
+        drafts = self._drafter.draft(self.token_ids, min(most, self.num_left - 1))
+        ends = {*self.stop.stop_token_ids, *(() if self.stop.ignore_eos else end_token_ids)}
+        return tuple(takewhile(lambda token_id: token_id not in ends, drafts))
+
+    def take_drafts(self, num_drafts: int, num_accepted: int) -> None:
+        """A step computed drafts behind the last token; some of them are tokens now."""
+        assert self._drafter is not None
+        self._drafter.note(num_drafts, num_accepted)
+        self.computed_len += num_accepted
 
     def retry_sample(self, scores: Sequence[PromptScore]) -> None:
         """No token was sampled from the last logits: a later step computes them again.
@@ -114,7 +141,8 @@ class PlannedChunk(NamedTuple):
 
     `block_ids` are those that the sequence will have. `chunk_len` may be 0: it sits the step out.
     `samples`: the step ends with a new token of the sequence. `awaits`: its token is being drawn by
-    the step before. A tuple, as `SequenceStep` is.
+    the step before. `drafts`: guesses of what follows, computed and sampled behind the chunk's own
+    tokens. A tuple, as `SequenceStep` is.
     """
 
     sequence: SequenceState
@@ -124,19 +152,32 @@ class PlannedChunk(NamedTuple):
     num_logits: int
     samples: bool
     awaits: bool = False
+    drafts: tuple[int, ...] = ()
 
     @classmethod
     def of(
-        cls, sequence: SequenceState, update: RunningUpdate | None, block_size: int
+        cls,
+        sequence: SequenceState,
+        update: RunningUpdate | None,
+        block_size: int,
+        end_token_ids: Collection[int] = (),
     ) -> "PlannedChunk":
-        """Raises InvalidStep when the chunk exceeds the tokens left, or its blocks."""
-        chunk_len = update.chunk_len if update is not None else None
+        """`end_token_ids`: those of the model.
+
+        Raises InvalidStep when a prompt's chunk exceeds the tokens left, or any its blocks.
+        """
+        chunk_len, num_spare = update.chunk_len if update is not None else None, 0
         if chunk_len is None:
             chunk_len = 1 if sequence.is_decoding else 0
-        elif sequence.is_decoding and sequence.is_constrained:
+        elif sequence.is_decoding:
             # The step was planned before it was known how many tokens the last one forced.
-            chunk_len = min(chunk_len, sequence.uncomputed_len)
-        return cls.first(sequence, chunk_len, update.block_ids if update else (), block_size)
+            num_spare = max(0, chunk_len - sequence.uncomputed_len)
+            chunk_len -= num_spare
+        block_ids = update.block_ids if update else ()
+        chunk = cls.first(sequence, chunk_len, block_ids, block_size)
+        if not num_spare or sequence.is_constrained:
+            return chunk
+        return chunk._with_drafts(num_spare, block_size, end_token_ids)
 
     @classmethod
     def first(
@@ -154,6 +195,13 @@ class PlannedChunk(NamedTuple):
         if scored := sequence.scored(chunk_len):
             num_logits = start + chunk_len - (scored.start - 1)
         return cls(sequence, start, chunk_len, block_ids, num_logits, samples)
+
+    def _with_drafts(
+        self, most: int, block_size: int, end_token_ids: Collection[int]
+    ) -> "PlannedChunk":
+        room_len = len(self.block_ids) * block_size - self.start - self.chunk_len
+        drafts = self.sequence.draft(min(most, room_len), end_token_ids)
+        return self._replace(num_logits=1 + len(drafts), drafts=drafts)
 
     def next(
         self, update: RunningUpdate | None, block_size: int, *, is_late: bool
@@ -193,16 +241,13 @@ class PlannedChunk(NamedTuple):
     @property
     def is_last(self) -> bool:
         """Whether the sequence ends with this chunk, whatever its token is."""
-        sequence = self.sequence
-        stop, pause_len = sequence.stop.max_new_tokens, sequence.pause_len
-        most = stop if pause_len is None else min(stop, pause_len)
-        return self.samples and len(sequence.token_ids) + 1 - sequence.prompt_len >= most
+        return self.samples and self.sequence.num_left <= 1
 
     def step(self) -> SequenceStep:
         """The chunk as an input of `StepInputs.build`; a token that it awaits is 0."""
         token_ids = self.sequence.token_ids[self.start : self.start + self.chunk_len]
-        if self.awaits:
-            token_ids = [*token_ids, 0]
+        if self.awaits or self.drafts:
+            token_ids = [*token_ids, *(self.drafts or (0,))]
         return SequenceStep(token_ids, self.start, self.block_ids, self.num_logits)
 
 

@@ -369,6 +369,9 @@ def _generation_to_pb(generation: Generation) -> pb.Generation:
         message.num_forced = generation.num_forced
     if generation.is_late:
         message.is_late = True
+    if generation.num_drafts:
+        message.num_drafts = generation.num_drafts
+        message.num_accepted = generation.num_accepted
     if generation.constraint_satisfied is not None:
         message.constraint_satisfied = generation.constraint_satisfied
     if generation.error is not None:

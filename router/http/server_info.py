@@ -128,6 +128,11 @@ def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits
     reason = shown.too_long(config.max_input_tokens, config.max_total_tokens)
     if reason is not None:
         raise StartupFailed(reason)
+    if config.speculate and info.device_type != "cpu":
+        raise StartupFailed(
+            f"--speculate {config.speculate}: draft tokens are served on CPUs alone so far, and the"
+            f" shards compute on {info.device_type}"
+        )
     max_total_len = config.max_total_tokens or pool.max_total_len
     if max_total_len > pool.max_total_len:
         raise StartupFailed(

@@ -9,7 +9,8 @@ class Work:
     """Beside the tokens that were generated: how, and for how long.
 
     Of them `num_forced` had no alternative under their constraint. `num_wasted` tokens were
-    computed once more, after a preemption or behind a forced run that was cut. `shard_s` are
+    computed once more, after a preemption or behind a forced run that was cut, or were drafts that
+    were not accepted. `shard_s` are
     seconds of steps, each by its tokens' share of the step; `block_s` KV blocks times the seconds
     of the steps in which they were held.
     """

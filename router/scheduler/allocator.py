@@ -162,6 +162,10 @@ class Allocator:
         capacity = len(block_ids) * self.block_size
         return BlockAllocation(block_ids, cached_len, cached_len, capacity, path, salt)
 
+    def has_room(self, allocation: BlockAllocation, num_tokens: int) -> bool:
+        """Whether `extend` would make room for so many."""
+        return self.num_blocks_of(num_tokens) - len(allocation.block_ids) <= self.num_available
+
     def extend(self, allocation: BlockAllocation, num_tokens: int) -> tuple[int, ...] | None:
         """Makes room for `num_tokens` in all: the blocks appended, perhaps none; None: too few."""
         num_new = self.num_blocks_of(num_tokens) - len(allocation.block_ids)

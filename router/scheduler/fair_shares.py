@@ -93,6 +93,13 @@ class FairShares:
             self._served[key.name] += cost
             self._used[key.name] += cost
 
+    def refund(self, sequence: Sequence, num_tokens: int) -> None:
+        """So many of the tokens that it was charged for were not there to compute."""
+        if num_tokens and len(self._came_s) >= 2:
+            key = sequence.request.key
+            self._served[key.name] -= num_tokens / key.weight
+            self._used[key.name] -= num_tokens / key.weight
+
     def merge(self, queues: Mapping[str, Ordered[Sequence]], most: int) -> list[Sequence]:
         """At most so many heads of the keys' queues, as they would be served one by one.
 

@@ -2,24 +2,20 @@
 
 It knows sequences, blocks and budgets, but no answers of earlier steps.
 
-A step's token budget goes to decodes first (to each one token, and what a constraint forced after
-it), then to prompts being computed, then to admissions; within each, the oldest first. Blocks are
-taken as sequences grow. When there are none left, the youngest running sequence is preempted: its
-blocks are freed, it waits again, and is recomputed, output included, helped by what the prefix
-cache still holds. When blocks are about to be freed anyhow, nothing is preempted: the one in need
-sits the step out, as a paused one does.
+A step's token budget goes to decodes first (to each one token, and what a constraint forced or a
+shard may guess after it), then to prompts being computed, then to admissions; within each, the
+oldest first. Blocks are taken as sequences grow. When there are none left, the youngest running
+sequence is preempted: its blocks are freed, it waits again, and is recomputed, output included,
+helped by what the prefix cache still holds. When blocks are about to be freed anyhow, nothing is
+preempted: the one in need sits the step out, as a paused one does.
 
 Where several API keys have sequences, each is to have its share. What a key was served decides who
 is admitted next, and whether that comes before another key's prompt that is being computed. Where
 there is no room for a key that runs less than its share, the youngest sequence of the key that runs
 most is preempted for it, before anything else is planned. The prompts of a key that has had more
 than others take a sixteenth of the step at most, and nothing of one with a prompt of the others.
-
-Of several that begin alike, like the values of a distribution behind one prompt, the first computes
-the shared beginning and the others wait until they find it in the cache.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from proto.contract import NewSequence, RunningUpdate
@@ -27,14 +23,15 @@ from router.scheduler.allocator import Allocator, BlockAllocation, Shortage
 from router.scheduler.fair_shares import FairShares, RunningCounts
 from router.scheduler.queues import RunningBatch, WaitingQueue
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
+from router.scheduler.shared_prefix import awaits_prefix
 
-# So many shared blocks at least are worth a step's wait. They must be half of what is left to
-# compute, too: then waiting never takes much longer than computing.
-_MIN_BLOCKS = 4
 # A step that is made before it is known how many tokens a constraint has forced has room for so
 # many. Where there are more, a further step computes them.
 _MAX_AWAITED = 16
 _GREEDY_PARTS, _MIN_GREEDY = 16, 64
+# Drafts fill a step of few rows, which waits for the weights to be read; of one that computes for
+# longer than that each row costs its time, and most drafts are wrong.
+_MAX_DRAFT_ROWS = 32
 
 
 @dataclass(slots=True)
@@ -45,6 +42,8 @@ class StepPlan:
     # Keys whose prompts share what is left for them.
     greedy: frozenset[str] = frozenset()
     num_greedy_left: int = 0
+    # Draft tokens of each sequence that decodes.
+    num_drafts: int = 0
     chunks: dict[int, ScheduledChunk] = field(default_factory=dict)
     running_ids: tuple[int, ...] = ()
     new: list[NewSequence] = field(default_factory=list)
@@ -84,13 +83,15 @@ class StepPlan:
 class Planner:
     """Makes the next step and moves sequences accordingly.
 
-    A step has `max_step_tokens` tokens at most, for at most `max_batch_size` requests.
+    A step has `max_step_tokens` tokens at most, for at most `max_batch_size` requests, and of one
+    of them `max_drafts` draft tokens at most.
     """
 
     def __init__(
         self,
         max_step_tokens: int,
         max_batch_size: int,
+        max_drafts: int,
         allocator: Allocator,
         waiting: WaitingQueue,
         running: RunningBatch,
@@ -99,6 +100,7 @@ class Planner:
         self._max_step_tokens = max_step_tokens
         # Each running sequence must find a token in a step, those too that sit this one out.
         self._max_running = min(max_batch_size, max_step_tokens)
+        self._max_drafts = max_drafts
         self._allocator = allocator
         self._waiting = waiting
         self._running = running
@@ -135,6 +137,9 @@ class Planner:
             sequence for sequence in self._running if sequence.state is SequenceState.DECODING
         ]
         num_behind = len(decoding)
+        if decoding and self._max_drafts:
+            room = max(0, _MAX_DRAFT_ROWS // len(decoding) - 1)
+            plan.num_drafts = min(self._max_drafts, room)
         for sequence in decoding:
             num_behind -= 1
             # An older one preempted it a moment ago.
@@ -149,7 +154,7 @@ class Planner:
             return
         chunk_len, sent_len = 1, None
         if sequence.is_multi_token:
-            chunk_len = _multi_token_len(sequence, plan.num_tokens_left - num_behind)
+            chunk_len = self._multi_token_len(sequence, plan, num_behind)
             sent_len = chunk_len if chunk_len > 1 else None
         allocation = sequence.allocation
         assert allocation is not None, f"request {sequence.request_id} has no blocks"
@@ -164,6 +169,18 @@ class Planner:
             plan.updates.append(RunningUpdate(sequence.request_id, block_ids, sent_len))
         plan.schedule(sequence, chunk_len)
         plan.num_decode_tokens += chunk_len
+
+    def _multi_token_len(self, sequence: Sequence, plan: StepPlan, num_behind: int) -> int:
+        """Tokens to compute where samples may bring several; those behind need one each."""
+        most = plan.num_tokens_left - num_behind
+        if sequence.takes_drafts:
+            allocation, chunk_len = sequence.allocation, min(1 + plan.num_drafts, most)
+            assert allocation is not None, f"request {sequence.request_id} has no blocks"
+            stop_len = min(sequence.scheduled_len + chunk_len, sequence.max_computed_len)
+            # Nobody is preempted for a guess.
+            return chunk_len if self._allocator.has_room(allocation, stop_len) else 1
+        known_len = sequence.known_len - sequence.scheduled_len
+        return min(known_len if known_len > 0 else _MAX_AWAITED, most)
 
     def _grow(
         self, sequence: Sequence, allocation: BlockAllocation, num_tokens: int, plan: StepPlan
@@ -285,7 +302,7 @@ class Planner:
                 continue
             if self._running and self._allocator.num_available < sequence.min_available:
                 return
-            if _awaits_prefix(sequence, self._running.computing, self._allocator):
+            if awaits_prefix(sequence, self._running.computing, self._allocator):
                 continue
             allocation = self._allocate(sequence, num_spare)
             if allocation is None:
@@ -337,48 +354,3 @@ def _plan_chunk(sequence: Sequence, plan: StepPlan) -> None:
     """The next tokens of a prompt being computed, as many as the step has room for."""
     chunk_len = plan.schedule_prompt(sequence)
     plan.updates.append(RunningUpdate(sequence.request_id, chunk_len=chunk_len))
-
-
-def _multi_token_len(sequence: Sequence, most: int) -> int:
-    """Tokens to compute of a sequence that decodes under a constraint, at most so many."""
-    known_len = sequence.known_len - sequence.scheduled_len
-    return min(known_len if known_len > 0 else _MAX_AWAITED, most)
-
-
-def _awaits_prefix(sequence: Sequence, computing: Iterable[Sequence], allocator: Allocator) -> bool:
-    """Whether one of these computes now most of what this one would have to."""
-    block_size = allocator.block_size
-    if not allocator.shares_prefixes or sequence.max_cached_len < _MIN_BLOCKS * block_size:
-        return False
-    shared_len = max((_shared_len(sequence, other, block_size) for other in computing), default=0)
-    if shared_len < _MIN_BLOCKS * block_size:
-        return False
-    salt = sequence.request.cache_salt
-    cached_len = allocator.cached_len(sequence.token_ids(), sequence.max_cached_len, salt)
-    spared_len = shared_len - cached_len
-    return spared_len >= max(_MIN_BLOCKS * block_size, (sequence.known_len - cached_len) / 2)
-
-
-def _shared_len(sequence: Sequence, other: Sequence, block_size: int) -> int:
-    """Tokens of the blocks that both begin with, if `other` computes some of its blocks now."""
-    soon_len = _soon_len(other) // block_size * block_size
-    if other.allocation is None or soon_len <= other.allocation.committed_len:
-        return 0
-    if other.request.cache_salt != sequence.request.cache_salt:
-        return 0
-    most = min(sequence.max_cached_len, soon_len) // block_size * block_size
-    if sequence.token_ids(0, block_size) != other.token_ids(0, block_size):
-        return 0
-    ours, theirs = sequence.token_ids(0, most), other.token_ids(0, most)
-    if ours == theirs:
-        return most
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    num_equal = next((index for index, (one, two) in pairs if one != two), len(theirs))
-    return num_equal // block_size * block_size
-
-
-def _soon_len(sequence: Sequence) -> int:
-    """Tokens that are computed once steps in flight and, of a prompt, the next ones are."""
-    return (
-        sequence.known_len if sequence.state is SequenceState.PREFILLING else sequence.scheduled_len
-    )

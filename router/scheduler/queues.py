@@ -29,7 +29,7 @@ when none is in flight.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from proto.contract import Generation, StepResult
@@ -179,7 +179,7 @@ class RunningBatch:
     @property
     def num_constrained(self) -> int:
         """Entries whose output is to satisfy a constraint."""
-        return sum([sequence.is_multi_token for sequence in self._sequences])
+        return sum([sequence.is_constrained for sequence in self._sequences])
 
     def has_left(self, request_id: int) -> bool:
         """False while anything of the request is here: a row in a shard, or blocks."""
@@ -276,7 +276,16 @@ class StepInFlight:
     chunks: dict[int, ScheduledChunk]
     dropped_ids: tuple[int, ...] = ()
     begun_s: float = 0.0
-    num_tokens: int = 0
+
+    def num_computed(self, generations: Mapping[int, Generation]) -> dict[int, int]:
+        """The tokens that the step has computed of each request; drafts are among them."""
+        num_computed: dict[int, int] = {}
+        for request_id, chunk in self.chunks.items():
+            computed = chunk.sequence.computed(chunk)
+            generation = generations.get(request_id)
+            num_drafts = 0 if generation is None else generation.num_drafts
+            num_computed[request_id] = max(0, computed.stop_len - computed.start_len) + num_drafts
+        return num_computed
 
     def read(self, result: StepResult) -> dict[int, Generation]:
         """The answer's generations by request id.
@@ -318,17 +327,14 @@ def _fault(
     sequence: Sequence, chunk: ComputedChunk, generation: Generation | None, remains: bool
 ) -> str | None:
     """The fault in the answer for a live sequence; None: it has none."""
+    fault = _excess(sequence, chunk, generation)
+    if fault is not None or has_ended(generation):
+        return fault
     num_tokens = len(generation.tokens) if generation is not None else 0
-    num_left = sequence.max_new_tokens - len(sequence.output_ids)
-    most = (num_left if sequence.is_multi_token else 1) if chunk.samples else 0
-    if num_tokens > most:
-        return f"{num_tokens} tokens came where {most} were to be made at most"
-    if has_ended(generation):
-        return None
     if not remains:
         return "the shard lost it without saying why"
     if generation is not None and generation.is_late:
-        if num_tokens or not (chunk.samples and sequence.is_multi_token):
+        if num_tokens or not (chunk.samples and sequence.is_constrained):
             return "it cannot be late"
     elif chunk.samples and num_tokens == 0:
         return "a token was to be sampled and none came"
@@ -340,4 +346,18 @@ def _fault(
         num_expected = min(chunk.stop_len, sequence.prompt_len) - max(chunk.start_len, first_scored)
         if num_logprobs < num_expected:
             return f"{num_logprobs} prompt log-probabilities came instead of {num_expected}"
+    return None
+
+
+def _excess(sequence: Sequence, chunk: ComputedChunk, generation: Generation | None) -> str | None:
+    """The fault in the number of tokens, if there are too many."""
+    if generation is None:
+        return None
+    num_tokens, num_accepted = len(generation.tokens), generation.num_accepted
+    num_left = sequence.max_new_tokens - len(sequence.output_ids)
+    most = (num_left if sequence.is_multi_token else 1) if chunk.samples else 0
+    if num_tokens > most:
+        return f"{num_tokens} tokens came where {most} were to be made at most"
+    if num_accepted and not (sequence.takes_drafts and num_accepted < num_tokens):
+        return f"{num_accepted} accepted drafts came with {num_tokens} tokens"
     return None

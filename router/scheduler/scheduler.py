@@ -8,7 +8,7 @@ for that, since the shard knows what it sampled last; a token in flight is a cou
 
   a sequence ends at step n while step n + 1 is in flight    its late token is cut in `apply`
   a sample may bring several tokens, or none, under a        the next step has room for some of
-  constraint                                               them; the shard computes what there is
+  constraint or with drafts                                them; the shard computes what there is
   a sequence leaves the batch while steps with it are in     its blocks stay taken until the last of
   flight                                                   them is answered, for it may write them
   a token limit is reached by a pending token              the sequence is scheduled no further
@@ -35,18 +35,21 @@ class SchedulerLimits:
     """What a step may carry.
 
     `max_step_tokens` of prompts and decodes together, for at most `max_batch_size` requests;
-    `max_steps_in_flight` steps may be unanswered. Each is at least 1; else ValueError.
+    `max_steps_in_flight` steps may be unanswered. Each is at least 1; else ValueError. The shards
+    may compute `max_drafts` draft tokens of a sequence in a step.
     """
 
     max_step_tokens: int
     max_batch_size: int
     # While one is computed the next one is with the shards already.
     max_steps_in_flight: int = 2
+    max_drafts: int = 0
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 1")
+            least = 0 if name == "max_drafts" else 1
+            if value < least:
+                raise ValueError(f"{name} is {value}; it must be at least {least}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +94,8 @@ class Scheduler:
         self._planner = Planner(
             limits.max_step_tokens,
             limits.max_batch_size,
-            allocator,
-            self._waiting,
-            self._running,
-            self._shares,
+            limits.max_drafts,
+            *(allocator, self._waiting, self._running, self._shares),
         )
         self._live: dict[int, Sequence] = {}
         self._deadlines_s: dict[int, float] = {}
@@ -124,7 +125,8 @@ class Scheduler:
         """
         if not self.has_left(request_id):
             raise ValueError(f"request {request_id} is not gone yet; its id cannot be used again")
-        sequence = Sequence(request_id, request, order=self._num_added)
+        takes_drafts = self._limits.max_drafts > 0
+        sequence = Sequence(request_id, request, self._num_added, takes_drafts)
         self._refuse_unfit(sequence)
         self._num_added += 1
         self._live[request_id] = sequence
@@ -188,9 +190,7 @@ class Scheduler:
         self._num_steps += 1
         dropped_ids = self._running.take_drops()
         num_tokens = self._limits.max_step_tokens - plan.num_tokens_left
-        self._in_flight.append(
-            StepInFlight(self._num_steps, plan.chunks, dropped_ids, now_s, num_tokens)
-        )
+        self._in_flight.append(StepInFlight(self._num_steps, plan.chunks, dropped_ids, now_s))
         return Batch(
             step_id=self._num_steps,
             new=tuple(plan.new),
@@ -217,7 +217,8 @@ class Scheduler:
         # Of two steps in flight, the second begins when the first is done.
         step_s = now_s - max(self._answered_s, step.begun_s)
         self._answered_s = now_s
-        token_s = step_s / max(1, step.num_tokens)
+        num_computed = step.num_computed(generations)
+        token_s = step_s / max(1, sum(num_computed.values()))
         counted = []
         remaining_ids = frozenset(result.remaining_ids)
         for request_id, chunk in step.chunks.items():
@@ -225,7 +226,8 @@ class Scheduler:
             sequence.num_steps_in_flight -= 1
             generation = generations.get(request_id)
             if sequence.is_live:
-                sequence.take_part(chunk.num_tokens, step_s, token_s)
+                sequence.take_part(num_computed[request_id], step_s, token_s)
+                self._shares.refund(sequence, chunk.num_tokens - num_computed[request_id])
                 kept = self._apply_chunk(chunk, generation, remains=request_id in remaining_ids)
                 if kept is not None:
                     counted.append(kept)
@@ -346,8 +348,8 @@ class Scheduler:
         if generation is not None:
             sequence.append([token.token_id for token in generation.tokens])
             sequence.num_forced += generation.num_forced
-        if generation is not None and generation.is_late:
-            stop_len -= 1
+        if generation is not None:
+            stop_len += generation.num_accepted - generation.is_late
         sequence.settle(chunk, stop_len)
         self._commit(sequence, stop_len)
         if generation is None:

@@ -71,8 +71,8 @@ class IllegalMove(RuntimeError):
 class ScheduledChunk(NamedTuple):
     """What one step computes of a sequence: its next tokens, perhaps a sample.
 
-    Behind a sample that may bring several tokens, `num_tokens` are the most that it computes, and
-    it `samples` if there are no more than these.
+    Of a sequence whose sample may bring several tokens, `num_tokens` are the most that it computes,
+    drafts among them, and it `samples` if there are no more than these.
     """
 
     sequence: "Sequence"
@@ -97,11 +97,13 @@ class Sequence:
                                                                  scheduled_len ^
     The last token, known or pending, has no KV yet when the sequence decodes: the next step
     computes it and samples its successor. Under a constraint a sample may bring several tokens,
-    none of which has KV, or be late and bring none; how many is known with the answer. So a step
-    that is made before has room for some, and `scheduled_len` is the most that may be computed.
+    none of which has KV, or be late and bring none; with drafts it may bring several, all but the
+    last with KV. How many is known with the answer. So a step that is made before has room for
+    some, and `scheduled_len` is the most that may be computed.
 
     `order` is the order of arrival. It did not fit when it was tried, and is tried again once
-    `min_available` blocks are available. `is_suspect`: its row failed in a shard, and its KV may be
+    `min_available` blocks are available. `takes_drafts`: the shards may guess its next tokens where
+    it has no constraint. `is_suspect`: its row failed in a shard, and its KV may be
     why. `is_paused`: its reader is behind, so that it samples no tokens. `num_lost`: how often the
     shards failed with it in a step, since it last came as far as `lost_len` tokens.
     """
@@ -109,6 +111,7 @@ class Sequence:
     request_id: int
     request: GenerateRequest
     order: int
+    takes_drafts: bool = False
     state: SequenceState = SequenceState.WAITING
     num_pending: int = 0
     num_steps_in_flight: int = 0
@@ -134,6 +137,7 @@ class Sequence:
     max_new_tokens: int = field(init=False)
     # Tokens of output at which it ends, or pauses, at the latest.
     last_len: int = field(init=False)
+    is_constrained: bool = field(init=False)
     # A sample may bring several tokens.
     is_multi_token: bool = field(init=False)
 
@@ -142,7 +146,9 @@ class Sequence:
         self.prompt_len = len(self.request.prompt_ids)
         self.max_new_tokens = self.request.stop.max_new_tokens
         self.last_len = self.request.last_len
-        self.is_multi_token = self.request.constraint is not None
+        self.is_constrained = self.request.constraint is not None
+        self.takes_drafts = self.takes_drafts and not self.is_constrained
+        self.is_multi_token = self.is_constrained or self.takes_drafts
 
     @property
     def is_live(self) -> bool:

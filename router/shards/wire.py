@@ -218,7 +218,12 @@ def _generation_from_pb(message: pb.Generation) -> Generation:
         )
     if code == pb.FINISH_REASON_NONE and not message.prompt_logprobs and not message.error:
         return Generation(
-            message.request_id, tokens, num_forced=message.num_forced, is_late=message.is_late
+            message.request_id,
+            tokens,
+            num_forced=message.num_forced,
+            is_late=message.is_late,
+            num_drafts=message.num_drafts,
+            num_accepted=message.num_accepted,
         )
     if code not in _FINISH_REASONS:
         raise ShardFailed(f"request {message.request_id}: unknown finish reason {code}")
@@ -247,6 +252,8 @@ def _generation_from_pb(message: pb.Generation) -> Generation:
         ),
         is_refused=message.is_refused,
         is_late=message.is_late,
+        num_drafts=message.num_drafts,
+        num_accepted=message.num_accepted,
     )
 
 

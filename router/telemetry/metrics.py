@@ -173,6 +173,12 @@ class Metrics(Collector):
             TOKEN_GAP_BUCKETS,
         )
         self.output_tokens = Counter("tandem_output_tokens", "Tokens generated for all sequences")
+        self.draft_tokens = Counter(
+            "tandem_draft_tokens", "Tokens that were guessed and computed, of all steps"
+        )
+        self.accepted_tokens = Counter(
+            "tandem_accepted_tokens", "Draft tokens that were what was sampled in their place"
+        )
         self.sequence_ends = Counter(
             "tandem_sequence_ends", "Sequences ended, by reason", label="reason"
         )

@@ -112,6 +112,9 @@ class StepObserver:
         if num_tokens > 1:
             metrics.inter_token_latency.observe(0.0, count=num_tokens - 1)
             metrics.forced_tokens.inc(amount=generation.num_forced)
+        if generation.num_drafts:
+            metrics.draft_tokens.inc(amount=generation.num_drafts)
+            metrics.accepted_tokens.inc(amount=generation.num_accepted)
 
     def prepared(self, prepared: Prepared, waited_s: float) -> None:
         """Requests waited until their constraint was compiled or found in the shard's cache."""

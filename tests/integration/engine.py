@@ -91,6 +91,7 @@ async def running_engine(
     num_blocks: int = 256,
     prefix_caching: bool = True,
     max_steps_in_flight: int = 2,
+    max_drafts: int = 0,
     followed: Callable[[ConstraintCache], ConstraintCache] = lambda languages: languages,
 ) -> AsyncIterator[Engine]:
     """A router over a shard that loads `folder` in float32; in the end every block is back.
@@ -112,7 +113,9 @@ async def running_engine(
             shards = await Shards.connect(urls[0], PATIENT, first_epoch=1)
             pool = await shards.warmup(max_step_tokens, max_batch_size, None)
             allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching)
-            limits = SchedulerLimits(max_step_tokens, max_batch_size, max_steps_in_flight)
+            limits = SchedulerLimits(
+                *(max_step_tokens, max_batch_size, max_steps_in_flight), max_drafts=max_drafts
+            )
             scheduler = Scheduler(limits, allocator)
             tokenizer = Tokenizer.load(folder)
             registry = CollectorRegistry()

@@ -1,6 +1,6 @@
 """The same answer whatever the load: requests of every kind alone, and all at once where sequences
-are preempted, prompts are cut into chunks, beginnings are shared, neighbours leave, and each step
-is sent before the last one is answered."""
+are preempted, prompts are cut into chunks, beginnings are shared, neighbours leave, tokens are
+guessed, and each step is sent before the last one is answered."""
 
 import asyncio
 import random
@@ -45,7 +45,9 @@ async def roomy() -> AsyncIterator[Engine]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def tight() -> AsyncIterator[Engine]:
-    async with running_engine(BUNDLED_MODEL, num_blocks=16, max_step_tokens=33) as engine:
+    async with running_engine(
+        BUNDLED_MODEL, num_blocks=16, max_step_tokens=33, max_drafts=4
+    ) as engine:
         yield engine
 
 
@@ -154,6 +156,7 @@ async def test_answers_are_those_of_requests_alone(roomy: Engine, tight: Engine)
         together, cut = await whole, await pieces
 
     assert tight.scheduler.stats().num_preemptions > 0
+    assert (tight.registry.get_sample_value("tandem_accepted_tokens_total") or 0) > 0
     for request, one, beside, joined in zip(requests, alone, together, cut, strict=True):
         assert (answer(beside), beside.prompt) == (answer(one), one.prompt), request
         assert answer(joined) == answer(one), request

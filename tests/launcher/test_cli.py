@@ -71,7 +71,7 @@ def test_env_names_versions_and_hardware(launcher: Launcher) -> None:
     ("args", "said"),
     [
         pytest.param(("--quantize", "awq"), "--quantize 'awq': must be one of int8", id="quantize"),
-        pytest.param(("--speculate", "2"), "--speculate '2': speculation", id="speculate"),
+        pytest.param(("--speculate", "32"), "--speculate '32': must be a whole", id="speculate"),
         pytest.param(("--kv-cache-dtype", "fp8_e5m2"), "the model's own", id="kv-cache-dtype"),
         pytest.param(("--rope-scaling", "linear"), "config.json says", id="rope-scaling"),
         pytest.param(("--rope-factor", "2.0"), "--rope-factor '2.0': positions", id="rope-factor"),

@@ -86,7 +86,6 @@ def test_download_weights_has_its_own_words() -> None:
         pytest.param(("--otlp-endpoint", "http://a"), {}, "'http://a': .*HOST:PORT", id="no-port"),
         pytest.param(("--otlp-endpoint", "a:4318/v1"), {}, "without a path", id="otlp-http"),
         pytest.param(("--quantize", "awq"), {}, "--quantize 'awq'", id="quantize"),
-        pytest.param(("--speculate", "2"), {}, "--speculate '2'", id="speculate"),
     ],
 )
 def test_what_breaks_a_rule_is_refused_by_name_and_value(

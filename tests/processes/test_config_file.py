@@ -54,7 +54,8 @@ def test_what_is_null_or_empty_sets_nothing(tmp_path: Path) -> None:
         ("hostname: {a: 1}", "hostname: must be a text, a number, true or false"),
         ("- 3", "must hold names with values, as `port: 8080`"),
         ("a: [", "is not YAML"),
-        ("speculate: 3", "tandem.yaml: speculate '3'"),
+        ("speculate: 32", "tandem.yaml: speculate '32'"),
+        ("rope-factor: 3", "tandem.yaml: rope-factor '3'"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path: Path, text: str, words: str) -> None:

@@ -54,10 +54,16 @@ class Request:
 
 
 class Driver:
-    """Drives a runner whose pool is made. Blocks are handed out in random order."""
+    """Drives a runner whose pool is made. Blocks are handed out in random order.
 
-    def __init__(self, runner: Runner, num_blocks: int, block_size: int, seed: int = 0) -> None:
+    num_drafts: the most draft tokens of a request in a step
+    """
+
+    def __init__(
+        self, runner: Runner, num_blocks: int, block_size: int, seed: int = 0, num_drafts: int = 0
+    ) -> None:
         self.runner = runner
+        self.num_drafts = num_drafts
         self.block_size = block_size
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
@@ -129,7 +135,7 @@ class Driver:
             RunningUpdate(request.request_id, self._blocks(request, chunk_len), chunk_len)
             for request in live
             if request.is_held
-            for chunk_len in [chunk_lens[request.request_id]]
+            for chunk_len in [chunk_lens[request.request_id] + self._num_drafts(request)]
         ]
         new = [
             self._new(request, chunk_lens[request.request_id])
@@ -160,9 +166,14 @@ class Driver:
             constraint=request.constraint,
         )
 
+    def _num_drafts(self, request: Request) -> int:
+        decodes = request.is_held and request.output and request.uncomputed_len == 1
+        return self.num_drafts if decodes and request.constraint is None else 0
+
     def _blocks(self, request: Request, chunk_len: int) -> tuple[int, ...]:
         needed = -(-(request.computed_len + chunk_len) // self.block_size)
-        new = tuple(self.free.pop() for _ in range(needed - len(request.block_ids)))
+        num_new = max(0, needed - len(request.block_ids))
+        new = tuple(self.free.pop() for _ in range(num_new))
         request.block_ids += new
         return new
 
@@ -174,7 +185,7 @@ class Driver:
             request = self.requests[generation.request_id]
             request.generations.append(generation)
             request.token_ids += [token.token_id for token in generation.tokens]
-            request.computed_len -= generation.is_late
+            request.computed_len += generation.num_accepted - generation.is_late
             request.finish_reason = generation.finish_reason
         held = {r.request_id for r in self.requests.values() if r.is_held and not r.finish_reason}
         assert set(output.request_ids) == held

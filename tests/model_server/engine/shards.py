@@ -37,6 +37,8 @@ def warmed_up(
     return runner
 
 
-def driver_of(model: PagedModel, world: World | None = None, seed: int = 0) -> Driver:
+def driver_of(
+    model: PagedModel, world: World | None = None, seed: int = 0, num_drafts: int = 0
+) -> Driver:
     """A driver of such a runner."""
-    return Driver(warmed_up(model, world), NUM_BLOCKS, model.block_size, seed)
+    return Driver(warmed_up(model, world), NUM_BLOCKS, model.block_size, seed, num_drafts)

@@ -273,7 +273,6 @@ def test_scored_prompts_do_not_disturb_those_beside_them(model: PagedModel, driv
         (lambda r: r.decode([], ()), "must be named"),
         (lambda r: r.decode([1, 1], ()), "each once"),
         (lambda r: r.decode([1, 2], ()), "batch 2 is not held here"),
-        (lambda r: r.decode([1], [RunningUpdate(1, chunk_len=2)]), r"chunk_len 2 is not in 0\.\.1"),
         (
             lambda r: r.decode([1], [RunningUpdate(1), RunningUpdate(1)]),
             "updates name a request twice",

@@ -14,6 +14,7 @@ from model_server.engine.distributed import FAILED, LATE, Drawn, World
 from model_server.engine.step import StepInputs
 from model_server.errors import ModelRefused, RanksDiverged
 from processes.addresses import free_port
+from proto.contract import SamplingParams
 from tests.listeners import is_every_interface, listening_at
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.ranks import Work, on_two_ranks
@@ -30,6 +31,8 @@ PROMPTS = tuple(
     for index, length in enumerate((5, 41, 1))
 )
 
+# Outputs of two tokens, so that drafts are right now and then.
+_REPETITIVE = SamplingParams(do_sample=True, seed=7, logit_bias={5: 40.0, 6: 40.0})
 # One token, none, forced tokens behind the first, and an end that the tokens do not show.
 ROWS = (Drawn((5,)), FAILED, Drawn((7, 8, 9)), Drawn((3,), is_over=True), LATE)
 PLAIN_ROWS = (Drawn((5,)), FAILED, LATE)
@@ -53,7 +56,17 @@ class Mirror:
             driver.step(16)
         driver.preempt(1)
         driver.run(16)
-        return {"outputs": driver.outputs, "num_kv_heads": model.bytes_per_block // _HEAD_BYTES}
+        runner = warmed_up(model, world)
+        drafting = ShadowDriver(runner, NUM_BLOCKS, model.block_size, num_drafts=3)
+        for index, prompt in enumerate(PROMPTS):
+            drafting.add(index, prompt, 60, sampling=_REPETITIVE)
+        for _ in range(20):
+            drafting.step(16)
+        return {
+            "outputs": driver.outputs,
+            "num_kv_heads": model.bytes_per_block // _HEAD_BYTES,
+            "drafted": drafting.outputs,
+        }
 
 
 class ShadowDriver(Driver):
@@ -151,6 +164,14 @@ def test_two_ranks_answer_as_generate_does(
     # The other rank holds the same tokens, but does not get the last one of an ended sequence.
     heads = {index: tokens[:-1] for index, tokens in expected.items()}
     assert {index: tokens[:-1] for index, tokens in second.items()} == heads
+
+
+def test_ranks_agree_on_drafts_and_on_what_became_of_them(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    first, second = (answer["models"]["llama"]["drafted"] for answer in answers)
+    assert first == second
+    assert sum(map(len, first.values())) > 3 * 20
 
 
 def test_keys_and_values_are_divided_between_the_ranks(

@@ -7,6 +7,7 @@ early, handed out twice or never computed shows as a wrong prefix, whoever is to
 Its tokens are a function of the prefix alone, as those of a real shard are of prefix and seed, so
 `expected_output` knows what a request must get whatever happens to it on the way. Under a
 constraint some tokens are forced, so that a draw brings a run of them, and some draws are late.
+Where it may, it computes drafts, some of them wrong: these leave KV that nobody may read.
 """
 
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from router.request.request import Constraint, GenerateRequest
 
 Prefix = tuple[int, ...]
 _POISON: Prefix = (-9,)
+# A token that is never drawn.
+_WRONG = 9
 
 
 def draw(prefix: Prefix, seed: int) -> tuple[int, bool]:
@@ -67,6 +70,19 @@ def num_late(prefix: Prefix, seed: int) -> int:
     return (0, 0, 0, 0, 1, 3)[noise % 6]
 
 
+def draft(prefix: Prefix, seed: int, most: int) -> Prefix:
+    """At most so many guesses of what follows; none that is right is an end."""
+    noise = crc32(bytes(prefix), seed) >> 12
+    num_right, num_wrong = (0, 1, 2, 4)[noise % 4], (0, 1, 3)[noise // 4 % 3]
+    guesses: Prefix = ()
+    while len(guesses) < num_right:
+        token_id, ends = draw(prefix + guesses, seed)
+        if ends:
+            break
+        guesses += (token_id,)
+    return (*guesses, *(_WRONG,) * num_wrong)[:most]
+
+
 def num_forced(prefix: Prefix, seed: int) -> int:
     """How many tokens follow the last one undrawn, under a constraint."""
     noise = crc32(bytes(prefix), seed) >> 8
@@ -80,6 +96,7 @@ class _Sequence:
     computed_len: int
     block_ids: list[int]
     is_decoding: bool = False
+    drafts: Prefix = ()
     num_late: int = 0
     has_ended: bool = False
 
@@ -96,18 +113,26 @@ class KvShard:
     """Runs batches in order. `is_ahead`: it is given steps before it has answered earlier ones.
 
     `runs_late`: a sequence that ended at step n is computed in step n + 1 all the same when that
-    names it, as a shard does that looks at its draws one step late; not under a constraint, of
-    which it must know the last draw in any case.
+    names it, as a shard does that looks at its draws one step late; not under a constraint or with
+    drafts, where it must know the last draw in any case.
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, seed: int, *, is_ahead: bool, runs_late: bool
+        self,
+        num_blocks: int,
+        block_size: int,
+        seed: int,
+        *,
+        is_ahead: bool,
+        runs_late: bool,
+        max_drafts: int = 0,
     ) -> None:
         self._num_blocks = num_blocks
         self._block_size = block_size
         self._seed = seed
         self._is_ahead = is_ahead
         self._runs_late = runs_late
+        self._max_drafts = max_drafts
         self._slots: dict[int, Prefix] = {}
         self._sequences: dict[int, _Sequence] = {}
         # request id -> number of outputs after which its row fails
@@ -140,7 +165,8 @@ class KvShard:
                 num_decode_tokens += count * decodes
         assert sum(num_tokens.values()) <= batch.num_tokens
         assert num_decode_tokens <= batch.num_decode_tokens
-        if self._sequences.keys() >= set(batch.running_ids) and not self._is_ahead:
+        is_known = not self._is_ahead and not self._max_drafts
+        if self._sequences.keys() >= set(batch.running_ids) and is_known:
             assert sum(num_tokens.values()) == batch.num_tokens
             assert num_decode_tokens == batch.num_decode_tokens
         writes: dict[int, Prefix] = {}
@@ -184,15 +210,24 @@ class KvShard:
 
     def _grow(self, request_id: int, update: RunningUpdate | None) -> tuple[int, bool]:
         sequence = self._sequences[request_id]
-        decodes = sequence.is_decoding
+        decodes, sequence.drafts = sequence.is_decoding, ()
         if update is not None:
             sequence.block_ids += update.block_ids
         if update is None or update.chunk_len is None:
             return int(decodes), decodes
-        if decodes and sequence.request.constraint is not None:
-            num_left = len(sequence.tokens) - sequence.computed_len
-            return min(update.chunk_len, num_left), decodes
-        return update.chunk_len, decodes
+        if not decodes:
+            return update.chunk_len, decodes
+        num_left = len(sequence.tokens) - sequence.computed_len
+        if sequence.request.constraint is None and update.chunk_len > num_left:
+            sequence.drafts = self._draft(sequence, update.chunk_len - num_left)
+        return min(update.chunk_len, num_left + len(sequence.drafts)), decodes
+
+    def _draft(self, sequence: _Sequence, most: int) -> Prefix:
+        assert most <= self._max_drafts
+        num_outputs = len(sequence.tokens) - len(sequence.request.prompt_ids)
+        room_len = len(sequence.block_ids) * self._block_size - len(sequence.tokens)
+        most = min(most, sequence.request.last_len - num_outputs - 1, room_len)
+        return draft(sequence.tokens, self._seed, max(0, most))
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
         block_id = sequence.block_ids[position // self._block_size]
@@ -200,19 +235,19 @@ class KvShard:
         return block_id * self._block_size + position % self._block_size
 
     def _write(self, sequence: _Sequence, count: int, writes: dict[int, Prefix]) -> None:
-        start = sequence.computed_len
-        sequence.computed_len += count
+        start, tokens = sequence.computed_len, sequence.tokens + sequence.drafts
+        sequence.computed_len += count - len(sequence.drafts)
         assert sequence.computed_len <= len(sequence.tokens), "a token that nobody drew"
-        for position in range(start, sequence.computed_len):
+        for position in range(start, start + count):
             slot = self._slot(sequence, position)
             assert slot not in writes, "two rows of a step write one slot"
-            writes[slot] = sequence.tokens[: position + 1]
+            writes[slot] = tokens[: position + 1]
 
     def _read(self, request_id: int, count: int, writes: dict[int, Prefix]) -> Generation | None:
         sequence = self._sequences[request_id]
         request = sequence.request
         prompt_len = len(request.prompt_ids)
-        start = sequence.computed_len - count
+        start = sequence.computed_len - count + len(sequence.drafts)
         for position in range(sequence.computed_len):
             held = self._slots.get(self._slot(sequence, position))
             assert held == sequence.tokens[: position + 1], f"{request_id} reads foreign KV"
@@ -236,16 +271,39 @@ class KvShard:
                 sequence.computed_len -= 1
                 return Generation(request_id, prompt_logprobs=logprobs, is_late=True)
             sequence.num_late = 0
-        tokens, reason = self._draw(sequence)
-        generation = Generation(request_id, tokens, reason, prompt_logprobs=logprobs)
-        if reason is not None:
+        generation = self._generate(request_id, sequence, writes)
+        generation = generation._replace(prompt_logprobs=logprobs)
+        if generation.finish_reason is not None:
             sequence.has_ended = True
-            if not self._runs_late or request.constraint is not None:
+            knows_draws = request.constraint is not None or self._max_drafts > 0
+            if not self._runs_late or knows_draws:
                 del self._sequences[request_id]
         return generation
 
+    def _generate(
+        self, request_id: int, sequence: _Sequence, writes: dict[int, Prefix]
+    ) -> Generation:
+        tokens, reason = self._draw(sequence)
+        if not sequence.drafts:
+            return Generation(request_id, tokens, reason)
+        num_accepted = len(tokens) - 1
+        sequence.computed_len += num_accepted
+        # The next step writes the slots of wrong drafts, and always after this one.
+        for offset in range(len(sequence.drafts) - num_accepted):
+            del writes[self._slot(sequence, sequence.computed_len + offset)]
+        return Generation(
+            *(request_id, tokens, reason),
+            num_drafts=len(sequence.drafts),
+            num_accepted=num_accepted,
+        )
+
     def _draw(self, sequence: _Sequence) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
         made, reason = draw_run(sequence.request, sequence.tokens, self._seed)
+        for guess in sequence.drafts:
+            if reason is not None or made[-1] != guess:
+                break
+            more, reason = draw_run(sequence.request, sequence.tokens + made, self._seed)
+            made += more
         sequence.tokens += made
         return tuple(SampledToken(token_id, -1.0) for token_id in made), reason
 

@@ -46,6 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_step_tokens=st.integers(1, 16),
             max_batch_size=st.integers(1, 5),
             max_steps_in_flight=st.integers(1, 3),
+            max_drafts=st.sampled_from([0, 0, 1, 3]),
         ),
         prefix_caching=st.sampled_from([True, True, True, False]),
         runs_late=st.booleans(),
@@ -69,7 +70,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler = Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching))
         self.block_size, self.prefix_caching = block_size, prefix_caching
         is_ahead = limits.max_steps_in_flight > 1
-        self.shard = KvShard(num_blocks, block_size, seed, is_ahead=is_ahead, runs_late=runs_late)
+        self.shard = KvShard(
+            *(num_blocks, block_size, seed),
+            is_ahead=is_ahead,
+            runs_late=runs_late,
+            max_drafts=limits.max_drafts,
+        )
         self.in_flight: deque[RunStep] = deque()
         self.tracked: dict[int, Tracked] = {}
         self.resident: set[int] = set()
