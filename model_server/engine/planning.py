@@ -1,7 +1,8 @@
 """What each sequence of a step computes, decided from a call's plain ints and the books."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
+from model_server.engine.drafter import DraftRules
 from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
 from model_server.engine.step import StepInputs
 from model_server.errors import InvalidStep
@@ -35,15 +36,16 @@ class StepPlanner:
         ]
 
     def chunks(
-        self, running: Iterable[SequenceState], updates: Sequence[RunningUpdate]
+        self, running: Collection[SequenceState], updates: Sequence[RunningUpdate]
     ) -> list[PlannedChunk]:
         """The chunks of running sequences. Raises InvalidStep."""
         changes = {change.request_id: change for change in updates}
         if len(changes) != len(updates):
             raise InvalidStep("updates name a request twice")
-        block_size, ends = self._model.block_size, self._model.eos_token_ids
+        block_size = self._model.block_size
+        rules = DraftRules.of_rows(len(running), self._model.eos_token_ids)
         return [
-            PlannedChunk.of(sequence, changes.get(sequence.request_id), block_size, ends)
+            PlannedChunk.of(sequence, changes.get(sequence.request_id), block_size, rules)
             for sequence in running
         ]
 

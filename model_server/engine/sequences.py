@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from model_server.engine.drafter import Drafter
+from model_server.engine.drafter import Drafter, DraftRules
 from model_server.engine.step import SequenceStep
 from model_server.errors import InvalidStep, UnknownBatch
 from model_server.sampling.choosing import PromptScore, score_tokens
@@ -89,13 +89,14 @@ class SequenceState:
             most = min(most, pause_len)
         return self.prompt_len + most - len(self.token_ids)
 
-    def draft(self, most: int, end_token_ids: Collection[int]) -> tuple[int, ...]:
+    def draft(self, most: int, rules: DraftRules) -> tuple[int, ...]:
         """Guesses of its next tokens, at most so many; none of them ends it."""
         if self._drafter is None:
             self._drafter = Drafter()
         # Behind an accepted draft there is always one more token.
-        drafts = self._drafter.draft(self.token_ids, min(most, self.num_left - 1))
-        ends = {*self.stop.stop_token_ids, *(() if self.stop.ignore_eos else end_token_ids)}
+        most = min(most, self.num_left - 1)
+        drafts = self._drafter.draft(self.token_ids, most, rules.min_match_len)
+        ends = {*self.stop.stop_token_ids, *(() if self.stop.ignore_eos else rules.end_token_ids)}
         return tuple(takewhile(lambda token_id: token_id not in ends, drafts))
 
     def take_drafts(self, num_drafts: int, num_accepted: int) -> None:
@@ -160,12 +161,9 @@ class PlannedChunk(NamedTuple):
         sequence: SequenceState,
         update: RunningUpdate | None,
         block_size: int,
-        end_token_ids: Collection[int] = (),
+        rules: DraftRules = DraftRules(),  # noqa: B008 -- it is frozen
     ) -> "PlannedChunk":
-        """`end_token_ids`: those of the model.
-
-        Raises InvalidStep when a prompt's chunk exceeds the tokens left, or any its blocks.
-        """
+        """Raises InvalidStep when a prompt's chunk exceeds the tokens left, or any its blocks."""
         chunk_len, num_spare = update.chunk_len if update is not None else None, 0
         if chunk_len is None:
             chunk_len = 1 if sequence.is_decoding else 0
@@ -177,7 +175,9 @@ class PlannedChunk(NamedTuple):
         chunk = cls.first(sequence, chunk_len, block_ids, block_size)
         if not num_spare or sequence.is_constrained:
             return chunk
-        return chunk._with_drafts(num_spare, block_size, end_token_ids)
+        room_len = len(chunk.block_ids) * block_size - chunk.start - chunk_len
+        drafts = sequence.draft(min(num_spare, room_len), rules)
+        return chunk._replace(num_logits=1 + len(drafts), drafts=drafts)
 
     @classmethod
     def first(
@@ -195,13 +195,6 @@ class PlannedChunk(NamedTuple):
         if scored := sequence.scored(chunk_len):
             num_logits = start + chunk_len - (scored.start - 1)
         return cls(sequence, start, chunk_len, block_ids, num_logits, samples)
-
-    def _with_drafts(
-        self, most: int, block_size: int, end_token_ids: Collection[int]
-    ) -> "PlannedChunk":
-        room_len = len(self.block_ids) * block_size - self.start - self.chunk_len
-        drafts = self.sequence.draft(min(most, room_len), end_token_ids)
-        return self._replace(num_logits=1 + len(drafts), drafts=drafts)
 
     def next(
         self, update: RunningUpdate | None, block_size: int, *, is_late: bool

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from model_server.engine.distributed import World
-from model_server.engine.drafter import Drafter
+from model_server.engine.drafter import Drafter, DraftRules
 from model_server.engine.sequences import PlannedChunk, SequenceState
 from model_server.model.model import PagedModel
 from proto.contract import (
@@ -133,6 +133,17 @@ def test_a_draft_follows_the_longest_match() -> None:
     assert drafter.draft((1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3), 4) == (4,)
 
 
+def test_beside_many_rows_only_a_long_match_is_followed() -> None:
+    few, many = DraftRules.of_rows(3, ()), DraftRules.of_rows(4, ())
+    short, long = (1, 2, 3, 9, 1, 2, 3), (*range(8), 20, *range(8))
+    for token_ids, rules, drafts in (
+        (short, few, (9,)),
+        (short, many, ()),
+        (long, many, (20,)),
+    ):
+        assert Drafter().draft(token_ids, 4, rules.min_match_len) == drafts
+
+
 def test_a_draft_grows_with_its_success_and_repeats_what_repeats() -> None:
     drafter, token_ids = Drafter(), [1, 2, 1, 2]
     assert drafter.draft(token_ids, 8) == (1,)
@@ -165,10 +176,10 @@ def planned(
     )
     sequence = SequenceState.of(new)
     sequence.is_decoding = True
-    sequence.draft(1, ())
+    sequence.draft(1, DraftRules())
     sequence.take_drafts(8, 8)
     sequence.computed_len = 8
-    return PlannedChunk.of(sequence, RunningUpdate(1, (), 6), 4, (3,))
+    return PlannedChunk.of(sequence, RunningUpdate(1, (), 6), 4, DraftRules(2, (3,)))
 
 
 def test_no_draft_ends_the_sequence() -> None:
