@@ -54,7 +54,7 @@ from router.http.server.listen import (
     bind_configured,
     configured_limits,
 )
-from router.http.server_info import capacity_of, limits_of, server_info
+from router.http.server_info import ServerInfo, capacity_of, limits_of, server_info
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.validation import Limits, Validation
 from router.scheduler.allocator import Allocator
@@ -277,7 +277,8 @@ def _wire(
     key_limits = KeyLimits()
     checks = _constraint_check(config, tokenizer, info, limits, metrics, key_limits)
     observer = StepObserver(metrics, pool.block_size, tracer)
-    batcher = _batcher(config, tokenizer, shards, pool, observer, key_limits)
+    about = server_info(config, shards.num_ranks, info, pool, limits)
+    batcher = _batcher(config, about, tokenizer, shards, pool, observer, key_limits)
     template.start()
     services = Services(
         infer=Infer(batcher, checks.violation),
@@ -285,7 +286,7 @@ def _wire(
         tokenizer=tokenizer,
         chat_template=template,
         metrics=metrics,
-        info=server_info(config, shards.num_ranks, info, pool, limits),
+        info=about,
         tracer=tracer,
         judges=checks,
     )
@@ -317,6 +318,7 @@ def _app(config: RouterConfig, keys: KeyRing, services: Services) -> ASGIApp:
 
 def _batcher(
     config: RouterConfig,
+    about: ServerInfo,
     tokenizer: Tokenizer,
     shards: Shards,
     pool: PoolLimits,
@@ -325,7 +327,7 @@ def _batcher(
 ) -> Batcher:
     scheduler = Scheduler(
         SchedulerLimits(
-            config.max_batch_prefill_tokens, config.batch_size, max_drafts=config.speculate
+            config.max_batch_prefill_tokens, config.batch_size, max_drafts=about.max_drafts
         ),
         Allocator(pool.num_blocks, pool.block_size, config.prefix_caching),
         checks_steps=config.check_invariants,

@@ -179,10 +179,10 @@ class RouterConfig(FrontConfig):
         Whole(1),
         group=Group.BATCH,
     )
-    speculate: int = setting(
-        0,
+    speculate: int | None = setting(
+        None,
         "draft tokens that a step may compute of a sequence: guesses from its own text, which "
-        "change how soon tokens come and not which; 0: none",
+        "change how soon tokens come and not which; absent: 7 on CPUs, 0 elsewhere",
         Whole(0, 31),
         group=Group.BATCH,
     )

@@ -19,6 +19,8 @@ from router.request.errors import StartupFailed
 from router.request.events import Finished
 from router.request.validation import Limits
 
+# Draft tokens of a sequence, where nothing else is asked for.
+_MAX_DRAFTS = 7
 # What clients send that know of one model only: TGI's and the hub's.
 _PLACEHOLDERS = (None, "", "tgi", "dummy")
 
@@ -49,6 +51,7 @@ class ServerInfo:
     num_blocks: int | None = None
     max_batch_prefill_tokens: int | None = None
     max_batch_size: int | None = None
+    max_drafts: int = 0
 
     @property
     def short_names(self) -> tuple[str, ...]:
@@ -128,11 +131,6 @@ def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits
     reason = shown.too_long(config.max_input_tokens, config.max_total_tokens)
     if reason is not None:
         raise StartupFailed(reason)
-    if config.speculate and info.device_type != "cpu":
-        raise StartupFailed(
-            f"--speculate {config.speculate}: draft tokens are served on CPUs alone so far, and the"
-            f" shards compute on {info.device_type}"
-        )
     max_total_len = config.max_total_tokens or pool.max_total_len
     if max_total_len > pool.max_total_len:
         raise StartupFailed(
@@ -158,6 +156,21 @@ def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits
         takes_grammars=not config.disable_grammar_support,
         shares_prefixes=config.prefix_cache_scope == "shared",
     )
+
+
+def max_drafts_of(config: RouterConfig, info: ModelInfo) -> int:
+    """The most draft tokens of a sequence in a step.
+
+    Raises StartupFailed where they would change answers.
+    """
+    if config.speculate is None:
+        return _MAX_DRAFTS if info.is_invariant else 0
+    if config.speculate and not info.is_invariant:
+        raise StartupFailed(
+            f"--speculate {config.speculate}: draft tokens would change answers, since those of the"
+            f" executor `{info.executor}` depend on what is computed beside them"
+        )
+    return config.speculate
 
 
 def capacity_of(info: ModelInfo, pool: PoolLimits, limits: Limits) -> Capacity:
@@ -197,6 +210,7 @@ def server_info(
         num_blocks=pool.num_blocks,
         max_batch_prefill_tokens=config.max_batch_prefill_tokens,
         max_batch_size=config.batch_size,
+        max_drafts=max_drafts_of(config, info),
     )
 
 

@@ -152,6 +152,7 @@ class OperationsRoutes:
                 "max_top_n_tokens": limits.max_top_n_tokens,
                 "max_batch_prefill_tokens": info.max_batch_prefill_tokens,
                 "max_batch_size": info.max_batch_size,
+                "speculate": info.max_drafts,
                 "num_shards": info.num_shards,
                 "num_blocks": info.num_blocks,
                 "block_size": info.block_size,

@@ -155,6 +155,7 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
                 num_forced=1,
                 constraint_satisfied=True,
             ),
+            Generation(5, (token, token), num_drafts=3, num_accepted=1),
         ),
         batch_id=4,
         request_ids=(3,),
@@ -166,7 +167,7 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
         mask_wait_ns=6,
     )
     message = service.step_to_pb(output, epoch=9)
-    first, second, third, fourth = message.generations
+    first, second, third, fourth, fifth = message.generations
     assert message.epoch == 9
     assert [t.id for t in first.tokens[0].top_tokens] == [3, 9]
     assert first.tokens[0].mask_effect == pb.MASK_EFFECT_FORCED
@@ -177,6 +178,7 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     assert list(third.prompt_logprobs) == [-1.0, -2.0]
     assert fourth.finish_reason == pb.FINISH_REASON_CONSTRAINT_COMPLETE
     assert (len(fourth.tokens), fourth.num_forced, fourth.constraint_satisfied) == (2, 1, True)
+    assert (fifth.num_drafts, fifth.num_accepted) == (3, 1)
     assert not first.HasField("constraint_satisfied")
     assert (message.batch.id, list(message.batch.request_ids)) == (4, [3])
     assert (message.mask_ns, message.num_masked_rows, message.mask_wait_ns) == (4, 5, 6)

@@ -14,8 +14,9 @@ def make_scheduler(
     max_batch_size: int = 8,
     max_steps_in_flight: int = 1,
     prefix_caching: bool = True,
+    max_drafts: int = 0,
 ) -> Scheduler:
-    limits = SchedulerLimits(max_step_tokens, max_batch_size, max_steps_in_flight)
+    limits = SchedulerLimits(max_step_tokens, max_batch_size, max_steps_in_flight, max_drafts)
     return Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching))
 
 

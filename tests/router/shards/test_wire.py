@@ -21,6 +21,7 @@ from proto.contract import (
     StopParams,
     TopToken,
 )
+from proto.convert import FINISH_REASONS
 from router.request.errors import ShardFailed
 from router.request.request import Constraint, GenerateRequest
 from router.shards import wire
@@ -208,6 +209,23 @@ def test_a_run_of_forced_tokens_and_its_masks_come_back() -> None:
     )
     assert (result.mask_s, result.mask_wait_s) == pytest.approx((0.003, 0.001))
     assert result.num_masked_rows == 2
+
+
+@pytest.mark.parametrize("reason", [None, FinishReason.LENGTH])
+def test_accepted_drafts_come_back(reason: FinishReason | None) -> None:
+    message = answer(
+        pb.Generation(
+            request_id=9,
+            tokens=[token(5), token(6)],
+            num_drafts=3,
+            num_accepted=1,
+            finish_reason=FINISH_REASONS[reason],
+        )
+    )
+    tokens = (SampledToken(5, -0.5), SampledToken(6, -0.5))
+    assert wire.step_from_pb(message, step_id=7)[0].generations == (
+        Generation(9, tokens, reason, num_drafts=3, num_accepted=1),
+    )
 
 
 @pytest.mark.parametrize("prompt_logprobs", [(), (-0.5, -1.0)])

@@ -1,0 +1,186 @@
+"""What draft tokens bring, by how much of an answer stands in its prompt already.
+
+    python -m bench.speculation /tmp/llama-chain [--concurrency 1 8] [--rounds 3]
+
+Makes the model of `bench.make_model` with weights such that each token has one successor, whatever
+came before it; its steps cost what those of the other one cost. A prompt is a text of this model in
+which one token of every N is another one, and the answer is that text without these changes: as if
+a file were written anew. Two servers run, with drafts and with `--speculate 0`, and one is at work.
+Prints a row for each N: tokens a second, their ratio as medians of the rounds, tokens for each
+step, and the share of drafts that was accepted. Exit code 1 when an answer differs.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import torch
+
+from bench.command_line import parser_of
+from bench.make_model import VOCAB_SIZE, config, model, tokenizer
+from bench.processes import Server, running, tandem
+from bench.sse_client import post_events
+from processes.addresses import free_port
+
+_NUM_SPECIAL = 3
+_TEXT_LEN = 256
+_COUNTERS = ("tandem_draft_tokens", "tandem_accepted_tokens", "tandem_output_tokens")
+# One token of so many is changed; None: the prompt is of another text.
+_WORKLOADS = (None, 8, 16, 32, _TEXT_LEN)
+
+
+def successors() -> list[int]:
+    """The token after each one: one long cycle of all but the special ones."""
+    cycle = list(range(_NUM_SPECIAL, VOCAB_SIZE))
+    random.Random(5).shuffle(cycle)
+    following = list(range(VOCAB_SIZE))
+    for token_id, successor in zip(cycle, cycle[1:] + cycle[:1], strict=True):
+        following[token_id] = successor
+    return following
+
+
+def make_chain_model(folder: Path) -> None:
+    """Write the checkpoint."""
+    built = model(config(tie_word_embeddings=False))
+    with torch.inference_mode():
+        for layer in built.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        head = built.lm_head.weight
+        head[torch.tensor(successors())] = built.model.embed_tokens.weight.clone()
+    built.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt and the answer that the model gives to it."""
+
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, draw: random.Random, every: int | None, following: Sequence[int]) -> "Text":
+        """With one token of `every` changed; None: all of them."""
+        last = draw.randrange(_NUM_SPECIAL, VOCAB_SIZE)
+        answer, token_id = [], last
+        for _ in range(_TEXT_LEN):
+            token_id = following[token_id]
+            answer.append(token_id)
+        prompt = list(answer)
+        for place in range(_TEXT_LEN):
+            if every is None or (place % every == every // 2 and every < _TEXT_LEN):
+                prompt[place] = draw.randrange(_NUM_SPECIAL, VOCAB_SIZE)
+        return cls((*prompt, last), tuple(answer))
+
+
+async def _answer(url: str, text: Text) -> str:
+    body = {
+        "prompt": text.prompt_ids,
+        "max_tokens": _TEXT_LEN,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    pieces = []
+    async for payload in post_events(f"{url}/v1/completions", json.dumps(body).encode()):
+        if payload != b"[DONE]":
+            pieces.append(json.loads(payload)["choices"][0]["text"])
+    return "".join(pieces)
+
+
+async def _answers(url: str, texts: Sequence[Text], concurrency: int) -> list[str]:
+    gate = asyncio.Semaphore(concurrency)
+
+    async def one(text: Text) -> str:
+        async with gate:
+            return await _answer(url, text)
+
+    return await asyncio.gather(*map(one, texts))
+
+
+def _counters(url: str) -> list[float]:
+    page = httpx.get(f"{url}/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in page.splitlines() if line[:1] != "#")
+    return [float(values[f"{name}_total"]) for name in _COUNTERS]
+
+
+@dataclass(slots=True)
+class Row:
+    """The figures of one workload at one concurrency."""
+
+    plain: list[float]
+    drafted: list[float]
+    num_drafts: float = 0.0
+    num_accepted: float = 0.0
+    num_tokens: float = 0.0
+
+    def line(self, every: int | None, concurrency: int) -> str:
+        """As in a table of Markdown."""
+        ratio = statistics.median(b / a for a, b in zip(self.plain, self.drafted, strict=True))
+        what = {None: "nothing of it", _TEXT_LEN: "all of it"}.get(every, f"all but 1 of {every}")
+        per_step = self.num_tokens / (self.num_tokens - self.num_accepted)
+        accepted = f"{self.num_accepted / self.num_drafts:.2f}" if self.num_drafts else "-"
+        rates = f"{statistics.median(self.plain):.0f} | {statistics.median(self.drafted):.0f}"
+        return f"| {what} | {concurrency} | {rates} | {ratio:.2f} | {per_step:.2f} | {accepted} |"
+
+
+def _measure(servers: Sequence[Server], every: int | None, concurrency: int, rounds: int) -> Row:
+    row, following = Row([], []), successors()
+    urls = [server.target.url for server in servers]
+    before = _counters(urls[1])
+    for number in range(rounds):
+        draw = random.Random(f"{every} {concurrency} {number}")
+        texts = [Text.of(draw, every, following) for _ in range(2 * concurrency)]
+        answers = []
+        # Whoever comes first differs from round to round.
+        for place in (0, 1) if number % 2 else (1, 0):
+            began_s = time.perf_counter()
+            answers.append(asyncio.run(_answers(urls[place], texts, concurrency)))
+            rate = len(texts) * _TEXT_LEN / (time.perf_counter() - began_s)
+            (row.plain, row.drafted)[place].append(rate)
+        if answers[0] != answers[1]:
+            raise SystemExit(f"answers differ with drafts (one of {every} changed)")
+    after = _counters(urls[1])
+    row.num_drafts, row.num_accepted, row.num_tokens = (
+        new - old for old, new in zip(before, after, strict=True)
+    )
+    return row
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the program."""
+    args = _parse(argv)
+    if not (args.folder / "config.json").exists():
+        make_chain_model(args.folder)
+    plain = tandem(args.folder, free_port(), ("--speculate", "0"))
+    drafting = tandem(args.folder, free_port(), ("--speculate", str(args.speculate)))
+    print("| of the answer, the prompt has | at a time | tok/s without | with | ratio ", end="")
+    print("| tokens a step | accepted |\n" + "|---" * 7 + "|")
+    with running(plain), running(drafting):
+        for concurrency in args.concurrency:
+            for every in _WORKLOADS:
+                row = _measure((plain, drafting), every, concurrency, args.rounds)
+                print(row.line(every, concurrency), flush=True)
+    return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = parser_of(__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--speculate", type=int, default=7)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
