@@ -9,7 +9,9 @@ machine whose speed drifts slows all alike, so ratios within a round hold where 
 load: prompts of random tokens, new ones each round, greedy, EOS ignored, over OpenAI's completions
 (OpenVINO GenAI in process). `--neighbours N` repeats it beside N busy loops of pure Python. Then a
 prompt of 1024 tokens, new (cold) and again with another end (warm). A peer that is not installed
-is left out and named. Writes peers.json, peers.md and peers.svg into `--out`.
+is left out and named. Tandem has no draft tokens: a random model's answers repeat themselves more
+than a text does, and no peer guesses unasked. Writes peers.json, peers.md and peers.svg into
+`--out`.
 """
 
 import argparse
@@ -34,6 +36,7 @@ from bench.processes import awake, peak_mib, running, tandem
 from processes.addresses import free_port
 
 _PREFIX_LEN, _END_LEN = 1024, 32
+_NO_DRAFTS = ("--speculate", "0")
 _LONG_SEED, _WARM_UP_SEED = 10_000, 20_000
 
 
@@ -56,7 +59,7 @@ def _served(
             yield peer
         return
     if recipe is None or recipe.start is None:
-        server = tandem(model, free_port(), flags)
+        server = tandem(model, free_port(), (*_NO_DRAFTS, *flags))
     else:
         server = recipe.start(cache / recipe.name, recipe.prepared(cache, model), free_port())
     with running(server) as pid:

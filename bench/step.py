@@ -53,9 +53,16 @@ class StepTimes:
     floor_ms: float | None = None
 
 
-def load(folder: Path, *, device: torch.device, dtype: str, attention: str) -> PagedModel:
+def load(
+    folder: Path,
+    *,
+    device: torch.device,
+    dtype: str = "auto",
+    attention: str = "auto",
+    quantize: str | None = None,
+) -> PagedModel:
     """The model of a checkpoint, on one rank."""
-    settings = ModelSettings(folder, device, dtype=dtype, attention=attention)
+    settings = ModelSettings(folder, device, dtype=dtype, attention=attention, quantize=quantize)
     model = load_model(settings, World())
     # As the served shard does.
     keep_freed_memory()
@@ -152,16 +159,25 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--attention", default="auto")
+    parser.add_argument("--quantize", choices=("int8",), help="weights, while they are loaded")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--contexts", type=int, nargs="+", default=[192])
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--threads", type=int, help="of the CPU (default: torch's)")
     parser.add_argument("--svg", type=Path, help="draw it there, with the floor (of a CPU)")
     args = parser.parse_args()
+    if args.quantize and args.svg:
+        parser.error("--svg draws the floor of the checkpoint's own weights: not with --quantize")
     if args.threads:
         torch.set_num_threads(args.threads)
     device = torch.device(args.device)
-    model = load(args.folder, device=device, dtype=args.dtype, attention=args.attention)
+    model = load(
+        args.folder,
+        device=device,
+        dtype=args.dtype,
+        attention=args.attention,
+        quantize=args.quantize,
+    )
     found = [
         measure(model, batch_size, context_len, args.steps)
         for context_len in args.contexts
