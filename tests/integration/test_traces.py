@@ -36,7 +36,15 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def server(collector: Collector) -> Iterator[RunningServer]:
     traces = ("--otlp-endpoint", collector.endpoint, "--json-output")
-    model = ("--served-model-name", "teller", "--max-batch-prefill-tokens", "32")
+    # Without drafts each token is a step.
+    model = (
+        "--served-model-name",
+        "teller",
+        "--max-batch-prefill-tokens",
+        "32",
+        "--speculate",
+        "0",
+    )
     with launched(*traces, *model) as running:
         yield running
 
