@@ -208,6 +208,8 @@ class ZygoteClient:
                 self._process.kill()
         await ending
         await self.over
+        if not self.ready.cancelled():
+            self.ready.exception()  # nobody need have waited for it
 
     async def _listen(self) -> None:
         """Read messages until the zygote has ended."""
