@@ -60,31 +60,20 @@ def make_chain_model(folder: Path) -> None:
     tokenizer().save_pretrained(folder)
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A prompt and the answer that the model gives to it."""
-
-    prompt_ids: tuple[int, ...]
-    answer_ids: tuple[int, ...]
-
-    @classmethod
-    def of(cls, draw: random.Random, every: int | None, following: Sequence[int]) -> "Text":
-        """With one token of `every` changed; None: all of them."""
-        last = draw.randrange(_NUM_SPECIAL, VOCAB_SIZE)
-        answer, token_id = [], last
-        for _ in range(_TEXT_LEN):
-            token_id = following[token_id]
-            answer.append(token_id)
-        prompt = list(answer)
-        for place in range(_TEXT_LEN):
-            if every is None or (place % every == every // 2 and every < _TEXT_LEN):
-                prompt[place] = draw.randrange(_NUM_SPECIAL, VOCAB_SIZE)
-        return cls((*prompt, last), tuple(answer))
+def prompt_ids(draw: random.Random, every: int | None, following: Sequence[int]) -> tuple[int, ...]:
+    """A text with one token of `every` changed (None: all of them), and the token before it."""
+    before = token_id = draw.randrange(_NUM_SPECIAL, VOCAB_SIZE)
+    text = []
+    for place in range(_TEXT_LEN):
+        token_id = following[token_id]
+        is_changed = every is None or (place % every == every // 2 and every < _TEXT_LEN)
+        text.append(draw.randrange(_NUM_SPECIAL, VOCAB_SIZE) if is_changed else token_id)
+    return (*text, before)
 
 
-async def _answer(url: str, text: Text) -> str:
+async def _answer(url: str, prompt: tuple[int, ...]) -> str:
     body = {
-        "prompt": text.prompt_ids,
+        "prompt": prompt,
         "max_tokens": _TEXT_LEN,
         "temperature": 0,
         "ignore_eos": True,
@@ -97,14 +86,14 @@ async def _answer(url: str, text: Text) -> str:
     return "".join(pieces)
 
 
-async def _answers(url: str, texts: Sequence[Text], concurrency: int) -> list[str]:
+async def _answers(url: str, prompts: Sequence[tuple[int, ...]], concurrency: int) -> list[str]:
     gate = asyncio.Semaphore(concurrency)
 
-    async def one(text: Text) -> str:
+    async def one(prompt: tuple[int, ...]) -> str:
         async with gate:
-            return await _answer(url, text)
+            return await _answer(url, prompt)
 
-    return await asyncio.gather(*map(one, texts))
+    return await asyncio.gather(*map(one, prompts))
 
 
 def _counters(url: str) -> list[float]:
@@ -139,13 +128,13 @@ def _measure(servers: Sequence[Server], every: int | None, concurrency: int, rou
     before = _counters(urls[1])
     for number in range(rounds):
         draw = random.Random(f"{every} {concurrency} {number}")
-        texts = [Text.of(draw, every, following) for _ in range(2 * concurrency)]
+        prompts = [prompt_ids(draw, every, following) for _ in range(2 * concurrency)]
         answers = []
         # Whoever comes first differs from round to round.
         for place in (0, 1) if number % 2 else (1, 0):
             began_s = time.perf_counter()
-            answers.append(asyncio.run(_answers(urls[place], texts, concurrency)))
-            rate = len(texts) * _TEXT_LEN / (time.perf_counter() - began_s)
+            answers.append(asyncio.run(_answers(urls[place], prompts, concurrency)))
+            rate = len(prompts) * _TEXT_LEN / (time.perf_counter() - began_s)
             (row.plain, row.drafted)[place].append(rate)
         if answers[0] != answers[1]:
             raise SystemExit(f"answers differ with drafts (one of {every} changed)")

@@ -57,9 +57,9 @@ def load(
     folder: Path,
     *,
     device: torch.device,
-    dtype: str = "auto",
-    attention: str = "auto",
-    quantize: str | None = None,
+    dtype: str,
+    attention: str,
+    quantize: str | None,
 ) -> PagedModel:
     """The model of a checkpoint, on one rank."""
     settings = ModelSettings(folder, device, dtype=dtype, attention=attention, quantize=quantize)

@@ -189,7 +189,7 @@ def capacity_of(info: ModelInfo, pool: PoolLimits, limits: Limits) -> Capacity:
 def server_info(
     config: RouterConfig, num_shards: int, info: ModelInfo, pool: PoolLimits, limits: Limits
 ) -> ServerInfo:
-    """The server information that routes answer."""
+    """The server information that routes answer. Raises StartupFailed as `max_drafts_of`."""
     served_name = config.served_model_name or info.model_id
     return ServerInfo(
         model_id=served_name,
