@@ -31,7 +31,7 @@ from model_server.engine.runner import Runner
 from model_server.engine.step import StepOutput
 from model_server.model.checkpoint_check import ModelSettings
 from model_server.model.loading import load_model, new_sampler
-from model_server.model.model import PagedModel
+from model_server.model.paged_model import PagedModel
 from native.library import load_native
 from proto.contract import NewSequence, SamplingParams, StopParams
 

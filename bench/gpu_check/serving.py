@@ -12,7 +12,7 @@ from bench.gpu_check.speed import Load, Server, free_memory, served
 from constraints.spec import ConstraintSpec, Kind
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.model.model import PagedModel
+from model_server.model.paged_model import PagedModel
 from proto.contract import FinishReason, NewSequence, OutputConstraint, SamplingParams, StopParams
 
 SHAPE = "Llama 3 8B"

@@ -18,7 +18,7 @@ from model_server.engine.runner import Runner
 from model_server.engine.step import SequenceStep, StepInputs, StepOutput
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model.loading import new_sampler
-from model_server.model.model import PagedModel
+from model_server.model.paged_model import PagedModel
 from proto.contract import NewSequence, OutputConstraint, SamplingParams, StopParams
 
 _NUM_STEPS = 40

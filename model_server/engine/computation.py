@@ -20,7 +20,7 @@ from model_server.engine.step import StepInputs
 from model_server.errors import OutOfMemory, RanksDiverged
 from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import StepMasks
-from model_server.model.model import PagedModel
+from model_server.model.paged_model import PagedModel
 from model_server.sampling.choosing import PromptScore
 from model_server.sampling.sampled_rows import SampledRows
 from proto.contract import FinishReason, Generation, SampledToken

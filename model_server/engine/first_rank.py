@@ -28,7 +28,7 @@ from model_server.engine.verification import sample_behind_drafts
 from model_server.errors import RanksDiverged
 from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
-from model_server.model.model import PagedModel
+from model_server.model.paged_model import PagedModel
 from model_server.sampling.sampled_rows import LaunchedSample, SampledRows
 from model_server.sampling.sampler import Sampler
 from model_server.staging import PinnedStaging

@@ -6,7 +6,7 @@ from model_server.engine.drafter import DraftRules
 from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
 from model_server.engine.step import StepInputs
 from model_server.errors import InvalidStep
-from model_server.model.model import PagedModel
+from model_server.model.paged_model import PagedModel
 from proto.contract import NewSequence, RunningUpdate
 
 

@@ -32,7 +32,7 @@ from model_server.engine.step_room import StepRoom
 from model_server.engine.warmup import Largest, warm_up
 from model_server.errors import InvalidStep, OutOfMemory
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.model.model import PagedModel
+from model_server.model.paged_model import PagedModel
 from model_server.sampling.sampler import Sampler
 from proto.contract import Generation, NewSequence, PoolLimits, RunningUpdate
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from model_server.engine.step import SequenceStep, StepInputs
 from model_server.executor.executor import Executor
 from model_server.executor.int4_parameters import Int4Parameters
-from model_server.model.model import HfModel
+from model_server.model.hf_model import HfModel
 from model_server.recipe.dense_torch import DenseTorch
 from model_server.recipe.proof import relative_error, require_near
 from model_server.recipe.recipe import Recipe, Unreadable

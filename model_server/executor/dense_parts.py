@@ -42,7 +42,7 @@ def build_dense_cuda(
     attention: TokenMajorAttention = GatherSdpaAttention()
     new_capture: Callable[[], Capture] | None = None
     if backend.name == "triton":
-        ops = importlib.import_module("model_server.executor.triton_layer_ops").TritonLayerOps()
+        ops = importlib.import_module("model_server.executor.triton_layers").TritonLayerOps()
         attention = backend  # type: ignore[assignment]
         # Collectives of gloo run on the host.
         if group is None or dist.get_backend(group) == "nccl":

@@ -18,8 +18,8 @@ import torch
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused
 from model_server.executor.unfit import unfit_reason, unfit_reason_on_cuda
 from model_server.model import checkpoint, gate, zoo
+from model_server.model.hf_model import HfModel, ModelFacts
 from model_server.model.int4_checkpoint import Int4Format
-from model_server.model.model import HfModel, ModelFacts
 from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import Mlp, Moe, Recipe, Unreadable
 

@@ -46,8 +46,9 @@ from model_server.model.checkpoint_check import (
     check_checkpoint,
     check_zoo,
 )
+from model_server.model.hf_model import HfModel
 from model_server.model.int4_checkpoint import Int4Format, read_int4
-from model_server.model.model import HfModel, PagedModel
+from model_server.model.paged_model import PagedModel
 from model_server.model.preflight import bytes_of_rank, preflight
 from model_server.recipe.proof import MAX_ERRORS
 from model_server.recipe.recipe import Recipe, Unreadable

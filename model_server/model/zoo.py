@@ -20,7 +20,7 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AutoHfQuantizer
 
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused, OutOfMemory
-from model_server.model.model import EAGER, HfModel
+from model_server.model.hf_model import EAGER, HfModel
 
 _REMOTE_CODE_HINT = " (--trust-remote-code runs the code that the checkpoint brings)"
 _log = logging.getLogger(__name__)

@@ -53,8 +53,8 @@ def by_kernels(vocab_size: int, device: torch.device, max_rows: int) -> Sampling
 
     Raises ImportError where Triton is missing.
     """
-    choosing = importlib.import_module("model_server.sampling.triton_chooser")
-    editing = importlib.import_module("model_server.sampling.triton_edits")
+    choosing = importlib.import_module("model_server.sampling.triton")
+    editing = importlib.import_module("model_server.sampling.triton")
     choose: Choose = choosing.TritonChooser(device, max_rows)
     edits: Edits = editing.TritonEdits(vocab_size, device, max_rows)
     return SamplingWays(choose, edits)

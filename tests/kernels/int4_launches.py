@@ -3,7 +3,7 @@
 import torch
 
 from model_server.executor.int4_weight import Int4Weight
-from model_server.executor.triton_layer_ops import TritonLayerOps
+from model_server.executor.triton_layers import TritonLayerOps
 from tests.kernels.ahead_of_time import Recorder
 
 NUM_ROWS = (1, 32, 512)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from model_server.executor.layer_ops import HeadLayout, NormWeights
-from model_server.executor.triton_layer_ops import TritonLayerOps
+from model_server.executor.triton_layers import TritonLayerOps
 from tests.kernels.ahead_of_time import Recorder
 
 META = torch.device("meta")

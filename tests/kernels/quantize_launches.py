@@ -2,7 +2,7 @@
 
 import torch
 
-from model_server.executor.triton_layer_ops import TritonLayerOps
+from model_server.executor.triton_layers import TritonLayerOps
 from tests.kernels.ahead_of_time import Recorder
 
 

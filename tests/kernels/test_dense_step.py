@@ -17,8 +17,8 @@ from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.device_weights import read_weights
 from model_server.executor.matrix import matrices_of
 from model_server.executor.partition import Partition
-from model_server.executor.triton_layer_ops import TritonLayerOps
-from model_server.kernels.launch import Launch, launch
+from model_server.executor.triton_layers import TritonLayerOps
+from model_server.triton_launch import Launch, launch
 from tests.kernels.paged_steps import DEVICE
 from tests.model_server.executor.decoders import NUM_BLOCKS, Decoder, decoder, distance
 from tests.model_server.executor.test_dense_cuda import FAMILIES as DENSE_FAMILIES

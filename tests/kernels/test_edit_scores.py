@@ -14,7 +14,7 @@ from model_server.sampling.logits_processors import DeviceMasks, Masks
 from model_server.sampling.plan import Bias, Penalties
 from model_server.sampling.sampled_rows import SampledRows
 from model_server.sampling.sampler import Sampler
-from model_server.sampling.triton_edits import TritonEdits
+from model_server.sampling.triton import TritonEdits
 from model_server.staging import PinnedStaging
 from proto.contract import LogprobParams, StopParams
 from tests.model_server.sampling.cases import CPU, VARIETY, random_logits

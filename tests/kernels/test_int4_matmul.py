@@ -5,7 +5,7 @@ import torch
 
 from model_server.executor.int4_weight import Int4Weight, packed
 from model_server.executor.layer_ops import TorchLayerOps
-from model_server.executor.triton_layer_ops import TritonLayerOps
+from model_server.executor.triton_layers import TritonLayerOps
 from tests.kernels.ahead_of_time import SHARED_LIMITS, compiled
 from tests.kernels.int4_launches import NUM_ROWS
 from tests.kernels.paged_steps import DEVICE

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from model_server.kernels.launch import launch, padded
+from model_server.triton_launch import launch, padded
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_server.executor.layer_ops import HeadLayout, LayerOps, NormWeights, TorchLayerOps
-from model_server.executor.triton_layer_ops import TritonLayerOps
+from model_server.executor.triton_layers import TritonLayerOps
 from model_server.recipe.recipe import Activation
 from tests.kernels.paged_steps import DEVICE
 from tests.no_sync import no_sync

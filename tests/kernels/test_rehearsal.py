@@ -4,11 +4,10 @@ from typing import Any
 
 import torch
 
-from model_server.kernels.launch import launch
 from model_server.sampling.rehearsal import rehearse
 from model_server.sampling.sampler import Sampler
-from model_server.sampling.triton_chooser import TritonChooser
-from model_server.sampling.triton_edits import TritonEdits
+from model_server.sampling.triton import TritonChooser, TritonEdits
+from model_server.triton_launch import launch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

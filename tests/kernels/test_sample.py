@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_server.kernels.launch import launch
-from model_server.kernels.token_masses import masses_of
 from model_server.sampling.choosing import choose_by_torch
 from model_server.sampling.filters import Filters
 from model_server.sampling.masses import exp_weights, mass_bits, whole_masses
 from model_server.sampling.plan import Group, Kind
-from model_server.sampling.triton_chooser import TritonChooser
+from model_server.sampling.triton import TritonChooser, masses_of
+from model_server.triton_launch import launch
 from proto.contract import SamplingParams
 from tests.model_server.sampling.cases import DRAWN, GREEDY, VARIETY, random_logits
 from tests.model_server.sampling.choosers import REQUESTS, assert_chooses_as_torch, sampled

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from model_server.sampling.logits_processors import Masks
 from model_server.sampling.sampler import Sampler
-from model_server.sampling.triton_chooser import TritonChooser
-from model_server.sampling.triton_edits import TritonEdits
+from model_server.sampling.triton import TritonChooser, TritonEdits
 from model_server.staging import Array, Arrival, PinnedStaging
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from tests.model_server.sampling.cases import DRAWN, GREEDY

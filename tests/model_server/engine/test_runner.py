@@ -10,7 +10,7 @@ from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.engine.step import StepOutput
 from model_server.errors import InvalidStep, OutOfMemory, UnknownBatch
-from model_server.model.model import PagedModel
+from model_server.model.paged_model import PagedModel
 from proto.contract import (
     FinishReason,
     LogprobParams,

@@ -16,7 +16,7 @@ from model_server.engine.step import StepInputs
 from model_server.errors import ArchitectureUnfit
 from model_server.executor.zoo_executor import LayerPlan
 from model_server.model import gate, zoo
-from model_server.model.model import HfModel
+from model_server.model.hf_model import HfModel
 from model_server.model.small_config import WINDOW_LEN, shrink
 from tests.model_server.model import tiny_models
 

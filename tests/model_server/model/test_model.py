@@ -21,7 +21,7 @@ from model_server.errors import (
 )
 from model_server.model.checkpoint_check import ModelSettings
 from model_server.model.loading import load_model
-from model_server.model.model import PagedModel
+from model_server.model.paged_model import PagedModel
 from tests.model_server.model import tiny_models
 
 
