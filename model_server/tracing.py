@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from model_server.engine.step import StepOutput
 from model_server.errors import ConfigRefused
+from model_server.step import StepOutput
 from processes.tracing import (
     TRACE_KEY,
     ExporterMissing,

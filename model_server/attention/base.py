@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_server.engine.step import StepInputs
+from model_server.step import StepInputs
 
 DEFAULT_BLOCK_SIZE = 16
 

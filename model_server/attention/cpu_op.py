@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from model_server.attention.base import LayerCache, LayerGeometry, LayerOptions
-from model_server.engine.step import StepInputs
+from model_server.step import StepInputs
 from native.library import NativeUnavailable, load_native
 
 _SOURCE = Path(__file__).parents[1] / "native" / "cpu_op.cpp"

@@ -14,7 +14,7 @@ from model_server.attention.base import (
     gather,
     scatter,
 )
-from model_server.engine.step import StepInputs
+from model_server.step import StepInputs
 
 
 class ReferenceAttention(TokenMajorLayout):

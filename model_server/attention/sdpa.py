@@ -26,7 +26,7 @@ from model_server.attention.base import (
     gather,
     scatter,
 )
-from model_server.engine.step import StepInputs
+from model_server.step import StepInputs
 
 # Scores, or mask bits, of a tile per head, where they are written out: 4 MiB of float32.
 MAX_TILE_SCORES = 1 << 20

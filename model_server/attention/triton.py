@@ -41,7 +41,7 @@ from model_server.attention.base import (
     TokenMajorLayout,
     scatter,
 )
-from model_server.engine.step import StepInputs
+from model_server.step import StepInputs
 from model_server.triton_launch import Launch, launch, padded
 
 # mypy: disable-error-code="no-untyped-def"

@@ -11,30 +11,349 @@ text.
 One step may be in flight when the next one begins. If the next one only decodes what is in that
 step, it is decided by what the books will be if nothing ends, and its forward is launched before
 the step in flight is read; see `first_rank.py`. Else the step in flight is finished first.
+
+A step in flight, as its caller holds it.
+
+Whether every rank has the memory for a step, asked before any of them enters its collectives.
+
+A rank that runs out of memory in the middle of a forward leaves the others in a collective that it
+will never enter. So ranks agree first, on the host, before each step of more tokens than a decode
+has; what a step takes was measured at warm-up, by its tokens.
+
+What each sequence of a step computes, decided from a call's plain ints and the books.
+
+The requests that a shard holds: their batches, sampler rows and guides come and go together.
 """
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from model_server.engine import memory
-from model_server.engine.computation import NOTHING, Computation, Computed, Follower
-from model_server.engine.distributed import World
-from model_server.engine.first_rank import FirstRank, LaunchedChunks, can_launch
-from model_server.engine.held_requests import HeldRequests
-from model_server.engine.launched_step import LaunchedStep
-from model_server.engine.planning import StepPlanner
-from model_server.engine.sequences import PlannedChunk, SequenceState
-from model_server.engine.step import StepInputs, StepOutput
-from model_server.engine.step_room import StepRoom
+from model_server.engine.distributed import Drawn, World
+from model_server.engine.first_rank import (
+    NOTHING,
+    Computation,
+    Computed,
+    FirstRank,
+    Follower,
+    LaunchedChunks,
+    can_launch,
+)
+from model_server.engine.sequences import (
+    Batches,
+    DraftRules,
+    PlannedChunk,
+    SequenceState,
+    take_scores,
+)
 from model_server.engine.warmup import Largest, warm_up
 from model_server.errors import InvalidStep, OutOfMemory
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.model.paged_model import PagedModel
 from model_server.sampling.sampler import Sampler
-from proto.contract import Generation, NewSequence, PoolLimits, RunningUpdate
+from model_server.step import StepInputs, StepOutput
+from proto.contract import FinishReason, Generation, NewSequence, PoolLimits, RunningUpdate
+
+
+class LaunchedStep:
+    """A step in flight, or one that has ended: `finish` says what it gave, as often as asked."""
+
+    def __init__(
+        self, finish: Callable[[], StepOutput], is_ready: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._finish = finish
+        self._is_ready = is_ready
+        self._output: StepOutput | None = None
+        self._error: Exception | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `finish` does not wait for the device."""
+        return self._output is not None or self._error is not None or self._is_ready()
+
+    def finish(self) -> StepOutput:
+        """Wait for the step. Raises what went wrong in it."""
+        if self._output is None and self._error is None:
+            try:
+                self._output = self._finish()
+            except Exception as error:
+                self._error = error
+                raise
+        if self._output is None:
+            assert self._error is not None
+            raise self._error
+        return self._output
+
+
+class StepRoom:
+    """has_room: whether this rank could allocate so many bytes; bytes_per_token: of a step."""
+
+    def __init__(self, world: World, has_room: Callable[[int], bool], bytes_per_token: int) -> None:
+        self._world = world
+        self._has_room = has_room
+        self._bytes_per_token = bytes_per_token
+
+    def require(self, num_tokens: int) -> None:
+        """Raise OutOfMemory on all ranks, or on none."""
+        if self._world.world_size == 1 or not self._bytes_per_token:
+            return
+        needed = num_tokens * self._bytes_per_token
+        if not self._world.smallest(int(self._has_room(needed))):
+            raise OutOfMemory(f"a step of {num_tokens} tokens does not fit on every rank")
+
+
+class StepPlanner:
+    """Reads the batches and changes nothing.
+
+    `max_total_len`, of a sequence: None before warm-up. `ended_batch_id`: a batch whose last
+    sequence ended in the last step, which a step that was sent before may still name.
+    """
+
+    def __init__(self, model: PagedModel, batches: Batches, *, takes_constraints: bool) -> None:
+        self._model = model
+        self._batches = batches
+        self._takes_constraints = takes_constraints
+        self.max_total_len: int | None = None
+        self.ended_batch_id: int | None = None
+
+    def running(self, batch_ids: Sequence[int], dropped_ids: Sequence[int]) -> list[SequenceState]:
+        """The sequences of these batches that stay in them. Raises UnknownBatch."""
+        dropped = frozenset(dropped_ids)
+        return [
+            sequence
+            for batch_id in batch_ids
+            if batch_id != self.ended_batch_id
+            for sequence in self._batches.of(batch_id).values()
+            if sequence.request_id not in dropped
+        ]
+
+    def chunks(
+        self, running: Collection[SequenceState], updates: Sequence[RunningUpdate]
+    ) -> list[PlannedChunk]:
+        """The chunks of running sequences. Raises InvalidStep."""
+        changes = {change.request_id: change for change in updates}
+        if len(changes) != len(updates):
+            raise InvalidStep("updates name a request twice")
+        block_size = self._model.block_size
+        rules = DraftRules.of_rows(len(running), self._model.eos_token_ids)
+        return [
+            PlannedChunk.of(sequence, changes.get(sequence.request_id), block_size, rules)
+            for sequence in running
+        ]
+
+    def first_chunks(self, new: Sequence[NewSequence]) -> list[PlannedChunk]:
+        """The chunks of new sequences. Raises InvalidStep for those that cannot be served."""
+        self._require_servable(new)
+        block_size = self._model.block_size
+        return [
+            PlannedChunk.first(SequenceState.of(one), one.chunk_len, (), block_size) for one in new
+        ]
+
+    def chunks_after(
+        self,
+        batch_id: int,
+        in_flight: Sequence[PlannedChunk],
+        late: Collection[int],
+        updates: Sequence[RunningUpdate],
+        dropped_ids: Sequence[int],
+    ) -> list[PlannedChunk]:
+        """The chunks after those in flight, if nothing ends that need not; none: ask again later.
+
+        late: requests in flight that sample nothing, for want of a mask
+
+        A call that breaks the contract is refused when the books are known.
+        """
+        changes = {change.request_id: change for change in updates}
+        if len(changes) != len(updates):
+            return []
+        last_chunks = {chunk.sequence.request_id: chunk for chunk in in_flight}
+        block_size, chunks = self._model.block_size, list[PlannedChunk]()
+        try:
+            for sequence in self.running((batch_id,), dropped_ids):
+                request_id = sequence.request_id
+                last, update = last_chunks.get(request_id), changes.get(request_id)
+                is_late = request_id in late
+                if last is None:
+                    chunks.append(PlannedChunk.of(sequence, update, block_size))
+                elif is_late or not last.is_last:
+                    chunks.append(last.next(update, block_size, is_late=is_late))
+        except InvalidStep:
+            return []
+        return [chunk for chunk in chunks if chunk.chunk_len]
+
+    def inputs(self, chunks: Sequence[PlannedChunk]) -> StepInputs:
+        """The tensors of a step. Raises InvalidStep."""
+        model = self._model
+        return StepInputs.build(
+            [chunk.step() for chunk in chunks],
+            block_size=model.block_size,
+            scratch_block_id=model.scratch_block_id,
+            device=model.device,
+            min_tokens=model.min_step_tokens,
+        )
+
+    def _require_servable(self, new: Sequence[NewSequence]) -> None:
+        if self.max_total_len is None:
+            raise InvalidStep("there is no KV pool yet: Warmup comes first")
+        vocab_size = self._model.vocab_size
+        for one in new:
+            if one.constraint is not None and not self._takes_constraints:
+                raise InvalidStep(f"request {one.request_id}: constraints are not served here")
+            total_len = one.prompt_len + one.stop.max_new_tokens
+            if total_len > self.max_total_len:
+                raise InvalidStep(
+                    f"request {one.request_id}: prompt_len {one.prompt_len} + max_new_tokens"
+                    f" {one.stop.max_new_tokens} exceeds {self.max_total_len}"
+                )
+            if not 0 <= min(one.token_ids) <= max(one.token_ids) < vocab_size:
+                raise InvalidStep(
+                    f"request {one.request_id}: a token id is not in 0..{vocab_size - 1}"
+                )
+
+
+_log = logging.getLogger(__name__)
+
+
+class HeldRequests:
+    """Owner of `batches`; the runner is its only caller. Rank 0 has a sampler, and maybe guides."""
+
+    def __init__(
+        self,
+        sampler: Sampler | None,
+        guides: MaskScheduler | None,
+        eos_token_ids: Collection[int],
+    ) -> None:
+        self.batches = Batches()
+        self._sampler = sampler
+        self._guides = guides
+        self._eos_token_ids = eos_token_ids
+
+    def enter(self, new: Sequence[NewSequence]) -> None:
+        """Give each new sequence its sampler row and its guide: all of them, or none."""
+        if self._sampler is None:
+            return
+        entered: list[int] = []
+        try:
+            for one in new:
+                self._sampler.add(
+                    one.request_id,
+                    one.sampling,
+                    # With a constraint, its guide ensures the minimum length: it may have to end.
+                    one.stop if one.constraint is None else replace(one.stop, min_new_tokens=0),
+                    one.logprobs,
+                    one.token_ids,
+                    one.prompt_len,
+                )
+                entered.append(one.request_id)
+                if self._guides is not None:
+                    self._guides.open(one)
+        except BaseException:
+            self._release(entered)
+            raise
+
+    def apply(
+        self, batch_id: int, chunks: Sequence[PlannedChunk], computed: Computed
+    ) -> tuple[Generation, ...]:
+        """Apply what was computed to the sequences; returns generations on rank 0 alone."""
+        for request_id, reason in computed.errors.items():
+            if request_id in computed.refused:
+                continue
+            fields = {"shard_request_id": request_id}
+            _log.error("shard_request_id=%d failed alone: %s", request_id, reason, extra=fields)
+        generations: list[Generation] = []
+        ended: list[int] = []
+        drawn = iter(computed.drawn)
+        row = 0
+        for chunk in chunks:
+            sequence, samples = chunk.sequence, chunk.samples
+            scores = take_scores(chunk, computed.scores) if sequence.logprobs.prompt else ()
+            sequence.computed_len += chunk.chunk_len
+            finish_reason = None
+            if chunk.num_logits:
+                answer = next(drawn)
+                if answer.is_late:
+                    sequence.retry_sample(scores)
+                else:
+                    finish_reason = self._finish_reason(sequence, samples, answer)
+                    if chunk.drafts and answer.token_ids:
+                        sequence.take_drafts(len(chunk.drafts), len(answer.token_ids) - 1)
+                if finish_reason is not None:
+                    sequence.has_ended = True
+                    ended.append(sequence.request_id)
+            if self._sampler is not None and (samples or scores or finish_reason is not None):
+                has_row = samples and sequence.request_id not in computed.late
+                generation = computed.generation(
+                    sequence, row if has_row else None, finish_reason, scores
+                )
+                if chunk.drafts and generation.tokens:
+                    num_accepted = len(generation.tokens) - 1
+                    generation = generation._replace(
+                        num_drafts=len(chunk.drafts), num_accepted=num_accepted
+                    )
+                generations.append(generation)
+                row += has_row
+        self.remove(batch_id, ended)
+        return tuple(generations)
+
+    def _finish_reason(
+        self, sequence: SequenceState, samples: bool, drawn: Drawn
+    ) -> FinishReason | None:
+        """Append the tokens, if there are any; returns the finish reason, None if it goes on."""
+        if not drawn.token_ids:
+            return FinishReason.ERROR
+        if not samples:
+            return None
+        sequence.token_ids += drawn.token_ids
+        sequence.is_decoding = True
+        return sequence.finish_reason(self._eos_token_ids, is_over=drawn.is_over)
+
+    def drop(self, batch_ids: Sequence[int], dropped: frozenset[int]) -> None:
+        """Remove these requests from whichever of the batches holds them."""
+        for batch_id in batch_ids:
+            held = self.batches.request_ids(batch_id)
+            self.remove(batch_id, [each for each in held if each in dropped])
+
+    def remove(self, batch_id: int, request_ids: Sequence[int]) -> None:
+        """Remove requests from a batch."""
+        if request_ids:
+            self._release(request_ids)
+            self.batches.remove(batch_id, request_ids)
+
+    def _release(self, request_ids: Sequence[int]) -> None:
+        """Remove the sampler rows and the guides of these."""
+        if self._sampler is not None:
+            for request_id in request_ids:
+                self._sampler.remove(request_id)
+        if self._guides is not None:
+            for request_id in request_ids:
+                self._guides.close(request_id)
+
+    def fail(self, batch_id: int, sequence: SequenceState, reason: str) -> tuple[Generation, ...]:
+        """Remove one request; returns its answer, on rank 0 alone."""
+        request_id = sequence.request_id
+        sequence.has_ended = True
+        _log.error(
+            "shard_request_id=%d failed alone: %s",
+            *(request_id, reason),
+            extra={"shard_request_id": request_id},
+        )
+        self.remove(batch_id, (request_id,))
+        if self._sampler is None:
+            return ()
+        computed = Computed(errors={request_id: reason})
+        return (computed.generation(sequence, None, FinishReason.ERROR, ()),)
+
+    def clear(self, batch_id: int | None) -> None:
+        """Remove one batch, or all. Raises UnknownBatch."""
+        if batch_id is not None:
+            self.batches.of(batch_id)
+        for each_id in self.batches.batch_ids() if batch_id is None else (batch_id,):
+            self.remove(each_id, self.batches.request_ids(each_id))
+
 
 # Requests of one step that fail for want of memory, one after the other, before the step does.
 _MAX_FAILED = 4

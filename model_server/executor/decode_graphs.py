@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from model_server.engine.step import StepInputs
+from model_server.step import StepInputs
 
 _log = logging.getLogger(__name__)
 

@@ -15,7 +15,6 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from model_server.engine.step import SequenceStep, StepInputs
 from model_server.executor.executor import Executor
 from model_server.executor.int4_parameters import Int4Parameters
 from model_server.model.hf_model import HfModel
@@ -23,6 +22,7 @@ from model_server.recipe.dense_torch import DenseTorch
 from model_server.recipe.proof import relative_error, require_near
 from model_server.recipe.recipe import Recipe, Unreadable
 from model_server.recipe.rotary import Angles, angles_of
+from model_server.step import SequenceStep, StepInputs
 
 _log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_server.engine.step import StepInputs
 from model_server.errors import InvalidStep
 from model_server.executor.packing import Arena
 from model_server.executor.structs import StepStruct, sizes
 from model_server.executor.weights import ELEMENT_NAMES, PackedWeights
 from model_server.recipe.recipe import Recipe
+from model_server.step import StepInputs
 from native.library import NativeUnavailable, Threads, instruction_set_of, load_native
 
 _SOURCE = Path(__file__).parents[1] / "native" / "dense.cpp"

@@ -15,12 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_server.attention.base import LayerCache, TokenMajorAttention
-from model_server.engine.step import StepInputs
 from model_server.executor.decode_graphs import Capture, DecodeGraphs
 from model_server.executor.device_weights import DenseLayer, DenseWeights
 from model_server.executor.layer_ops import LayerOps
 from model_server.executor.matrix import PlainMatrix
 from model_server.executor.partition import Partition
+from model_server.step import StepInputs
 
 
 class DenseCuda:

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from model_server.engine.step import StepInputs
+from model_server.step import StepInputs
 from native.library import Threads
 
 

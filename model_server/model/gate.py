@@ -21,12 +21,12 @@ from model_server.attention.base import (
     LayerOptions,
 )
 from model_server.attention.reference import ReferenceAttention
-from model_server.engine.step import SequenceStep, StepInputs
 from model_server.errors import ArchitectureUnfit
 from model_server.executor.zoo_executor import LayerPlan
 from model_server.model.hf_model import HfModel, ModelFacts
 from model_server.model.small_config import NUM_TOKENS, WINDOW_LEN, shrink
 from model_server.model.zoo import quiet
+from model_server.step import SequenceStep, StepInputs
 
 _PAGEABLE = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
 

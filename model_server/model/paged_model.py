@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from model_server.engine.step import StepInputs
 from model_server.errors import OutOfMemory
 from model_server.executor.executor import Executor
+from model_server.step import StepInputs
 from native.library import Threads
 
 

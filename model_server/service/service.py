@@ -18,7 +18,6 @@ from google.protobuf.message import Message
 from constraints.spec import ConstraintSpec
 from constraints.translation import Translation
 from model_server.engine.runner import Runner
-from model_server.engine.step import StepOutput
 from model_server.errors import (
     ConstraintRefused,
     InvalidStep,
@@ -31,6 +30,7 @@ from model_server.errors import (
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.service.lease import Lease
 from model_server.service.step_queue import Step, StepQueue
+from model_server.step import StepOutput
 from model_server.tracing import NO_TRACES, StepCall, StepTracer
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc

@@ -4,7 +4,7 @@ import torch
 
 from model_server.attention.base import LayerOptions, TokenMajorLayout
 from model_server.attention.triton import TritonAttention
-from model_server.engine.step import StepInputs
+from model_server.step import StepInputs
 from tests.kernels.ahead_of_time import Recorder
 from tests.kernels.paged_steps import Heads
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model_server.attention.base import LayerCache, LayerGeometry, LayerOptions, TokenMajorLayout
 from model_server.attention.reference import ReferenceAttention
-from model_server.engine.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StepInputs
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE = 16

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_server.attention.triton import TritonAttention
-from model_server.engine.step import SequenceStep, StepInputs
 from model_server.executor.decode_graphs import CudaCapture, DecodeGraphs
 from model_server.executor.dense_cuda import DenseCuda
 from model_server.executor.device_weights import read_weights
 from model_server.executor.matrix import matrices_of
 from model_server.executor.partition import Partition
 from model_server.executor.triton_layers import TritonLayerOps
+from model_server.step import SequenceStep, StepInputs
 from model_server.triton_launch import Launch, launch
 from tests.kernels.paged_steps import DEVICE
 from tests.model_server.executor.decoders import NUM_BLOCKS, Decoder, decoder, distance

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_server.attention.base import LayerOptions
 from model_server.attention.triton import TritonAttention
-from model_server.engine.step import StepInputs
+from model_server.step import StepInputs
 from tests.kernels.paged_steps import BLOCK_SIZE, DEVICE, Heads, PagedStep, paged_step
 
 PLAIN = LayerOptions(scale=0.125)

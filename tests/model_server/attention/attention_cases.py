@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from model_server.attention.base import AttentionBackend, LayerGeometry, LayerOptions
-from model_server.engine.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StepInputs
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_server.attention.base import LayerGeometry, LayerOptions
 from model_server.attention.cpu_op import CpuOp, CpuOpAttention
 from model_server.attention.reference import ReferenceAttention
-from model_server.engine.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StepInputs
 from tests.model_server.attention.attention_cases import (
     CPU,
     Heads,

@@ -2,8 +2,8 @@
 
 from itertools import count
 
-from model_server.engine.launched_step import LaunchedStep
-from model_server.engine.step import StepOutput
+from model_server.engine.runner import LaunchedStep
+from model_server.step import StepOutput
 from proto.contract import RunningUpdate
 from tests.model_server.engine.driver import Driver, Request
 

@@ -13,7 +13,7 @@ from itertools import count
 from typing import Any
 
 from model_server.engine.runner import Runner
-from model_server.engine.step import StepOutput
+from model_server.step import StepOutput
 from proto.contract import (
     FinishReason,
     Generation,

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from model_server.engine.distributed import World
-from model_server.engine.drafter import Drafter, DraftRules
-from model_server.engine.sequences import PlannedChunk, SequenceState
+from model_server.engine.sequences import Drafter, DraftRules, PlannedChunk, SequenceState
 from model_server.model.paged_model import PagedModel
 from proto.contract import (
     FinishReason,

@@ -8,9 +8,9 @@ import torch
 
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
-from model_server.engine.step import StepOutput
 from model_server.errors import InvalidStep, OutOfMemory, UnknownBatch
 from model_server.model.paged_model import PagedModel
+from model_server.step import StepOutput
 from proto.contract import (
     FinishReason,
     LogprobParams,

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_server.engine.step import SequenceStep, StepInputs
 from model_server.errors import InvalidStep
+from model_server.step import SequenceStep, StepInputs
 from tests.model_server.attention.attention_cases import CPU
 
 SCRATCH = 99

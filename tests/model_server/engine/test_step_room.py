@@ -3,7 +3,7 @@
 import pytest
 
 from model_server.engine.distributed import World
-from model_server.engine.step_room import StepRoom
+from model_server.engine.runner import StepRoom
 from model_server.errors import OutOfMemory
 from tests.model_server.engine.ranks import on_two_ranks
 

@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from model_server.engine.distributed import FAILED, LATE, Drawn, World
-from model_server.engine.step import StepInputs
 from model_server.errors import ModelRefused, RanksDiverged
+from model_server.step import StepInputs
 from processes.addresses import free_port
 from proto.contract import SamplingParams
 from tests.listeners import is_every_interface, listening_at

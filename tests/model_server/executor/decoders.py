@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model_server.attention.reference import ReferenceAttention
-from model_server.engine.step import SequenceStep, StepInputs
 from model_server.executor.decode_graphs import Capture
 from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import DenseCuda
@@ -30,6 +29,7 @@ from model_server.recipe.recipe import Recipe
 from model_server.recipe.recording import native_logits
 from model_server.recipe.rotary import angles_of
 from model_server.recipe.small import randomise
+from model_server.step import SequenceStep, StepInputs
 from tests.model_server.recipe.families import FAMILIES, config
 
 CPU = torch.device("cpu")

@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model_server.engine.distributed import World
-from model_server.engine.step import SequenceStep, StepInputs
 from model_server.errors import CheckpointBroken, ModelRefused
 from model_server.executor.dense import load_int4
 from model_server.executor.dense_parts import build_dense_cuda
@@ -27,6 +26,7 @@ from model_server.model.loading import load_model
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Unreadable
 from model_server.recipe.rotary import angles_of
+from model_server.step import SequenceStep, StepInputs
 from tests.model_server.engine.ranks import on_two_ranks
 from tests.model_server.model.int4_files import KINDS, quantize
 from tests.model_server.recipe.families import FAMILIES, config

@@ -11,7 +11,6 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from model_server.engine.distributed import World
-from model_server.engine.step import SequenceStep, StepInputs
 from model_server.errors import (
     ArchitectureUnfit,
     CheckpointBroken,
@@ -22,6 +21,7 @@ from model_server.errors import (
 from model_server.model.checkpoint_check import ModelSettings
 from model_server.model.loading import load_model
 from model_server.model.paged_model import PagedModel
+from model_server.step import SequenceStep, StepInputs
 from tests.model_server.model import tiny_models
 
 

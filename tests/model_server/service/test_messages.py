@@ -4,9 +4,9 @@ import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.translation import Translation
-from model_server.engine.step import StepOutput
 from model_server.errors import InvalidStep
 from model_server.service import service
+from model_server.step import StepOutput
 from proto import generate_pb2 as pb
 from proto.contract import (
     FinishReason,
