@@ -31,7 +31,7 @@ from model_server.model.checkpoint import find_checkpoint
 from model_server.model.loading import load
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
-from model_server.tracing import StepTracer, start_tracing
+from model_server.service.tracing import StepTracer, start_tracing
 from native.time_slice import use_long_time_slices
 from processes.logs import start_logging
 from processes.settings import BadConfig

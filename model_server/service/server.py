@@ -2,6 +2,8 @@
 
 The standard health service is on, so that container probes work without our proto file, and at a
 socket reflection, for grpcurl.
+
+The secret that a router has to show to a shard which listens at a port.
 """
 
 import asyncio
@@ -9,18 +11,54 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
+from hmac import compare_digest
 from pathlib import Path
+from typing import Any
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from model_server.errors import ConfigRefused
-from model_server.service.lease import Lease
-from model_server.service.service import ErrorInterceptor, TextGenerationService
-from model_server.service.shard_token import ShardToken
+from model_server.service.service import (
+    Continuation,
+    ErrorInterceptor,
+    Lease,
+    MethodHandler,
+    TextGenerationService,
+)
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
+
+
+class ShardToken(grpc.aio.ServerInterceptor):
+    """Refuses every call without the token, but for the standard health service."""
+
+    def __init__(self, token: str) -> None:
+        self._digest = _digest(f"Bearer {token}")
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> MethodHandler:
+        if handler_call_details.method.startswith(f"/{health.SERVICE_NAME}/"):
+            return await continuation(handler_call_details)
+        shown = dict(handler_call_details.invocation_metadata or ()).get("authorization", "")
+        text = shown if isinstance(shown, str) else shown.decode(errors="replace")
+        if compare_digest(_digest(text), self._digest):
+            return await continuation(handler_call_details)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+async def _refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    reason = "the router's SHARD_TOKEN is missing or not the shard's"
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode("utf-8", "surrogateescape")).digest()
+
 
 # The prompts of a whole batch travel in one message.
 _MAX_MESSAGE_BYTES = 2**31 - 1

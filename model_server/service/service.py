@@ -2,13 +2,20 @@
 
 Domain errors become gRPC codes here, and messages the classes of the contract: it is the only file
 of this tier that names message fields.
+
+The router's lease on what a shard holds for it: it ends when the router says nothing for long.
+
+A router asks for a sign of life every second, so one that is silent is gone or stands still. What
+it had is freed; the weights stay, and the next router, or the same one, begins a new epoch.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
+from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -28,10 +35,9 @@ from model_server.errors import (
     UnknownBatch,
 )
 from model_server.masking.constraint_cache import ConstraintCache
-from model_server.service.lease import Lease
 from model_server.service.step_queue import Step, StepQueue
+from model_server.service.tracing import NO_TRACES, StepCall, StepTracer
 from model_server.step import StepOutput
-from model_server.tracing import NO_TRACES, StepCall, StepTracer
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 from proto.contract import (
@@ -54,6 +60,38 @@ from proto.convert import (
     from_message,
     to_message,
 )
+
+
+class Lease:
+    """Renewed by each call, at its begin and its end; a call under way keeps it."""
+
+    def __init__(self, length_s: float) -> None:
+        self._length_s = length_s
+        self._renewed_s = monotonic()
+        self._num_calls = 0
+        self._is_over = True
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call of the router is under way."""
+        self._num_calls += 1
+        self._is_over = False
+        try:
+            yield
+        finally:
+            self._num_calls -= 1
+            self._renewed_s = monotonic()
+
+    async def run(self, release: Callable[[], Awaitable[None]]) -> None:
+        """Calls `release` each time that the lease ends, until cancelled."""
+        while True:
+            left_s = self._renewed_s + self._length_s - monotonic()
+            if self._is_over or self._num_calls or left_s > 0.0:
+                await asyncio.sleep(max(left_s, self._length_s / 10))
+                continue
+            self._is_over = True
+            await release()
+
 
 _log = logging.getLogger(__name__)
 

@@ -117,7 +117,7 @@ def test_only_the_edge_speaks_in_status_codes() -> None:
     assert all("http/" in name or name.startswith("client/lmtp/") for name in http), http
     assert grpc <= {
         "model_server/service/service.py",
-        "model_server/service/shard_token.py",
+        "model_server/service/server.py",
         "router/shards/rank.py",
         "router/shards/shards.py",
     }

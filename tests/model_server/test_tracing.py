@@ -9,8 +9,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from model_server.errors import ConfigRefused, OutOfMemory
+from model_server.service.tracing import NO_TRACES, StepCall, StepTracer, start_tracing
 from model_server.step import StepOutput
-from model_server.tracing import NO_TRACES, StepCall, StepTracer, start_tracing
 from processes.otlp import OtlpExporter
 from processes.tracing import TRACE_KEY
 from proto.contract import (

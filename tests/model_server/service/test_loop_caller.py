@@ -4,7 +4,7 @@ import asyncio
 import gc
 import threading
 
-from model_server.service.loop_caller import LoopCaller
+from model_server.service.step_queue import LoopCaller
 
 
 async def called(caller: LoopCaller) -> bool:
