@@ -48,8 +48,7 @@ from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
 from model_server.model.paged_model import PagedModel
 from model_server.sampling.choosing import PromptScore
-from model_server.sampling.sampled_rows import LaunchedSample, SampledRows
-from model_server.sampling.sampler import Sampler
+from model_server.sampling.sampler import LaunchedSample, SampledRows, Sampler
 from model_server.staging import PinnedStaging
 from model_server.step import StepInputs
 from proto.contract import FinishReason, Generation, SampledToken

@@ -53,8 +53,8 @@ from model_server.model.preflight import bytes_of_rank, preflight
 from model_server.recipe.proof import MAX_ERRORS
 from model_server.recipe.recipe import Recipe, Unreadable
 from model_server.recipe.rotary import angles_of
+from model_server.sampling.choosing import sampling_ways
 from model_server.sampling.sampler import Sampler
-from model_server.sampling.select import sampling_ways
 from native.library import NativeUnavailable
 from proto.contract import ModelInfo
 

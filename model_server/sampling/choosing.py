@@ -1,26 +1,43 @@
 """One token for each row of a group, and the log-probabilities to report, in one transfer.
 
 Prompt tokens are scored here as well.
+
+Chooses tokens by `native/sample.cpp`: the same as by torch, for rows on the CPU.
+
+What it does not know (typical decoding, alternatives to report) stays with torch.
+
+The fastest ways to sample that a device has, with torch where there is none.
+
+CPU:   choose by the native library    edit by torch and numpy
+CUDA:  choose by Triton's kernels      edit by Triton's kernels
 """
 
+import ctypes
+import importlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model_server.sampling.draw import draw
+from model_server.sampling.edits import Edits, TorchEdits
 from model_server.sampling.filters import (
     CHUNK_LEN,
     Candidates,
+    draw,
+    exp_weights,
+    mass_bits,
     prefix_candidates,
     top_ids,
     typical_candidates,
+    whole_masses,
 )
-from model_server.sampling.masses import exp_weights, mass_bits, whole_masses
 from model_server.sampling.plan import Group, Kind, Top
+from native.library import NativeUnavailable, Threads, load_native
 from proto.contract import TopToken
 
 # Prompt rows scored at once: 64 rows of 128 000 tokens are 33 MB in float32.
@@ -201,3 +218,111 @@ def _spread(found: Candidates, log_total: Tensor, width: int, rows: Tensor | Non
         return logprobs
     whole = torch.full((len(logprobs), width), -torch.inf, device=logprobs.device)
     return whole.scatter_(-1, take(found.token_ids, rows), logprobs)
+
+
+_SOURCE = Path(__file__).parents[1] / "native" / "sample.cpp"
+
+
+class _Sample(ctypes.Structure):
+    """`struct Sample`, field by field."""
+
+    _fields_ = (
+        ("num_rows", ctypes.c_int64),
+        ("width", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("scores", "rows", "uniforms", "temperature")),
+        ("filters", ctypes.c_void_p * 3),
+        ("tokens", ctypes.c_void_p),
+        ("logprobs", ctypes.c_void_p),
+        ("mass_bits", ctypes.c_int64),
+    )
+
+
+class NativeChooser:
+    """Chooses the tokens that `choose_by_torch` does.
+
+    threads: those that there are at present; None: the caller alone
+    """
+
+    def __init__(self, threads: Callable[[], Threads | None] = lambda: None) -> None:
+        """Raises NativeUnavailable."""
+        library = load_native(_SOURCE)
+        library.tandem_sample_size.restype = ctypes.c_int64
+        if library.tandem_sample_size() != ctypes.sizeof(_Sample):
+            raise NativeUnavailable(f"{library._name} expects other structs than this version has")
+        self._sample = library.tandem_sample
+        self._sample.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        self._sample.restype = ctypes.c_int32
+        self._threads = threads
+
+    def __call__(self, group: Group, scores: Tensor, uniforms: Tensor) -> Choice:
+        """See `Choose`. Raises MemoryError."""
+        if group.top is not None or group.filters.typical_p is not None:
+            return choose_by_torch(group, scores, uniforms)
+        num_rows = len(group.places)
+        tokens = torch.empty(num_rows, dtype=torch.int64)
+        logprobs = torch.empty(num_rows, dtype=torch.float64)
+        sample = _Sample(
+            num_rows=num_rows,
+            width=scores.shape[-1],
+            scores=scores.data_ptr(),
+            rows=_address(group.rows),
+            uniforms=None if group.kind is Kind.GREEDY else uniforms.data_ptr(),
+            temperature=group.temperature.data_ptr(),
+            filters=tuple(map(_address, group.filters.of_prefixes)),
+            tokens=tokens.data_ptr(),
+            logprobs=logprobs.data_ptr(),
+            mass_bits=mass_bits(scores.shape[-1]),
+        )
+        threads = self._threads()
+        each, team = (None, None) if threads is None else (threads.each, threads.team)
+        if not self._sample(ctypes.addressof(sample), each, team):
+            raise MemoryError(f"no memory to sample {num_rows} rows")
+        return Choice(tokens, logprobs, None, None)
+
+
+def _address(values: Tensor | None) -> int | None:
+    return None if values is None else values.data_ptr()
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingWays:
+    """What a Sampler is given."""
+
+    choose: Choose
+    edits: Edits
+
+
+def sampling_ways(
+    vocab_size: int,
+    device: torch.device,
+    max_rows: int,
+    threads: Callable[[], Threads | None] = lambda: None,
+) -> SamplingWays:
+    """The ways of this device; max_rows: of a step; threads: see NativeChooser."""
+    if device.type == "cuda":
+        try:
+            return by_kernels(vocab_size, device, max_rows)
+        except ImportError as error:
+            _log.warning("tokens are sampled by torch, which is slower: %s", error)
+    choose: Choose = choose_by_torch
+    if device.type == "cpu":
+        try:
+            choose = NativeChooser(threads)
+        except NativeUnavailable as error:
+            _log.warning("tokens are sampled by torch: %s", error)
+    return SamplingWays(choose, TorchEdits(vocab_size, device))
+
+
+def by_kernels(vocab_size: int, device: torch.device, max_rows: int) -> SamplingWays:
+    """The ways of Triton's kernels, which a machine without CUDA need not have.
+
+    Raises ImportError where Triton is missing.
+    """
+    choosing = importlib.import_module("model_server.sampling.triton")
+    editing = importlib.import_module("model_server.sampling.triton")
+    choose: Choose = choosing.TritonChooser(device, max_rows)
+    edits: Edits = editing.TritonEdits(vocab_size, device, max_rows)
+    return SamplingWays(choose, edits)

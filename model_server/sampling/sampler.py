@@ -14,10 +14,24 @@ transfer (and one more for each time that rows are repeated).
 
 A mask comes before all else: bias and penalties change the order of the legal tokens, and filters
 choose among them. A bias lowers a token and never takes it away, so bans leave a mask no emptier.
+
+What a token mask did to a row: reported to who asked for the model's own log-probabilities.
+
+What a step sampled, on its way from the device: one transfer for all rows.
+
+What a step's rows sampled, and rows that are being sampled.
+
+A step of the sampler before the first real one, since a first launch compiles its kernel.
+
+One row in three is greedy, one is drawn from all tokens and one from filtered ones; all of them
+have a mask, a bias and penalties, and none of them remains.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, cycle, pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,17 +39,224 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.choosing import Choose, choose_by_torch, padded_width
-from model_server.sampling.edits import Edits, TorchEdits
-from model_server.sampling.logits_processors import BITS_PER_WORD, DeviceMasks, Masks
-from model_server.sampling.mask_effects import mask_effects
-from model_server.sampling.outcome import ArrivingOutcome, Outcome
-from model_server.sampling.plan import SamplingPlan, SamplingPlanner
-from model_server.sampling.rows import Rows, SamplingRows
-from model_server.sampling.sampled_rows import LaunchedSample, SampledRows
-from model_server.sampling.watermark import Watermark
-from model_server.staging import PinnedStaging
-from proto.contract import LogprobParams, MaskEffect, SamplingParams, StopParams
+from model_server.sampling.choosing import (
+    Choice,
+    Choose,
+    TopLogprobs,
+    best_of,
+    choose_by_torch,
+    pad_rows,
+    padded_width,
+    take,
+)
+from model_server.sampling.edits import (
+    BITS_PER_WORD,
+    DeviceMasks,
+    Edits,
+    Masks,
+    TorchEdits,
+    Watermark,
+)
+from model_server.sampling.plan import (
+    RawRows,
+    Rows,
+    SamplingPlan,
+    SamplingPlanner,
+    SamplingRows,
+    Top,
+)
+from model_server.staging import Arrival, PinnedStaging
+from proto.contract import LogprobParams, MaskEffect, SamplingParams, StopParams, TopToken
+
+
+def mask_effects(
+    plan: SamplingPlan, masks: Masks, tops: Mapping[int, tuple[TopToken, ...]]
+) -> dict[int, MaskEffect]:
+    """By row of the step: of those with a mask that report the model's own log-probabilities.
+
+    tops: the most probable tokens by row, the first one first
+    """
+    if plan.raw is None:
+        return {}
+    raw = frozenset(plan.raw.places.tolist())
+    effects = {}
+    for index, row in enumerate(masks.places.tolist()):
+        if row in raw and tops.get(row):
+            words = masks.words[index].numpy().view(np.uint32)
+            effects[row] = _effect(words, tops[row][0].token_id)
+    return effects
+
+
+def _effect(words: np.ndarray[tuple[int], np.dtype[np.uint32]], favourite: int) -> MaskEffect:
+    if int(np.bitwise_count(words).sum()) == 1:
+        return MaskEffect.FORCED
+    word, bit = divmod(favourite, BITS_PER_WORD)
+    return MaskEffect.FREE if int(words[word]) >> bit & 1 else MaskEffect.STEERED
+
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """Results by row of the step. Rows whose candidates did not suffice are overwritten later."""
+
+    tokens: npt.NDArray[np.int64]
+    logprobs: Floats
+    failed: npt.NDArray[np.bool_]
+    short: npt.NDArray[np.bool_]
+    tops: dict[int, tuple[TopToken, ...]]
+
+    def overwrite(self, rows: npt.NDArray[np.int64], other: "Outcome") -> None:
+        """Row i of `other` is row rows[i] of this one."""
+        self.tokens[rows] = other.tokens
+        self.logprobs[rows] = other.logprobs
+        self.failed[rows] = other.failed
+        self.short[rows] = other.short
+        self.tops |= {int(rows[row]): tokens for row, tokens in other.tops.items()}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrivingOutcome:
+    """The results of a step's rows, in their order, while the device may compute them still.
+
+    tokens:       [num_rows] int64, on the device
+    may_be_short: whether the candidates of some row may turn out not to suffice
+    """
+
+    plan: SamplingPlan
+    tokens: Tensor
+    may_be_short: bool
+    _parts: tuple[Tensor, ...]
+    _tops: tuple[TopLogprobs, ...]
+    _arrival: Arrival | None  # None: the parts are on the host
+
+    @classmethod
+    def begin(
+        cls,
+        plan: SamplingPlan,
+        choices: Sequence[Choice],
+        logits: Tensor,
+        staging: PinnedStaging,
+    ) -> "ArrivingOutcome":
+        """Begin to copy what was chosen, group by group."""
+        tokens = _merge(plan, [choice.tokens for choice in choices])
+        parts = [tokens, _merge(plan, [choice.logprobs for choice in choices])]
+        may_be_short = any(choice.short is not None for choice in choices)
+        if may_be_short:
+            parts.append(_merge(plan, [_short(choice) for choice in choices]))
+        tops = [choice.tops for choice in choices if choice.tops is not None]
+        if plan.raw is not None:
+            raw_logprobs, raw_tops = _score_raw(plan.raw, logits, tokens)
+            parts.append(raw_logprobs)
+            tops += raw_tops
+        for found in tops:
+            parts += [found.token_ids, found.logprobs]
+        arrival = None
+        if tokens.device.type != "cpu":
+            arrival = staging.to_host(torch.cat([part.flatten().double() for part in parts]))
+        return cls(plan, tokens, may_be_short, tuple(parts), tuple(tops), arrival)
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether `wait` returns at once."""
+        return self._arrival is None or self._arrival.has_arrived
+
+    def wait(self) -> Outcome:
+        """The results. This is the only wait for the device."""
+        values = self._on_host()
+        rest = values[2:]
+        short = rest.pop(0) if self.may_be_short else np.zeros(len(values[0]), dtype=np.bool_)
+        outcome = Outcome(
+            tokens=values[0].astype(np.int64, copy=False),
+            logprobs=values[1],
+            failed=np.isnan(values[1]),
+            short=short.astype(np.bool_, copy=False),
+            tops={},
+        )
+        raw = self.plan.raw
+        if raw is not None:
+            outcome.logprobs[raw.places] = rest.pop(0)
+        for index, found in enumerate(self._tops):
+            _unpack(outcome, found.top, rest[2 * index], rest[2 * index + 1])
+        return outcome
+
+    def _on_host(self) -> list[npt.NDArray[Any]]:
+        """The parts, which travel as one vector of float64."""
+        if self._arrival is None:
+            return [part.numpy() for part in self._parts]
+        bounds = pairwise(accumulate((part.numel() for part in self._parts), initial=0))
+        vector = self._arrival.array()
+        return [
+            vector[start:stop].reshape(part.shape)
+            for (start, stop), part in zip(bounds, self._parts, strict=True)
+        ]
+
+
+def _short(choice: Choice) -> Tensor:
+    if choice.short is not None:
+        return choice.short
+    return torch.zeros_like(choice.tokens, dtype=torch.bool)
+
+
+def _merge(plan: SamplingPlan, columns: Sequence[Tensor]) -> Tensor:
+    merged = columns[0] if len(columns) == 1 else torch.cat(list(columns))
+    return take(merged, plan.order)
+
+
+def _score_raw(raw: RawRows, logits: Tensor, tokens: Tensor) -> tuple[Tensor, list[TopLogprobs]]:
+    """The model's own log-probabilities of the chosen tokens, and of the most likely ones."""
+    scored = torch.log_softmax(take(logits, raw.rows), -1, dtype=torch.float32)
+    chosen = scored.gather(-1, take(tokens, raw.rows).unsqueeze(-1)).squeeze(-1)
+    if raw.top is None:
+        return chosen, []
+    return chosen, [best_of(pad_rows(take(scored, raw.top.rows)), raw.top)]
+
+
+def _unpack(
+    outcome: Outcome, top: Top, token_ids: npt.NDArray[Any], logprobs: npt.NDArray[Any]
+) -> None:
+    columns = (top.places.tolist(), top.counts, token_ids.astype(np.int64).tolist())
+    for place, count, ids, values in zip(*columns, logprobs.tolist(), strict=True):
+        outcome.tops[place] = tuple(map(TopToken, ids[:count], values[:count]))
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRows:
+    """The tokens that a step's rows sampled, in the order of the call.
+
+    errors:  row index -> reason. Such a row has drawn nothing: its token id is 0, its logprob NaN,
+             and it has no top tokens.
+    mask_effects: by row, see `mask_effects`
+    redrawn: rows whose token is not the one that was launched, see `LaunchedSample.tokens`
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    top_tokens: tuple[tuple[TopToken, ...], ...]
+    errors: Mapping[int, str]
+    mask_effects: Mapping[int, MaskEffect] = field(default_factory=dict)
+    redrawn: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedSample:
+    """Rows that are being sampled.
+
+    tokens:  [num_rows] int64, on the device: what the rows draw, unless they draw again since their
+             constraint refuses it or too few candidates were looked at; of a row that fails any
+             number
+    collect: waits for the results; to be called once
+    """
+
+    tokens: Tensor
+    _arriving: ArrivingOutcome
+    collect: Callable[[], SampledRows]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `collect` does not wait for the device."""
+        return self._arriving.has_arrived
 
 
 class Sampler:
@@ -377,3 +598,26 @@ def _reason(logits: Tensor, *, is_masked: bool) -> str:
     if is_masked:
         return "no token may be chosen: the mask, bias and penalties leave none"
     return "no token may be chosen: bias, penalties and least length leave no finite score"
+
+
+_EDITED = SamplingParams(
+    logit_bias={0: 1.0}, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1
+)
+_KINDS = (
+    _EDITED,
+    replace(_EDITED, do_sample=True),
+    replace(_EDITED, do_sample=True, top_k=8, top_p=0.9),
+)
+
+
+def rehearse(sampler: Sampler, vocab_size: int, device: torch.device, num_rows: int) -> None:
+    """Sample for at least `num_rows` requests of ids below 0, and remove them."""
+    num_rows = max(num_rows, len(_KINDS))
+    request_ids = range(-num_rows, 0)
+    for request_id, sampling in zip(request_ids, cycle(_KINDS)):
+        sampler.add(request_id, sampling, StopParams(max_new_tokens=1), LogprobParams(), (0,), 1)
+    words = torch.full((num_rows, -(-vocab_size // BITS_PER_WORD)), -1, dtype=torch.int32)
+    logits = torch.zeros(num_rows, vocab_size, device=device)
+    sampler.sample(request_ids, logits, Masks(np.arange(num_rows), words))
+    for request_id in request_ids:
+        sampler.remove(request_id)

@@ -50,13 +50,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_server.sampling import masses
+from model_server.sampling import filters
 from model_server.sampling.choosing import Choice, choose_by_torch
-from model_server.sampling.edits import Ints
-from model_server.sampling.filters import Filters
-from model_server.sampling.logits_processors import DeviceMasks
-from model_server.sampling.masses import mass_bits
-from model_server.sampling.penalty_history import known_tokens
+from model_server.sampling.edits import DeviceMasks, Ints, known_tokens
+from model_server.sampling.filters import Filters, mass_bits
 from model_server.sampling.plan import WIDE, Bias, Group, Kind, Penalties
 from model_server.staging import PinnedStaging
 from model_server.triton_launch import Launch, launch, padded
@@ -274,9 +271,9 @@ class TritonEdits:
 # mypy: disable-error-code="no-untyped-def"
 
 
-_LOWEST = tl.constexpr(masses.LOWEST)
-_ROUND = tl.constexpr(masses.ROUND)
-_C0, _C1, _C2, _C3, _C4, _C5 = map(tl.constexpr, masses.COEFFICIENTS)
+_LOWEST = tl.constexpr(filters.LOWEST)
+_ROUND = tl.constexpr(filters.ROUND)
+_C0, _C1, _C2, _C3, _C4, _C5 = map(tl.constexpr, filters.COEFFICIENTS)
 _WHOLE = tl.constexpr(2.0**23)  # float32 of at least this are whole
 
 _LOWER_BITS = tl.constexpr(0x7FFFFFFF)

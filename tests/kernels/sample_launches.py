@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from model_server.sampling.edits import BITS_PER_WORD, DeviceMasks
 from model_server.sampling.filters import Filters
-from model_server.sampling.logits_processors import BITS_PER_WORD, DeviceMasks
 from model_server.sampling.plan import Bias, Group, Kind, Penalties
 from model_server.sampling.triton import TritonChooser, TritonEdits
 from tests.kernels.ahead_of_time import Recorder

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.edits import Edits, TorchEdits
-from model_server.sampling.logits_processors import DeviceMasks, Masks
+from model_server.sampling.edits import DeviceMasks, Edits, Masks, TorchEdits
 from model_server.sampling.plan import Bias, Penalties
-from model_server.sampling.sampled_rows import SampledRows
-from model_server.sampling.sampler import Sampler
+from model_server.sampling.sampler import SampledRows, Sampler
 from model_server.sampling.triton import TritonEdits
 from model_server.staging import PinnedStaging
 from proto.contract import LogprobParams, StopParams

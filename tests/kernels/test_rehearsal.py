@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from model_server.sampling.rehearsal import rehearse
-from model_server.sampling.sampler import Sampler
+from model_server.sampling.sampler import Sampler, rehearse
 from model_server.sampling.triton import TritonChooser, TritonEdits
 from model_server.triton_launch import launch
 

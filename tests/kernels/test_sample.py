@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_server.sampling.choosing import choose_by_torch
-from model_server.sampling.filters import Filters
-from model_server.sampling.masses import exp_weights, mass_bits, whole_masses
+from model_server.sampling.filters import Filters, exp_weights, mass_bits, whole_masses
 from model_server.sampling.plan import Group, Kind
 from model_server.sampling.triton import TritonChooser, masses_of
 from model_server.triton_launch import launch

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_server.sampling.logits_processors import Masks
+from model_server.sampling.edits import Masks
 from model_server.sampling.sampler import Sampler
 from model_server.sampling.triton import TritonChooser, TritonEdits
 from model_server.staging import Array, Arrival, PinnedStaging

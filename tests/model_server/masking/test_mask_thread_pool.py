@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from model_server.masking.mask_thread_pool import Job, MaskThreadPool
+from model_server.masking.mask_scheduler import Job, MaskThreadPool
 
 LONG_S = 30.0
 NEVER_NS = 1 << 63

@@ -17,10 +17,9 @@ from transformers.generation.logits_process import (
     TypicalLogitsWarper,
 )
 
-from model_server.sampling.draw import uniforms
-from model_server.sampling.logits_processors import Masks
-from model_server.sampling.sampled_rows import SampledRows
-from model_server.sampling.sampler import Sampler
+from model_server.sampling.edits import Masks
+from model_server.sampling.filters import uniforms
+from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import LogprobParams, SamplingParams, StopParams
 
 CPU = torch.device("cpu")

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_server.sampling.choosing import Choose, choose_by_torch
-from model_server.sampling.sampled_rows import SampledRows
-from model_server.sampling.sampler import Sampler
+from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import CPU, NO_STOP, PROMPT
 

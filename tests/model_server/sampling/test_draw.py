@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_server.sampling.draw import draw, philox4x32, uniforms
-from model_server.sampling.masses import whole_masses
+from model_server.sampling.filters import draw, philox4x32, uniforms, whole_masses
 
 MASSES = st.lists(st.integers(0, 2**20), min_size=1, max_size=128).filter(any)
 # Random123's known answers for philox4x32 with 10 rounds: counter, key, result.

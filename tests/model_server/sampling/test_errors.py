@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model_server.errors import InvalidStep
-from model_server.sampling.logits_processors import Masks
+from model_server.sampling.edits import Masks
 from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import (
     DRAWN,

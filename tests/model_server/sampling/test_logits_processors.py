@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
 
-from model_server.sampling.logits_processors import add_bias, apply_bitmask, penalise
+from model_server.sampling.edits import add_bias, apply_bitmask, penalise
 from tests.model_server.sampling.cases import random_logits
 
 

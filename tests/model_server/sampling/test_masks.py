@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.logits_processors import Masks
-from model_server.sampling.rows import Rows
-from model_server.sampling.sampled_rows import SampledRows
+from model_server.sampling.edits import Masks
+from model_server.sampling.plan import Rows
+from model_server.sampling.sampler import SampledRows
 from proto.contract import LogprobParams, MaskEffect, SamplingParams
 from tests.model_server.sampling.cases import (
     DRAWN,

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model_server.sampling.masses import exp_weights
-from model_server.sampling.native_chooser import NativeChooser
+from model_server.sampling.choosing import NativeChooser
+from model_server.sampling.filters import exp_weights
 from proto.contract import SamplingParams
 from tests.model_server.executor.decoders import decoder
 from tests.model_server.sampling.cases import DRAWN, GREEDY, random_logits

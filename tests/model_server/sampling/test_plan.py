@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from model_server.sampling.plan import NARROW, WIDE, Kind, SamplingPlanner
-from model_server.sampling.rows import SamplingRows
+from model_server.sampling.plan import NARROW, WIDE, Kind, SamplingPlanner, SamplingRows
 from model_server.staging import PinnedStaging
 from proto.contract import LogprobParams
 from tests.model_server.sampling.cases import CPU, DRAWN, GREEDY, NO_STOP

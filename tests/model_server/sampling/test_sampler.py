@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.sampling.edits import TorchEdits
-from model_server.sampling.logits_processors import Masks
-from model_server.sampling.sampled_rows import SampledRows
-from model_server.sampling.sampler import Sampler
+from model_server.sampling.edits import Masks, TorchEdits
+from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import LogprobParams, StopParams
 from tests.model_server.sampling.cases import (
     CPU,

@@ -2,10 +2,8 @@
 
 import torch
 
-from model_server.sampling.choosing import choose_by_torch
+from model_server.sampling.choosing import NativeChooser, choose_by_torch, sampling_ways
 from model_server.sampling.edits import TorchEdits
-from model_server.sampling.native_chooser import NativeChooser
-from model_server.sampling.select import sampling_ways
 from tests.native.compiler import needs_compiler
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers.generation.logits_process import WatermarkLogitsProcessor
 
 from model_server.errors import ConfigRefused
+from model_server.sampling.edits import Watermark
 from model_server.sampling.sampler import Sampler
-from model_server.sampling.watermark import Watermark
 from proto.contract import LogprobParams, SamplingParams
 from tests.model_server.sampling.cases import (
     CPU,
