@@ -12,7 +12,7 @@ from model_server.attention.base import DEFAULT_BLOCK_SIZE
 from model_server.config import CheckConfig, num_gpus
 from model_server.engine import memory
 from model_server.errors import ConfigRefused, OutOfMemory
-from model_server.executor.partition import Partition
+from model_server.executor.device_weights import Partition
 from model_server.model.checkpoint_check import CheckedCheckpoint
 from model_server.model.preflight import bytes_of_rank, device_of, preflight
 from processes.capacity import Capacity, Pool

@@ -10,9 +10,9 @@ import models.demo
 from bench.gpu_check.rows import Row, Sizes
 from bench.gpu_check.speed import Load, Server, free_memory, served
 from constraints.spec import ConstraintSpec, Kind
+from model_server.executor.executor import PagedModel
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.model.paged_model import PagedModel
 from proto.contract import FinishReason, NewSequence, OutputConstraint, SamplingParams, StopParams
 
 SHAPE = "Llama 3 8B"

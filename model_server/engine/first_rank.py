@@ -44,9 +44,9 @@ from model_server.engine.sequences import (
     score_prompts,
 )
 from model_server.errors import OutOfMemory, RanksDiverged
+from model_server.executor.executor import PagedModel
 from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
-from model_server.model.paged_model import PagedModel
 from model_server.sampling.choosing import PromptScore
 from model_server.sampling.sampler import LaunchedSample, SampledRows, Sampler
 from model_server.staging import PinnedStaging

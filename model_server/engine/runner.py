@@ -52,8 +52,8 @@ from model_server.engine.sequences import (
 )
 from model_server.engine.warmup import Largest, warm_up
 from model_server.errors import InvalidStep, OutOfMemory
+from model_server.executor.executor import PagedModel
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.model.paged_model import PagedModel
 from model_server.sampling.sampler import Sampler
 from model_server.step import StepInputs, StepOutput
 from proto.contract import FinishReason, Generation, NewSequence, PoolLimits, RunningUpdate

@@ -22,7 +22,7 @@ import torch
 from model_server.engine import memory
 from model_server.engine.distributed import World
 from model_server.errors import OutOfMemory
-from model_server.model.paged_model import PagedModel
+from model_server.executor.executor import PagedModel
 from model_server.sampling.sampler import Sampler, rehearse
 from model_server.step import SequenceStep, StepInputs
 from proto.contract import PoolLimits

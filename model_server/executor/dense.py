@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from model_server.executor.executor import Executor
-from model_server.executor.int4_parameters import Int4Parameters
+from model_server.executor.int4 import Int4Parameters
 from model_server.model.hf_model import HfModel
 from model_server.recipe.dense_torch import DenseTorch
 from model_server.recipe.proof import relative_error, require_near

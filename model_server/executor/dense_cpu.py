@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.executor.packing import Arena
-from model_server.executor.structs import StepStruct, sizes
-from model_server.executor.weights import ELEMENT_NAMES, PackedWeights
+from model_server.executor.weights import ELEMENT_NAMES, Arena, PackedWeights, StepStruct, sizes
 from model_server.recipe.recipe import Recipe
 from model_server.step import StepInputs
 from native.library import NativeUnavailable, Threads, instruction_set_of, load_native

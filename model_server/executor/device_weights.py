@@ -2,24 +2,192 @@
 
 What a recipe leaves open is settled here, by the order of rows: interleaved ropes become halves of
 a head, paired gates a gate and an up, merged and transposed layers rows like all others.
+
+Which part of a model one of several tensor-parallel ranks holds (Shoeybi et al., 2019).
+
+    heads:  | rank 0 | rank 1 | ...     queries by heads; a key head that fewer than all ranks could
+    inner:  | rank 0 | rank 1 | ...     have alone is held by several, each with other query heads
+    vocab:  | rank 0 | rank 1 | ...     the last part may be shorter
+
+What a layer's two output products give is added up over the ranks.
+
+In which order an executor keeps the numbers of queries and keys.
+
+A linear layer's weights on a device, in the format in which they are multiplied.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from model_server.attention.base import LayerGeometry, LayerOptions
-from model_server.executor.head_rows import rows_of_heads
-from model_server.executor.int4_weight import Int4Weight, stacked
-from model_server.executor.layer_ops import HeadLayout, NormWeights
-from model_server.executor.matrix import MakeMatrix, Matrix, PlainMatrix
-from model_server.executor.partition import Partition
+from model_server.executor.int4 import Int4Weight, stacked
+from model_server.executor.layer_ops import HeadLayout, LayerOps, NormWeights, quantized
 from model_server.recipe.recipe import Activation, Attention, Head, Layer, Linear, Mlp, Norm, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The part of `rank` among `num_ranks`. Raises ValueError for a rank that is not one."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_ranks:
+            raise ValueError(f"rank {self.rank} is not in 0..{self.num_ranks - 1}")
+
+    def part(self, count: int) -> range:
+        """This rank's of `count` things, as many as every other's."""
+        each = count // self.num_ranks
+        return range(self.rank * each, (self.rank + 1) * each)
+
+    def kv_heads(self, num_kv_heads: int) -> range:
+        """This rank's key heads: one that others hold as well, where there are too few."""
+        if num_kv_heads >= self.num_ranks:
+            return self.part(num_kv_heads)
+        head = self.rank * num_kv_heads // self.num_ranks
+        return range(head, head + 1)
+
+    def longest(self, count: int) -> range:
+        """This rank's of `count` things; all but the last ranks have as many as each other."""
+        each = -(-count // self.num_ranks)
+        return range(min(count, self.rank * each), min(count, (self.rank + 1) * each))
+
+
+def undivided_reason(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> str | None:
+    """Why the recipe cannot be divided, or None when it can.
+
+    inner_lens: of each layer's MLP, what its last product reads
+    """
+    if num_ranks == 1:
+        return None
+    for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
+        for reason in _reasons(layer, inner_len, num_ranks):
+            return f"layer {index}: {reason}"
+    return None
+
+
+def _reasons(layer: Layer, inner_len: int, num_ranks: int) -> Iterator[str]:
+    attention = layer.attention
+    num_heads, num_kv_heads = attention.num_heads, attention.num_kv_heads
+    if num_heads % num_ranks:
+        yield f"{num_heads} heads cannot be divided among {num_ranks} ranks"
+    if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
+        yield (
+            f"{num_kv_heads} key heads can neither be divided among {num_ranks} ranks, nor held"
+            " by as many ranks each"
+        )
+    if isinstance(layer.mlp, Mlp) and inner_len % num_ranks:
+        yield f"an MLP of {inner_len} numbers cannot be divided among {num_ranks} ranks"
+    for head in (attention.query, attention.key):
+        if head.norm is not None and head.norm.width != attention.head_dim:
+            yield "a norm over all heads needs those of every rank"
+
+
+def rows_of_heads(
+    head: Head, heads: Sequence[int], head_dim: int, angles_len: int
+) -> npt.NDArray[np.int64]:
+    """The outputs of `head.linear` that these heads are made of, [len(heads) * head_dim].
+
+    What turns together lies in the halves of the rotated part, whatever the recipe's pairing is.
+
+    angles_len: how many angles its rope has
+    """
+    order = np.arange(head_dim)
+    if head.rope is not None and head.rope.pairing == "interleaved":
+        pairs = order[: 2 * angles_len].reshape(-1, 2)
+        order = np.concatenate((pairs[:, 0], pairs[:, 1], order[2 * angles_len :]))
+    return (np.array(heads)[:, None] * head_dim + order).ravel()
+
+
+# Rows to their numbers in 8 bits, and their scales: see LayerOps.quantize.
+Quantize: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+class Matrix(Protocol):
+    """A weight of [num_outputs, num_inputs], in whatever format."""
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """[num_rows, num_inputs] to [num_rows, num_outputs], in the dtype of `x`, bias included."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainMatrix:
+    """A weight in the model's dtype."""
+
+    weight: Tensor  # [num_outputs, num_inputs]
+    bias: Tensor | None = None
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        return F.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Float8Matrix:
+    """A weight in 8-bit floating point with a scale for each output; inputs are rounded likewise.
+
+    weight: [num_outputs, num_inputs] float8_e4m3fn; scales: [1, num_outputs] float32
+    """
+
+    weight: Tensor
+    scales: Tensor
+    bias: Tensor | None
+    _quantize: Quantize
+
+    @classmethod
+    def of(cls, quantize: Quantize, weight: Tensor, bias: Tensor | None = None) -> "Float8Matrix":
+        """Round a weight of the model's dtype."""
+        rounded, scales = quantized(weight)
+        return cls(rounded, scales.T.contiguous(), bias, quantize)
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        rounded, scales = self._quantize(x)
+        product = torch._scaled_mm(rounded, self.weight.T, scales, self.scales, out_dtype=x.dtype)
+        return product if self.bias is None else product + self.bias
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Int4Matrix:
+    """A weight in 4 bits."""
+
+    weight: Int4Weight
+    bias: Tensor | None
+    _multiply: Callable[[Tensor, Int4Weight, Tensor | None], Tensor]
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        return self._multiply(x, self.weight, self.bias)
+
+
+# A weight of [num_outputs, num_inputs], in the model's dtype or in 4 bits, and the biases of its
+# outputs in the model's dtype, to what multiplies by them.
+MakeMatrix: TypeAlias = Callable[[Tensor | Int4Weight, Tensor | None], Matrix]
+
+
+def matrices_of(ops: LayerOps, quantize: str | None = None) -> MakeMatrix:
+    """How a device's matrices are made; `quantize` "fp8": those of the model's dtype are rounded.
+
+    A weight in 4 bits stays as it is.
+    """
+
+    def make(weight: Tensor | Int4Weight, bias: Tensor | None) -> Matrix:
+        if isinstance(weight, Int4Weight):
+            return Int4Matrix(weight, bias, ops.multiply_int4)
+        if quantize == "fp8":
+            return Float8Matrix.of(ops.quantize, weight, bias)
+        return PlainMatrix(weight, bias)
+
+    return make
+
 
 Angles = tuple[Tensor, Tensor]
 # Some outputs of a layer, and their biases.

@@ -6,12 +6,16 @@
 
 An executor owns its weights and its KV pool. It knows no request and no sampling; the caller
 decides who owns which block. None of them is for two threads at a time.
+
+One rank's model as its callers know it: its executor and the size of its KV pool.
 """
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from model_server.errors import OutOfMemory
 from model_server.step import StepInputs
 from native.library import Threads
 
@@ -63,3 +67,94 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free the pool. `allocate` begins anew."""
+
+
+class PagedModel:
+    """One rank's model: its executor, the size of its KV pool, and what its callers need to know.
+
+    Not for two threads at a time.
+
+    fallback_reason: why no recipe describes the model, where its executor is the zoo's; else None
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        model_type: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        vocab_size: int,
+        max_position_embeddings: int,
+        window_len: int | None,
+        eos_token_ids: tuple[int, ...],
+        fallback_reason: str | None = None,
+    ) -> None:
+        self._executor = executor
+        self._num_blocks: int | None = None
+        self.executor = executor.name
+        self.is_invariant = executor.is_invariant
+        self.fallback_reason = fallback_reason
+        self.block_size = executor.block_size
+        self.min_step_tokens = executor.min_step_tokens
+        self.model_type = model_type
+        self.dtype = dtype
+        self.device = device
+        self.vocab_size = vocab_size
+        self.max_position_embeddings = max_position_embeddings
+        self.window_len = window_len
+        self.eos_token_ids = eos_token_ids
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes that one block of the pool takes on this rank, over all layers."""
+        return self._executor.bytes_per_block
+
+    @property
+    def threads(self) -> Threads | None:
+        """Threads that compute on the CPU; None: there are none to lend."""
+        return self._executor.threads
+
+    @property
+    def num_blocks(self) -> int | None:
+        """Blocks of the pool; None before `allocate`."""
+        return self._num_blocks
+
+    @property
+    def scratch_block_id(self) -> int:
+        """The block past the pool's last, which padding rows write to."""
+        if self._num_blocks is None:
+            raise AssertionError("the pool is not allocated")
+        return self._num_blocks
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the pool anew, of `num_blocks` blocks and the scratch block; what it held is lost.
+
+        Raises OutOfMemory when it does not fit; then there is no pool.
+        """
+        self._num_blocks = None
+        try:
+            self._executor.allocate(num_blocks + 1)
+        # A CPU allocator raises a plain RuntimeError.
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            raise OutOfMemory(
+                f"{num_blocks} blocks of {self.bytes_per_block} bytes do not fit on {self.device}"
+            ) from error
+        self._num_blocks = num_blocks
+
+    def prepare(self, max_batch_size: int, max_total_len: int) -> None:
+        """See Executor.prepare; after `allocate`. Raises OutOfMemory."""
+        try:
+            self._executor.prepare(max_batch_size, max_total_len, self.scratch_block_id)
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(
+                f"decode steps of {max_batch_size} sequences could not be prepared on"
+                f" {self.device}: {error}"
+            ) from error
+
+    def forward(self, inputs: StepInputs) -> Tensor:
+        """Compute one step; its keys and values are in the pool afterwards.
+
+        Returns logits [len(inputs.logits_indices), vocab_size], of a floating dtype.
+        """
+        return self._executor.forward(inputs)

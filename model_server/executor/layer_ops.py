@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from model_server.executor.int4_weight import Int4Weight
+from model_server.executor.int4 import Int4Weight
 from model_server.recipe.pieces import activate, rotate
 from model_server.recipe.recipe import Activation
 

@@ -24,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model_server.attention.triton import multiply_add
-from model_server.executor.int4_weight import Int4Weight
+from model_server.executor.int4 import Int4Weight
 from model_server.executor.layer_ops import HeadLayout, NormWeights, normalised
 from model_server.recipe.recipe import Activation
 from model_server.triton_launch import Launch, launch, padded

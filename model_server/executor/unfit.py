@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import torch
 
-from model_server.executor.partition import undivided_reason
+from model_server.executor.device_weights import undivided_reason
 from model_server.executor.weights import ELEMENT_NAMES
 from model_server.recipe.recipe import Attention, Head, Layer, Mlp, Norm, Recipe
 

@@ -2,20 +2,294 @@
 
 What a recipe leaves open is settled here, by the order of columns: interleaved ropes become halves
 of a head, paired gates panels of 16 and 16, merged and transposed layers rows like all others.
+
+The structs of `native/model.h` and the Matrix of `native/gemm.h`, field by field.
+
+A null pointer or a zero is absence. Arrays that they point to belong to whoever fills them in.
+
+Packs linear layers for the C++ products, column by column, into memory of huge pages.
+
+A column is one output of a layer: k weights in a row, wherever they lie, and a bias. Merging layers
+and permuting outputs only reorders columns, so nothing is copied but into its packed place.
 """
 
 import ctypes
+import mmap
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.executor import structs
-from model_server.executor.head_rows import rows_of_heads
-from model_server.executor.packing import Arena, Columns, Packer, interleave
+from model_server.executor.device_weights import rows_of_heads
 from model_server.recipe.recipe import Attention, Head, Layer, Linear, Mlp, Moe, Norm, Recipe
+
+# "wide" is bfloat16 weights for rows of float32, with the results of "f32".
+FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3}
+NORM_KINDS = {"rms": 1, "layer": 2}
+ACTIVATIONS = {
+    name: number
+    for number, name in enumerate(
+        ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"),
+    )
+}
+COLUMNS = 32  # of a panel
+
+
+def _integers(names: str) -> tuple[tuple[str, type], ...]:
+    return tuple((name, c_int64) for name in names.split())
+
+
+def _pointers(names: str) -> tuple[tuple[str, type], ...]:
+    return tuple((name, c_void_p) for name in names.split())
+
+
+class MatrixStruct(Structure):
+    """A linear layer, packed by 32 columns."""
+
+    _fields_ = (*_pointers("packed scales sums bias"), *_integers("n k format"))
+
+
+class NormStruct(Structure):
+    """A norm; its arrays are as long as a row."""
+
+    _fields_ = (*_integers("kind width"), ("eps", c_double), *_pointers("weights biases"))
+
+
+class RopeStruct(Structure):
+    """Cosines and sines of all positions."""
+
+    _fields_ = (*_pointers("cos sin"), *_integers("half"))
+
+
+class MlpStruct(Structure):
+    """A feed-forward part, or one expert's shape."""
+
+    _fields_ = (
+        ("ins", MatrixStruct),
+        ("out", MatrixStruct),
+        *_integers("inner activation is_gated"),
+    )
+
+
+class ExpertsStruct(Structure):
+    """A mixture of experts."""
+
+    _fields_ = (
+        *_integers("num_experts top_k is_normed has_shared has_shared_gate"),
+        ("router", MatrixStruct),
+        ("ins", POINTER(MatrixStruct)),
+        ("outs", POINTER(MatrixStruct)),
+        ("each", MlpStruct),
+        ("shared", MlpStruct),
+    )
+
+
+class LayerStruct(Structure):
+    """One decoder layer."""
+
+    _fields_ = (
+        *((name, NormStruct) for name in ("attention_norm", "query_norm", "key_norm")),
+        *((name, NormStruct) for name in ("attention_post_norm", "mlp_norm", "mlp_post_norm")),
+        ("qkv", MatrixStruct),
+        ("output", MatrixStruct),
+        *_integers("num_heads num_kv_heads head_dim window_len chunk_len"),
+        *_integers("rope norm_after_rope is_parallel"),
+        *((name, c_double) for name in ("scale", "softcap", "residual_scale")),
+        *_pointers("sinks"),
+        ("mlp", MlpStruct),
+        ("experts", POINTER(ExpertsStruct)),
+        *_pointers("keys values"),
+    )
+
+
+class ModelStruct(Structure):
+    """A whole decoder."""
+
+    _fields_ = (
+        *_integers("element embedding_element num_layers hidden vocab num_positions"),
+        ("layers", POINTER(LayerStruct)),
+        ("ropes", POINTER(RopeStruct)),
+        *_pointers("embedding"),
+        *((name, c_double) for name in ("embed_scale", "logit_scale", "softcap")),
+        ("final_norm", NormStruct),
+        ("head", MatrixStruct),
+    )
+
+
+class StepStruct(Structure):
+    """One step's inputs, and where its logits go."""
+
+    _fields_ = (
+        *_integers("num_tokens num_seqs max_blocks num_logits"),
+        *_pointers("token_ids positions slots block_tables cu_query_lens context_lens"),
+        *_pointers("logits_rows logits"),
+    )
+
+
+def sizes() -> int:
+    """One number that changes with the size of every struct; the library answers the same."""
+    return (
+        ctypes.sizeof(ModelStruct)
+        + 1000 * ctypes.sizeof(LayerStruct)
+        + 1000_000 * ctypes.sizeof(ExpertsStruct)
+        + 1000_000_000 * ctypes.sizeof(StepStruct)
+    )
+
+
+_HUGE_PAGE = 2 << 20
+_CHUNK_BYTES = 64 << 20
+_ALIGNMENT = 64
+_ELEMENTS = {torch.float32: FORMATS["f32"], torch.bfloat16: FORMATS["bf16"]}
+
+
+class Arena:
+    """Zeroed memory, in huge pages where the system grants them; freed all at once."""
+
+    def __init__(self) -> None:
+        self._chunks: list[tuple[mmap.mmap, int]] = []
+        self._next = self._end = 0
+
+    def take(self, num_bytes: int) -> int:
+        """The address of so many bytes. Raises MemoryError."""
+        if self._next + num_bytes > self._end:
+            self._add_chunk(max(num_bytes, _CHUNK_BYTES))
+        address = self._next
+        self._next += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        return address
+
+    def _add_chunk(self, num_bytes: int) -> None:
+        size = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE + _HUGE_PAGE
+        try:
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"{size} bytes cannot be had: {error}") from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self._chunks.append((memory, start))
+        self._next = -(-start // _HUGE_PAGE) * _HUGE_PAGE
+        self._end = start + size
+
+    def put(self, array: npt.NDArray[np.generic]) -> int:
+        """The address of a copy."""
+        array = np.ascontiguousarray(array)
+        address = self.take(array.nbytes)
+        ctypes.memmove(address, array.ctypes.data, array.nbytes)
+        return address
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """Columns of one length, and the tensors that they lie in."""
+
+    addresses: npt.NDArray[np.uint64]  # 0: a column of zeros
+    biases: npt.NDArray[np.float32]
+    k: int
+    element: int
+    tensors: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None) -> "Columns":
+        """Those of a layer's weight [n, k], any strides, and bias [n]."""
+        if weight.dtype not in _ELEMENTS:
+            weight = weight.float()
+        weight = weight.detach().contiguous()
+        n, k = weight.shape
+        steps = np.arange(n, dtype=np.uint64) * np.uint64(k * weight.itemsize)
+        biases = np.zeros(n, np.float32) if bias is None else bias.detach().float().numpy()
+        addresses = steps + np.uint64(weight.data_ptr())
+        return cls(addresses, biases, k, _ELEMENTS[weight.dtype], (weight,))
+
+    @classmethod
+    def concatenate(cls, parts: "Sequence[Columns]") -> "Columns":
+        """One after the other. Raises ValueError when their lengths or elements differ."""
+        first = parts[0]
+        if any((part.k, part.element) != (first.k, first.element) for part in parts):
+            raise ValueError("merged layers must read the same rows and be of one dtype")
+        return cls(
+            np.concatenate([part.addresses for part in parts]),
+            np.concatenate([part.biases for part in parts]),
+            first.k,
+            first.element,
+            tuple(tensor for part in parts for tensor in part.tensors),
+        )
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def take(self, order: npt.NDArray[np.int64]) -> "Columns":
+        """These of the columns, in this order."""
+        return Columns(
+            self.addresses[order], self.biases[order], self.k, self.element, self.tensors
+        )
+
+    def padded(self, multiple: int) -> "Columns":
+        """Filled up with columns of zeros."""
+        num_zeros = -len(self) % multiple
+        return Columns(
+            np.pad(self.addresses, (0, num_zeros)),
+            np.pad(self.biases, (0, num_zeros)),
+            self.k,
+            self.element,
+            self.tensors,
+        )
+
+
+def interleave(gate: Columns, up: Columns) -> Columns:
+    """Panels of 16 columns of the gate and 16 of what it multiplies."""
+    half = COLUMNS // 2
+    joined = Columns.concatenate((gate.padded(half), up.padded(half)))
+    order = np.arange(len(joined)).reshape(2, -1, half).transpose(1, 0, 2).ravel()
+    return joined.take(order)
+
+
+class Packer:
+    """Packs into an arena, `num_threads` panels at a time."""
+
+    def __init__(self, library: ctypes.CDLL, arena: Arena, num_threads: int) -> None:
+        self._pack = library.tandem_dense_pack
+        self._pack.argtypes = (
+            *(ctypes.POINTER(MatrixStruct), ctypes.c_int64, ctypes.c_void_p),
+            *(ctypes.c_int64, ctypes.c_int64),
+        )
+        self._pack.restype = None
+        self._packed_bytes = library.tandem_dense_packed_bytes
+        self._packed_bytes.argtypes = (ctypes.POINTER(MatrixStruct),)
+        self._packed_bytes.restype = ctypes.c_int64
+        self._arena = arena
+        self._num_threads = num_threads
+
+    def matrix(self, columns: Columns, format_name: str) -> MatrixStruct:
+        """Pack `columns` as "f32", "bf16" or "int8". Raises MemoryError."""
+        columns = columns.padded(COLUMNS)
+        n, is_int8 = len(columns), format_name == "int8"
+        matrix = MatrixStruct(
+            scales=self._arena.take(4 * n) if is_int8 else None,
+            sums=self._arena.take(4 * n) if is_int8 else None,
+            bias=self._arena.put(columns.biases) if columns.biases.any() else None,
+            n=n,
+            k=columns.k,
+            format=FORMATS[format_name],
+        )
+        matrix.packed = self._arena.take(self._packed_bytes(matrix))
+        num_panels = n // COLUMNS
+        bounds = [num_panels * i // self._num_threads for i in range(self._num_threads + 1)]
+        addresses = columns.addresses.ctypes.data
+        with ThreadPoolExecutor(self._num_threads) as pool:
+            list(
+                pool.map(
+                    lambda first, end: self._pack(matrix, columns.element, addresses, first, end),
+                    bounds[:-1],
+                    bounds[1:],
+                )
+            )
+        return matrix
+
 
 _UNLIMITED = 1 << 62
 ELEMENT_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -52,7 +326,7 @@ class PackedWeights:
         self._quantize = quantize
         self._packer = Packer(library, self.arena, num_threads)
         self._keep: list[object] = []  # what pointers lead to, beside the arena
-        self.layers = (structs.LayerStruct * len(recipe.layers))()
+        self.layers = (LayerStruct * len(recipe.layers))()
 
         last_use = recipe.last_uses()
         for index, layer in enumerate(recipe.layers):
@@ -62,19 +336,19 @@ class PackedWeights:
         _release(release, last_use, len(recipe.layers))
         del self._parameters
 
-    def _model(self) -> structs.ModelStruct:
+    def _model(self) -> ModelStruct:
         recipe, embedding = self._recipe, self._parameters[self._recipe.embedding]
         hidden = embedding.shape[1]
-        ropes = (structs.RopeStruct * max(1, len(self._tables)))(
+        ropes = (RopeStruct * max(1, len(self._tables)))(
             *(
-                structs.RopeStruct(self.arena.put(cos), self.arena.put(sin), cos.shape[1])
+                RopeStruct(self.arena.put(cos), self.arena.put(sin), cos.shape[1])
                 for cos, sin in self._tables
             )
         )
         self._keep.append(ropes)
-        return structs.ModelStruct(
-            element=structs.FORMATS[ELEMENT_NAMES[self._dtype]],
-            embedding_element=structs.FORMATS[ELEMENT_NAMES[self._kept_dtype(embedding)]],
+        return ModelStruct(
+            element=FORMATS[ELEMENT_NAMES[self._dtype]],
+            embedding_element=FORMATS[ELEMENT_NAMES[self._kept_dtype(embedding)]],
             num_layers=len(self.layers),
             hidden=hidden,
             vocab=recipe.head.rows.count,
@@ -100,16 +374,16 @@ class PackedWeights:
         """In which a weight is kept: bfloat16 is not widened."""
         return torch.bfloat16 if tensor.dtype == torch.bfloat16 else self._dtype
 
-    def _packed(self, columns: Columns) -> structs.MatrixStruct:
+    def _packed(self, columns: Columns) -> MatrixStruct:
         format_name = self._quantize or ELEMENT_NAMES[self._dtype]
-        if format_name == "f32" and columns.element == structs.FORMATS["bf16"]:
+        if format_name == "f32" and columns.element == FORMATS["bf16"]:
             format_name = "wide"
         return self._packer.matrix(columns, format_name)
 
-    def _layer(self, layer: Layer) -> structs.LayerStruct:
+    def _layer(self, layer: Layer) -> LayerStruct:
         attention, hidden = layer.attention, layer.attention.output.rows.count
         query, key = attention.query, attention.key
-        struct = structs.LayerStruct(
+        struct = LayerStruct(
             attention_norm=self._norm(layer.attention_norm, hidden),
             query_norm=self._head_norm(attention, query, attention.num_heads),
             key_norm=self._head_norm(attention, key, attention.num_kv_heads),
@@ -156,25 +430,23 @@ class PackedWeights:
         angles_len = 0 if head.rope is None else self._tables[head.rope.source][0].shape[1]
         return rows_of_heads(head, range(num_heads), attention.head_dim, angles_len)
 
-    def _mlp(self, mlp: Mlp) -> structs.MlpStruct:
+    def _mlp(self, mlp: Mlp) -> MlpStruct:
         ins = Columns.concatenate([self._columns(linear) for linear in mlp.ins])
         return self._two_layers(ins, self._columns(mlp.out), mlp.layout, mlp.activation)
 
-    def _two_layers(
-        self, ins: Columns, out: Columns, layout: str, activation: str
-    ) -> structs.MlpStruct:
-        return structs.MlpStruct(
+    def _two_layers(self, ins: Columns, out: Columns, layout: str, activation: str) -> MlpStruct:
+        return MlpStruct(
             ins=self._packed(_in_panels(ins, layout)),
             out=self._packed(out),
             inner=out.k,
-            activation=structs.ACTIVATIONS[activation],
+            activation=ACTIVATIONS[activation],
             is_gated=layout != "plain",
         )
 
-    def _experts(self, moe: Moe) -> "ctypes._Pointer[structs.ExpertsStruct]":
+    def _experts(self, moe: Moe) -> "ctypes._Pointer[ExpertsStruct]":
         ins, outs = (
-            (structs.MatrixStruct * moe.num_experts)(),
-            (structs.MatrixStruct * moe.num_experts)(),
+            (MatrixStruct * moe.num_experts)(),
+            (MatrixStruct * moe.num_experts)(),
         )
         for index in range(moe.num_experts):
             columns = self._expert(moe, moe.gate_up, moe.gate_up_bias, index)
@@ -183,7 +455,7 @@ class PackedWeights:
             outs[index] = self._packed(columns)
         # Scores decide between experts: they are computed in float32.
         scores = [self._columns(each) for each in (moe.router, moe.shared_gate) if each is not None]
-        experts = structs.ExpertsStruct(
+        experts = ExpertsStruct(
             num_experts=moe.num_experts,
             top_k=moe.top_k,
             is_normed=moe.scoring == "softmax_normed",
@@ -192,9 +464,7 @@ class PackedWeights:
             router=self._packer.matrix(Columns.concatenate(scores), "f32"),
             ins=ins,
             outs=outs,
-            each=structs.MlpStruct(
-                inner=outs[0].k, activation=structs.ACTIVATIONS[moe.activation], is_gated=True
-            ),
+            each=MlpStruct(inner=outs[0].k, activation=ACTIVATIONS[moe.activation], is_gated=True),
         )
         if moe.shared is not None:
             experts.shared = self._mlp(moe.shared)
@@ -206,7 +476,7 @@ class PackedWeights:
         bias = None if bias_name is None else self._parameters[bias_name][index]
         return Columns.of(weight.T if moe.transposed else weight, bias)
 
-    def _matrix(self, linear: Linear) -> structs.MatrixStruct:
+    def _matrix(self, linear: Linear) -> MatrixStruct:
         return self._packed(self._columns(linear))
 
     def _columns(self, linear: Linear) -> Columns:
@@ -221,21 +491,21 @@ class PackedWeights:
         self._keep.append(tensor)
         return tensor.data_ptr()
 
-    def _head_norm(self, attention: Attention, head: Head, num_heads: int) -> structs.NormStruct:
+    def _head_norm(self, attention: Attention, head: Head, num_heads: int) -> NormStruct:
         order = self._head_order(attention, head, num_heads)
         return self._norm(head.norm, len(order), order)
 
     def _norm(
         self, norm: Norm | None, row_len: int, order: npt.NDArray[np.int64] | None = None
-    ) -> structs.NormStruct:
+    ) -> NormStruct:
         if norm is None:
-            return structs.NormStruct()
+            return NormStruct()
         weights = self._row(norm.weights, row_len, default=1.0 - norm.plus_one) + norm.plus_one
         biases = self._row(norm.biases, row_len, default=0.0)
         if order is not None:
             weights, biases = weights[order], biases[order]
-        return structs.NormStruct(
-            kind=structs.NORM_KINDS[norm.kind],
+        return NormStruct(
+            kind=NORM_KINDS[norm.kind],
             width=norm.width,
             eps=norm.eps,
             weights=self.arena.put(weights),

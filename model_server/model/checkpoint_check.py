@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused
+from model_server.executor.int4 import Int4Format
 from model_server.executor.unfit import unfit_reason, unfit_reason_on_cuda
 from model_server.model import checkpoint, gate, zoo
 from model_server.model.hf_model import HfModel, ModelFacts
-from model_server.model.int4_checkpoint import Int4Format
 from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import Mlp, Moe, Recipe, Unreadable
 

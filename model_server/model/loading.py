@@ -32,10 +32,10 @@ from model_server.executor.dense import (
     load_unproven,
 )
 from model_server.executor.dense_cpu import DenseCpu
-from model_server.executor.dense_cuda import DenseCuda
-from model_server.executor.dense_parts import build_dense_cuda
-from model_server.executor.executor import Executor
-from model_server.executor.partition import Partition
+from model_server.executor.dense_cuda import DenseCuda, build_dense_cuda
+from model_server.executor.device_weights import Partition
+from model_server.executor.executor import Executor, PagedModel
+from model_server.executor.int4 import Int4Format, read_int4
 from model_server.executor.zoo_executor import ZooExecutor
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
@@ -47,8 +47,6 @@ from model_server.model.checkpoint_check import (
     check_zoo,
 )
 from model_server.model.hf_model import HfModel
-from model_server.model.int4_checkpoint import Int4Format, read_int4
-from model_server.model.paged_model import PagedModel
 from model_server.model.preflight import bytes_of_rank, preflight
 from model_server.recipe.proof import MAX_ERRORS
 from model_server.recipe.recipe import Recipe, Unreadable

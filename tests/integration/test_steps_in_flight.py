@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model_server.engine.distributed import World
-from model_server.model.paged_model import PagedModel
+from model_server.executor.executor import PagedModel
 from proto.contract import (
     Batch,
     FinishReason,

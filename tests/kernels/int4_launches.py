@@ -2,7 +2,7 @@
 
 import torch
 
-from model_server.executor.int4_weight import Int4Weight
+from model_server.executor.int4 import Int4Weight
 from model_server.executor.triton_layers import TritonLayerOps
 from tests.kernels.ahead_of_time import Recorder
 

@@ -11,11 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_server.attention.triton import TritonAttention
-from model_server.executor.decode_graphs import CudaCapture, DecodeGraphs
-from model_server.executor.dense_cuda import DenseCuda
-from model_server.executor.device_weights import read_weights
-from model_server.executor.matrix import matrices_of
-from model_server.executor.partition import Partition
+from model_server.executor.dense_cuda import CudaCapture, DecodeGraphs, DenseCuda
+from model_server.executor.device_weights import Partition, matrices_of, read_weights
 from model_server.executor.triton_layers import TritonLayerOps
 from model_server.step import SequenceStep, StepInputs
 from model_server.triton_launch import Launch, launch

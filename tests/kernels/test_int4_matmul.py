@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from model_server.executor.int4_weight import Int4Weight, packed
+from model_server.executor.int4 import Int4Weight, packed
 from model_server.executor.layer_ops import TorchLayerOps
 from model_server.executor.triton_layers import TritonLayerOps
 from tests.kernels.ahead_of_time import SHARED_LIMITS, compiled

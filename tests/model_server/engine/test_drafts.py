@@ -11,7 +11,7 @@ import pytest
 
 from model_server.engine.distributed import World
 from model_server.engine.sequences import Drafter, DraftRules, PlannedChunk, SequenceState
-from model_server.model.paged_model import PagedModel
+from model_server.executor.executor import PagedModel
 from proto.contract import (
     FinishReason,
     LogprobParams,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from model_server.engine.distributed import World
-from model_server.model.paged_model import PagedModel
+from model_server.executor.executor import PagedModel
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import driver_of, load
 from tests.model_server.model import tiny_models

@@ -7,7 +7,7 @@ from torch import Tensor
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.errors import OutOfMemory, UnknownBatch
-from model_server.model.paged_model import PagedModel
+from model_server.executor.executor import PagedModel
 from model_server.step import StepInputs
 from proto.contract import FinishReason, LogprobParams
 from tests.model_server.engine.driver import Driver

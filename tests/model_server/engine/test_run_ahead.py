@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model_server.engine.distributed import World
-from model_server.model.paged_model import PagedModel
+from model_server.executor.executor import PagedModel
 from proto.contract import FinishReason, LogprobParams, SamplingParams
 from tests.model_server.engine.ahead_driver import AheadDriver
 from tests.model_server.engine.driver import Driver

@@ -9,7 +9,7 @@ import torch
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.errors import InvalidStep, OutOfMemory, UnknownBatch
-from model_server.model.paged_model import PagedModel
+from model_server.executor.executor import PagedModel
 from model_server.step import StepOutput
 from proto.contract import (
     FinishReason,

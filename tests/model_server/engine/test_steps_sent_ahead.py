@@ -7,7 +7,7 @@ from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.engine.sequences import PlannedChunk, SequenceState
 from model_server.errors import InvalidStep, UnknownBatch
-from model_server.model.paged_model import PagedModel
+from model_server.executor.executor import PagedModel
 from proto.contract import FinishReason, OutputConstraint, RunningUpdate, StopParams
 from tests.model_server.engine.shards import load, warmed_up
 from tests.model_server.engine.test_runner import new, token_ids

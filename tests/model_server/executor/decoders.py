@@ -16,14 +16,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model_server.attention.reference import ReferenceAttention
-from model_server.executor.decode_graphs import Capture
 from model_server.executor.dense_cpu import DenseCpu
-from model_server.executor.dense_cuda import DenseCuda
-from model_server.executor.device_weights import read_weights
+from model_server.executor.dense_cuda import Capture, DenseCuda
+from model_server.executor.device_weights import MakeMatrix, Partition, matrices_of, read_weights
 from model_server.executor.executor import Executor
 from model_server.executor.layer_ops import TorchLayerOps
-from model_server.executor.matrix import MakeMatrix, matrices_of
-from model_server.executor.partition import Partition
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe
 from model_server.recipe.recording import native_logits

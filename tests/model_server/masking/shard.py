@@ -13,9 +13,9 @@ import models.demo
 from constraints.spec import ConstraintSpec, Kind
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
+from model_server.executor.executor import PagedModel
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.model.paged_model import PagedModel
 from model_server.sampling.sampler import Sampler
 from proto.contract import OutputConstraint
 from tests.model_server.engine.driver import Driver

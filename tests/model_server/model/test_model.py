@@ -18,9 +18,9 @@ from model_server.errors import (
     ModelRefused,
     OutOfMemory,
 )
+from model_server.executor.executor import PagedModel
 from model_server.model.checkpoint_check import ModelSettings
 from model_server.model.loading import load_model
-from model_server.model.paged_model import PagedModel
 from model_server.step import SequenceStep, StepInputs
 from tests.model_server.model import tiny_models
 

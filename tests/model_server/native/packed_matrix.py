@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_server.executor.structs import COLUMNS, FORMATS, MatrixStruct
+from model_server.executor.weights import COLUMNS, FORMATS, MatrixStruct
 from native.compiler import Source
 from native.instruction_sets import usable
 from native.library import load_native

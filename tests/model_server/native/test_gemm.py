@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_server.executor.structs import FORMATS
+from model_server.executor.weights import FORMATS
 from tests.model_server.native.packed_matrix import INSTRUCTION_SETS, PackedMatrix, load_libraries
 from tests.native.compiler import needs_compiler
 

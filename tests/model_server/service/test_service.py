@@ -17,7 +17,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from model_server.engine.distributed import World
 from model_server.errors import ConfigRefused
-from model_server.model.paged_model import PagedModel
+from model_server.executor.executor import PagedModel
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from processes.addresses import free_port
