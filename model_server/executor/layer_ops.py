@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from model_server.executor.int4 import Int4Weight
-from model_server.recipe.pieces import activate, rotate
+from model_server.recipe.dense_torch import activate, rotate
 from model_server.recipe.recipe import Activation
 
 LARGEST_FLOAT8 = 448.0  # of e4m3

@@ -48,9 +48,9 @@ from model_server.model.checkpoint_check import (
 )
 from model_server.model.hf_model import HfModel
 from model_server.model.preflight import bytes_of_rank, preflight
+from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.proof import MAX_ERRORS
 from model_server.recipe.recipe import Recipe, Unreadable
-from model_server.recipe.rotary import angles_of
 from model_server.sampling.choosing import sampling_ways
 from model_server.sampling.sampler import Sampler
 from native.library import NativeUnavailable

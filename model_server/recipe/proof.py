@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from model_server.model.zoo import build_empty, quiet
-from model_server.recipe.dense_torch import DenseTorch
+from model_server.recipe.dense_torch import DenseTorch, angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe, Rows, Unreadable
 from model_server.recipe.recording import native_logits
 from model_server.recipe.resolve import resolve
-from model_server.recipe.rotary import angles_of
 from model_server.recipe.small import randomise, saved_buffers, small_model
 
 # Root mean square of a difference over the spread of the logits, in a narrow model of so many

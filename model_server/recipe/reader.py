@@ -3,31 +3,390 @@
 Who reads whose output, by exact equality, gives the structure: where norms stand, what is added to
 what. What a piece computes is found by a few hypotheses on its own input and output, so that
 hypotheses add instead of multiplying. No family is known here.
+
+Finds norms among the calls of a recorded pass: by what they compute, not by their classes.
+
+How queries, keys and values come about: which rows of which linear layer, which norm and rope.
+
+What may come after the linear layer is undone, until one is found that gives the rest.
+
+How a layer's MLP computes, dense or with experts: hypotheses on its own input and output.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, permutations, product
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers.pytorch_utils import Conv1D
 
-from model_server.recipe.heads import Heads, is_linear, whole
-from model_server.recipe.mlps import read_mlp
-from model_server.recipe.norms import Norms
-from model_server.recipe.recipe import Attention, Layer, Linear, Norm, Recipe, Unreadable
+from model_server.recipe.dense_torch import (
+    ACTIVATIONS,
+    CLAMPED,
+    activate,
+    each_once,
+    feed_forward,
+    normalise,
+    rotate,
+)
+from model_server.recipe.recipe import (
+    Attention,
+    Head,
+    Layer,
+    Linear,
+    Mlp,
+    Moe,
+    Norm,
+    Recipe,
+    Rope,
+    Rotary,
+    Rows,
+    Unreadable,
+)
 from model_server.recipe.recording import (
     NUM_TOKENS,
     Attended,
     Call,
     Recording,
     close,
+    named,
     record,
     rows,
     same,
+    scalars,
 )
-from model_server.recipe.scalars import named, scalars
+
+_USUAL_EPSILONS = (1e-5, 1e-6)
+_KINDS = ("rms", "layer")
+# Inputs so small that epsilon is what matters.
+_TINY = 1e-3
+
+
+class Norms:
+    """The norms of a recorded pass; each call is tried once."""
+
+    def __init__(self, config: Any) -> None:
+        # As in a number of the config, or in the code of the class.
+        known = {value for (form, _), value in scalars(config).items() if form == "itself"}
+        self._epsilons = (*sorted(each for each in known if each < 0.1), *_USUAL_EPSILONS)
+        self._found: dict[str, Norm | None] = {}
+        self._last: tuple[str, float, bool] | None = None
+
+    def of(self, call: Call) -> Norm | None:
+        """The norm that this call computes, if it is one."""
+        if call.name not in self._found:
+            self._found[call.name] = self._find(call)
+        return self._found[call.name]
+
+    def writing(self, tensor: Tensor, calls: Sequence[Call]) -> Call | None:
+        """The norm whose result this is."""
+        return next((c for c in calls if same(c.output, tensor) and self.of(c)), None)
+
+    def reading(self, tensor: Tensor, calls: Sequence[Call]) -> Call | None:
+        """The norm of this."""
+        return next((c for c in calls if same(c.source, tensor) and self.of(c)), None)
+
+    def _find(self, call: Call) -> Norm | None:
+        source, output = call.source, call.output
+        if isinstance(call.module, nn.Embedding) or source is None or same(source, output):
+            return None
+        if not isinstance(output, Tensor) or output.shape != source.shape:
+            return None
+        parameters = dict(call.module.named_parameters(prefix=call.name))
+        if any(parameter.dim() > 2 for parameter in parameters.values()):
+            return None
+        weights = tuple(name for name in parameters if not name.endswith("bias"))
+        biases = tuple(name for name in parameters if name.endswith("bias"))
+        row_len = rows(source).shape[-1]
+        num_weights = sum(parameters[name].numel() for name in weights)
+        widths = [
+            width
+            for width in sorted({row_len, source.shape[-1]})
+            if num_weights in (0, width, row_len)
+        ]
+        tries = list(product(_KINDS, self._epsilons, (False, True)))
+        if self._last is not None:
+            tries.insert(0, self._last)
+        for width, tried in product(widths, tries):
+            kind, eps, plus_one = tried
+            norm = Norm(kind, width, eps, plus_one, weights, biases)  # type: ignore[arg-type]
+            if all(
+                close(normalise(norm, rows(x), parameters), call.module(x))
+                for x in (source, source * _TINY)
+            ):
+                self._last = tried
+                return norm
+        return None
+
+
+_PAIRINGS: tuple[Literal["half", "interleaved"], ...] = ("half", "interleaved")
+_TOLERANCE = 3e-5  # of the largest number
+
+
+def is_linear(call: Call) -> bool:
+    return isinstance(call.module, nn.Linear | Conv1D) and isinstance(call.output, Tensor)
+
+
+def whole(call: Call) -> Linear:
+    """All rows of a linear layer. Raises Unreadable for a layer of another class."""
+    if not is_linear(call):
+        raise Unreadable(f"{call.name} is no plain linear layer")
+    num_rows = call.output.shape[-1]
+    return _linear(call, Rows(0, 1, num_rows, num_rows))
+
+
+def _linear(call: Call, chosen: Rows) -> Linear:
+    bias = None if call.module.bias is None else f"{call.name}.bias"
+    return Linear(f"{call.name}.weight", bias, isinstance(call.module, Conv1D), chosen)
+
+
+class Heads:
+    """Reads the heads of layers, given the tables of cos and sin of the whole pass."""
+
+    def __init__(self, calls: Sequence[Call], norms: Norms) -> None:
+        self._norms = norms
+        self._raw: list[Tensor] = []
+        self._tables: list[tuple[Tensor, Tensor]] = []
+        self._pairings = list(_PAIRINGS)
+        rotary = []
+        for call in calls:
+            if not _makes_angles(call):
+                continue
+            cos, sin = (table.reshape(NUM_TOKENS, -1) for table in call.output)
+            layout = _layout(cos)
+            extra = tuple(each for each in call.arguments if isinstance(each, str))
+            rotary.append(Rotary(call.name, extra, layout))
+            self._raw.append(call.result[0])
+            self._tables.append((each_once(cos, layout), each_once(sin, layout)))
+        self.rotary = tuple(rotary)
+
+    def value(self, attended: Attended, linears: Sequence[Call]) -> tuple[Call, Linear]:
+        """The linear layer that gives values. Raises Unreadable."""
+        found = columns(attended.value, linears)
+        if found is None:
+            raise Unreadable("its values are no output of a linear layer")
+        return found
+
+    def head(
+        self, tensor: Tensor, head_dim: int, linears: Sequence[Call], inside: Sequence[Call]
+    ) -> Head:
+        """How queries or keys [num_tokens, heads * head_dim] come about. Raises Unreadable."""
+        writer = self._norms.writing(tensor, inside)
+        for rope in self._ropes(inside):
+            before = self._unturn(tensor, rope, head_dim)
+            if before is None:
+                continue
+            # A norm first: its output is compared sooner than columns are sought.
+            for call in inside:
+                if not (close(call.output, before) and (norm := self._norms.of(call))):
+                    continue
+                if found := columns(rows(call.source), linears):
+                    return self._found(Head(found[1], norm, rope, False))
+            if found := columns(before, linears):
+                return self._found(Head(found[1], None, rope, False))
+            if writer is not None and rope is not None:
+                inner = self._unturn(rows(writer.source), rope, head_dim)
+                if inner is not None and (found := columns(inner, linears)):
+                    return self._found(Head(found[1], self._norms.of(writer), rope, True))
+        raise Unreadable("how its queries or keys come about is not known")
+
+    def _ropes(self, inside: Sequence[Call]) -> list[Rope | None]:
+        """Two tables may agree on a few positions: a layer's own is taken if it was handed one."""
+        handed = [pair for c in inside for pair in c.arguments if isinstance(pair, tuple) and pair]
+        own = [i for i, cos in enumerate(self._raw) if any(pair[0] is cos for pair in handed)]
+        sources = own or range(len(self._tables))
+        return [None, *(Rope(p, i) for i in sources for p in self._pairings)]
+
+    def _found(self, head: Head) -> Head:
+        """The next layer's rope is probably the same."""
+        if head.rope is not None:
+            self._pairings.sort(key=lambda pairing: pairing != head.rope.pairing)  # type: ignore[union-attr]
+        return head
+
+    def _unturn(self, tensor: Tensor, rope: Rope | None, head_dim: int) -> Tensor | None:
+        if rope is None:
+            return tensor
+        cos, sin = self._tables[rope.source]
+        if 2 * cos.shape[-1] > head_dim:
+            return None
+        length = cos.square() + sin.square()  # of scaled tables not one
+        split = tensor.unflatten(-1, (-1, head_dim))
+        return rotate(split, cos / length, -sin / length, rope.pairing).flatten(1)
+
+
+def columns(tensor: Tensor, linears: Sequence[Call]) -> tuple[Call, Linear] | None:
+    """The linear layer that has this among its outputs, and which of them."""
+    for call in linears:
+        if same(call.output, tensor):
+            return call, whole(call)
+    limit = _TOLERANCE * float(tensor.abs().max())
+    for call in linears:
+        if chosen := _runs(tensor.T, rows(call.output).T, limit):
+            return call, _linear(call, chosen)
+    return None
+
+
+def _runs(wanted: Tensor, had: Tensor, limit: float) -> Rows | None:
+    """Where the rows of `wanted` lie in `had`, as runs of one length, as far apart each."""
+    start = _nearest(wanted[0], had)
+    num_rows = min(len(wanted), len(had) - start)
+    errors = (wanted[:num_rows] - had[start : start + num_rows]).abs().amax(1)
+    used = int((errors <= limit).cumprod(0).sum())
+    if used == 0 or len(wanted) % used:
+        return None
+    blocks = len(wanted) // used
+    stride = used if blocks == 1 else _nearest(wanted[used], had) - start
+    chosen = Rows(start, blocks, stride, used)
+    indices = chosen.indices()
+    if len(indices) != len(wanted) or not 0 <= indices[-1] < len(had):
+        return None
+    return chosen if float((had[indices] - wanted).abs().max()) <= limit else None
+
+
+def _nearest(row: Tensor, had: Tensor) -> int:
+    return int((had - row).abs().amax(1).argmin())
+
+
+def _makes_angles(call: Call) -> bool:
+    """Whether it gives two tables of all positions, without a parameter."""
+    pair: Any = call.output
+    return (
+        isinstance(pair, tuple)
+        and len(pair) == 2
+        and not list(call.module.parameters())
+        and all(isinstance(t, Tensor) and t.numel() % NUM_TOKENS == 0 for t in pair)
+        and all(t.dim() > 1 and t.shape[-2] == NUM_TOKENS for t in pair)
+    )
+
+
+def _layout(cos: Tensor) -> Literal["cat", "repeat", "half"]:
+    half = cos.shape[-1] // 2
+    if torch.equal(cos[:, :half], cos[:, half:]):
+        return "cat"
+    return "repeat" if torch.equal(cos[:, ::2], cos[:, 1::2]) else "half"
+
+
+_GATED: tuple[Literal["gate_up", "gate_up_pairs"], ...] = ("gate_up", "gate_up_pairs")
+_SCORINGS: tuple[Literal["softmax_normed", "softmax"], ...] = ("softmax_normed", "softmax")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadMlp:
+    """An MLP, what it read and what it gave, [num_tokens, hidden_size] each."""
+
+    mlp: Mlp | Moe
+    source: Tensor
+    output: Tensor
+
+
+def read_mlp(model: Any, rest: Sequence[Call], inside: Sequence[Call]) -> ReadMlp:
+    """`rest`: a layer's linear layers beside attention's; `inside`: all its calls.
+
+    Raises Unreadable.
+    """
+    experts = [c for c in inside if any(p.dim() == 3 for p in c.module.parameters(recurse=False))]
+    if not experts:
+        return _dense(rest)
+    if len(experts) > 1:
+        raise Unreadable("its experts are more than one module")
+    return _experts(model, experts[0], rest, inside)
+
+
+def _dense(linears: Sequence[Call]) -> ReadMlp:
+    if len(linears) not in (2, 3):
+        raise Unreadable(f"beside attention a layer has {len(linears)} linear layers, no MLP")
+    *ins, out = linears
+    if not all(same(call.source, ins[0].source) for call in ins):
+        raise Unreadable("the linear layers of its MLP do not read the same")
+    wanted = rows(out.source)
+    is_plain = len(ins) == 1 and ins[0].output.shape[-1] == wanted.shape[-1]
+    layouts: Sequence[Any] = ("plain",) if is_plain else _GATED
+    for order, layout, activation in product(permutations(ins), layouts, ACTIVATIONS):
+        inner = torch.cat([rows(call.output) for call in order], -1)
+        tried = activate(layout, activation, inner)
+        if close(tried, wanted):
+            mlp = Mlp(tuple(map(whole, order)), layout, activation, whole(out))  # type: ignore[arg-type]
+            return ReadMlp(mlp, rows(ins[0].source), rows(out.output))
+    raise Unreadable("the activation of its MLP is not known")
+
+
+def _experts(model: Any, experts: Call, rest: Sequence[Call], inside: Sequence[Call]) -> ReadMlp:
+    name = experts.name.rpartition(".")[0]
+    block = next(call for call in inside if call.name == name)
+    output = block.output[0] if isinstance(block.output, tuple) else block.output
+    own = {n: p for n, p in model.named_parameters() if n.startswith(name + ".")}
+    source = rows(block.source)
+    for moe in _mixtures(experts, own, rest, source.shape[-1]):
+        if close(feed_forward(moe, source, own), output):
+            return ReadMlp(moe, source, rows(output))
+    raise Unreadable("how it chooses experts, or what they compute, is not known")
+
+
+def _mixtures(
+    experts: Call, own: dict[str, Tensor], rest: Sequence[Call], width: int
+) -> Iterable[Moe]:
+    """Every mixture that has these parameters."""
+    stacks = [name for name, parameter in own.items() if parameter.dim() == 3]
+    if len(stacks) != 2:
+        raise Unreadable("its experts are no pair of matrices")
+    gate_up, down = stacks
+    biases = [name + "_bias" if name + "_bias" in own else None for name in stacks]
+    num_experts = own[gate_up].shape[0]
+    router = _router(experts, own, (num_experts, width))
+    shared = [c for c in rest if c.name + ".weight" != router.weight and c.output.shape[-1] > 1]
+    gates = [c for c in rest if c.name + ".weight" != router.weight and c.output.shape[-1] == 1]
+    top_k = next(
+        each.shape[-1]
+        for each in experts.arguments
+        if isinstance(each, Tensor) and not each.is_floating_point()
+    )
+    for scoring, layout, activation, transposed in product(
+        _SCORINGS, _GATED, (*ACTIVATIONS, CLAMPED), (False, True)
+    ):
+        axis = 1 if transposed else 2
+        if own[gate_up].shape[axis] != width or own[down].shape[3 - axis] != width:
+            continue
+        yield Moe(
+            router=router,
+            num_experts=num_experts,
+            top_k=top_k,
+            scoring=scoring,
+            gate_up=gate_up,
+            gate_up_bias=biases[0],
+            down=down,
+            down_bias=biases[1],
+            transposed=transposed,
+            layout=layout,
+            activation=activation,  # type: ignore[arg-type]
+            shared=_shared(shared),
+            shared_gate=whole(gates[0]) if gates else None,
+        )
+
+
+def _shared(linears: Sequence[Call]) -> Mlp | None:
+    if not linears:
+        return None
+    mlp = _dense(linears).mlp
+    if isinstance(mlp, Moe):
+        raise AssertionError("a dense MLP was read")
+    return mlp
+
+
+def _router(experts: Call, own: dict[str, Tensor], shape: tuple[int, int]) -> Linear:
+    names = [
+        name
+        for name, parameter in own.items()
+        if parameter.shape == shape and not name.startswith(experts.name + ".")
+    ]
+    if len(names) != 1:
+        raise Unreadable("how it chooses experts is not known")
+    bias = names[0].removesuffix("weight") + "bias"
+    all_rows = Rows(0, 1, shape[0], shape[0])
+    return Linear(names[0], bias if bias in own else None, False, all_rows)
+
 
 _LOGIT_TOLERANCE = 3e-6  # two scalars may be near each other
 

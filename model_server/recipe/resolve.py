@@ -23,8 +23,7 @@ from model_server.recipe.recipe import (
     Rows,
     Unreadable,
 )
-from model_server.recipe.recording import NUM_TOKENS, Attended, attention_of
-from model_server.recipe.scalars import real
+from model_server.recipe.recording import NUM_TOKENS, Attended, attention_of, real
 from model_server.recipe.small import TOP_KS
 
 

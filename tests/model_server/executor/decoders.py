@@ -21,10 +21,10 @@ from model_server.executor.dense_cuda import Capture, DenseCuda
 from model_server.executor.device_weights import MakeMatrix, Partition, matrices_of, read_weights
 from model_server.executor.executor import Executor
 from model_server.executor.layer_ops import TorchLayerOps
+from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe
 from model_server.recipe.recording import native_logits
-from model_server.recipe.rotary import angles_of
 from model_server.recipe.small import randomise
 from model_server.step import SequenceStep, StepInputs
 from tests.model_server.recipe.families import FAMILIES, config

@@ -22,9 +22,9 @@ from model_server.executor.int4 import Int4Format, Int4Weight, packed, read_int4
 from model_server.model import zoo
 from model_server.model.checkpoint_check import ModelSettings, check_checkpoint
 from model_server.model.loading import load_model
+from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Unreadable
-from model_server.recipe.rotary import angles_of
 from model_server.step import SequenceStep, StepInputs
 from tests.model_server.engine.ranks import on_two_ranks
 from tests.model_server.model.int4_files import KINDS, quantize

@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from model_server.recipe.dense_torch import DenseTorch
+from model_server.recipe.dense_torch import DenseTorch, angles_of
 from model_server.recipe.proof import MAX_ERROR, parameters_of, relative_error
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe
 from model_server.recipe.recording import native_logits
-from model_server.recipe.rotary import angles_of
 from model_server.recipe.small import randomise, small_model
 from tests.model_server.recipe.families import FAMILIES, family
 from tests.model_server.recipe.mutants import mutants

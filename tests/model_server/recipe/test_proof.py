@@ -8,7 +8,7 @@ import torch
 from transformers import AutoConfig
 
 from model_server.model.zoo import build_empty, build_small
-from model_server.recipe.dense_torch import DenseTorch
+from model_server.recipe.dense_torch import DenseTorch, angles_of
 from model_server.recipe.proof import (
     parameters_of,
     read_recipe,
@@ -17,9 +17,7 @@ from model_server.recipe.proof import (
     require_used_once,
 )
 from model_server.recipe.recipe import Recipe, Unreadable
-from model_server.recipe.recording import native_logits
-from model_server.recipe.rotary import angles_of
-from model_server.recipe.scalars import real
+from model_server.recipe.recording import native_logits, real
 from model_server.recipe.small import randomise
 from tests.model_server.recipe.families import EXPERTS, FAMILIES, config, family
 
