@@ -25,12 +25,12 @@ import transformers
 
 from bench.chart import Line, lines
 from bench.command_line import parser_of
+from model_server.checkpoint.check import ModelSettings
 from model_server.engine.distributed import World
 from model_server.engine.memory import keep_freed_memory
 from model_server.engine.runner import Runner
 from model_server.executor.executor import PagedModel
-from model_server.model.checkpoint_check import ModelSettings
-from model_server.model.loading import load_model, new_sampler
+from model_server.loading import load_model, new_sampler
 from model_server.step import StepOutput
 from native.library import load_native
 from proto.contract import NewSequence, SamplingParams, StopParams

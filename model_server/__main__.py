@@ -25,10 +25,10 @@ from typing import Any
 import uvloop
 
 from model_server import config
+from model_server.checkpoint.check import forecast
+from model_server.checkpoint.checkpoint import find_checkpoint
 from model_server.errors import FetchStalled, ShardError
-from model_server.forecast import forecast
-from model_server.model.checkpoint import find_checkpoint
-from model_server.model.loading import load
+from model_server.loading import load
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from model_server.service.tracing import StepTracer, start_tracing

@@ -7,10 +7,10 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from bench.gpu_check.rows import Sizes
+from model_server import zoo
 from model_server.executor.dense_cuda import build_dense_cuda
 from model_server.executor.device_weights import Partition
 from model_server.executor.executor import PagedModel
-from model_server.model import zoo
 from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import Recipe
 

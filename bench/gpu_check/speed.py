@@ -16,8 +16,8 @@ from bench.gpu_check.rows import Row, Sizes
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.executor.executor import PagedModel
+from model_server.loading import new_sampler
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.model.loading import new_sampler
 from model_server.step import SequenceStep, StepInputs, StepOutput
 from proto.contract import NewSequence, OutputConstraint, SamplingParams, StopParams
 

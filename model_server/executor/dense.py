@@ -17,11 +17,11 @@ from torch import Tensor
 
 from model_server.executor.executor import Executor
 from model_server.executor.int4 import Int4Parameters
-from model_server.model.hf_model import HfModel
 from model_server.recipe.dense_torch import Angles, DenseTorch, angles_of
 from model_server.recipe.proof import relative_error, require_near
 from model_server.recipe.recipe import Recipe, Unreadable
 from model_server.step import SequenceStep, StepInputs
+from model_server.zoo import HfModel
 
 _log = logging.getLogger(__name__)
 

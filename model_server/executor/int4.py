@@ -36,8 +36,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from model_server.checkpoint.checkpoint import INDEX_NAME, WEIGHTS_NAME
 from model_server.errors import CheckpointBroken
-from model_server.model.checkpoint import INDEX_NAME, WEIGHTS_NAME
 from model_server.recipe.recipe import Unreadable
 
 PER_WORD = 8

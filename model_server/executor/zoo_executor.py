@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from model_server.attention.base import AttentionBackend, LayerCache, LayerGeometry, LayerOptions
-from model_server.model.hf_model import HfModel
 from model_server.step import StepInputs
+from model_server.zoo import HfModel
 
 # A linear layer on a CPU may add up in another order for 1, 2 or 3 rows than for 4 and more, so a
 # token's logits would depend on its batch mates. From 4 rows on, oneDNN (bfloat16) and MKL

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_server.model.zoo import build_empty, quiet
 from model_server.recipe.dense_torch import DenseTorch, angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe, Rows, Unreadable
 from model_server.recipe.recording import native_logits
 from model_server.recipe.resolve import resolve
 from model_server.recipe.small import randomise, saved_buffers, small_model
+from model_server.zoo import build_empty, quiet
 
 # Root mean square of a difference over the spread of the logits, in a narrow model of so many
 # layers or fewer; rounding adds up with the depth. The least wrong recipes known lie at 1e-4.

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from model_server.model.zoo import build_small
 from model_server.recipe.recipe import Unreadable
+from model_server.zoo import build_small
 
 TOP_KS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
 _HEAD_DIM = 40  # and its multiples: every usual share of it that is rotated is even

@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.executor.executor import PagedModel
+from model_server.loading import new_sampler
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.model.loading import new_sampler
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from proto.contract import ModelInfo

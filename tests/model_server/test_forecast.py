@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from model_server.checkpoint.check import forecast
 from model_server.config import CheckConfig
 from model_server.engine import memory
 from model_server.engine.distributed import World
 from model_server.errors import ConfigRefused, ModelRefused, OutOfMemory
-from model_server.forecast import forecast
 from processes.capacity import Capacity, Pool
 from tests.model_server.engine.shards import load
 from tests.model_server.model import tiny_models

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
+from model_server.checkpoint.check import ModelSettings
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.executor.executor import PagedModel
-from model_server.model.checkpoint_check import ModelSettings
-from model_server.model.loading import load_model, new_sampler
+from model_server.loading import load_model, new_sampler
 from tests.model_server.engine.driver import Driver
 
 NUM_BLOCKS = 64

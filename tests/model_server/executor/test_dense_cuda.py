@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from model_server.checkpoint.check import unfit_reason_on_cuda
 from model_server.engine.distributed import World
 from model_server.executor.dense_cuda import DecodeGraphs, batch_sizes, build_dense_cuda
 from model_server.executor.device_weights import Partition, matrices_of, undivided_reason
 from model_server.executor.layer_ops import TorchLayerOps
-from model_server.executor.unfit import unfit_reason_on_cuda
 from model_server.recipe.recipe import Mlp
 from model_server.step import StepInputs
 from tests.model_server.engine.ranks import on_two_ranks

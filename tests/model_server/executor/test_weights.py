@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from model_server.executor.unfit import unfit_reason
+from model_server.checkpoint.check import unfit_reason
 from model_server.recipe.recipe import Attention, Recipe
 from tests.model_server.executor.decoders import decoder
 from tests.native.compiler import needs_compiler

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from model_server.checkpoint import checkpoint
 from model_server.errors import CheckpointBroken
-from model_server.model import checkpoint
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from model_server.checkpoint.check import CheckedCheckpoint, ModelSettings, check_checkpoint
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused
-from model_server.model.checkpoint_check import CheckedCheckpoint, ModelSettings, check_checkpoint
 from tests.model_server.model import tiny_models
 
 

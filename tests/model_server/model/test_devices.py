@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from model_server.checkpoint.check import _resolve_dtype, device_of
 from model_server.errors import ConfigRefused, ModelRefused
-from model_server.model.checkpoint_check import _resolve_dtype
-from model_server.model.preflight import device_of
 
 CUDA = torch.device("cuda", 0)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from model_server.checkpoint.checkpoint import find_checkpoint
 from model_server.errors import ModelRefused
-from model_server.model.checkpoint import find_checkpoint
 
 COMMIT = "c" * 40
 REPOS = {
@@ -93,7 +93,7 @@ def hub_environ(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def download(environ: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
     code = (
-        "import sys; from model_server.model.checkpoint import find_checkpoint\n"
+        "import sys; from model_server.checkpoint.checkpoint import find_checkpoint\n"
         "from model_server.errors import ShardError\n"
         "try: print(find_checkpoint(sys.argv[1], None))\n"
         "except ShardError as error: print('refused:', error)\n"

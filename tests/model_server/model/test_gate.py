@@ -10,14 +10,15 @@ import torch
 import transformers
 from torch import Tensor
 
+from model_server import zoo
 from model_server.attention.base import LayerCache, LayerOptions
 from model_server.attention.reference import ReferenceAttention
+from model_server.checkpoint import gate
+from model_server.checkpoint.gate import WINDOW_LEN, shrink
 from model_server.errors import ArchitectureUnfit
 from model_server.executor.zoo_executor import LayerPlan
-from model_server.model import gate, zoo
-from model_server.model.hf_model import HfModel
-from model_server.model.small_config import WINDOW_LEN, shrink
 from model_server.step import StepInputs
+from model_server.zoo import HfModel
 from tests.model_server.model import tiny_models
 
 build_small = partial(zoo.build_small, trust_remote_code=False)

@@ -13,15 +13,15 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from model_server import zoo
+from model_server.checkpoint.check import ModelSettings, check_checkpoint
 from model_server.engine.distributed import World
 from model_server.errors import CheckpointBroken, ModelRefused
 from model_server.executor.dense import load_int4
 from model_server.executor.dense_cuda import build_dense_cuda
 from model_server.executor.device_weights import Partition
 from model_server.executor.int4 import Int4Format, Int4Weight, packed, read_int4, unpacked
-from model_server.model import zoo
-from model_server.model.checkpoint_check import ModelSettings, check_checkpoint
-from model_server.model.loading import load_model
+from model_server.loading import load_model
 from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Unreadable

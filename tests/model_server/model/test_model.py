@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from model_server.checkpoint.check import ModelSettings
 from model_server.engine.distributed import World
 from model_server.errors import (
     ArchitectureUnfit,
@@ -19,8 +20,7 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.executor.executor import PagedModel
-from model_server.model.checkpoint_check import ModelSettings
-from model_server.model.loading import load_model
+from model_server.loading import load_model
 from model_server.step import SequenceStep, StepInputs
 from tests.model_server.model import tiny_models
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from model_server.model.zoo import build_small
 from model_server.recipe.dense_torch import DenseTorch, angles_of
 from model_server.recipe.proof import parameters_of, read_recipe
+from model_server.zoo import build_small
 from tests.model_server.recipe.families import family
 
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from model_server.model.zoo import build_empty, build_small
 from model_server.recipe.dense_torch import DenseTorch, angles_of
 from model_server.recipe.proof import (
     parameters_of,
@@ -19,6 +18,7 @@ from model_server.recipe.proof import (
 from model_server.recipe.recipe import Recipe, Unreadable
 from model_server.recipe.recording import native_logits, real
 from model_server.recipe.small import randomise
+from model_server.zoo import build_empty, build_small
 from tests.model_server.recipe.families import EXPERTS, FAMILIES, config, family
 
 LENS = (23, 9, 1, 17)

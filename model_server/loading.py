@@ -13,8 +13,18 @@ import torch
 import torch.distributed as dist
 
 from constraints.compiler import MIB
+from model_server import zoo
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
+from model_server.checkpoint import gate
+from model_server.checkpoint.check import (
+    CheckedCheckpoint,
+    ModelSettings,
+    bytes_of_rank,
+    check_checkpoint,
+    check_zoo,
+    preflight,
+)
 from model_server.config import ServeConfig
 from model_server.engine.distributed import World
 from model_server.engine.memory import (
@@ -39,20 +49,12 @@ from model_server.executor.int4 import Int4Format, read_int4
 from model_server.executor.zoo_executor import ZooExecutor
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.model import gate, zoo
-from model_server.model.checkpoint_check import (
-    CheckedCheckpoint,
-    ModelSettings,
-    check_checkpoint,
-    check_zoo,
-)
-from model_server.model.hf_model import HfModel
-from model_server.model.preflight import bytes_of_rank, preflight
 from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.proof import MAX_ERRORS
 from model_server.recipe.recipe import Recipe, Unreadable
 from model_server.sampling.choosing import sampling_ways
 from model_server.sampling.sampler import Sampler
+from model_server.zoo import HfModel
 from native.library import NativeUnavailable
 from proto.contract import ModelInfo
 

@@ -1,0 +1,555 @@
+"""The check of a checkpoint before its weights are read: whether it can be served, and how.
+
+    files, headers -> config -> class without weights -> recipe, or gate's rule and self-test
+    -> dtype, bytes
+
+Loading begins with it. It reads no weights and keeps nothing.
+
+What recipes the dense executors do not serve, and why not.
+
+The first thing that a shard does: checks of all that is known without weights and other ranks.
+
+    --device -> a device of this machine
+    MODEL_ID -> a folder, its files, a class, how it is computed    (checkpoint_check)
+    lengths  -> within the model's context
+
+It takes a few seconds, where weights may take minutes.
+
+What serving a checkpoint would take, as far as that is known before its weights are read.
+
+parameters, dtype, context    the check
+weights                       parameters * dtype, shared out among the ranks
+pool                          what is left, by the rules of warm-up; on CUDA without what the
+                              largest step takes, which only a trial shows
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model_server import zoo
+from model_server.attention.base import DEFAULT_BLOCK_SIZE
+from model_server.checkpoint import checkpoint, gate
+from model_server.checkpoint.checkpoint import find_checkpoint
+from model_server.config import CheckConfig, ServeConfig, num_gpus
+from model_server.engine import memory
+from model_server.errors import (
+    ArchitectureUnfit,
+    CheckpointBroken,
+    ConfigRefused,
+    ModelRefused,
+    OutOfMemory,
+)
+from model_server.executor.device_weights import Partition, undivided_reason
+from model_server.executor.int4 import Int4Format
+from model_server.executor.weights import ELEMENT_NAMES
+from model_server.recipe.proof import read_recipe
+from model_server.recipe.recipe import Attention, Head, Layer, Mlp, Moe, Norm, Recipe, Unreadable
+from model_server.zoo import HfModel, ModelFacts
+from processes.capacity import Capacity, Pool
+
+_VECTOR_LEN = 16
+
+
+def unfit_reason(recipe: Recipe, dtype: torch.dtype, quantize: str | None = None) -> str | None:
+    """Why DenseCpu cannot compute this recipe in `dtype`, or None when it can."""
+    return next(_reasons(recipe, dtype, quantize), None)
+
+
+def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterator[str]:
+    if dtype not in ELEMENT_NAMES:
+        yield f"it computes in float32 and bfloat16, not in {dtype}"
+    if quantize not in (None, "int8"):
+        yield f"it quantizes weights to int8, not to {quantize}"
+    for index, layer in enumerate(recipe.layers):
+        for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
+            yield f"layer {index}: {reason}"
+
+
+def unfit_reason_on_cuda(
+    recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int, quantize: str | None = None
+) -> str | None:
+    """Why DenseCuda cannot compute this recipe on so many ranks, or None when it can.
+
+    inner_lens: of each layer's MLP, what its last product reads
+    """
+    reason = next(_cuda_reasons(recipe, quantize), None)
+    if reason is None and quantize is not None:
+        reason = next(_float8_reasons(recipe, inner_lens, num_ranks), None)
+    return reason or undivided_reason(recipe, inner_lens, num_ranks)
+
+
+def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
+    if quantize not in (None, "fp8"):
+        yield f"weights are quantized to fp8 on CUDA, not to {quantize}"
+    for index, layer in enumerate(recipe.layers):
+        if not isinstance(layer.mlp, Mlp):
+            yield f"layer {index}: its MLP has experts, which are computed on a CPU alone"
+        for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
+            yield f"layer {index}: {reason}"
+
+
+def _float8_reasons(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> Iterator[str]:
+    for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
+        for width in (layer.attention.output.rows.count, inner_len // num_ranks):
+            if width % _VECTOR_LEN:
+                yield f"layer {index}: a product of {width} numbers is none in fp8"
+
+
+def _attention_reasons(attention: Attention) -> Iterator[str]:
+    head_dim, query, key = attention.head_dim, attention.query, attention.key
+    if head_dim % _VECTOR_LEN:
+        yield f"head_dim {head_dim} is not a multiple of {_VECTOR_LEN}"
+    if attention.num_heads % attention.num_kv_heads:
+        yield f"{attention.num_kv_heads} key heads do not divide {attention.num_heads} heads"
+    if attention.value.rows.count != attention.num_kv_heads * head_dim:
+        yield "values are not as wide as keys"
+    if query.rope != key.rope:
+        yield "queries and keys are rotated in different ways"
+    if query.norm and key.norm and query.norm_after_rope != key.norm_after_rope:
+        yield "queries are normalised before they are rotated, keys after, or the other way round"
+    yield from _head_norm_reasons(query, head_dim)
+    yield from _head_norm_reasons(key, head_dim)
+
+
+def _head_norm_reasons(head: Head, head_dim: int) -> Iterator[str]:
+    if head.norm is None or head.norm.width == head_dim:
+        return
+    if head.norm.width != head.linear.rows.count:
+        yield f"a norm of {head.norm.width} numbers is neither of a head nor of all heads"
+    elif head.norm_after_rope:
+        yield "all heads together are normalised after they are rotated"
+
+
+def _norm_reasons(layer: Layer) -> Iterator[str]:
+    hidden_size = layer.attention.output.rows.count
+    norms: tuple[Norm | None, ...] = (
+        *(layer.attention_norm, layer.attention_post_norm),
+        *(layer.mlp_norm, layer.mlp_post_norm),
+    )
+    for norm in norms:
+        if norm is not None and norm.width != hidden_size:
+            yield f"a norm of {norm.width} numbers is not of a row of {hidden_size}"
+
+
+_log = logging.getLogger(__name__)
+
+_DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
+# Of CUDA devices: before, bfloat16 is emulated.
+_BFLOAT16_CAPABILITY = (8, 0)
+_FLOAT8_CAPABILITY = (8, 9)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """The checkpoint to serve, and how.
+
+    `dtype` "auto": bfloat16 where the processor computes in it, else float32, or float16 on CUDA; a
+    float16 checkpoint stays float16 there. `attention` names a backend, or "auto".
+    """
+
+    folder: Path
+    device: torch.device
+    dtype: str = "auto"
+    attention: str = "auto"
+    quantize: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CheckedCheckpoint:
+    """A checkpoint that may be loaded.
+
+    num_shards:      each rank has one of so many parts of the weights
+    num_parameters:  of the whole model
+    weights_dtype:   in which they are read and, unless they are quantized then, kept
+    weights_bytes:   of the whole model in it; None for a quantized model, where it is unknown
+    facts:           of the model's class and config
+    recipe:          what the model computes; None: it runs in its own class
+    fallback_reason: why there is no recipe; None: there is one
+    int4:            how the weights of the recipe are stored in 4 bits; None: they are not
+    """
+
+    config: Any
+    dtype: torch.dtype
+    weights_dtype: torch.dtype
+    num_shards: int
+    num_parameters: int
+    weights_bytes: int | None
+    facts: ModelFacts
+    recipe: Recipe | None
+    fallback_reason: str | None
+    int4: Int4Format | None = None
+
+    @property
+    def bytes_of_rank(self) -> int:
+        """The least bytes of one rank's weights; 0 where that is unknown."""
+        return (self.weights_bytes or 0) // self.num_shards
+
+
+def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpoint:
+    """Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused."""
+    trust = settings.trust_remote_code
+    stored = checkpoint.check(settings.folder)
+    config = zoo.read_config(settings.folder, trust_remote_code=trust)
+    empty = zoo.build_empty(config, trust_remote_code=trust)
+    zoo.eos_token_ids(settings.folder, config)
+    if _quantization(config) is None:
+        _require_shapes(settings.folder, empty, stored)
+    dtype = _resolve_dtype(settings.dtype, config, settings.device)
+    recipe, fallback_reason = None, _not_dense(settings, world_size, config, dtype)
+    if fallback_reason is None:
+        try:
+            recipe = _dense_recipe(settings, world_size, config, dtype, empty)
+        except Unreadable as error:
+            fallback_reason = str(error)
+    if fallback_reason is not None:
+        zoo.check_quantization(settings.folder, config, settings.device, fallback_reason)
+        check_zoo(settings, config, empty.facts, fallback_reason)
+    is_sharded = recipe is not None or _can_shard(empty, world_size)
+    num_shards = world_size if is_sharded else 1
+    quantization = _quantization(config)
+    num_parameters = empty.num_parameters()
+    weights_dtype = dtype
+    if recipe is not None and settings.device.type == "cpu":
+        weights_dtype = _weights_dtype(dtype, stored)
+    return CheckedCheckpoint(
+        config=config,
+        dtype=dtype,
+        weights_dtype=weights_dtype,
+        num_shards=num_shards,
+        num_parameters=num_parameters,
+        weights_bytes=num_parameters * weights_dtype.itemsize if quantization is None else None,
+        facts=empty.facts,
+        recipe=recipe,
+        fallback_reason=fallback_reason,
+        int4=None if recipe is None or quantization is None else Int4Format.of(quantization),
+    )
+
+
+def _weights_dtype(
+    dtype: torch.dtype, stored: Mapping[str, checkpoint.StoredTensor]
+) -> torch.dtype:
+    """Where float32 is computed, weights of bfloat16 are widened as they are multiplied."""
+    is_narrow = all(tensor.dtype == "BF16" for tensor in stored.values())
+    return torch.bfloat16 if is_narrow and dtype == torch.float32 else dtype
+
+
+def _require_shapes(
+    folder: Path, empty: HfModel, tensors: Mapping[str, checkpoint.StoredTensor]
+) -> None:
+    """Raises CheckpointBroken for weights of another shape than the config asks for.
+
+    Some are turned when they are loaded, and some go by other names there.
+    """
+    for name, parameter in empty.module.named_parameters():
+        stored = tensors.get(name)
+        if stored is not None and sorted(stored.shape) != sorted(parameter.shape):
+            raise CheckpointBroken(
+                f"{folder}: {name!r} has the shape {list(stored.shape)}, and by config.json the"
+                f" model's is {list(parameter.shape)}"
+            )
+
+
+def _quantization(config: Any) -> Mapping[str, Any] | None:
+    """How its checkpoint is quantized; None: it is not."""
+    settings = getattr(config, "quantization_config", None)
+    if settings is None or isinstance(settings, Mapping):
+        return settings
+    return dict(settings.to_dict())
+
+
+def _not_dense(
+    settings: ModelSettings, world_size: int, config: Any, dtype: torch.dtype
+) -> str | None:
+    """Why no recipe is looked for; None: one is."""
+    if settings.attention != "auto":
+        return f"--attention {settings.attention}"
+    if settings.quantize == "fp8" and settings.device.type == "cuda":
+        capability = torch.cuda.get_device_capability(settings.device)
+        if capability < _FLOAT8_CAPABILITY:
+            return (
+                f"compute capability {capability[0]}.{capability[1]} has no fp8: it came with 8.9"
+            )
+    if settings.device.type == "cpu" and world_size > 1:
+        return "there is no dense executor for several ranks on CPUs"
+    if settings.device.type == "cpu" and dtype not in (torch.bfloat16, torch.float32):
+        return f"{str(dtype).removeprefix('torch.')} on a CPU"
+    quantization = _quantization(config)
+    if quantization is not None and settings.quantize == "fp8":
+        return "its checkpoint is quantized already"
+    if quantization is not None:
+        try:
+            Int4Format.of(quantization)
+        except Unreadable as error:
+            return str(error)
+    return None
+
+
+def _dense_recipe(
+    settings: ModelSettings, world_size: int, config: Any, dtype: torch.dtype, empty: HfModel
+) -> Recipe:
+    """Raises Unreadable for a model that no dense executor of the device can run."""
+    recipe = read_recipe(config, trust_remote_code=settings.trust_remote_code)
+    if settings.device.type == "cpu":
+        unfit = unfit_reason(recipe, dtype, settings.quantize)
+    else:
+        lens = tuple(_inner_len(layer.mlp, empty) for layer in recipe.layers)
+        unfit = unfit_reason_on_cuda(recipe, lens, world_size, settings.quantize)
+    if unfit is not None:
+        raise Unreadable(unfit)
+    return recipe
+
+
+def _inner_len(mlp: Mlp | Moe, empty: HfModel) -> int:
+    """Of what the last product of an MLP reads; 0 where there are several."""
+    if isinstance(mlp, Moe):
+        return 0
+    shape = empty.module.get_parameter(mlp.out.weight).shape
+    return int(shape[0 if mlp.out.transposed else 1])
+
+
+def check_zoo(settings: ModelSettings, config: Any, facts: ModelFacts, reason: str) -> None:
+    """Raise ArchitectureUnfit for a model that cannot run in its own class.
+
+    reason: why it has to
+    """
+    if settings.quantize is not None:
+        raise ModelRefused(f"--quantize {settings.quantize} cannot be served: {reason}")
+    gate.check_class(facts)
+    build = partial(zoo.build_small, trust_remote_code=settings.trust_remote_code)
+    untried = gate.self_test(config, build)
+    if untried is None:
+        return
+    if facts.config_window_len is not None or facts.chunk_len is not None:
+        raise ArchitectureUnfit(
+            f"{facts.class_name} cannot be served: its attention is bounded, and no small model of"
+            f" it could be made to verify that ({untried})"
+        )
+    _log.warning(
+        "%s: no small model could be tried (%s); the loaded one is probed alone",
+        facts.class_name,
+        untried,
+    )
+
+
+def _resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    if name not in ("auto", *_DTYPES):
+        raise ModelRefused(f"dtype {name!r}: must be auto or one of {', '.join(_DTYPES)}")
+    if device.type != "cuda":
+        # Elsewhere bfloat16 is emulated, at several times the cost of float32.
+        has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        fastest = torch.bfloat16 if has_bfloat16 else torch.float32
+        return _DTYPES.get(name, fastest)
+    capability = torch.cuda.get_device_capability(device)
+    if name == "bfloat16" and capability < _BFLOAT16_CAPABILITY:
+        raise ModelRefused(
+            f"dtype bfloat16: {torch.cuda.get_device_name(device)} has compute capability"
+            f" {capability[0]}.{capability[1]}, and computes in bfloat16 from 8.0 on; try float16"
+        )
+    is_half = getattr(config.get_text_config(), "dtype", None) == torch.float16
+    if is_half or capability < _BFLOAT16_CAPABILITY:
+        return _DTYPES.get(name, torch.float16)
+    return _DTYPES.get(name, torch.bfloat16)
+
+
+def _can_shard(model: HfModel, world_size: int) -> bool:
+    """Whether the ranks shard the model; False: each of them computes all of it.
+
+    Raises ModelRefused when its heads cannot be divided by the number of ranks.
+    """
+    if world_size == 1:
+        return False
+    plan: Mapping[str, str] = model.module.tp_plan or {}
+    if not plan:
+        _log.warning(
+            "%s has no plan for tensor parallelism: each of %d ranks holds and computes all of it",
+            model.facts.class_name,
+            world_size,
+        )
+        return False
+    attention = ("q_proj", "k_proj", "v_proj", "qkv_proj", "query_key_value")
+    if not any(
+        name.rpartition(".")[2] in attention and style == "colwise" for name, style in plan.items()
+    ):
+        return True
+    config = model.module.config.get_text_config()
+    is_mixed = getattr(config, "is_heterogeneous", False)
+    for layer in config.per_layer_config if is_mixed else (config,):
+        _require_divisible(model.facts.class_name, layer, world_size)
+    return True
+
+
+def _require_divisible(class_name: str, config: Any, world_size: int) -> None:
+    num_heads = config.num_attention_heads
+    for name, count in (
+        ("num_attention_heads", num_heads),
+        ("num_key_value_heads", getattr(config, "num_key_value_heads", None) or num_heads),
+    ):
+        if count % world_size:
+            raise ModelRefused(
+                f"{name} {count} is no multiple of {world_size} shards;"
+                f" serve {class_name} with another --num-shard"
+            )
+
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
+    """Check all that can be checked before weights are read, and without other ranks.
+
+    Raises ConfigRefused and whatever `check_checkpoint` raises.
+    """
+    local_rank = settings.rank if settings.local_rank is None else settings.local_rank
+    device = device_of(settings.device, local_rank, num_gpus())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    of_model = ModelSettings(
+        folder=find_checkpoint(settings.model_id, settings.revision),
+        dtype=settings.dtype,
+        device=device,
+        trust_remote_code=settings.trust_remote_code,
+        attention=settings.attention,
+        quantize=settings.quantize,
+    )
+    checked = check_checkpoint(of_model, settings.world_size)
+    max_len = checked.facts.max_position_embeddings
+    if max_len is not None:
+        _require_lengths(settings, max_len)
+    return of_model, checked
+
+
+def _require_lengths(settings: ServeConfig, max_len: int) -> None:
+    """Raises ConfigRefused for requests that are longer than the model's context."""
+    for flag, asked_len, most in (
+        ("--max-total-tokens", settings.max_total_tokens, max_len),
+        # An answer has a token at least.
+        ("--max-input-tokens", settings.max_input_tokens, max_len - 1),
+    ):
+        if asked_len is not None and asked_len > most:
+            raise ConfigRefused(
+                f"{flag} {asked_len}: must be at most {most}, for the model's longest context is"
+                f" {max_len}"
+            )
+
+
+def device_of(name: str, local_rank: int, num_gpus: int) -> torch.device:
+    """The device of a rank, by --device: the GPU of its number on this machine.
+
+    num_gpus: that the machine has. Where it has some and torch finds none, nothing is computed on
+    the CPU unless that was asked for. Raises ConfigRefused.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if name == "auto" and num_gpus == 0:
+            return torch.device("cpu")
+        raise ConfigRefused(
+            f"--device {name}: torch {torch.__version__} (CUDA {torch.version.cuda}) finds no CUDA"
+            f" device, and the machine has {num_gpus} (driver: {driver_version()}); install torch"
+            " for CUDA and a driver that it knows, or serve with --device cpu"
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigRefused(
+            f"LOCAL_RANK {local_rank} has no GPU: torch finds {torch.cuda.device_count()} on this"
+            f" machine, which has {num_gpus}"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def driver_version() -> str:
+    """NVIDIA's driver, or that there is none."""
+    try:
+        words = _DRIVER.read_text().split()
+    except OSError:
+        return "none"
+    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
+
+
+def bytes_of_rank(settings: ServeConfig, checked: CheckedCheckpoint) -> int | None:
+    """Of one rank's weights; None where they are quantized, since that is unknown."""
+    is_known = checked.weights_bytes is not None and settings.quantize is None
+    return checked.bytes_of_rank if is_known else None
+
+
+def forecast(settings: CheckConfig) -> Capacity:
+    """Check a checkpoint and this machine as `serve` does before it reads weights.
+
+    Raises what `preflight` raises, OutOfMemory where weights or pool do not fit, and ConfigRefused
+    for limits that the pool cannot hold.
+    """
+    for rank in range(settings.world_size):
+        # One rank stands for all but in this.
+        device_of(settings.device, rank, num_gpus())
+    of_model, checked = preflight(settings)
+    device, num_ranks = of_model.device, settings.world_size
+    available = memory.available_bytes(device)
+    needed = memory.weights_of_all(device, checked.bytes_of_rank, num_ranks)
+    memory.require_weights_fit(device, needed, available)
+    max_len = settings.max_total_tokens or checked.facts.max_position_embeddings or 0
+    pool = _pool(settings, checked, device, max_len)
+    if pool is not None:
+        reason = pool.too_long(settings.max_input_tokens, settings.max_total_tokens)
+        if reason is not None:
+            raise ConfigRefused(reason)
+        max_len = min(max_len, pool.num_blocks * pool.block_size)
+    return Capacity(
+        num_parameters=checked.num_parameters,
+        dtype=str(checked.dtype).removeprefix("torch."),
+        executor="dense" if checked.fallback_reason is None else "zoo",
+        num_shards=num_ranks,
+        max_total_len=max_len,
+        weights_bytes=bytes_of_rank(settings, checked),
+        pool=pool,
+    )
+
+
+def _pool(
+    settings: CheckConfig, checked: CheckedCheckpoint, device: torch.device, max_len: int
+) -> Pool | None:
+    """None for a model without a recipe: the shapes of its keys show when it is loaded."""
+    if checked.recipe is None:
+        return None
+    part = Partition(settings.rank, settings.world_size)
+    bytes_per_block = sum(
+        2 * DEFAULT_BLOCK_SIZE * checked.dtype.itemsize * each.head_dim
+        * len(part.kv_heads(each.num_kv_heads))
+        for each in (layer.attention for layer in checked.recipe.layers)
+    )  # fmt: skip
+    num_blocks = settings.kv_blocks
+    if num_blocks is None:
+        left = _bytes_left(settings, checked, device)
+        # One of them is the scratch block.
+        num_blocks = left // bytes_per_block - 1
+        if device.type == "cpu":
+            longest = -(-max_len // DEFAULT_BLOCK_SIZE)
+            num_blocks = min(num_blocks, settings.max_batch_size * longest)
+    if num_blocks < 1:
+        raise OutOfMemory(f"no memory is left on {device} for a KV pool beside the weights")
+    return Pool(num_blocks, DEFAULT_BLOCK_SIZE, bytes_per_block)
+
+
+def _bytes_left(settings: CheckConfig, checked: CheckedCheckpoint, device: torch.device) -> int:
+    """For a rank's pool, once the weights are loaded."""
+    of_rank = checked.bytes_of_rank
+    if device.type == "cuda":
+        return memory.pool_bytes(
+            device,
+            peak_bytes=of_rank,
+            memory_fraction=settings.cuda_memory_fraction,
+            num_ranks=settings.world_size,
+        )
+    available = memory.available_bytes(device)
+    if available is not None:
+        available -= memory.weights_of_all(device, of_rank, settings.world_size)
+    return memory.host_pool_bytes(available, settings.world_size)
