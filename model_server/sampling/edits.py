@@ -53,6 +53,8 @@ from model_server.errors import ConfigRefused, InvalidStep
 from model_server.sampling.plan import Bias, Penalties, Rows
 from model_server.staging import PinnedStaging
 
+Ints = npt.NDArray[np.int64]
+
 _MIN_SLOTS = 4
 _MIN_LEN = 256
 
@@ -304,9 +306,6 @@ class DeviceMasks:
 
 def _unless_all(places: Rows, num_rows: int, staging: PinnedStaging) -> Tensor | None:
     return None if len(places) == num_rows else staging.to_device(places)
-
-
-Ints = npt.NDArray[np.int64]
 
 
 class History(Protocol):
