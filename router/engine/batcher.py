@@ -32,7 +32,8 @@ from router.engine.preparing import Preparing
 from router.engine.recovery import Recovery, failed_by_bug, failed_row
 from router.engine.steps import StepsInFlight
 from router.engine.stream import Stream
-from router.engine.streams import Backpressure, CancelLatency, OpenStreams, StreamGroups, Texts
+from router.engine.stream_groups import StreamGroups, Texts
+from router.engine.streams import Backpressure, CancelLatency, OpenStreams
 from router.request.api_key import ApiKey
 from router.request.errors import (
     Cancelled,

@@ -18,7 +18,8 @@ from contextlib import suppress
 from proto.contract import Generation
 from router.engine.admission import Admission, Progress
 from router.engine.stream import Stream
-from router.engine.streams import OpenStreams, StreamGroups
+from router.engine.stream_groups import StreamGroups
+from router.engine.streams import OpenStreams
 from router.request.errors import (
     ConstraintRefused,
     Displaced,

@@ -31,7 +31,7 @@ from router.engine.beam_search.types import (
 )
 from router.engine.recovery import bug_error
 from router.engine.stream import Stream
-from router.engine.streams import StreamGroup
+from router.engine.stream_groups import StreamGroup
 from router.request.errors import RouterError
 from router.request.events import Finished
 from router.text.output_text import OutputText

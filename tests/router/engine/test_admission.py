@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from router.engine.admission import MEMORY_S, Admission, DrainRate, Progress, Slots
-from router.engine.streams import StreamGroups
+from router.engine.stream_groups import StreamGroups
 from router.request.api_key import NO_KEY
 from router.request.errors import Draining, InvalidRequest, Overloaded, Unhealthy
 from router.telemetry.metrics import Metrics
