@@ -42,8 +42,7 @@ from proto.contract import Generation, SampledToken, SamplingParams, StepResult,
 from router.engine.stream import Stream
 from router.http.request_validator import RequestRecord
 from router.http.tgi.stream import GenerateFrames
-from router.request.events import Event
-from router.request.request import GenerateRequest
+from router.request.request import Event, GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards, ShardTimeouts

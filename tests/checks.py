@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from constraints.spec import StopRule
-from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import ConstraintRefused
-from router.request.request import Constraint
+from router.request.request import NO_KEY, ApiKey, Constraint
 
 Refuse = Callable[[Constraint], ConstraintRefused | None]
 

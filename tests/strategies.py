@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from constraints.spec import ConstraintSpec, Kind
 from proto.contract import LogprobParams, SamplingParams, StopParams
-from router.request.api_key import NO_KEY, ApiKey
-from router.request.request import Constraint, GenerateRequest
+from router.request.request import NO_KEY, ApiKey, Constraint, GenerateRequest
 
 VOCAB_SIZE = 2
 ANY_TEXT = Constraint(ConstraintSpec(Kind.REGEX, "(?s:.*)"))

@@ -6,8 +6,8 @@ from enum import Enum
 from math import exp
 
 from router.engine.key_limits import KeyLimits, KeySlots
-from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import Draining, InvalidRequest, Overloaded, Refused, Unhealthy
+from router.request.request import NO_KEY, ApiKey
 from router.telemetry.step_observer import StepObserver
 
 

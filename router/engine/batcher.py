@@ -34,7 +34,6 @@ from router.engine.steps import StepsInFlight
 from router.engine.stream import Stream
 from router.engine.stream_groups import StreamGroups, Texts
 from router.engine.streams import Backpressure, CancelLatency, OpenStreams
-from router.request.api_key import ApiKey
 from router.request.errors import (
     Cancelled,
     ConstraintRefused,
@@ -44,8 +43,7 @@ from router.request.errors import (
     ServerStopped,
     ShardFailed,
 )
-from router.request.events import Finished
-from router.request.request import Constraint, GenerateRequest
+from router.request.request import ApiKey, Constraint, Finished, GenerateRequest
 from router.scheduler.scheduler import Scheduler
 from router.shards.shards import Shards
 from router.telemetry.step_observer import StepObserver

@@ -37,14 +37,13 @@ from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerB
 from constraints.worker.zygote_client import ZygoteFailed
 from router.engine.constraint_memory import ConstraintMemory
 from router.engine.key_limits import KeyLimits
-from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import (
     ConstraintRefused,
     Overloaded,
     RouterError,
     Unsupported,
 )
-from router.request.request import Constraint
+from router.request.request import NO_KEY, ApiKey, Constraint
 from router.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("router")

@@ -18,8 +18,15 @@ from router.engine.beam_search.run import BeamRun
 from router.engine.beam_search.types import BeamGroup
 from router.engine.stream import Stream
 from router.request.errors import RouterError, ServerStopped
-from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
-from router.request.request import Constraint, GenerateRequest
+from router.request.request import (
+    Constraint,
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    PromptScored,
+    TokenGenerated,
+)
 
 # What a finished text breaks of its constraint, in words; None: nothing.
 Verify = Callable[[Constraint, str], Awaitable[str | None]]

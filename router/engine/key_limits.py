@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from math import floor
 from typing import Self
 
-from router.request.api_key import ApiKey
 from router.request.errors import InvalidRequest, RateLimited
+from router.request.request import ApiKey
 
 _MINUTE_S = 60.0
 _SOON_S = 1.0

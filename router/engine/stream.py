@@ -16,17 +16,18 @@ from math import inf
 
 from proto.contract import FinishReason, Generation, SampledToken, TopToken
 from router.request.errors import RouterError
-from router.request.events import (
+from router.request.request import (
+    NO_WORK,
     Event,
     Failed,
     Finished,
+    GenerateRequest,
     PromptScored,
     Timings,
     TokenGenerated,
     TokenLogprob,
+    Work,
 )
-from router.request.request import GenerateRequest
-from router.request.work import NO_WORK, Work
 from router.text.output_text import HeldTokens, OutputText
 from router.text.tokenizer import Tokenizer
 

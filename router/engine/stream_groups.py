@@ -8,9 +8,8 @@ from typing import TypeAlias
 
 from router.engine.admission import Slots
 from router.engine.stream import Stream
-from router.request.api_key import ApiKey
 from router.request.errors import RouterError
-from router.request.request import GenerateRequest
+from router.request.request import ApiKey, GenerateRequest
 from router.text.output_text import OutputText
 
 # The output's text so far of each request, where it is known.

@@ -24,12 +24,17 @@ from router.http.sse import EventStream, Frames
 from router.http.tools.calls import CallFormat
 from router.http.tools.grammar import AllowedTools, add_tools, constrain_to_tools
 from router.request.errors import InvalidRequest, RouterError, Unsupported, quoted, wrong
-from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
-from router.request.request import GenerateRequest
+from router.request.request import (
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    PromptScored,
+    TokenGenerated,
+)
 from router.request.validation import Limits, RawParams
 from router.text.chat_template import ChatTemplate
-from router.text.prompt_length import check_fits
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer, check_fits
 
 S = TypeVar("S", bound=Schema)
 

@@ -1,7 +1,7 @@
 """Fields of bodies that take several types, grammars among them.
 
 Hand-written checks, since a union's errors name every member but not the rule, and a list of half a
-million token ids would be tried against each. They check shapes alone: `router/request/grammar.py`
+million token ids would be tried against each. They check shapes alone: `router/request/parameters.py`
 checks whether a value is a grammar.
 """
 
@@ -14,7 +14,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from constraints.spec import Whitespace
 from router.request.errors import WrongPart
-from router.request.grammar import GRAMMAR_TYPES, RawGrammar
+from router.request.parameters import GRAMMAR_TYPES, RawGrammar
 
 Prompt = str | tuple[int, ...]
 

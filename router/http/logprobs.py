@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from router.request.events import PromptScored, TokenGenerated, TokenLogprob
+from router.request.request import PromptScored, TokenGenerated, TokenLogprob
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
 

@@ -16,7 +16,7 @@ from router.config import RouterConfig
 from router.http.request_validator import RequestRecord
 from router.http.server.errors import model_not_found
 from router.request.errors import StartupFailed
-from router.request.events import Finished
+from router.request.request import Finished
 from router.request.validation import Limits
 
 # Draft tokens of a sequence, where nothing else is asked for.

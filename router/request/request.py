@@ -2,16 +2,93 @@
 
 Built by `validation.py` alone from raw parameters; everything below reads it. It knows no HTTP
 and no field names of a particular API.
+
+An API key as the router knows it: its name, its digest, and what who has it may do.
+
+What a request had the shards do.
+
+The events of a request, in the order in which its client sees them.
+
+    PromptScored?  TokenGenerated*  (Finished | Failed)
+
+Exactly one of the last two ends every accepted request. Frozen values, no behaviour.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 from constraints.spec import ConstraintSpec, Kind
 from constraints.translation import Translation
 from processes.tracing import TraceContext
-from proto.contract import LogprobParams, OutputConstraint, SamplingParams, StopParams
-from router.request.api_key import NO_KEY, ApiKey
+from proto.contract import (
+    FinishReason,
+    LogprobParams,
+    MaskEffect,
+    OutputConstraint,
+    SamplingParams,
+    StopParams,
+)
+from router.request.errors import RouterError
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """`digest` is SHA-256 of the key. `weight` is its share of a busy server beside others'.
+
+    Limits are of all its requests together; None: there is none.
+    """
+
+    name: str
+    digest: bytes = field(default=b"", repr=False)
+    weight: float = 1.0
+    max_concurrent_requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    constraint_seconds_per_minute: int | None = None
+
+
+# Of every request where no key is needed.
+NO_KEY = ApiKey("")
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Beside the tokens that were generated: how, and for how long.
+
+    Of them `num_forced` had no alternative under their constraint. `num_wasted` tokens were
+    computed once more, after a preemption or behind a forced run that was cut, or were drafts that
+    were not accepted. `shard_s` are
+    seconds of steps, each by its tokens' share of the step; `block_s` KV blocks times the seconds
+    of the steps in which they were held.
+    """
+
+    num_forced: int = 0
+    num_wasted: int = 0
+    shard_s: float = 0.0
+    block_s: float = 0.0
+
+    def fields(self) -> dict[str, float]:
+        """As replies have it in `usage.work_details`."""
+        return {
+            "forced_tokens": self.num_forced,
+            "wasted_tokens": self.num_wasted,
+            "shard_seconds": round(self.shard_s, 6),
+            "kv_block_seconds": round(self.block_s, 6),
+        }
+
+    def plus(self, other: Self) -> "Work":
+        """Of both together."""
+        return Work(
+            self.num_forced + other.num_forced,
+            self.num_wasted + other.num_wasted,
+            self.shard_s + other.shard_s,
+            self.block_s + other.block_s,
+        )
+
+
+NO_WORK = Work()
+
 
 # Seeds are 64 bits on the wire.
 NUM_SEEDS = 2**64
@@ -104,3 +181,95 @@ class GenerateRequest:
             return self
         seed = (self.sampling.seed + index) % NUM_SEEDS
         return replace(self, sampling=replace(self.sampling, seed=seed))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token as reported: `text` is what it adds on its own; `logprob` None for a first token.
+
+    `hidden`: a generated token that is no part of the answer's text, though it has a text: a
+    special one, or the one that ended the answer.
+    """
+
+    token_id: int
+    text: str
+    logprob: float | None
+    special: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """The prompt's tokens with their log-probabilities, from `prompt_from` on; only if requested.
+
+    The very first token of a prompt has none.
+    """
+
+    tokens: tuple[TokenLogprob, ...]
+    top_tokens: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGenerated:
+    """One generated token.
+
+    `text` is what the client may show now: it never splits a character, never holds a stop
+    string that is to be dropped, and may be empty while text is held back. `token.text` is the
+    token's own incremental text, special tokens included, up to where a stop string ends the
+    output. `mask_effect` is what the constraint did, where `top_tokens` are the model's own.
+    """
+
+    token: TokenLogprob
+    text: str
+    top_tokens: tuple[TokenLogprob, ...] = ()
+    mask_effect: MaskEffect | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Seconds of one request's life; `inference_s` begins with its first step."""
+
+    queue_s: float
+    time_to_first_token_s: float
+    inference_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The good end. `text` is the whole output as shown: the concatenation of all event texts
+    and `tail`, what was held back until now. Of an output that goes on with one made before, it is
+    what was not shown then. A pause has no tail: the request that continues the output shows what
+    was held back.
+
+    `num_prompt_tokens` counts all tokens of the request, those made before among them;
+    `num_generated_tokens` what is new.
+
+    `constraint_satisfied`: whether it belongs to the request's constraint, None without one and at
+    a pause;
+    `violation` says what is wrong where that is known, which is where the text itself was checked.
+    """
+
+    reason: FinishReason
+    text: str
+    tail: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    seed: int | None
+    stop_string: str | None = None
+    stop_token_id: int | None = None
+    timings: Timings | None = None
+    constraint_satisfied: bool | None = None
+    violation: str | None = None
+    work: Work = NO_WORK
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The bad end."""
+
+    error: RouterError
+
+
+Event = PromptScored | TokenGenerated | Finished | Failed

@@ -12,7 +12,6 @@ from typing import Protocol
 
 from constraints.spec import StopRule
 from proto.contract import StopParams
-from router.request.api_key import ApiKey
 from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, cut
 from router.request.parameters import (
     Limits,
@@ -22,11 +21,10 @@ from router.request.parameters import (
     sampling_params,
     stop_params,
 )
-from router.request.request import Constraint, GenerateRequest
+from router.request.request import ApiKey, Constraint, GenerateRequest
 from router.text.control_tokens import visible
 from router.text.output_text import OutputText
-from router.text.prompt_length import check_fits
-from router.text.tokenizer import Tokenizer, check_unicode
+from router.text.tokenizer import Tokenizer, check_fits, check_unicode
 
 __all__ = ["Limits", "RawParams", "Validation"]
 

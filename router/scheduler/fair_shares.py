@@ -8,14 +8,17 @@ With one key, or none, arrival alone decides.
 A key that was served far more within the last minutes than another one which came lately is greedy:
 its prompts leave room in each step, for a step that is full of them would be what a newcomer waits
 for.
+
+What the requests of one API key took, counted when they end.
 """
 
 import heapq
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Ordered
+from dataclasses import dataclass
 from math import inf
 
-from router.request.api_key import ApiKey
+from router.request.request import NO_WORK, ApiKey, Work
 from router.scheduler.sequence import ScheduledChunk, Sequence
 
 # A token that is sampled costs so much more than one of a prompt, which many are computed of at
@@ -164,3 +167,24 @@ class RunningCounts:
             self._running.remove(victim)
             self._num[victim.request.key.name] -= 1
         return victim
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """Sums over all sequences that have ended, good or bad."""
+
+    num_sequences: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    work: Work = NO_WORK
+
+    def plus(self, sequence: Sequence) -> "KeyUse":
+        """With one that has ended."""
+        return KeyUse(
+            self.num_sequences + 1,
+            self.num_prompt_tokens + sequence.prompt_len,
+            self.num_cached_tokens + sequence.cached_len,
+            self.num_generated_tokens + sequence.num_generated,
+            self.work.plus(sequence.work()),
+        )

@@ -20,11 +20,9 @@ from dataclasses import asdict, dataclass
 
 from proto.contract import Batch, Generation, StepResult
 from router.request.errors import InvalidRequest
-from router.request.request import GenerateRequest
-from router.request.work import Work
+from router.request.request import GenerateRequest, Work
 from router.scheduler.allocator import Allocator
-from router.scheduler.fair_shares import FairShares
-from router.scheduler.key_use import KeyUse
+from router.scheduler.fair_shares import FairShares, KeyUse
 from router.scheduler.planner import Planner
 from router.scheduler.queues import RunningBatch, StepInFlight, WaitingQueue, has_ended
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState

@@ -23,8 +23,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from proto.contract import Generation
-from router.request.request import GenerateRequest
-from router.request.work import Work
+from router.request.request import GenerateRequest, Work
 from router.scheduler.allocator import BlockAllocation
 
 

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from processes.tracing import TraceContext
 from proto.contract import Batch, Generation, Prepared, StepResult
 from router.engine.stream import Stream
-from router.request.api_key import ApiKey
 from router.request.errors import ConstraintRefused, Refused, RouterError
-from router.request.events import Failed, Finished
-from router.scheduler.key_use import KeyUse
+from router.request.request import ApiKey, Failed, Finished
+from router.scheduler.fair_shares import KeyUse
 from router.scheduler.scheduler import SchedulerStats
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer

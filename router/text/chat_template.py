@@ -13,10 +13,16 @@ from jinja2 import TemplateError
 
 from processes.worker_threads import WorkerThreads
 from router.request.errors import TemplateFailed
-from router.text.call_syntax import CallSyntax
 from router.text.control_tokens import ControlTokens, MarkedText
-from router.text.template_environment import PRIVATE_PREFIX, CompiledTemplate, TemplateLimit
-from router.text.template_traits import Traits, adapt, find_traits
+from router.text.template_traits import (
+    PRIVATE_PREFIX,
+    CallSyntax,
+    CompiledTemplate,
+    TemplateLimit,
+    Traits,
+    adapt,
+    find_traits,
+)
 
 T = TypeVar("T")
 

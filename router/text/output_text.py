@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 
-from router.request.events import TokenGenerated
-from router.request.request import GenerateRequest
+from router.request.request import GenerateRequest, TokenGenerated
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
 

@@ -118,7 +118,7 @@ def test_only_the_edge_speaks_in_status_codes() -> None:
     assert grpc <= {
         "model_server/service/service.py",
         "model_server/service/server.py",
-        "router/shards/rank.py",
+        "router/shards/shards.py",
         "router/shards/shards.py",
     }
 

@@ -12,7 +12,7 @@ from constraints.grammars.engine import GrammarMatcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
-from router.text.call_syntax import HERMES
+from router.text.template_traits import HERMES
 from tests.constraints.cases import record
 from tests.constraints.walks import demo_vocabulary, language_of, text_of
 

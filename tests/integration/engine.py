@@ -21,8 +21,7 @@ from model_server.service.service import TextGenerationService
 from proto.contract import ModelInfo
 from router.engine.batcher import Batcher
 from router.engine.infer import Infer
-from router.request.events import Finished, PromptScored, TokenGenerated
-from router.request.request import GenerateRequest
+from router.request.request import Finished, GenerateRequest, PromptScored, TokenGenerated
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards

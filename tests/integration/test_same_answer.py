@@ -14,8 +14,7 @@ import pytest_asyncio
 from constraints.spec import ConstraintSpec, Kind
 from launcher.config import BUNDLED_MODEL
 from proto.contract import FinishReason, LogprobParams, SamplingParams, StopParams
-from router.request.events import TokenGenerated
-from router.request.request import Constraint, GenerateRequest
+from router.request.request import Constraint, GenerateRequest, TokenGenerated
 from tests.integration.engine import Engine, Told, running_engine
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.slow]

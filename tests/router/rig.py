@@ -16,8 +16,14 @@ from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.infer import Infer, Verify
 from router.engine.stream import Stream
-from router.request.events import Event, Failed, Finished, TokenGenerated
-from router.request.request import Constraint, GenerateRequest
+from router.request.request import (
+    Constraint,
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    TokenGenerated,
+)
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards, ShardTimeouts

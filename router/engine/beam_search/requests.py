@@ -16,8 +16,7 @@ from router.engine.beam_search.types import (
 )
 from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, GenerationFailed
-from router.request.events import Failed, Finished, TokenGenerated
-from router.request.request import GenerateRequest
+from router.request.request import Failed, Finished, GenerateRequest, TokenGenerated
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 

@@ -33,7 +33,7 @@ from router.engine.recovery import bug_error
 from router.engine.stream import Stream
 from router.engine.stream_groups import StreamGroup
 from router.request.errors import RouterError
-from router.request.events import Finished
+from router.request.request import Finished
 from router.text.output_text import OutputText
 
 _logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import orjson
 
 from proto.contract import FinishReason
 from router.http.tools.calls import CallFormat
-from router.request.events import Finished
+from router.request.request import Finished
 
 TOOL_ID_PREFIX = "toolu_"
 STOP_REASONS: Mapping[FinishReason, str] = MappingProxyType(

@@ -18,7 +18,7 @@ from router.http.schema import Harmless, Schema, StrictSchema, object_schema
 from router.http.tools.functions import Name, check_names
 from router.http.tools.grammar import AllowedTool, AllowedTools, arguments_schema
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
-from router.request.grammar import RawGrammar
+from router.request.parameters import RawGrammar
 from router.request.validation import Limits, RawParams
 
 _ROLES = ("user", "assistant", "system")

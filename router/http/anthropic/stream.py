@@ -8,7 +8,7 @@ from router.http.anthropic.reply import TOOL_ID_PREFIX, ending, message, usage, 
 from router.http.server.errors import Problem
 from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
 from router.request.errors import RouterError
-from router.request.events import Finished, TokenGenerated
+from router.request.request import Finished, TokenGenerated
 
 _TEXT_BLOCK = {"type": "text", "text": ""}
 

@@ -12,8 +12,7 @@ from router.http.request_validator import normalize
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import RouterError
-from router.request.events import Failed, Finished
-from router.request.request import GenerateRequest
+from router.request.request import Failed, Finished, GenerateRequest
 from router.request.validation import Limits, RawParams
 
 MAX_TOP_LOGPROBS = 256

@@ -7,8 +7,7 @@ from router.http.lmtp.schema import ChatTurn, PromptFields
 from router.request.errors import InvalidRequest, wrong
 from router.request.parameters import Limits
 from router.text.chat_template import ChatTemplate
-from router.text.prompt_length import check_fits
-from router.text.tokenizer import Tokenizer, check_unicode, continuation_ids
+from router.text.tokenizer import Tokenizer, check_fits, check_unicode, continuation_ids
 
 # Fields of which exactly one is present.
 _FIELDS = ("prompt", "text", "messages")

@@ -16,8 +16,7 @@ from router.http.lmtp.streams import SendMessages, StreamContext
 from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import InvalidRequest, RouterError
-from router.request.events import TokenLogprob
-from router.request.request import GenerateRequest
+from router.request.request import GenerateRequest, TokenLogprob
 from router.request.validation import RawParams
 
 MAX_VALUES = 4096

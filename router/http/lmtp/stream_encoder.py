@@ -18,7 +18,7 @@ from router.http.lmtp.frames import Message, as_json, number
 from router.http.lmtp.streams import StreamContext
 from router.http.server.errors import HttpError
 from router.request.errors import RouterError
-from router.request.events import Event, Finished, TokenGenerated, TokenLogprob
+from router.request.request import Event, Finished, TokenGenerated, TokenLogprob
 
 # Tokens that version 1 sends at once: an error behind them is still seen.
 _NUM_UNDELAYED = 3

@@ -16,8 +16,7 @@ from router.http.request_validator import RequestRecord
 from router.http.server.docs import ApiRoute
 from router.http.server_info import constraint_fields
 from router.request.errors import InvalidRequest
-from router.request.events import PromptScored
-from router.request.request import GenerateRequest
+from router.request.request import GenerateRequest, PromptScored
 
 _NOTHING_SCORED = PromptScored(())
 

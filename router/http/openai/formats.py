@@ -15,7 +15,7 @@ from constraints.where.writing import text
 from router.http.fields import CUTS
 from router.http.schema import Schema
 from router.request.errors import InvalidRequest, Unsupported
-from router.request.grammar import GRAMMAR_TYPES, RawGrammar
+from router.request.parameters import GRAMMAR_TYPES, RawGrammar
 
 _MAX_WORDS = 500
 

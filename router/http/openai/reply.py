@@ -12,9 +12,7 @@ from router.engine.infer import Completion
 from router.http.logprobs import prompt_logprobs
 from router.http.openai.fields import OpenAiBody
 from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
-from router.request.events import Finished
-from router.request.request import GenerateRequest
-from router.request.work import NO_WORK
+from router.request.request import NO_WORK, Finished, GenerateRequest
 
 _CALL_ID_PREFIX = "call_"
 FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(

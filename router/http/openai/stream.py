@@ -22,7 +22,7 @@ from router.http.server.errors import Dialect
 from router.http.server_info import constraint_fields
 from router.http.tools.calls import CallFormat
 from router.request.errors import RouterError
-from router.request.events import Event, Failed, Finished, PromptScored, TokenGenerated
+from router.request.request import Event, Failed, Finished, PromptScored, TokenGenerated
 
 _DONE = b"data: [DONE]\n\n"
 # The end of a chunk, and of nothing else: JSON's texts hold no line breaks.

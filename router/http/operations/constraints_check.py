@@ -15,8 +15,8 @@ from router.http.schema_reader import SchemaReader
 from router.http.server.access import AccessRecord
 from router.http.server.body import json_response, unless_disconnected
 from router.http.server.docs import ApiRoute, RouteDocs
-from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import ConstraintRefused, InvalidRequest
+from router.request.request import NO_KEY, ApiKey
 from router.request.validation import Limits
 
 _MAX_TEXTS = 256

@@ -19,7 +19,7 @@ from router.http.event_log import EventLog, Reader, read_out, split_events
 from router.http.responses.reply import Output, Reply
 from router.http.server.body import end
 from router.http.sse import EVENT_HEADERS, EventStream
-from router.request.events import Event
+from router.request.request import Event
 
 # Some 5000 tokens.
 _MAX_LOG_LEN = 1 << 20

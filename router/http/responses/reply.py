@@ -17,7 +17,7 @@ from router.http.responses.schema import ResponseBody, echoed_choice
 from router.http.server_info import constraint_fields
 from router.http.tools.calls import CallArguments, CallBegun, CallFormat, TextPiece
 from router.http.tools.calls import Piece as Read
-from router.request.events import Finished, TokenGenerated
+from router.request.request import Finished, TokenGenerated
 
 
 @dataclass(frozen=True, slots=True)

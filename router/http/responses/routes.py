@@ -37,7 +37,7 @@ from router.http.server.docs import ApiRoute, RouteDocs
 from router.http.server.errors import Dialect, HttpError
 from router.http.sse import EventStream
 from router.request.errors import InvalidRequest, wrong
-from router.request.events import Event
+from router.request.request import Event
 
 _PATH = "/v1/responses"
 _NUMBER = re.compile(r"-1|\d{1,9}", re.ASCII)

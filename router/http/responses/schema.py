@@ -23,7 +23,7 @@ from router.http.tools.functions import (
 )
 from router.http.tools.grammar import AllowedTools
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
-from router.request.grammar import RawGrammar
+from router.request.parameters import RawGrammar
 from router.request.validation import Limits, RawParams
 
 

@@ -20,7 +20,7 @@ from router.http.responses.reply import Output, Piece, Reply, Text, status_of
 from router.http.server.errors import Problem
 from router.http.tools.calls import CallBegun
 from router.request.errors import RouterError
-from router.request.events import Finished, TokenGenerated
+from router.request.request import Finished, TokenGenerated
 
 
 class ResponseEncoder:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from processes.worker_threads import stop_on_panic
 from router.http.server.errors import Dialect, HttpError, Problem, internal_error
 from router.http.server.internal_errors import InternalErrors
-from router.request.api_key import NO_KEY, ApiKey
+from router.request.request import NO_KEY, ApiKey
 
 _logger = logging.getLogger(__name__)
 _SCOPE_KEY = "tandem.record"

@@ -18,7 +18,7 @@ from processes.instruments import Counter
 from router.http.server.access import AccessRecord, is_probe, refuse
 from router.http.server.errors import Dialect, HttpError
 from router.http.server.page import is_page
-from router.request.api_key import ApiKey
+from router.request.request import ApiKey
 
 _METRICS_PATH = "/metrics"
 _REFUSAL = HttpError(

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from processes.settings import BadConfig
-from router.request.api_key import ApiKey
+from router.request.request import ApiKey
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)

@@ -10,7 +10,7 @@ import orjson
 from proto.contract import FinishReason
 from router.engine.infer import Completion
 from router.http.server_info import constraint_fields
-from router.request.events import TokenLogprob
+from router.request.request import TokenLogprob
 from router.text.tokenizer import TokenSpan
 
 FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(

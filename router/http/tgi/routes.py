@@ -35,10 +35,9 @@ from router.http.tgi.schema import (
 )
 from router.http.tgi.stream import GenerateFrames
 from router.request.errors import InvalidRequest
-from router.request.events import Event
+from router.request.request import Event
 from router.text.control_tokens import visible
-from router.text.prompt_length import check_fits
-from router.text.tokenizer import Tokenizer
+from router.text.tokenizer import Tokenizer, check_fits
 
 # Tokens that are shown at once, unless the model's context is larger.
 _MAX_SPANS = 1 << 16

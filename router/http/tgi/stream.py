@@ -16,7 +16,7 @@ from router.http.server.errors import Dialect
 from router.http.server_info import constraint_fields
 from router.http.tgi.reply import FINISH_REASONS, token_fields
 from router.request.errors import RouterError
-from router.request.events import Event, Failed, Finished, TokenGenerated, TokenLogprob
+from router.request.request import Event, Failed, Finished, TokenGenerated, TokenLogprob
 
 _FRAME = (
     b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b}%b,'

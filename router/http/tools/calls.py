@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from proto.contract import FinishReason
-from router.request.events import Finished
-from router.text.call_syntax import CallSyntax
+from router.request.request import Finished
+from router.text.template_traits import CallSyntax
 
 # What can end a JSON object, or hide what would.
 _STRUCTURAL = re.compile(r'["{}\\]')

@@ -10,9 +10,9 @@ from constraints.grammars.schema.drafts import draft_of
 from constraints.spec import Kind, Whitespace
 from router.http.tools.calls import CallFormat
 from router.request.errors import ToolsRefused, wrong
-from router.request.grammar import RawGrammar
+from router.request.parameters import RawGrammar
 from router.request.validation import RawParams
-from router.text.call_syntax import CallSyntax
+from router.text.template_traits import CallSyntax
 
 # Where a root reference of a schema is moved to; longer where the schema has the key.
 _MOVED = "arguments"

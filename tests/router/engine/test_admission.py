@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry
 
 from router.engine.admission import MEMORY_S, Admission, DrainRate, Progress, Slots
 from router.engine.stream_groups import StreamGroups
-from router.request.api_key import NO_KEY
 from router.request.errors import Draining, InvalidRequest, Overloaded, Unhealthy
+from router.request.request import NO_KEY
 from router.telemetry.metrics import Metrics
 from router.telemetry.step_observer import StepObserver
 from router.telemetry.tracing import NO_TRACES

@@ -9,7 +9,7 @@ from router.request.errors import (
     InvalidRequest,
     Overloaded,
 )
-from router.request.events import PromptScored, TokenGenerated
+from router.request.request import PromptScored, TokenGenerated
 from tests.byte_tokenizer import EOS_ID
 from tests.fakes import FakeShard
 from tests.router.rig import (

@@ -7,8 +7,7 @@ import pytest
 from proto import generate_pb2 as pb
 from proto.contract import FinishReason, LogprobParams
 from router.request.errors import RowFailed
-from router.request.events import TokenGenerated
-from router.request.request import Constraint
+from router.request.request import Constraint, TokenGenerated
 from tests.fake_script import Followed
 from tests.fakes import FakeShard
 from tests.router.rig import (

@@ -18,9 +18,8 @@ from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.worker.pool import PoolRules, VocabularyFile
 from router.engine.constraint_memory import ConstraintMemory
 from router.engine.constraints import ConstraintCheck
-from router.request.api_key import ApiKey
 from router.request.errors import ConstraintRefused, Overloaded, RateLimited, Unsupported
-from router.request.request import Constraint
+from router.request.request import ApiKey, Constraint
 from router.telemetry.metrics import Metrics
 from tests.byte_tokenizer import byte_ids
 from tests.constraints.worker.pools import MAX_LEN, costly, vocabulary_file

@@ -12,8 +12,7 @@ from proto.contract import FinishReason, Generation, SampledToken, TopToken
 from router.engine.infer import Infer
 from router.engine.stream import Stream
 from router.request.errors import InvalidRequest
-from router.request.events import Event, Finished, TokenGenerated
-from router.request.request import GenerateRequest
+from router.request.request import Event, Finished, GenerateRequest, TokenGenerated
 from router.request.validation import RawParams, Validation
 from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.fake_script import Followed

@@ -9,7 +9,7 @@ import pytest
 from proto.contract import LogprobParams, SamplingParams
 from router.engine.batcher import BatcherLimits
 from router.request.errors import FailedAlone, InvalidRequest, Overloaded, RowFailed
-from router.request.events import Failed, Finished, TokenGenerated
+from router.request.request import Failed, Finished, TokenGenerated
 from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.router.rig import PROMPT, asking, end_of, expected_text, routing, settled

@@ -4,8 +4,8 @@ import pytest
 
 from router.engine.admission import Admission
 from router.engine.key_limits import KeyLimits, KeySlots
-from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import InvalidRequest, Overloaded, RateLimited
+from router.request.request import NO_KEY, ApiKey
 
 HOG, LIGHT, HEAVY = ApiKey("hog"), ApiKey("light"), ApiKey("heavy", weight=3.0)
 

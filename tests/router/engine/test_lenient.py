@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind
-from router.request.events import Event, Finished
-from router.request.request import Constraint
+from router.request.request import Constraint, Event, Finished
 from tests.fake_script import Followed
 from tests.fakes import FakeShard
 from tests.router.engine.test_constraints import checking

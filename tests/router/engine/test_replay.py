@@ -13,7 +13,7 @@ from proto.contract import LogprobParams
 from router.engine.batcher import BatcherLimits
 from router.engine.stream import Stream
 from router.request.errors import Cancelled
-from router.request.events import PromptScored
+from router.request.request import PromptScored
 from tests.fakes import FakeShard
 from tests.router.rig import (
     ANY_TEXT,

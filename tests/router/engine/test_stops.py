@@ -3,7 +3,7 @@
 import pytest
 
 from proto.contract import FinishReason, LogprobParams
-from router.request.events import TokenGenerated
+from router.request.request import TokenGenerated
 from tests.byte_tokenizer import byte_ids
 from tests.router.rig import (
     asking,

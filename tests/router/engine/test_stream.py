@@ -7,8 +7,7 @@ import pytest
 from proto.contract import FinishReason, Generation, SampledToken, SamplingParams, StopParams
 from router.engine.stream import Stream
 from router.request.errors import ShardFailed
-from router.request.events import Failed, Finished, TokenGenerated
-from router.request.request import GenerateRequest
+from router.request.request import Failed, Finished, GenerateRequest, TokenGenerated
 from router.text.tokenizer import Tokenizer
 from tests.router.rig import ANY_TEXT
 from tests.router.text.small_tokenizers import byte_fallback, byte_level, save

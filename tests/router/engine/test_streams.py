@@ -14,7 +14,7 @@ from router.request.errors import (
     Draining,
     ServerStopped,
 )
-from router.request.events import Failed, Finished
+from router.request.request import Failed, Finished
 from router.shards.shards import ShardTimeouts
 from tests.fakes import FakeShard
 from tests.router.rig import (

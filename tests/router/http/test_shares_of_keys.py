@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 
 from router.http.server.auth import KeyRing
-from router.request.api_key import ApiKey
+from router.request.request import ApiKey
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing
 from tests.router.rig import settled

@@ -6,7 +6,7 @@ import pytest
 
 from constraints.spec import ConstraintSpec, Kind
 from router.request.errors import InvalidRequest
-from router.request.grammar import GRAMMAR_TYPES, RawGrammar
+from router.request.parameters import GRAMMAR_TYPES, RawGrammar
 from router.request.request import Constraint
 
 

@@ -8,7 +8,7 @@ import pytest
 from constraints.spec import Kind
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.errors import InvalidRequest
-from router.request.grammar import RawGrammar
+from router.request.parameters import RawGrammar
 from router.request.request import GenerateRequest
 from router.request.validation import RawParams, Validation
 from router.text.tokenizer import Tokenizer

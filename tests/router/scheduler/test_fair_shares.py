@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from proto.contract import FinishReason
-from router.request.api_key import ApiKey
+from router.request.request import ApiKey
 from router.scheduler.fair_shares import FairShares
 from router.scheduler.scheduler import Scheduler
 from tests.router.scheduler.steps import answer, make_scheduler, run, step, token

@@ -1,9 +1,8 @@
 """What a key's requests took: tokens by kind, and time by share."""
 
 from proto.contract import FinishReason, Generation, SampledToken, StepResult
-from router.request.api_key import ApiKey
-from router.request.work import NO_WORK, Work
-from router.scheduler.key_use import KeyUse
+from router.request.request import NO_WORK, ApiKey, Work
+from router.scheduler.fair_shares import KeyUse
 from router.scheduler.scheduler import Scheduler
 from tests.router.scheduler.steps import make_scheduler
 from tests.strategies import make_request

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from proto.contract import Batch, FinishReason, Generation
-from router.request.api_key import ApiKey
-from router.request.request import GenerateRequest
+from router.request.request import ApiKey, GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.router.scheduler.kv_shard import KvShard, RunStep, expected_output

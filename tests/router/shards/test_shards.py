@@ -14,8 +14,7 @@ from proto import generate_pb2 as pb
 from proto.contract import Batch, NewSequence, RunningUpdate, SamplingParams, StepResult, StopParams
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.request.request import GenerateRequest
-from router.shards.rank import Rank, dial_target
-from router.shards.shards import Shards, ShardTimeouts
+from router.shards.shards import Rank, Shards, ShardTimeouts, dial_target
 from tests.fake_script import letters
 from tests.fakes import FakeShard, serving
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.text.call_syntax import HERMES, CallSyntax
 from router.text.chat_template import ChatTemplate
+from router.text.template_traits import HERMES, CallSyntax
 
 TURN = "{{ '<|im_start|>' + m.role + '\\n' }}"
 CALLS = "{% if m.tool_calls %}{% for c in m.tool_calls %}"

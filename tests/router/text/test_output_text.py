@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.events import TokenGenerated, TokenLogprob
+from router.request.request import TokenGenerated, TokenLogprob
 from router.text.output_text import HeldTokens
 
 

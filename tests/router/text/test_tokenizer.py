@@ -14,8 +14,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer
 
 from router.request.errors import InvalidRequest, StartupFailed
-from router.text.prompt_length import check_fits
-from router.text.tokenizer import Tokenizer, TokenSpan, continuation_ids
+from router.text.tokenizer import Tokenizer, TokenSpan, check_fits, continuation_ids
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.router.text import small_tokenizers
 from tests.router.text.small_tokenizers import KINDS, load

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from constraints.spec import StopRule
-from router.request.api_key import NO_KEY, ApiKey
 from router.request.errors import ConstraintRefused
-from router.request.request import Constraint
+from router.request.request import NO_KEY, ApiKey, Constraint
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import served, talking

@@ -9,7 +9,7 @@ from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
-from router.text.call_syntax import HERMES
+from router.text.template_traits import HERMES
 from tests.checks import FakeChecks
 from tests.fake_script import saying
 from tests.fakes import FakeShard

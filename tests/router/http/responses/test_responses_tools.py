@@ -9,7 +9,7 @@ from constraints.spec import ConstraintSpec, Kind, Whitespace
 from router.http.tools.grammar import AllowedTool, AllowedTools, add_tools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
-from router.text.call_syntax import HERMES
+from router.text.template_traits import HERMES
 from tests.checks import FakeChecks
 from tests.fake_script import saying
 from tests.fakes import FakeShard

@@ -8,7 +8,7 @@ import pytest
 from processes.settings import BadConfig
 from router.http.server.auth import KeyRing
 from router.http.server.key_file import read_key_file
-from router.request.api_key import ApiKey
+from router.request.request import ApiKey
 
 DIGEST = sha256(b"sk-one").hexdigest()
 ENTRY = f'[[keys]]\nname = "a"\nsha256 = "{DIGEST}"\n'

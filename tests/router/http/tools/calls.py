@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from router.text.call_syntax import HERMES, CallSyntax
+from router.text.template_traits import HERMES, CallSyntax
 
 MISTRAL = CallSyntax(
     trigger="[TOOL_CALLS]",

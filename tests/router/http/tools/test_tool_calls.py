@@ -17,8 +17,8 @@ from router.http.tools.calls import (
     Piece,
     TextPiece,
 )
-from router.request.events import Finished
-from router.text.call_syntax import HERMES, CallSyntax
+from router.request.request import Finished
+from router.text.template_traits import HERMES, CallSyntax
 from tests.router.http.tools.calls import LLAMA, MISTRAL, SYNTAXES, Call, written
 
 VALUES = st.recursive(

@@ -17,7 +17,7 @@ from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
 from router.http.tools.calls import CallArguments, CallBegun, CallReader
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
-from router.text.call_syntax import HERMES, CallSyntax
+from router.text.template_traits import HERMES, CallSyntax
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids, save_byte_tokenizer
 from tests.router.http.tools.calls import LLAMA, MISTRAL, SYNTAXES, Call, written
 
