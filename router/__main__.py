@@ -38,10 +38,12 @@ from processes.signals import Signals, Stopped, first_of
 from processes.worker_threads import NoThreads
 from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig, read_config
+from router.engine.admission import KeyLimits
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.constraints import ConstraintCheck
 from router.engine.infer import Infer
-from router.engine.key_limits import KeyLimits
+from router.engine.observer import StepObserver
+from router.engine.validation import Limits, Validation
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.routes import Sockets
 from router.http.lmtp.streams import SocketLimits
@@ -56,12 +58,10 @@ from router.http.server.listen import (
 )
 from router.http.server_info import ServerInfo, capacity_of, limits_of, server_info
 from router.request.errors import Displaced, ShardFailed, StartupFailed
-from router.request.validation import Limits, Validation
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards, ShardTimeouts
 from router.telemetry.metrics import Metrics
-from router.telemetry.step_observer import StepObserver
 from router.telemetry.tracing import Tracer, start_tracing
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer

@@ -16,41 +16,337 @@ It runs ahead: the shards have the next step before they have answered the one t
 The order within a turn matters. A step's texts are searched before the next step is scheduled, so
 that a stop string costs one token, that of the step under way; but readers are woken after the next
 step was sent, so that they write while the shards compute.
+
+The steps that the shards have and have not answered yet, oldest first.
+
+It decides no step and applies no answer.
+
+The watch over shards that say nothing: a stopped process answers no step, and fails none.
+
+It decides nothing; the batcher hears of a failure.
+
+Failures of shards, rows and of the batcher: what is computed anew, and which requests fail.
+
+    a shard failed:  what ran waits again, in its place ------+
+    a turn failed:   all has failed, the scheduler is empty --+--> broken --> the shards are reset
+                                                                  ^    |
+                                  no answer: they are reset later +----+
+
+A request that was in a step each time when the shards failed is computed alone (router/scheduler),
+and fails if they do so again. All fail when the shards do not come back for long. It decides no
+step and knows no step's answer.
 """
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
-from proto.contract import FinishReason, Generation
-from router.engine.admission import Admission, Progress, Slots
-from router.engine.health_watch import HealthWatch
-from router.engine.key_limits import KeyLimits
-from router.engine.preparing import Preparing
-from router.engine.recovery import Recovery, failed_by_bug, failed_row
-from router.engine.steps import StepsInFlight
-from router.engine.stream import Stream
+from proto.contract import Batch, FinishReason, Generation, StepResult
+from router.engine.admission import Admission, KeyLimits, Progress, Slots, Wait
+from router.engine.constraints import Preparing
+from router.engine.observer import StepObserver
+from router.engine.stream import Backpressure, CancelLatency, OpenStreams, Stream
 from router.engine.stream_groups import StreamGroups, Texts
-from router.engine.streams import Backpressure, CancelLatency, OpenStreams
 from router.request.errors import (
     Cancelled,
     ConstraintRefused,
     Displaced,
+    FailedAlone,
+    GenerationFailed,
     InvalidRequest,
     RouterError,
+    RowFailed,
     ServerStopped,
     ShardFailed,
+    ShardUnfit,
 )
 from router.request.request import ApiKey, Constraint, Finished, GenerateRequest
 from router.scheduler.scheduler import Scheduler
 from router.shards.shards import Shards
-from router.telemetry.step_observer import StepObserver
 from router.text.output_text import OutputText
 from router.text.tokenizer import Tokenizer
 
+
+@dataclass(frozen=True, slots=True)
+class SentStep:
+    """A step under way."""
+
+    batch: Batch
+    answer: "asyncio.Task[StepResult]"
+    sent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AnsweredStep:
+    """A step's result. The shards had nothing before it to compute since `begun_s`."""
+
+    batch: Batch
+    result: StepResult
+    begun_s: float
+    answered_s: float
+
+
+class StepsInFlight:
+    """Sends steps and takes their answers in the same order. False while there are none."""
+
+    def __init__(
+        self,
+        shards: Shards,
+        progress: Progress,
+        observer: StepObserver,
+        clock: Callable[[], float],
+    ) -> None:
+        self._shards = shards
+        self._progress = progress
+        self._observer = observer
+        self._clock = clock
+        self._sent: deque[SentStep] = deque()
+        self._failure: ShardFailed | None = None
+        self._answered_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._sent)
+
+    def send(self, batch: Batch, now_s: float) -> None:
+        """Sends a step behind the others. Raises ShardFailed."""
+        self._observer.began(batch)
+        self._sent.append(SentStep(batch, self._shards.step(batch), now_s))
+
+    async def receive(self) -> AnsweredStep:
+        """The answer to the oldest. Raises ShardFailed; then `forget` the others."""
+        self.check()
+        step = self._sent[0]
+        begun_s = max(step.sent_s, self._answered_s)
+        self._progress.start_wait(Wait.STEP, begun_s)
+        try:
+            result = await step.answer
+        except ShardFailed:
+            self._note_failed()
+            raise
+        except asyncio.CancelledError:
+            # By `abort`, or with the batcher itself.
+            self.check()
+            raise
+        finally:
+            self._progress.end_wait(Wait.STEP)
+        self._sent.popleft()
+        self._answered_s = self._clock()
+        return AnsweredStep(step.batch, result, begun_s, self._answered_s)
+
+    def abort(self, failure: ShardFailed) -> None:
+        """The shards will answer nothing any more: whoever waits for them gets the failure."""
+        self._failure = failure
+        self._note_failed()
+        for step in self._sent:
+            step.answer.cancel()
+
+    def check(self) -> None:
+        """Raises the failure, if they were aborted."""
+        if self._failure is not None:
+            raise self._failure
+
+    def forget(self) -> None:
+        """The shards' state is void, and so is what they answer to the steps that they have."""
+        self._failure = None
+        for step in self._sent:
+            # Its failure, if it has failed already, says no more than that of the first one.
+            step.answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())
+            step.answer.cancel()
+        self._sent.clear()
+
+    def _note_failed(self) -> None:
+        for failed in self._sent:
+            self._observer.failed(failed.batch)
+
+
+class HealthWatch:
+    """Asks the shards for a sign of life when nothing was heard of them for `interval_s`.
+
+    They give it while they compute, too, so a long step does not count. `failed` is called with the
+    reason when they do not.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        progress: Progress,
+        failed: Callable[[ShardFailed], None],
+        *,
+        interval_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._shards = shards
+        self._progress = progress
+        self._failed = failed
+        self._interval_s = interval_s
+        self._clock = clock
+        self._heard_s = clock()
+
+    def heard(self, now_s: float) -> None:
+        """They have answered something."""
+        self._heard_s = now_s
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            left_s = self._heard_s + self._interval_s - self._clock()
+            if left_s > 0.0 or self._progress.is_broken:
+                await asyncio.sleep(left_s if left_s > 0.0 else self._interval_s)
+                continue
+            await self._ask()
+            self._heard_s = self._clock()
+
+    async def _ask(self) -> None:
+        self._progress.start_wait(Wait.CHECK, self._clock())
+        try:
+            await self._shards.check_health()
+        except ShardFailed as error:
+            # A failure that is known already is being mended.
+            if not self._progress.is_broken:
+                self._failed(error)
+        finally:
+            self._progress.end_wait(Wait.CHECK)
+
+
 _logger = logging.getLogger(__name__)
+# Log lines of single requests keep the name that operators filter by.
+_batcher_logger = logging.getLogger("router.engine.batcher")
+
+
+class Recovery:
+    """Decides whether the shards are broken, and records it in `progress`. Called by the batcher.
+
+    `recovered` is called when they were reset, `ask_restart` when only new processes can help. They
+    are tried every `retry_s` seconds, and no more once `stopping` is set; after `restart_s` seconds
+    in vain all requests fail.
+    """
+
+    def __init__(
+        self,
+        shards: Shards,
+        scheduler: Scheduler,
+        streams: OpenStreams,
+        groups: StreamGroups,
+        admission: Admission,
+        progress: Progress,
+        observer: StepObserver,
+        *,
+        recovered: Callable[[], None],
+        ask_restart: Callable[[], None],
+        stopping: asyncio.Event,
+        retry_s: float,
+        restart_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._shards = shards
+        self._scheduler = scheduler
+        self._streams = streams
+        self._groups = groups
+        self._admission = admission
+        self._progress = progress
+        self._observer = observer
+        self._recovered = recovered
+        self._ask_restart = ask_restart
+        self._stopping = stopping
+        self._retry_s = retry_s
+        self._restart_s = restart_s
+        self._clock = clock
+
+    def lose_shards(self, error: ShardFailed) -> None:
+        """The shards' state is unknown: what ran waits again, and what waits stays."""
+        _logger.error("%s; %d requests wait for the shards", error, len(self._streams))
+        self._progress.mark_broken(self._clock())
+        self._observer.shards_failed()
+        failed_ids = self._scheduler.fail()
+        if failed_ids:
+            alone = f"the shards failed each time with this request, at last with it alone: {error}"
+            self._streams.fail_some(failed_ids, FailedAlone(alone))
+            self._streams.wake_readers()
+
+    def start_over(self, error: Exception) -> None:
+        """After a bug: ends everything, and goes on if the scheduler is consistent when empty.
+
+        Raises AssertionError when they are not.
+        """
+        self._progress.mark_broken(self._clock())
+        self._scheduler.fail()
+        self._end_all(bug_error(error))
+        self._scheduler.check_invariants()
+
+    async def attempt(self) -> None:
+        """Resets the shards, or waits until it is time for the next attempt.
+
+        Raises Displaced.
+        """
+        try:
+            await self._shards.reset()
+        except Displaced as error:
+            self._streams.fail_all(error)
+            raise
+        except ShardFailed as error:
+            if isinstance(error, ShardUnfit):
+                _logger.error("%s", error)
+                self._ask_restart()
+            await self._retry_later(error)
+        except Exception as error:
+            _logger.exception("the shards could not be reset, by a bug")
+            await self._retry_later(bug_error(error))
+        else:
+            broken_s = self._broken_s()
+            self._progress.mark_recovered()
+            self._observer.recovered(broken_s)
+            self._recovered()
+            _logger.warning("the shards answer again, after %.1f s", broken_s)
+
+    async def _retry_later(self, error: GenerationFailed) -> None:
+        if self._broken_s() > self._restart_s and self._streams:
+            _logger.error("%s", error)
+            self._end_all(self._admission.unhealthy(f"the shards do not answer: {error}"))
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), self._retry_s)
+
+    def _broken_s(self) -> float:
+        return self._progress.broken_s(self._clock()) or 0.0
+
+    def _end_all(self, error: RouterError) -> None:
+        """Fails all streams, and advances the groups at once."""
+        self._streams.fail_all(error)
+        self._groups.advance()
+        self._streams.wake_readers()
+
+
+def failed_row(stream: Stream, generation: Generation, reason: str) -> RouterError:
+    """The error of a row that failed alone, logged with the request's ids in both tiers.
+
+    Earlier output that cannot be continued is the client's mistake, and not logged.
+    """
+    if generation.is_refused:
+        return ConstraintRefused(reason, "broken")
+    ids = {"request_id": stream.request.trace_id, "shard_request_id": stream.request_id}
+    _batcher_logger.error(
+        "request_id=%s failed alone: %s (shard_request_id=%d)",
+        stream.request.trace_id,
+        reason,
+        stream.request_id,
+        extra=ids,
+    )
+    return RowFailed(reason)
+
+
+def failed_by_bug(stream: Stream, error: Exception) -> GenerationFailed:
+    """The error of a request that failed by a bug, logged with its traceback."""
+    _batcher_logger.error("request_id=%s failed by a bug", stream.request.trace_id, exc_info=error)
+    return bug_error(error)
+
+
+def bug_error(error: Exception) -> GenerationFailed:
+    """The error that clients see for a bug."""
+    return GenerationFailed(f"a bug of the server ended it: {type(error).__name__}: {error}")
+
 
 _READ_POLL_S = 0.01
 

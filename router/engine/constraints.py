@@ -9,6 +9,10 @@ once, however often it is sent. Equal texts at the same time are checked once.
 What is accepted is compiled by rank 0 beside the running steps (`preparing.py`) before its request
 enters one, so that no step stands still for it. Quick ones are not waited for: the first step of
 their request compiles them beside its forward.
+
+What was found out about constraints, remembered by key.
+
+Constraints that rank 0 compiles beside the running steps, and who waits for them.
 """
 
 import asyncio
@@ -17,9 +21,11 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 from constraints.errors import (
     ConstraintError,
@@ -35,16 +41,49 @@ from constraints.trivial_schemas import obvious_len
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed
-from router.engine.constraint_memory import ConstraintMemory
-from router.engine.key_limits import KeyLimits
+from router.engine.admission import KeyLimits
 from router.request.errors import (
     ConstraintRefused,
     Overloaded,
     RouterError,
+    ShardFailed,
     Unsupported,
 )
 from router.request.request import NO_KEY, ApiKey, Constraint
 from router.telemetry.metrics import Metrics
+
+F = TypeVar("F")
+
+
+class ConstraintMemory(Generic[F]):
+    """Findings by key, at most `max_len`; the least recently used leaves first."""
+
+    def __init__(self, max_len: int) -> None:
+        self._max_len = max_len
+        self._findings: OrderedDict[Hashable, tuple[F, float | None]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._findings)
+
+    def find(self, key: Hashable, now_s: float) -> F | None:
+        """The finding; None: there is none."""
+        found = self._findings.get(key)
+        if found is None:
+            return None
+        finding, until_s = found
+        if until_s is not None and until_s <= now_s:
+            del self._findings[key]
+            return None
+        self._findings.move_to_end(key)
+        return finding
+
+    def keep(self, key: Hashable, finding: F, until_s: float | None = None) -> None:
+        """Keeps a finding until a time, or as long as it is used often enough."""
+        self._findings[key] = (finding, until_s)
+        self._findings.move_to_end(key)
+        while len(self._findings) > self._max_len:
+            self._findings.popitem(last=False)
+
 
 _logger = logging.getLogger("router")
 
@@ -331,3 +370,84 @@ def _spec_key(spec: ConstraintSpec) -> _Key:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+# Of those that the shards hold: far fewer than they keep, and none that is long, of which they keep
+# fewer.
+_MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 8192
+
+
+class Preparing:
+    """Has the shards compile constraints ahead, and holds the requests that wait for them.
+
+        start -> rank 0 compiles -> ready: the request may be scheduled
+                                 -> failed: the shard cannot serve it, or took too long
+
+    Requests with the same constraint wait for it together. The last few that were compiled are not
+    sent again. A shard that does not answer at all is not the constraint's fault: then the request
+    is ready, and waits with all others for the shards to be reset; its first step compiles what is
+    missing. `prepare` raises what the request is to fail with, or ShardFailed.
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[Constraint], Awaitable[None]],
+        ready: Callable[[int], None],
+        failed: Callable[[int, Exception], None],
+    ) -> None:
+        self._prepare = prepare
+        self._ready = ready
+        self._failed = failed
+        # The call under way, and the requests that wait for it.
+        self._compiling: dict[ConstraintSpec, tuple[asyncio.Task[None], set[int]]] = {}
+        self._specs: dict[int, ConstraintSpec] = {}
+        self._known: ConstraintMemory[bool] = ConstraintMemory(_MAX_KNOWN)
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._specs)
+
+    def is_ready(self, constraint: Constraint) -> bool:
+        """True for one that the shard has, or compiles quickly."""
+        return constraint.is_quick or self._known.find(constraint.spec, 0.0) is not None
+
+    def forget(self) -> None:
+        """The shards were reset, and may have none."""
+        self._known = ConstraintMemory(_MAX_KNOWN)
+
+    def start(self, request_id: int, constraint: Constraint) -> None:
+        """Makes a request wait until its constraint is compiled."""
+        spec = constraint.spec
+        if spec not in self._compiling:
+            self._compiling[spec] = (asyncio.create_task(self._compile(constraint)), set())
+        self._compiling[spec][1].add(request_id)
+        self._specs[request_id] = spec
+
+    def remove(self, request_id: int) -> None:
+        """A request has ended; a call that no request waits for is cancelled."""
+        spec = self._specs.pop(request_id, None)
+        if spec is None:
+            return
+        task, request_ids = self._compiling[spec]
+        request_ids.discard(request_id)
+        if not request_ids:
+            del self._compiling[spec]
+            task.cancel()
+
+    async def _compile(self, constraint: Constraint) -> None:
+        spec = constraint.spec
+        failure: Exception | None = None
+        try:
+            await self._prepare(constraint)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the waiting requests fail with it)
+            failure = None if isinstance(error, ShardFailed) else error
+        else:
+            if len(spec.text) <= _MAX_KNOWN_CHARS:
+                self._known.keep(spec, True)
+        _, request_ids = self._compiling.pop(spec)
+        for request_id in sorted(request_ids):
+            del self._specs[request_id]
+            if failure is None:
+                self._ready(request_id)
+            else:
+                self._failed(request_id, failure)

@@ -13,9 +13,7 @@ from itertools import islice
 from math import inf
 
 from router.engine.batcher import Batcher
-from router.engine.beam_search.requests import OutputTexts
-from router.engine.beam_search.run import BeamRun
-from router.engine.beam_search.types import BeamGroup
+from router.engine.beam_search import BeamGroup, BeamRun, OutputTexts
 from router.engine.stream import Stream
 from router.request.errors import RouterError, ServerStopped
 from router.request.request import (

@@ -18,6 +18,7 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engine.infer import Infer
+from router.engine.validation import Limits, Validation
 from router.http.anthropic.routes import MessageRoutes
 from router.http.conversation import AnswerService
 from router.http.errors import problem_of
@@ -47,7 +48,6 @@ from router.http.server.parser_thread import ParserThread
 from router.http.server_info import ServerInfo
 from router.http.tgi.routes import TgiRoutes
 from router.request.errors import RouterError
-from router.request.validation import Limits, Validation
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, Tracer
 from router.text.chat_template import ChatTemplate

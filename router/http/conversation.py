@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Completion, Infer
+from router.engine.validation import Limits, RawParams
 from router.http.errors import problem_of
 from router.http.request_validator import RequestRecord, RequestValidator
 from router.http.schema import Schema
@@ -32,7 +33,6 @@ from router.request.request import (
     PromptScored,
     TokenGenerated,
 )
-from router.request.validation import Limits, RawParams
 from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer, check_fits
 

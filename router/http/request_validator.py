@@ -9,11 +9,11 @@ from typing import Any
 
 from starlette.requests import Request
 
+from router.engine.validation import Limits, RawParams, Validation
 from router.http.server.access import AccessRecord
 from router.request.errors import InvalidRequest
 from router.request.parameters import WARPERS, check_parameters
 from router.request.request import NUM_SEEDS, Finished, GenerateRequest
-from router.request.validation import Limits, RawParams, Validation
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, RequestSpan, Tracer
 

@@ -2,7 +2,7 @@
 
     bytes --parse_json--> dict --types--> schema
 
-It checks types alone; further rules are in `router/request/validation.py`. Wrong types are an
+It checks types alone; further rules are in `router/engine/validation.py`. Wrong types are an
 `InvalidRequest`, like every other fault of a parameter. Whole numbers that the JSON parser makes
 floats of are read exactly here, so that a field's own rule can refuse them.
 """

@@ -13,11 +13,11 @@ from typing import Any
 from processes.capacity import Capacity, Pool
 from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig
+from router.engine.validation import Limits
 from router.http.request_validator import RequestRecord
 from router.http.server.errors import model_not_found
 from router.request.errors import StartupFailed
 from router.request.request import Finished
-from router.request.validation import Limits
 
 # Draft tokens of a sequence, where nothing else is asked for.
 _MAX_DRAFTS = 7

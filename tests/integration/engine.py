@@ -21,12 +21,12 @@ from model_server.service.service import TextGenerationService
 from proto.contract import ModelInfo
 from router.engine.batcher import Batcher
 from router.engine.infer import Infer
+from router.engine.observer import StepObserver
 from router.request.request import Finished, GenerateRequest, PromptScored, TokenGenerated
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards
 from router.telemetry.metrics import Metrics
-from router.telemetry.step_observer import StepObserver
 from router.text.tokenizer import Tokenizer
 from tests.model_server.engine.shards import load
 from tests.router.rig import PATIENT, RESTLESS, end_of, events_of, finds_nothing

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.request.validation import Validation
+from router.engine.validation import Validation
 from router.text.tokenizer import Tokenizer
 from tests.checks import FakeChecks
 from tests.router.text import small_tokenizers

@@ -15,6 +15,7 @@ from constraints.spec import ConstraintSpec, Kind
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.infer import Infer, Verify
+from router.engine.observer import StepObserver
 from router.engine.stream import Stream
 from router.request.request import (
     Constraint,
@@ -28,7 +29,6 @@ from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards, ShardTimeouts
 from router.telemetry.metrics import Metrics
-from router.telemetry.step_observer import StepObserver
 from router.telemetry.tracing import NO_TRACES, Tracer
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer

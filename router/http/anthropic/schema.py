@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from constraints.spec import Kind
+from router.engine.validation import Limits, RawParams
 from router.http.conversation import ChatPrompt, Setting, Turn, read_role, read_text, read_texts
 from router.http.request_validator import normalize
 from router.http.schema import Harmless, Schema, StrictSchema, object_schema
@@ -19,7 +20,6 @@ from router.http.tools.functions import Name, check_names
 from router.http.tools.grammar import AllowedTool, AllowedTools, arguments_schema
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 from router.request.parameters import RawGrammar
-from router.request.validation import Limits, RawParams
 
 _ROLES = ("user", "assistant", "system")
 # Between turns of one side that are joined, which Anthropic promises and templates may need.

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from router.engine.beam_search.requests import KEPT_TEXTS_PER_BEAM, OutputTexts
-from router.engine.beam_search.run import BeamRun, BeamUsage
-from router.engine.beam_search.types import (
+from router.engine.beam_search import (
+    KEPT_TEXTS_PER_BEAM,
     Beam,
     BeamGroup,
+    BeamRun,
     BeamScoring,
+    BeamUsage,
     DeadEnd,
     Hole,
+    OutputTexts,
     Place,
     SearchEnd,
     SearchOutcome,

@@ -3,6 +3,7 @@
 from contextlib import aclosing
 from dataclasses import replace
 
+from router.engine.validation import Limits, RawParams
 from router.http.lmtp.frames import Frame, Message
 from router.http.lmtp.prompts import Prompt
 from router.http.lmtp.schema import GenerateFields
@@ -13,7 +14,6 @@ from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import RouterError
 from router.request.request import Failed, Finished, GenerateRequest
-from router.request.validation import Limits, RawParams
 
 MAX_TOP_LOGPROBS = 256
 MAX_STOPS = 64

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from router.engine.beam_search.types import EarlyStopping
+from router.engine.beam_search import EarlyStopping
 from router.http.fields import Grammar, LogitBias
 from router.http.schema import SamplingFields, Schema
 from router.request.errors import WrongPart

@@ -9,6 +9,7 @@ Of several continuations the scheduler computes the prompt once.
 from collections.abc import Sequence
 
 from router.engine.infer import Completion
+from router.engine.validation import RawParams
 from router.http.lmtp.frames import Frame, Message, as_json, number
 from router.http.lmtp.schema import ScoreFields
 from router.http.lmtp.stream_encoder import usage_fields
@@ -17,7 +18,6 @@ from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import InvalidRequest, RouterError
 from router.request.request import GenerateRequest, TokenLogprob
-from router.request.validation import RawParams
 
 MAX_VALUES = 4096
 # Values that are computed together: at most so many, and at most this part of the server's slots,

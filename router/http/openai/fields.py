@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
+from router.engine.validation import Limits, RawParams
 from router.http.fields import Strings
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.openai.formats import Formats
 from router.http.request_validator import normalize
 from router.http.schema import SamplingFields, Schema
 from router.request.errors import InvalidRequest, Unsupported, wrong
-from router.request.validation import Limits, RawParams
 
 # For each field its neutral values, and why all others are refused.
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(

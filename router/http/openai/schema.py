@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from router.engine.validation import Limits, RawParams
 from router.http.conversation import ChatPrompt, Setting
 from router.http.fields import Prompts
 from router.http.openai.fields import OpenAiBody
@@ -13,7 +14,6 @@ from router.http.schema import AnswerModel, ConstrainedAnswer
 from router.http.tools.functions import Choice, allowed_functions, shown_functions
 from router.http.tools.grammar import AllowedTools
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
-from router.request.validation import Limits, RawParams
 
 _EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")
 _VERBOSITY = re.compile(r"low|medium|high")

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from constraints.results import Judgement, JudgeResult
 from constraints.spec import ConstraintSpec
+from router.engine.validation import Limits
 from router.http.fields import Grammar
 from router.http.schema import AnswerModel, Schema
 from router.http.schema_reader import SchemaReader
@@ -17,7 +18,6 @@ from router.http.server.body import json_response, unless_disconnected
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.request.errors import ConstraintRefused, InvalidRequest
 from router.request.request import NO_KEY, ApiKey
-from router.request.validation import Limits
 
 _MAX_TEXTS = 256
 _FAILURES = {429: "Too many constraints wait to be compiled"}

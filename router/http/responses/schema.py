@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from constraints.spec import Kind
+from router.engine.validation import Limits, RawParams
 from router.http.conversation import ChatPrompt, Setting, Turn
 from router.http.fields import Strings
 from router.http.logprobs import MAX_TOP_LOGPROBS
@@ -24,7 +25,6 @@ from router.http.tools.functions import (
 from router.http.tools.grammar import AllowedTools
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 from router.request.parameters import RawGrammar
-from router.request.validation import Limits, RawParams
 
 
 class FunctionTool(Schema):

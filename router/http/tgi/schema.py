@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from router.engine.validation import RawParams
 from router.http.fields import Grammar
 from router.http.schema import AnswerModel, ConstrainedAnswer, SamplingFields, Schema, bounded
 from router.request.errors import wrong
-from router.request.validation import RawParams
 
 FinishReason = Literal["length", "eos_token", "stop_sequence", "deadline"]
 

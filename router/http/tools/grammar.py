@@ -8,10 +8,10 @@ import orjson
 
 from constraints.grammars.schema.drafts import draft_of
 from constraints.spec import Kind, Whitespace
+from router.engine.validation import RawParams
 from router.http.tools.calls import CallFormat
 from router.request.errors import ToolsRefused, wrong
 from router.request.parameters import RawGrammar
-from router.request.validation import RawParams
 from router.text.template_traits import CallSyntax
 
 # Where a root reference of a schema is moved to; longer where the schema has the key.

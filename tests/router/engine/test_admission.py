@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from router.engine.admission import MEMORY_S, Admission, DrainRate, Progress, Slots
+from router.engine.observer import StepObserver
 from router.engine.stream_groups import StreamGroups
 from router.request.errors import Draining, InvalidRequest, Overloaded, Unhealthy
 from router.request.request import NO_KEY
 from router.telemetry.metrics import Metrics
-from router.telemetry.step_observer import StepObserver
 from router.telemetry.tracing import NO_TRACES
 
 

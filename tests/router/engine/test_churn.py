@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from router.engine.batcher import BatcherLimits
+from router.engine.validation import Limits, Validation
 from router.http.app import Services, create_app
 from router.http.server.listen import HttpServer, bind
 from router.http.server_info import ServerInfo
-from router.request.validation import Limits, Validation
 from router.text.chat_template import ChatTemplate
 from tests.fakes import FakeShard
 from tests.router.rig import PATIENT, Rig, byte_tokenizer, routing, settled

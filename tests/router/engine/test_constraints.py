@@ -16,8 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from constraints.spec import ConstraintSpec, Kind, StopRule
 from constraints.worker.pool import PoolRules, VocabularyFile
-from router.engine.constraint_memory import ConstraintMemory
-from router.engine.constraints import ConstraintCheck
+from router.engine.constraints import ConstraintCheck, ConstraintMemory
 from router.request.errors import ConstraintRefused, Overloaded, RateLimited, Unsupported
 from router.request.request import ApiKey, Constraint
 from router.telemetry.metrics import Metrics

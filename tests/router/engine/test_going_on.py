@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from proto.contract import FinishReason, Generation, SampledToken, TopToken
 from router.engine.infer import Infer
 from router.engine.stream import Stream
+from router.engine.validation import RawParams, Validation
 from router.request.errors import InvalidRequest
 from router.request.request import Event, Finished, GenerateRequest, TokenGenerated
-from router.request.validation import RawParams, Validation
 from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.fake_script import Followed
 from tests.fakes import FakeShard

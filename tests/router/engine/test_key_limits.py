@@ -2,8 +2,7 @@
 
 import pytest
 
-from router.engine.admission import Admission
-from router.engine.key_limits import KeyLimits, KeySlots
+from router.engine.admission import Admission, KeyLimits, KeySlots
 from router.request.errors import InvalidRequest, Overloaded, RateLimited
 from router.request.request import NO_KEY, ApiKey
 

@@ -7,8 +7,7 @@ import pytest
 
 from proto.contract import FinishReason
 from router.engine.batcher import BatcherLimits
-from router.engine.stream import Stream
-from router.engine.streams import MANY_UNREAD
+from router.engine.stream import MANY_UNREAD, Stream
 from router.request.errors import (
     Cancelled,
     Draining,

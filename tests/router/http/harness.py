@@ -12,13 +12,13 @@ import httpx
 from starlette.types import ASGIApp
 
 from router.engine.batcher import BatcherLimits
+from router.engine.validation import Limits, Validation
 from router.http.app import Services, create_app
 from router.http.operations.constraints_check import Judges
 from router.http.server.auth import KeyRing, plain_keys
 from router.http.server.listen import HttpServer, bind
 from router.http.server.protocol import ConnectionLimits
 from router.http.server_info import ServerInfo
-from router.request.validation import Limits, Validation
 from router.shards.shards import ShardTimeouts
 from router.text.chat_template import ChatTemplate
 from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE

@@ -7,10 +7,10 @@ import pytest
 
 from constraints.spec import Kind
 from proto.contract import LogprobParams, SamplingParams, StopParams
+from router.engine.validation import RawParams, Validation
 from router.request.errors import InvalidRequest
 from router.request.parameters import RawGrammar
 from router.request.request import GenerateRequest
-from router.request.validation import RawParams, Validation
 from router.text.tokenizer import Tokenizer
 from tests.router.validating import LIMITS, SEED
 

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.engine.validation import RawParams, Validation
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest
-from router.request.validation import RawParams, Validation
 from tests.router.validating import LIMITS
 
 numbers = st.one_of(

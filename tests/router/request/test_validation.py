@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from router.engine.validation import RawParams, Validation
 from router.request.errors import InvalidRequest
-from router.request.validation import RawParams, Validation
 from router.text.tokenizer import Tokenizer
 from tests.router.text import small_tokenizers
 from tests.router.validating import LIMITS

@@ -14,19 +14,20 @@ from client.beams import (
 )
 from client.calls import GenerateCall
 from client.errors import ConstraintRefused
-from router.engine.beam_search.search import BeamSearch, Search
-from router.engine.beam_search.types import (
+from router.engine.beam_search import (
     Ask,
     AskResult,
     Beam,
     BeamGroup,
     BeamScoring,
+    BeamSearch,
     CheckHole,
     DeadEnd,
     EndedHole,
     Hole,
     NextTokens,
     Place,
+    Search,
     SearchOutcome,
 )
 from router.request.errors import RouterError

@@ -3,9 +3,14 @@
 from dataclasses import replace
 
 from proto.contract import LogprobParams
-from router.engine.beam_search.requests import KEPT_TEXTS_PER_BEAM, OutputTexts
-from router.engine.beam_search.run import BeamRun
-from router.engine.beam_search.types import Beam, BeamGroup, Hole
+from router.engine.beam_search import (
+    KEPT_TEXTS_PER_BEAM,
+    Beam,
+    BeamGroup,
+    BeamRun,
+    Hole,
+    OutputTexts,
+)
 from router.request.request import GenerateRequest
 from tests.byte_tokenizer import EOS_ID
 from tests.router.rig import Rig, byte_tokenizer

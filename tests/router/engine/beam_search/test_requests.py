@@ -11,8 +11,15 @@ from tokenizers import decoders
 
 from constraints.spec import ConstraintSpec, Kind
 from proto.contract import LogprobParams
-from router.engine.beam_search.requests import OutputTexts, output_before, request_of
-from router.engine.beam_search.types import Beam, CheckHole, Hole, ProbeTokens
+from router.engine.beam_search import (
+    Beam,
+    CheckHole,
+    Hole,
+    OutputTexts,
+    ProbeTokens,
+    output_before,
+    request_of,
+)
 from router.request.request import Constraint, GenerateRequest
 from router.text.output_text import OutputText
 from router.text.token_texts import TokenText

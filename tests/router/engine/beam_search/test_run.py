@@ -10,8 +10,7 @@ import grpc
 import pytest
 
 from router.engine.batcher import BatcherLimits
-from router.engine.beam_search.run import BeamRun
-from router.engine.beam_search.types import Place, SearchEnd, SearchOutcome
+from router.engine.beam_search import BeamRun, Place, SearchEnd, SearchOutcome
 from router.request.errors import FailedAlone, GenerationFailed, Unhealthy
 from tests.fakes import FakeShard
 from tests.router.engine.beam_search.beams import searching

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind
-from router.engine.beam_search.requests import OutputTexts
-from router.engine.beam_search.search import BeamSearch
-from router.engine.beam_search.types import (
+from router.engine.beam_search import (
     Ask,
     AskResult,
     Beam,
     BeamGroup,
+    BeamSearch,
     CheckHole,
     DeadEnd,
     EndedHole,
     Hole,
     NextTokens,
+    OutputTexts,
     ProbeTokens,
     SearchOutcome,
 )
