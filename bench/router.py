@@ -41,7 +41,7 @@ from bench.quick_shard import (
 from proto.contract import Generation, SampledToken, SamplingParams, StepResult, StopParams
 from router.engine.stream import Stream
 from router.http.request_validator import RequestRecord
-from router.http.tgi.stream import GenerateFrames
+from router.http.tgi import GenerateFrames
 from router.request.request import Event, GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits

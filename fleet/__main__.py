@@ -37,12 +37,10 @@ from processes.logs import Console, start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
 from processes.socket_folder import socket_folder
+from router.http.bodies import BodyReader, JsonBounds, ParserThread
 from router.http.server.access import Access, Cors
 from router.http.server.auth import ApiKeyAuth, KeyRing, plain_keys
-from router.http.server.body import BodyReader
-from router.http.server.json_reader import JsonBounds
 from router.http.server.listen import HttpServer, ListenFailed, bind_configured, configured_limits
-from router.http.server.parser_thread import ParserThread
 
 _logger = logging.getLogger("fleet")
 # Of the largest models: their own servers know theirs.

@@ -1,7 +1,7 @@
 """Every setting of the front of several models, and its command line.
 
 The only file of the fleet that reads argv and environment. What it has in common with the router
-is in `router/http/server/settings.py`. What stands behind `--` on the command line are flags of
+is in `router/front_config.py`. What stands behind `--` on the command line are flags of
 `launcher serve`, for every model's server.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from processes.rules import Whole, seconds, share
 from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, setting
-from router.http.server.settings import FrontConfig
+from router.front_config import FrontConfig
 
 AUTO = "auto"
 _PROG = "python -m fleet"

@@ -16,7 +16,7 @@ DidNotStart               a model's server ended, or was cancelled, before it wa
 
 from typing import ClassVar
 
-from router.http.server.errors import HttpError
+from router.http.errors import HttpError
 
 
 class FleetError(HttpError):

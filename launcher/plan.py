@@ -14,7 +14,7 @@ from processes.addresses import free_port
 from processes.deployment import Deployment, num_shards
 from processes.settings import BadConfig, flags_of, read_settings, sources_of
 from router.config import RouterConfig
-from router.http.server.tls import server_tls
+from router.http.server.listen import server_tls
 
 # For the router alone, and by its environment: everybody on the machine sees command lines.
 _API_KEY = "API_KEY"

@@ -45,10 +45,9 @@ from router.engine.infer import Infer
 from router.engine.observer import StepObserver
 from router.engine.validation import Limits, Validation
 from router.http.app import Services, create_app, openapi_without_server
-from router.http.lmtp.routes import Sockets
+from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import SocketLimits
-from router.http.server.auth import KeyRing, plain_keys
-from router.http.server.key_file import read_key_file
+from router.http.server.auth import KeyRing, plain_keys, read_key_file
 from router.http.server.listen import (
     BoundSocket,
     HttpServer,

@@ -1,6 +1,6 @@
 """Every setting of the router: its flag, its environment name, its default, its rule.
 
-Those that the front of several models has as well are in `router/http/server/settings.py`.
+Those that the front of several models has as well are in `router/front_config.py`.
 
 The only file of this tier that reads the command line and the environment. A flag beats its
 environment variable, which beats the default; an empty variable counts as absent. Names and
@@ -26,7 +26,7 @@ from processes.rules import (
     token,
 )
 from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, refused, setting
-from router.http.server.settings import FrontConfig
+from router.front_config import FrontConfig
 
 _PROG = "python -m router"
 _ABOUT = (

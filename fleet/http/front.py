@@ -16,12 +16,10 @@ from fleet.http.proxy import forward, send_back
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, Model, ModelNames
+from router.http.bodies import BodyReader, ClientLeft, ParserThread, parse_json, unless_disconnected
+from router.http.errors import Dialect, HttpError, Problem
 from router.http.server.access import AccessRecord
-from router.http.server.body import BodyReader, ClientLeft, unless_disconnected
 from router.http.server.docs import OPENAPI_PATH
-from router.http.server.errors import Dialect, HttpError, Problem
-from router.http.server.json_reader import parse_json
-from router.http.server.parser_thread import ParserThread
 
 _logger = logging.getLogger("fleet")
 _MAX_TRIES = 3

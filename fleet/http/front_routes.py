@@ -17,8 +17,8 @@ from fleet.metrics import FleetMetrics, merge
 from fleet.model_manager import ModelManager
 from fleet.model_table import ModelState
 from fleet.names import ModelNames
-from router.http.server.body import json_response
-from router.http.server.errors import HttpError, model_not_found
+from router.http.bodies import json_response
+from router.http.errors import HttpError, model_not_found
 from router.http.server.page import ASSETS_PATH, DOCS_PATH, asset, docs, page, wants_page
 
 _logger = logging.getLogger("fleet")

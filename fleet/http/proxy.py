@@ -13,9 +13,9 @@ from starlette.types import Send
 
 from fleet.errors import ResponseCut, ServerGone
 from fleet.http.upstream import Headers, UpstreamResponse, send_request
+from router.http.bodies import end, unless_disconnected, until_disconnected
+from router.http.errors import Dialect, Problem
 from router.http.server.access import AccessRecord
-from router.http.server.body import end, unless_disconnected, until_disconnected
-from router.http.server.errors import Dialect, Problem
 
 _OF_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade"}

@@ -21,7 +21,7 @@ from fleet.errors import ServerGone
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import Lease, ModelManager
 from fleet.names import Model
-from router.http.server.errors import HttpError
+from router.http.errors import HttpError
 
 _CONNECT_TIMEOUT_S = 10.0
 _TOKEN_COMMANDS = frozenset({"GENERATE", "SCORE", "BEAMS"})

@@ -20,16 +20,16 @@ from fleet.http.relay import Frame, Relay, error_fields, frame_text
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.names import PLACEHOLDERS, ModelNames
-from router.http.server.access import AccessRecord
-from router.http.server.errors import Dialect, HttpError, Problem
-from router.http.server.json_reader import (
+from router.http.bodies import (
     DEFAULT_BOUNDS,
     JsonBounds,
     MalformedJson,
+    ParserThread,
     almost_json,
     parse_json,
 )
-from router.http.server.parser_thread import ParserThread
+from router.http.errors import Dialect, HttpError, Problem
+from router.http.server.access import AccessRecord
 
 _logger = logging.getLogger("fleet")
 

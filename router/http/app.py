@@ -19,34 +19,28 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engine.infer import Infer
 from router.engine.validation import Limits, Validation
-from router.http.anthropic.routes import MessageRoutes
+from router.http.anthropic import MessageRoutes
+from router.http.bodies import BodyReader, JsonBounds, ParserThread
 from router.http.conversation import AnswerService
-from router.http.errors import problem_of
-from router.http.lmtp.prompts import Prompts
-from router.http.lmtp.routes import Sockets
+from router.http.errors import Dialect, HttpError, InternalErrors, internal_error, problem_of
+from router.http.lmtp.frames import Prompts
+from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import LmtpServices, SocketLimits
 from router.http.logprobs import TokenNames
-from router.http.openai.completions import CompletionRoutes
-from router.http.openai.routes import ChatRoutes
-from router.http.operations.constraints_check import ConstraintRoutes, Judges
-from router.http.operations.routes import OperationsRoutes
+from router.http.openai.routes import ChatRoutes, CompletionRoutes
+from router.http.operations import ConstraintRoutes, Judges, OperationsRoutes
 from router.http.platforms import InvocationRoutes, VertexRoutes
 from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.responses.background import ResponseStore
 from router.http.responses.routes import ResponseRoutes
-from router.http.responses.store import ResponseStore
 from router.http.resumption import Resumption
-from router.http.schema_reader import SchemaReader
+from router.http.schema import SchemaReader
 from router.http.server.access import ANY_ORIGIN, Access, Cors
 from router.http.server.auth import ApiKeyAuth, KeyRing
-from router.http.server.body import BodyReader
 from router.http.server.docs import OPENAPI_PATH, ApiRoute, openapi_document
-from router.http.server.errors import Dialect, HttpError, internal_error
-from router.http.server.internal_errors import InternalErrors
-from router.http.server.json_reader import JsonBounds
 from router.http.server.page import page_routes
-from router.http.server.parser_thread import ParserThread
 from router.http.server_info import ServerInfo
-from router.http.tgi.routes import TgiRoutes
+from router.http.tgi import TgiRoutes
 from router.request.errors import RouterError
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, Tracer

@@ -14,12 +14,10 @@ from starlette.responses import Response
 
 from router.engine.infer import Completion, Infer
 from router.engine.validation import Limits, RawParams
-from router.http.errors import problem_of
+from router.http.bodies import json_response, unless_disconnected
+from router.http.errors import Dialect, Problem, problem_of
 from router.http.request_validator import RequestRecord, RequestValidator
-from router.http.schema import Schema
-from router.http.schema_reader import SchemaReader
-from router.http.server.body import json_response, unless_disconnected
-from router.http.server.errors import Dialect, Problem
+from router.http.schema import Schema, SchemaReader
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream, Frames
 from router.http.tools.calls import CallFormat

@@ -20,15 +20,14 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from router.engine.infer import Infer
+from router.http.bodies import json_response, unless_disconnected
 from router.http.openai.routes import ChatRoutes
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.request_validator import RequestRecord, RequestValidator
-from router.http.schema import AnswerModel, Schema, parse_part
-from router.http.schema_reader import SchemaReader
-from router.http.server.body import json_response, unless_disconnected
+from router.http.schema import AnswerModel, Schema, SchemaReader, parse_part
 from router.http.server.docs import NO_MODEL, ApiRoute, Handler, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers
-from router.http.tgi.schema import CompatBody, GenerateBody, to_raw
+from router.http.tgi import CompatBody, GenerateBody, to_raw
 from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported
 from router.request.request import GenerateRequest
 

@@ -14,8 +14,8 @@ from processes.capacity import Capacity, Pool
 from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig
 from router.engine.validation import Limits
+from router.http.errors import model_not_found
 from router.http.request_validator import RequestRecord
-from router.http.server.errors import model_not_found
 from router.request.errors import StartupFailed
 from router.request.request import Finished
 

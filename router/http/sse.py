@@ -16,7 +16,7 @@ from typing import Generic, Protocol, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.http.server.body import body_part, end, until_disconnected
+from router.http.bodies import body_part, end, until_disconnected
 from router.request.errors import RouterError
 
 KEEP_ALIVE_S = 15.0

@@ -20,12 +20,10 @@ from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import ListedModels, ModelNames
+from router.http.bodies import DEFAULT_BOUNDS, BodyReader, ParserThread
 from router.http.server.access import Access, Cors
 from router.http.server.auth import ApiKeyAuth, KeyRing, plain_keys
-from router.http.server.body import BodyReader
-from router.http.server.json_reader import DEFAULT_BOUNDS
 from router.http.server.listen import HttpServer, bind, bind_unix
-from router.http.server.parser_thread import ParserThread
 from router.http.server.protocol import ConnectionLimits
 from tests.fleet.fakes import FakeServers
 

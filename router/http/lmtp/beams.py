@@ -24,12 +24,19 @@ from router.engine.beam_search import (
     SearchEnd,
     SearchOutcome,
 )
-from router.http.lmtp.frames import Frame, Message, as_json, error_fields
-from router.http.lmtp.generate import MAX_TOP_LOGPROBS, raw_params
-from router.http.lmtp.schema import BeamFields, BeamsFields, GenerateFields, HoleFields
-from router.http.lmtp.stream_encoder import usage_fields
+from router.http.errors import HttpError
+from router.http.lmtp.frames import (
+    BeamFields,
+    BeamsFields,
+    Frame,
+    GenerateFields,
+    HoleFields,
+    Message,
+    as_json,
+    error_fields,
+)
+from router.http.lmtp.generate import MAX_TOP_LOGPROBS, raw_params, usage_fields
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
-from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import ConstraintRefused, InvalidRequest, RouterError
 from router.request.parameters import Limits

@@ -1,17 +1,21 @@
-"""Frames of LMTP, read and written: their streams' ids, numbers and error objects as JSON."""
+"""Frames of LMTP, read and written: their streams' ids, numbers and error objects as JSON.
+
+The fields of each type of frame: exact types, unknown fields ignored.
+
+Prompts as LMTP's clients send them: token ids, text or the turns of a chat.
+"""
 
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import orjson
+from pydantic import BeforeValidator, Field, PlainValidator
 
-from router.http.errors import problem_of
-from router.http.schema import Schema, parse_part
-from router.http.server.errors import Dialect, HttpError
-from router.http.server.json_reader import (
+from router.engine.beam_search import EarlyStopping
+from router.http.bodies import (
     DEFAULT_BOUNDS,
     JsonBounds,
     MalformedJson,
@@ -19,6 +23,8 @@ from router.http.server.json_reader import (
     check_shape,
     check_width,
 )
+from router.http.errors import Dialect, HttpError, problem_of
+from router.http.schema import Grammar, LogitBias, SamplingFields, Schema, parse_part
 from router.request.errors import (
     ConstraintRefused,
     FailedAlone,
@@ -26,8 +32,12 @@ from router.request.errors import (
     Refused,
     RouterError,
     RowFailed,
+    WrongPart,
     wrong,
 )
+from router.request.parameters import Limits
+from router.text.chat_template import ChatTemplate
+from router.text.tokenizer import Tokenizer, check_fits, check_unicode, continuation_ids
 
 # An object to be sent: the type of its frame, and its JSON.
 Message: TypeAlias = tuple[str, str]
@@ -149,3 +159,253 @@ def _is_retryable(error: RouterError | HttpError) -> bool:
         return error.status >= 500
     is_own_fault = isinstance(error, InvalidRequest | RowFailed | FailedAlone)
     return isinstance(error, Refused) or not is_own_fault
+
+
+def _scored(value: Any) -> Any:
+    """Token ids, lists of them, or texts, not mixed."""
+    rule = "must be a list of token ids, of lists of them, or of strings"
+    if not isinstance(value, list):
+        raise WrongPart(rule, value)
+    types = set(map(type, value))
+    is_nested = types == {list} and all(set(map(type, each)) <= {int} for each in value)
+    if not (is_nested or types <= {int} or types == {str}):
+        raise WrongPart(rule, value)
+    return value
+
+
+class ChatTurn(Schema):
+    """A turn of a chat."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: str
+
+
+def _without_start(value: Any) -> Any:
+    """lmql's prompt where nothing comes before a hole and its tokenizer has no first token."""
+    return [] if value == [None] else value
+
+
+class PromptFields(Schema):
+    """A prompt: one of token ids, text and the turns of a chat."""
+
+    model: str | None = None
+    prompt: Annotated[list[int], Field(fail_fast=True), BeforeValidator(_without_start)] | None = (
+        None
+    )
+    text: str | None = None
+    messages: Annotated[list[ChatTurn], Field(min_length=1, fail_fast=True)] | None = None
+
+
+class GenerateFields(SamplingFields, PromptFields):
+    """GENERATE."""
+
+    max_tokens: int | None = None
+    top_logprobs: int | None = None
+    typical_p: float | None = None
+    constraint: Grammar | None = None
+    stop: list[str] | None = Field(default=None, fail_fast=True)
+    include_stop: bool | None = None
+    stop_token_ids: list[int] | None = Field(default=None, fail_fast=True)
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    output: list[int] | None = Field(default=None, fail_fast=True)
+    timeout_s: float | None = None
+
+
+class ScoreFields(PromptFields):
+    """SCORE: one continuation as ids, or several as ids or texts."""
+
+    scored: Annotated[list[int] | list[list[int]] | list[str], PlainValidator(_scored)]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it is one continuation, as in version 1."""
+        return not self.scored or type(self.scored[0]) is int
+
+    @property
+    def values(self) -> list[list[int] | str]:
+        """The continuations."""
+        if self.is_flat:
+            return [self.scored]  # type: ignore[list-item]
+        return self.scored  # type: ignore[return-value]
+
+
+class HelloFields(Schema):
+    """HELLO."""
+
+    version: int | None = None
+
+
+class ModelInfoFields(Schema):
+    """MODEL_INFO."""
+
+    model: str | None = None
+
+
+# Beyond these bounds the scores of long traces are infinite.
+_Count = Annotated[int, Field(ge=0, le=2**31)]
+_Logprob = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
+_Penalty = Annotated[float, Field(ge=-32.0, le=32.0)]
+
+
+def _token_ids(value: Any) -> tuple[int, ...]:
+    """A list of token ids. A search sends many of them, so this is fast."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise WrongPart("must be a list of token ids", value)
+    return tuple(value)
+
+
+def _early_stopping(value: Any) -> EarlyStopping:
+    if isinstance(value, bool):
+        return value
+    if value == "never":
+        return "never"
+    raise WrongPart('must be true, false or "never"', value)
+
+
+class HoleFields(PromptFields):
+    """A hole: its prompt and constraints. `is_last`: the program ends with it."""
+
+    max_tokens: int | None = None
+    constraint: Grammar | None = None
+    stop: list[str] | None = Field(default=None, fail_fast=True)
+    include_stop: bool | None = None
+    is_last: bool = False
+
+
+class BeamFields(Schema):
+    """A beam at the hole of this number, and its tokens there."""
+
+    hole: _Count = 0
+    output: Annotated[tuple[int, ...], PlainValidator(_token_ids)] = ()
+    logprob: _Logprob = 0.0
+    num_tokens: _Count = 0
+    output_logprob: _Logprob = 0.0
+
+
+class BeamsFields(Schema):
+    """BEAMS."""
+
+    model: str | None = None
+    holes: Annotated[list[HoleFields], Field(min_length=1, fail_fast=True)]
+    ended: list[float] = Field(default_factory=list, fail_fast=True)
+    report_s: Annotated[float, Field(ge=0.0)] | None = None
+    timeout_s: float | None = None
+    logit_bias: LogitBias | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    width: Annotated[int, Field(ge=1)]
+    beams: list[BeamFields] | None = Field(default=None, min_length=1, fail_fast=True)
+    length_penalty: _Penalty = 0.0
+    early_stopping: Annotated[EarlyStopping, PlainValidator(_early_stopping)] = False
+    max_len: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    num_candidates: Annotated[int, Field(ge=1)] | None = None
+
+
+# Fields of which exactly one is present.
+_FIELDS = ("prompt", "text", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Text to be tokenized, or token ids. `field` is the field that it came from."""
+
+    content: str | tuple[int, ...]
+    field: str
+    add_special_tokens: bool = False
+
+
+class Prompts:
+    """Reads prompts with the model's tokenizer and chat template."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, limits: Limits) -> None:
+        self.tokenizer = tokenizer
+        self._limits = limits
+        self._template = template
+        self._bos_ids = _bos_ids(tokenizer)
+
+    @property
+    def takes_messages(self) -> bool:
+        """Whether the model has a chat template."""
+        return bool(self._template.names)
+
+    async def read(self, body: PromptFields) -> Prompt:
+        """The prompt of a frame. Raises InvalidRequest."""
+        field = _field_of(body)
+        content: str | tuple[int, ...] = body.text or tuple(body.prompt or ())
+        if body.messages is not None:
+            content = await self._render(body.messages)
+        if not content:
+            content = self._first_ids(field)
+        return Prompt(content, field, add_special_tokens=field == "text")
+
+    async def ids(self, body: PromptFields) -> tuple[int, ...]:
+        """The same as token ids, each of the model's vocabulary. Raises InvalidRequest."""
+        prompt = await self.read(body)
+        content = prompt.content
+        if isinstance(content, str):
+            await self._check(content, prompt.field)
+            adds = prompt.add_special_tokens
+            content = tuple(await self.tokenizer.encode_async(content, add_special_tokens=adds))
+        self._check_ids(content, prompt.field)
+        return content
+
+    async def continuation_ids(self, text: str, field: str) -> tuple[int, ...]:
+        """The tokens of a text behind another one. Raises InvalidRequest."""
+        await self._check(text, field)
+        return tuple(await continuation_ids(self.tokenizer, text))
+
+    async def _check(self, text: str, field: str) -> None:
+        check_unicode(text, field)
+        await check_fits(self.tokenizer, text, self._limits.max_total_len, field)
+
+    def _check_ids(self, token_ids: tuple[int, ...], field: str) -> None:
+        if not token_ids:
+            raise InvalidRequest(f"`{field}` must not be empty: its text has no tokens", field)
+        # Checked first: there may be millions of them.
+        max_len = self._limits.max_total_len
+        if len(token_ids) > max_len:
+            rule = f"must have at most {max_len} tokens"
+            raise InvalidRequest(f"`{field}` {rule}. Given: {len(token_ids)}", field)
+        for token_id in (min(token_ids), max(token_ids)):
+            if not 0 <= token_id < self._limits.vocab_size:
+                rule = f"must be made of token ids between 0 and {self._limits.vocab_size - 1}"
+                raise wrong(field, rule, token_id)
+
+    async def _render(self, messages: Sequence[ChatTurn]) -> str:
+        turns = [{"role": each.role, "content": each.content} for each in messages]
+        continues = turns[-1]["role"] == "assistant"
+        return await self._template.in_worker(
+            lambda: self._template.render(
+                turns, add_generation_prompt=not continues, continue_final_message=continues
+            )
+        )
+
+    def _first_ids(self, field: str) -> tuple[int, ...]:
+        """What stands for an empty prompt: the model's first token of a sequence, or where it has
+        none the one that ends them, behind which the next text of its training began."""
+        first_ids = self._bos_ids or self._limits.eos_token_ids[:1]
+        if not first_ids:
+            raise InvalidRequest(
+                f"`{field}` must not be empty: this model has no token that begins a sequence",
+                field,
+            )
+        return tuple(first_ids)
+
+
+def _field_of(body: PromptFields) -> str:
+    present = [field for field in _FIELDS if getattr(body, field) is not None]
+    if not present:
+        message = "`prompt` is required: token ids, or `text`, or `messages`"
+        raise InvalidRequest(message, "prompt")
+    if len(present) > 1:
+        raise InvalidRequest(f"`{present[0]}` and `{present[1]}` exclude each other", present[1])
+    return present[0]
+
+
+def _bos_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
+    if tokenizer.bos_token is None:
+        return ()
+    ids = tokenizer.encode(tokenizer.bos_token, add_special_tokens=False)
+    return tuple(ids) if len(ids) == 1 else ()

@@ -1,19 +1,202 @@
-"""One GENERATE stream, from the fields of its frame to its last object."""
+"""One GENERATE stream, from the fields of its frame to its last object.
 
+The objects of one GENERATE stream, as either version of the protocol writes them.
+
+    version 1    TOKEN*, the last one with a finish reason, or an error object
+    version 2    TOKEN* DONE, or TOKEN* and an error object
+
+A client of version 1 does not see an error behind the fourth token: it waits for ever. So from the
+fourth on each token is kept back until the next one is there, and a failure ends the stream with
+the last good token and "length"; the client asks again, and then gets the error at once.
+"""
+
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeAlias
 
+import orjson
+
+from proto.contract import FinishReason
 from router.engine.validation import Limits, RawParams
-from router.http.lmtp.frames import Frame, Message
-from router.http.lmtp.prompts import Prompt
-from router.http.lmtp.schema import GenerateFields
-from router.http.lmtp.stream_encoder import EncoderV1, EncoderV2, StreamEncoder
+from router.http.errors import HttpError
+from router.http.lmtp.frames import Frame, GenerateFields, Message, Prompt, as_json, number
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
 from router.http.request_validator import normalize
-from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import RouterError
-from router.request.request import Failed, Finished, GenerateRequest
+from router.request.request import (
+    Event,
+    Failed,
+    Finished,
+    GenerateRequest,
+    TokenGenerated,
+    TokenLogprob,
+)
+
+# Tokens that version 1 sends at once: an error behind them is still seen.
+_NUM_UNDELAYED = 3
+
+# Finish reasons that are tokens of their own.
+_BY_TOKEN = (FinishReason.EOS, FinishReason.STOP_TOKEN)
+_BY_LENGTH = (FinishReason.LENGTH, FinishReason.DEADLINE, FinishReason.PAUSED)
+
+
+class EncoderV1:
+    """Encodes the events of one stream for version 1."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+        self._num_undelayed = _NUM_UNDELAYED
+        self._kept: TokenGenerated | None = None
+
+    def configure(self, *, has_tops: bool, has_deadline: bool) -> None:
+        """Called before the first token. With a deadline the first ones are kept back as well."""
+        if has_deadline:
+            self._num_undelayed = 0
+
+    def encode(self, burst: Sequence[Event]) -> list[Message]:
+        """The messages of events, of which none is Failed, but for a token that is kept back."""
+        messages: list[Message] = []
+        for event in burst:
+            if isinstance(event, TokenGenerated):
+                messages += self._release(None)
+                self._kept = event
+            elif isinstance(event, Finished):
+                messages += self._finish(event.reason)
+        return messages + self._release(None) if self._num_undelayed > 0 else messages
+
+    def fail(self, error: RouterError | HttpError) -> list[Message]:
+        """The kept token with "length"; the error where there is none."""
+        return self._release("length") or self._context.error(error)
+
+    def cancelled(self, num_prompt_tokens: int, num_cached_tokens: int) -> list[Message]:
+        """The kept token with "cancelled"; an error where there is none."""
+        error = HttpError(499, "cancelled", "the stream was cancelled")
+        return self._release("cancelled") or self._context.error(error)
+
+    def _finish(self, reason: FinishReason) -> list[Message]:
+        word, eos_id = _short_reason(reason), self._context.services.eos_id
+        messages: list[Message] = []
+        # LMQL ends a hole by an end token alone.
+        needs_end = reason is FinishReason.CONSTRAINT_COMPLETE or self._kept is None
+        if needs_end and word == "stop" and eos_id is not None:
+            messages = self._release(None)
+            self._kept = TokenGenerated(TokenLogprob(eos_id, "", 0.0), "")
+        if self._kept is None:
+            message = f"the stream ended ({reason.value}) before another token was made"
+            return self.fail(HttpError(504, reason.value, message))
+        return messages + self._release(word)
+
+    def _release(self, reason: str | None) -> list[Message]:
+        """The kept token, if there is one."""
+        if self._kept is None:
+            return []
+        event, self._kept = self._kept, None
+        self._num_undelayed -= 1
+        fields = _token_fields(self._context.stream_id, event, reason, version=1, has_tops=True)
+        return [("TOKEN", f"{{{fields}}}")]
+
+
+class EncoderV2:
+    """Encodes the events of one stream for version 2."""
+
+    def __init__(self, context: StreamContext) -> None:
+        self._context = context
+        self._stream_id = context.stream_id
+        self._has_tops = False
+        self._texts: list[str] = []
+
+    def configure(self, *, has_tops: bool, has_deadline: bool) -> None:
+        """Called before the first token. Alternatives are sent where they were requested."""
+        self._has_tops = has_tops
+
+    def encode(self, burst: Sequence[Event]) -> list[Message]:
+        """The messages of events, of which none is Failed."""
+        end = burst[-1] if burst and isinstance(burst[-1], Finished) else None
+        tokens = [event for event in burst if isinstance(event, TokenGenerated)]
+        messages: list[Message] = []
+        for event in tokens:
+            last = end if event is tokens[-1] else None
+            is_end = last is not None and last.reason in _BY_TOKEN and event.token.hidden
+            fields = _token_fields(
+                self._stream_id,
+                event,
+                None if last is None else _short_reason(last.reason),
+                version=2,
+                has_tops=self._has_tops,
+            )
+            text = orjson.dumps(event.text).decode()
+            fields += f',"text":{text},"is_end":{"true" if is_end else "false"}'
+            messages.append(("TOKEN", f"{{{fields}}}"))
+            self._texts.append(event.text)
+        if end is not None:
+            messages.append(("DONE", as_json(self._done(end))))
+        return messages
+
+    def fail(self, error: RouterError | HttpError) -> list[Message]:
+        """An error object."""
+        return self._context.error(error)
+
+    def cancelled(self, num_prompt_tokens: int, num_cached_tokens: int) -> list[Message]:
+        """A DONE with the text so far."""
+        fields = {
+            "stream_id": self._stream_id,
+            "finish_reason": "cancelled",
+            "text": "".join(self._texts),
+            "tail": "",
+            "usage": usage_fields(num_prompt_tokens, num_cached_tokens, len(self._texts)),
+        }
+        return [("DONE", as_json(fields))]
+
+    def _done(self, end: Finished) -> dict[str, object]:
+        usage = usage_fields(end.num_prompt_tokens, end.num_cached_tokens, end.num_generated_tokens)
+        fields: dict[str, object] = {
+            "stream_id": self._stream_id,
+            "finish_reason": end.reason.value,
+            "text": end.text,
+            "tail": end.tail,
+            "usage": usage,
+        }
+        optional = {
+            "stop_string": end.stop_string,
+            "constraint_satisfied": end.constraint_satisfied,
+            "violation": end.violation,
+            "seed": end.seed,
+        }
+        return fields | {key: value for key, value in optional.items() if value is not None}
+
+
+StreamEncoder: TypeAlias = EncoderV1 | EncoderV2
+
+
+def _token_fields(
+    stream_id: int, event: TokenGenerated, reason: str | None, *, version: int, has_tops: bool
+) -> str:
+    """The fields of a token that both versions have, as JSON without braces."""
+    token, strictly = event.token, version > 1
+    logprob = token.logprob if token.logprob is not None else 0.0
+    quoted = "null" if reason is None else f'"{reason}"'
+    fields = (
+        f'"token":{token.token_id},"stream_id":{stream_id},'
+        f'"logprob":{number(logprob, strictly=strictly)},"finish_reason":{quoted}'
+    )
+    if not has_tops:
+        return fields
+    tops = {each.token_id: each.logprob for each in event.top_tokens if each.logprob is not None}
+    tops.setdefault(token.token_id, logprob)
+    entries = [f'"{key}":{number(tops[key], strictly=strictly)}' for key in tops]
+    return f'{fields},"top_logprobs":{{{",".join(entries)}}}'
+
+
+def usage_fields(num_prompt: int, num_cached: int, num_output: int) -> dict[str, int]:
+    """The tokens of a request: of the prompt, of these in the prefix cache, generated."""
+    return {"prompt_tokens": num_prompt, "cached_tokens": num_cached, "output_tokens": num_output}
+
+
+def _short_reason(reason: FinishReason) -> str:
+    return "length" if reason in _BY_LENGTH else "stop"
+
 
 MAX_TOP_LOGPROBS = 256
 MAX_STOPS = 64

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 from router.engine.infer import Completion
 from router.engine.validation import RawParams
-from router.http.lmtp.frames import Frame, Message, as_json, number
-from router.http.lmtp.schema import ScoreFields
-from router.http.lmtp.stream_encoder import usage_fields
+from router.http.errors import HttpError
+from router.http.lmtp.frames import Frame, Message, ScoreFields, as_json, number
+from router.http.lmtp.generate import usage_fields
 from router.http.lmtp.streams import SendMessages, StreamContext
-from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import InvalidRequest, RouterError
 from router.request.request import GenerateRequest, TokenLogprob

@@ -4,6 +4,8 @@
 
 A session ends when the client leaves or breaks the protocol, or when the server stops. Then its
 streams are cancelled, which cancels their requests.
+
+The ASGI application that opens LMTP sockets, and their end when the server stops.
 """
 
 import asyncio
@@ -12,11 +14,14 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from starlette.types import Receive, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.http.errors import Dialect, HttpError, Problem
 from router.http.lmtp.beams import BeamStream
 from router.http.lmtp.frames import (
     Frame,
+    HelloFields,
+    ModelInfoFields,
     SocketClose,
     as_json,
     error_fields,
@@ -24,16 +29,13 @@ from router.http.lmtp.frames import (
     stream_id_of,
 )
 from router.http.lmtp.generate import MAX_STOPS, MAX_TOP_LOGPROBS, GenerateStream
-from router.http.lmtp.outbox import Outbox
-from router.http.lmtp.schema import HelloFields, ModelInfoFields
 from router.http.lmtp.score import ScoreStream
-from router.http.lmtp.streams import LmtpServices, StreamContext, Streams, StreamTask
+from router.http.lmtp.streams import LmtpServices, Outbox, StreamContext, Streams, StreamTask
 from router.http.request_validator import RequestRecord
 from router.http.schema import parse_part
-from router.http.server.errors import HttpError
 from router.http.server_info import served_name
 from router.request.errors import RouterError, wrong
-from router.telemetry.metrics import FRAMES
+from router.telemetry.metrics import CLOSE_CODES, FRAMES
 
 _logger = logging.getLogger(__name__)
 
@@ -235,3 +237,65 @@ class Session:
             "eos_token_ids": list(info.limits.eos_token_ids),
             "max_total_len": info.limits.max_total_len,
         }
+
+
+_PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
+_GOING_AWAY = 1001
+_LOST = 1006
+
+
+class Sockets:
+    """Owner of the open sessions."""
+
+    def __init__(self) -> None:
+        self._sessions: set[Session] = set()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def app(self, services: LmtpServices) -> ASGIApp:
+        """LMTP for WebSockets."""
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["path"] in _PATHS:
+                await self._serve(services, scope, receive, send)
+            else:
+                await _refuse(scope, receive, send)
+
+        return serve
+
+    def drain(self) -> None:
+        """Sends all clients the notice that the server accepts nothing new."""
+        for session in self._sessions:
+            session.notify(DRAINING)
+
+    async def close(self) -> None:
+        """Closes all sockets once their last messages are sent."""
+        close = SocketClose(_GOING_AWAY, "the server stops")
+        await asyncio.gather(*(session.end(close) for session in self._sessions))
+
+    async def _serve(
+        self, services: LmtpServices, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        record = RequestRecord.within(scope) or RequestRecord("unknown", 0.0)
+        message = await receive()
+        assert message["type"] == "websocket.connect"
+        session = Session(services, record, scope["headers"], receive, send)
+        self._sessions.add(session)
+        services.metrics.sockets.set(len(self._sessions))
+        try:
+            await session.run()
+        finally:
+            self._sessions.discard(session)
+            services.metrics.sockets.set(len(self._sessions))
+            code = str(record.socket.get("close_code", _LOST))
+            services.metrics.socket_closes.inc(code if code in CLOSE_CODES else "other")
+
+
+async def _refuse(scope: Scope, receive: Receive, send: Send) -> None:
+    record = RequestRecord.within(scope)
+    if record is not None:
+        record.error_type = "not_found"
+    message = f"there is no socket at {scope['path'][:200]}; LMTP is at / and /lmtp"
+    error = HttpError(404, "not_found", message)
+    await Problem.of(error, Dialect.TGI).response()(scope, receive, send)

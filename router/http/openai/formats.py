@@ -12,8 +12,7 @@ from constraints.spec import Kind, Whitespace
 from constraints.where.cursor import MAX_TEXT_LEN
 from constraints.where.terms import Contains, Not, all_of
 from constraints.where.writing import text
-from router.http.fields import CUTS
-from router.http.schema import Schema
+from router.http.schema import CUTS, Schema
 from router.request.errors import InvalidRequest, Unsupported
 from router.request.parameters import GRAMMAR_TYPES, RawGrammar
 

@@ -1,19 +1,393 @@
-"""Bodies of OpenAI's routes, their translation to raw parameters, and the models of answers."""
+"""Bodies of OpenAI's routes, their translation to raw parameters, and the models of answers.
+
+The fields that OpenAI's two bodies share, and those that are refused.
+
+A chat's messages and tools as clients send them, and as the chat template sees them.
+
+body --types--> Message --check--> what this server can read --for_template--> plain dicts
+"""
 
 import re
-from typing import Any, Literal
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
 from router.engine.validation import Limits, RawParams
 from router.http.conversation import ChatPrompt, Setting
-from router.http.fields import Prompts
-from router.http.openai.fields import OpenAiBody
-from router.http.openai.messages import ChatTool, Message, check_tools
-from router.http.schema import AnswerModel, ConstrainedAnswer
-from router.http.tools.functions import Choice, allowed_functions, shown_functions
-from router.http.tools.grammar import AllowedTools
-from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
+from router.http.logprobs import MAX_TOP_LOGPROBS
+from router.http.openai.formats import Formats
+from router.http.request_validator import normalize
+from router.http.schema import (
+    AnswerModel,
+    ConstrainedAnswer,
+    Prompts,
+    SamplingFields,
+    Schema,
+    Strings,
+    object_schema,
+)
+from router.http.tools.grammar import (
+    AllowedTools,
+    Choice,
+    Function,
+    allowed_functions,
+    shown_functions,
+)
+from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, quoted, wrong
+
+# For each field its neutral values, and why all others are refused.
+_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
+    {
+        "functions": (([],), "`tools` have replaced it"),
+        "function_call": (("none", "auto"), "`tool_choice` has replaced it"),
+        "audio": ((), "answers are text"),
+        "modalities": (([], ["text"]), "answers are text"),
+        "moderation": ((), "answers are not judged"),
+        "store": ((False,), "answers are not kept"),
+        "web_search_options": ((), "the model sees its prompt alone"),
+        "suffix": (("",), "text is only ever added at the end"),
+        "prompt_embeds": ((), "prompts are text or token ids"),
+        "allowed_token_ids": (([],), "what an answer may consist of, a grammar says"),
+        "logprob_token_ids": (([],), "only the most probable tokens are reported"),
+        "use_beam_search": ((False,), "answers are drawn one token after the other"),
+        "length_penalty": ((1,), "there is no beam search"),
+        "logits_processors": (([],), "clients cannot bring code"),
+        "truncation_side": (("left",), "prompts are cut at their beginning"),
+        "priority": ((0,), "requests are served in the order of their arrival"),
+        "kv_transfer_params": ((), "caches stay where they are"),
+        "include_reasoning": ((True,), "reasoning is not separated from the answer"),
+        "thinking_token_budget": ((-1,), "reasoning is not separated from the answer"),
+        "repetition_detection": ((), "answers end by their length, a stop or the model's will"),
+    }
+)
+
+
+class StreamOptions(Schema):
+    """`stream_options`. Chunks are not padded, whatever `include_obfuscation` says."""
+
+    names_unknown = True
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class OpenAiBody(SamplingFields, Formats):
+    """What both routes read: OpenAI's fields, those without effect on the answer, vLLM's."""
+
+    model_config = ConfigDict(extra="allow")
+    names_unknown = True
+    known_fields = frozenset(_REFUSED)
+
+    model: str | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    stop: Strings | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    user: str | None = None
+    metadata: dict[str, str] | None = None
+    service_tier: str | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    spaces_between_special_tokens: bool | None = None
+
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    echo: bool | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    max_time: float | None = None
+    min_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    stop_token_ids: list[int] | None = Field(default=None, fail_fast=True)
+    truncate_prompt_tokens: int | None = None
+
+    @property
+    def num_choices(self) -> int:
+        """Choices to answer for each prompt."""
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_draws(self) -> int:
+        """Sequences to draw for each prompt."""
+        return self.num_choices
+
+    @property
+    @abstractmethod
+    def num_top_logprobs(self) -> int | None:
+        """Alternatives to report for each generated token; None: no log-probabilities."""
+
+    @property
+    def only_scores(self) -> bool:
+        """Whether nothing is to be generated. The model still draws a token, which is dropped."""
+        return False
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_running_usage(self) -> bool:
+        """Whether each chunk of a stream holds the usage so far."""
+        options = self.stream_options
+        return self.includes_usage and options is not None and bool(options.continuous_usage_stats)
+
+    def check_supported(self) -> None:
+        """Raises InvalidRequest for what would otherwise be silently ignored."""
+        self.named_grammar()
+        for name, (neutral, reason) in _REFUSED.items():
+            value = (self.model_extra or {}).get(name)
+            if value is not None and value not in neutral:
+                raise Unsupported(f"`{name}` is not served: {reason}; leave it out", name)
+        if self.stream_options is not None and not self.stream:
+            raise wrong("stream_options", "needs `stream` to be true", self.stream)
+
+    def _raw(
+        self,
+        limits: Limits,
+        *,
+        max_new_tokens: int | None,
+        scores_prompt: bool,
+        names: Mapping[str, str],
+    ) -> RawParams:
+        name, grammar = self.named_grammar() or ("response_format", None)
+        self._check_tops(limits, names["top_n_tokens"])
+        tops = [top for top in (self.num_top_logprobs, self.prompt_logprobs) if top is not None]
+        raw = RawParams(
+            **self.sampling(),
+            max_time=self.max_time,
+            cache_salt=self.cache_salt,
+            max_new_tokens=max_new_tokens,
+            min_new_tokens=self.min_tokens,
+            stop=self.stop,
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            keep_stop_string=bool(self.include_stop_str_in_output),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            truncate=self._truncate(limits),
+            top_n_tokens=max(tops, default=None),
+            max_top_n_tokens=MAX_TOP_LOGPROBS,
+            # A request without log-probabilities does not compute them, and may take forced tokens.
+            raw_logprobs=bool(tops) or self.num_draws > self.num_choices,
+            grammar=grammar,
+            decoder_input_details=scores_prompt or self.prompt_logprobs is not None,
+            names={
+                "grammar": name,
+                "min_new_tokens": "min_tokens",
+                "truncate": "truncate_prompt_tokens",
+                **names,
+            },
+        )
+        return normalize(raw, limits)
+
+    def _check_tops(self, limits: Limits, name: str) -> None:
+        most = max(MAX_TOP_LOGPROBS, limits.max_top_n_tokens)
+        for field, top in (
+            (name, self.num_top_logprobs),
+            ("prompt_logprobs", self.prompt_logprobs),
+        ):
+            if top is not None and not 0 <= top <= most:
+                raise InvalidRequest(f"`{field}` must be between 0 and {most}. Given: {top}", field)
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "`prompt_logprobs` must be absent when tokens are streamed", "prompt_logprobs"
+            )
+
+    def _truncate(self, limits: Limits) -> int | None:
+        """-1: whatever fits."""
+        if self.truncate_prompt_tokens == -1:
+            return limits.max_input_len
+        return self.truncate_prompt_tokens
+
+
+# Roles whose messages are nothing without a content.
+_SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
+_TEXT_KEYS = {"text": "text", "refusal": "refusal"}
+_MEDIA = frozenset(
+    {
+        "image_url", "image", "input_image", "image_embeds", "image_pil", "input_audio", "audio",
+        "audio_url", "audio_embeds", "video", "video_url", "file", "input_file",
+    }
+)  # fmt: skip
+
+
+def _content(value: Any) -> str | list[Any] | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and value:
+        return value
+    raise ValueError("must be a string or a list of one or more parts")
+
+
+def _arguments(value: Any) -> str | dict[str, Any] | None:
+    if value is None or isinstance(value, str | dict):
+        return value
+    raise ValueError("must be an object, as JSON text or as it is")
+
+
+_PART_SCHEMA = object_schema({"type": {"const": "text"}, "text": {"type": "string"}})
+_CONTENT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": _PART_SCHEMA, "minItems": 1},
+        {"type": "null"},
+    ]
+}
+_ARGUMENTS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
+
+Content = Annotated[
+    str | list[Any] | None, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)
+]
+Arguments = Annotated[
+    str | dict[str, Any] | None, PlainValidator(_arguments), WithJsonSchema(_ARGUMENTS_SCHEMA)
+]
+
+
+class MessageFunctionCall(Schema):
+    """What an assistant called. TGI says `parameters` too."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    arguments: Arguments = None
+    parameters: Arguments = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As OpenAI has it."""
+        shown = self.model_dump(exclude_none=True)
+        parameters = shown.pop("parameters", None)
+        return (
+            shown
+            if "arguments" in shown or parameters is None
+            else shown | {"arguments": parameters}
+        )
+
+
+class ToolCall(Schema):
+    """A call of an assistant's message."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str | None = None
+    type: str = "function"
+    function: MessageFunctionCall | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As the chat template sees it."""
+        shown = self.model_dump(exclude_none=True, exclude={"function"})
+        return (
+            shown if self.function is None else shown | {"function": self.function.for_template()}
+        )
+
+
+class Message(Schema):
+    """One turn. Fields beyond these reach the chat template as they came."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: str
+    content: Content = None
+    tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
+    function_call: MessageFunctionCall | None = None
+    refusal: str | None = None
+
+    @property
+    def is_continuable(self) -> bool:
+        """An assistant's text, which an answer may go on with."""
+        return self.role == "assistant" and self.content is not None and not self.tool_calls
+
+    @property
+    def text(self) -> str:
+        """The content, its parts joined as TGI joins them."""
+        if isinstance(self.content, list):
+            return "".join(part[_TEXT_KEYS[part["type"]]] for part in self.content)
+        return self.content or self.refusal or ""
+
+    def check(self, place: str) -> None:
+        """Raises InvalidRequest for what says nothing, Unsupported for what is no text."""
+        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
+            _check_part(part, f"{place}.content[{index}]")
+        for index, call in enumerate(self.tool_calls or ()):
+            _check_call(call, f"{place}.tool_calls[{index}]")
+        if self.content is not None:
+            return
+        acts = bool(self.tool_calls) or self.function_call is not None or self.refusal is not None
+        if self.role in _SPEAKERS or (self.role == "assistant" and not acts):
+            unless = " unless there are `tool_calls`" if self.role == "assistant" else ""
+            raise InvalidRequest(
+                f"`{place}.content` is required of the role `{self.role}`{unless}",
+                f"{place}.content",
+            )
+
+    def for_template(self) -> dict[str, Any]:
+        """What the chat template sees; nulls, which some clients send, are left out."""
+        shown = self.model_dump(
+            exclude_none=True, exclude={"content", "tool_calls", "function_call"}
+        )
+        if self.content is not None or self.refusal is not None:
+            shown["content"] = self.text
+        if self.tool_calls:
+            shown["tool_calls"] = [call.for_template() for call in self.tool_calls]
+        if self.function_call is not None:
+            shown["function_call"] = self.function_call.for_template()
+        return shown
+
+
+def _check_part(part: Any, place: str) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    if isinstance(kind, str) and kind in _MEDIA:
+        raise Unsupported(f"`{place}` is of type `{kind}`: this model reads text alone", place)
+    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    if key is None or not isinstance(part.get(key), str):
+        given = f"the type {quoted(kind)}" if kind else quoted(part)
+        if key is not None:
+            given = f"the {key} {quoted(part.get(key))}"
+        raise InvalidRequest(
+            f'`{place}` must be like {{"type": "text", "text": "..."}}. Given: {given}', place
+        )
+
+
+def _check_call(call: ToolCall, place: str) -> None:
+    if call.type != "function":
+        rule = f"must be `function`: others are not served. Given: {quoted(call.type)}"
+        raise Unsupported(f"`{place}.type` {rule}", f"{place}.type")
+    if call.function is None:
+        raise InvalidRequest(f"`{place}.function` is required", f"{place}.function")
+
+
+class ChatTool(Schema):
+    """A tool; only functions are served."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    function: Function | None = None
+
+
+def check_tools(tools: Sequence[ChatTool]) -> None:
+    """Raises Unsupported for tools of other types, InvalidRequest for one without a function."""
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        if tool.type == "custom":
+            raise Unsupported(f"`{place}` is of type `custom`: only functions are served", place)
+        if tool.type != "function":
+            raise wrong(f"{place}.type", "must be `function`", tool.type)
+        if tool.function is None:
+            raise InvalidRequest(f"`{place}.function` is required", f"{place}.function")
+
 
 _EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")
 _VERBOSITY = re.compile(r"low|medium|high")

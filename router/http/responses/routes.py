@@ -16,8 +16,9 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.http.bodies import json_response
 from router.http.conversation import AnswerFrames, AnswerService, Turn
-from router.http.event_log import EventsGone, Reader
+from router.http.errors import Dialect, HttpError
 from router.http.logprobs import ChatLogprobs, TokenNames
 from router.http.request_validator import RequestRecord
 from router.http.responses.background import (
@@ -26,15 +27,21 @@ from router.http.responses.background import (
     Job,
     Jobs,
     LogResponse,
+    ResponseStore,
+    Stored,
+    fit,
 )
-from router.http.responses.items import Item, Reference, check_outputs, turns_of
-from router.http.responses.reply import Output, Reply, status_of
-from router.http.responses.schema import CountInputBody, ResponseBody
-from router.http.responses.store import ResponseStore, Stored, fit
-from router.http.responses.stream import ResponseEncoder
-from router.http.server.body import json_response
+from router.http.responses.reply import Output, Reply, ResponseEncoder, status_of
+from router.http.responses.schema import (
+    CountInputBody,
+    Item,
+    Reference,
+    ResponseBody,
+    check_outputs,
+    turns_of,
+)
+from router.http.resumption import EventsGone, Reader
 from router.http.server.docs import ApiRoute, RouteDocs
-from router.http.server.errors import Dialect, HttpError
 from router.http.sse import EventStream
 from router.request.errors import InvalidRequest, wrong
 from router.request.request import Event

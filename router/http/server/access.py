@@ -19,8 +19,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from processes.worker_threads import stop_on_panic
-from router.http.server.errors import Dialect, HttpError, Problem, internal_error
-from router.http.server.internal_errors import InternalErrors
+from router.http.errors import Dialect, HttpError, InternalErrors, Problem, internal_error
 from router.request.request import NO_KEY, ApiKey
 
 _logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from router.http.server.errors import Dialect
+from router.http.errors import Dialect
 
 OPENAPI_PATH = "/api-doc/openapi.json"
 # A type that pydantic knows, or a JSON Schema.

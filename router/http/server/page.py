@@ -16,8 +16,8 @@ from types import MappingProxyType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.http.errors import HttpError
 from router.http.server.docs import ApiRoute
-from router.http.server.errors import HttpError
 
 BUNDLE = Path(__file__).parent / "bundle"
 DOCS_PATH, ASSETS_PATH = "/docs", "/assets/"

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from router.engine.batcher import BatcherLimits
 from router.engine.validation import Limits, Validation
 from router.http.app import Services, create_app
-from router.http.operations.constraints_check import Judges
+from router.http.operations import Judges
 from router.http.server.auth import KeyRing, plain_keys
 from router.http.server.listen import HttpServer, bind
 from router.http.server.protocol import ConnectionLimits

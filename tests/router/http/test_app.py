@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.engine.stream import Stream
-from router.http.tgi.schema import Parameters
+from router.http.tgi import Parameters
 from router.request.request import GenerateRequest
 from tests.fake_script import saying
 from tests.fakes import FakeShard

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.anthropic.schema import CountBody, MessagesBody
+from router.http.anthropic import CountBody, MessagesBody
+from router.http.errors import HttpError
 from router.http.responses.schema import CountInputBody, ResponseBody
 from router.http.schema import parse
-from router.http.server.errors import HttpError
 from router.request.errors import InvalidRequest
 from router.request.parameters import Limits
 

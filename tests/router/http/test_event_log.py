@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.http.event_log import EventLog, EventsGone, split_events
+from router.http.resumption import EventLog, EventsGone, split_events
 
 
 def events(*numbers: int) -> list[bytes]:

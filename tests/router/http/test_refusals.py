@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from router.engine.batcher import BatcherLimits
-from router.http.errors import problem_of
-from router.http.server.errors import Dialect
+from router.http.errors import Dialect, problem_of
 from router.request.errors import Overloaded, ServerStopped
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from router.http.anthropic.schema import CountBody, MessagesBody
-from router.http.lmtp.schema import BeamsFields, GenerateFields, ScoreFields
+from router.http.anthropic import CountBody, MessagesBody
+from router.http.bodies import MAX_CONTAINERS, MAX_DEPTH, JsonBounds
+from router.http.errors import HttpError
+from router.http.lmtp.frames import BeamsFields, GenerateFields, ScoreFields
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms import VertexBody
 from router.http.responses.schema import CountInputBody, ResponseBody
 from router.http.schema import Schema, parse
-from router.http.server.errors import HttpError
-from router.http.server.json_reader import MAX_CONTAINERS, MAX_DEPTH, JsonBounds
-from router.http.tgi.schema import CompatBody, TokenizeBody
+from router.http.tgi import CompatBody, TokenizeBody
 from router.request.errors import InvalidRequest
 
 BODIES = (

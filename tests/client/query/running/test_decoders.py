@@ -17,7 +17,7 @@ from client.query.running.decoders import OptionIgnored, clause_decoding, decodi
 from client.query.running.independent_traces import IndependentTraces
 from client.sampling import Sampling
 from router.http.lmtp import score
-from router.http.lmtp.schema import BeamsFields
+from router.http.lmtp.frames import BeamsFields
 from tests.client.query.running.programs import HERE
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from router.http.anthropic.reply import content_of
+from router.http.anthropic import content_of
 from router.http.tools.calls import CallFormat
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused

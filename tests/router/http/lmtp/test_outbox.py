@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.http.lmtp.outbox import Outbox
+from router.http.lmtp.streams import Outbox
 
 
 async def test_tokens_that_are_there_together_are_one_frame() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from router.http.openai.fields import StreamOptions
 from router.http.openai.schema import (
     ChatBody,
     ChatCompletion,
     ChatCompletionChunk,
     CompletionBody,
+    StreamOptions,
     TextCompletion,
     TextCompletionChunk,
 )

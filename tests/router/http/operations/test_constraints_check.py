@@ -11,7 +11,7 @@ import pytest
 
 from constraints.worker.pool import PoolRules
 from router.engine.constraints import ConstraintCheck
-from router.http.operations.constraints_check import ConstraintCheckResponse
+from router.http.operations import ConstraintCheckResponse
 from tests.constraints.worker.pools import costly, vocabulary_file
 from tests.fakes import FakeShard
 from tests.router.engine.test_constraints import metrics

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from router.http.app import openapi_without_server
 from router.http.server.docs import ApiRoute, RouteDocs, openapi_document
-from router.http.tgi.schema import Parameters
+from router.http.tgi import Parameters
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
 

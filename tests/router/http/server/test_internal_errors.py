@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from router.http.server.internal_errors import InternalErrors
+from router.http.errors import InternalErrors
 from router.text.chat_template import ChatTemplate
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing

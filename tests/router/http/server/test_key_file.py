@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from processes.settings import BadConfig
-from router.http.server.auth import KeyRing
-from router.http.server.key_file import read_key_file
+from router.http.server.auth import KeyRing, read_key_file
 from router.request.request import ApiKey
 
 DIGEST = sha256(b"sk-one").hexdigest()

@@ -7,7 +7,7 @@ import pytest
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms import VertexBody
 from router.http.schema import Schema
-from router.http.tgi.schema import CompatBody, GenerateBody, Parameters, TokenizeBody
+from router.http.tgi import CompatBody, GenerateBody, Parameters, TokenizeBody
 from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from router.http.operations.routes import Info, ModelCard, ModelList
+from router.http.operations import Info, ModelCard, ModelList
 from router.http.platforms import VertexResponse
-from router.http.tgi.schema import (
+from router.http.tgi import (
     ChatTokenizeResponse,
     GenerateResponse,
     SimpleToken,

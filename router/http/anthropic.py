@@ -1,0 +1,576 @@
+"""Anthropic's bodies: turns of strings or blocks, tools and the choice among them.
+
+Of blocks this server reads those of text, of calls of tools and of their results; every other one
+is refused by its place and type. A result is a turn by itself, as chat templates have it.
+
+Anthropic's Message: its content, its end and its usage.
+
+The events of an answer by Anthropic's Messages: blocks of text and of calls of tools.
+
+/v1/messages and /v1/messages/count_tokens: turns in, a message or its events out.
+
+`anthropic-version` may say anything or be absent: there is one version so far.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import Response
+
+from constraints.spec import Kind
+from proto.contract import FinishReason
+from router.engine.validation import Limits, RawParams
+from router.http.bodies import json_response
+from router.http.conversation import (
+    AnswerFrames,
+    AnswerService,
+    ChatPrompt,
+    Setting,
+    Turn,
+    read_role,
+    read_text,
+    read_texts,
+)
+from router.http.errors import Dialect, Problem
+from router.http.request_validator import RequestRecord, normalize
+from router.http.schema import Harmless, Schema, StrictSchema, object_schema
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
+from router.http.tools.grammar import AllowedTool, AllowedTools, Name, arguments_schema, check_names
+from router.request.errors import InvalidRequest, RouterError, Unsupported, quoted, wrong
+from router.request.parameters import RawGrammar
+from router.request.request import Finished, TokenGenerated
+
+_ROLES = ("user", "assistant", "system")
+# Between turns of one side that are joined, which Anthropic promises and templates may need.
+_JOINT = "\n\n"
+
+
+def _read_text(value: Any, place: str) -> str:
+    return "".join(read_texts(value, place, ("text",), "block"))
+
+
+def _read_turns(value: Any) -> tuple[Turn, ...]:
+    if not isinstance(value, list) or not value:
+        raise wrong("messages", "must be a list of at least one message", value)
+    turns = [
+        turn
+        for index, message in enumerate(value)
+        for turn in _read_message(message, f"messages[{index}]")
+    ]
+    joined: list[Turn] = []
+    for (role, is_text), neighbours in groupby(turns, key=lambda turn: (turn.role, _is_text(turn))):
+        if is_text:
+            joined.append(Turn(role, _JOINT.join(turn.text for turn in neighbours)))
+        else:
+            joined += neighbours
+    return tuple(joined)
+
+
+def _is_text(turn: Turn) -> bool:
+    return not turn.calls and turn.call_id is None
+
+
+def _read_message(message: Any, place: str) -> list[Turn]:
+    if not isinstance(message, dict):
+        raise wrong(place, "must be an object with `role` and `content`", message)
+    role = read_role(message, place, _ROLES)
+    content, place = message.get("content"), f"{place}.content"
+    if not isinstance(content, list):
+        return [Turn(role, _read_text(content, place))]
+    turns: list[Turn] = []
+    calls: list[dict[str, Any]] = []
+    text = ""
+    for index, block in enumerate(content):
+        kind = block.get("type") if isinstance(block, dict) else None
+        if kind == "tool_use" and role == "assistant":
+            calls.append(_read_call(block, f"{place}[{index}]"))
+        elif kind == "tool_result" and role == "user":
+            turns += [Turn(role, text)] if text else []
+            turns.append(_read_result(block, f"{place}[{index}]"))
+            text = ""
+        else:
+            text += read_text(block, f"{place}[{index}]", ("text",), "block")
+    return [*turns, Turn(role, text, tuple(calls))] if text or calls or not turns else turns
+
+
+def _read_call(block: dict[str, Any], place: str) -> dict[str, Any]:
+    """The call in OpenAI's form."""
+    call_id, name, given = block.get("id"), block.get("name"), block.get("input")
+    for field, value, kind, rule in (
+        ("id", call_id, str, "must be a string"),
+        ("name", name, str, "must be a string"),
+        ("input", given, dict, "must be an object"),
+    ):
+        if not isinstance(value, kind):
+            raise wrong(f"{place}.{field}", rule, value)
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": given}}
+
+
+def _read_result(block: dict[str, Any], place: str) -> Turn:
+    call_id, content = block.get("tool_use_id"), block.get("content")
+    if not isinstance(call_id, str):
+        raise wrong(f"{place}.tool_use_id", "must be a string", call_id)
+    text = "" if content is None else _read_text(content, f"{place}.content")
+    return Turn("tool", text, call_id=call_id)
+
+
+def _read_system(value: Any) -> str:
+    return _read_text(value, "system")
+
+
+_STRING: dict[str, Any] = {"type": "string"}
+_TEXT_BLOCK_SCHEMA = object_schema({"type": {"const": "text"}, "text": _STRING})
+_TEXT_SCHEMA: dict[str, Any] = {"anyOf": [_STRING, {"type": "array", "items": _TEXT_BLOCK_SCHEMA}]}
+_CALL_BLOCK = object_schema(
+    {"type": {"const": "tool_use"}, "id": _STRING, "name": _STRING, "input": {"type": "object"}}
+)
+_RESULT_BLOCK = object_schema(
+    {"type": {"const": "tool_result"}, "tool_use_id": _STRING},
+    content={"anyOf": [_TEXT_SCHEMA, {"type": "null"}]},
+)
+_BLOCKS_SCHEMA = {
+    "type": "array",
+    "items": {"anyOf": [_TEXT_BLOCK_SCHEMA, _CALL_BLOCK, _RESULT_BLOCK]},
+}
+_TURNS_SCHEMA: dict[str, Any] = {
+    "type": "array",
+    "minItems": 1,
+    "items": object_schema(
+        {"role": {"enum": [*_ROLES]}, "content": {"anyOf": [_STRING, _BLOCKS_SCHEMA]}}
+    ),
+}
+
+Turns = Annotated[tuple[Turn, ...], PlainValidator(_read_turns), WithJsonSchema(_TURNS_SCHEMA)]
+System = Annotated[str, PlainValidator(_read_system), WithJsonSchema(_TEXT_SCHEMA)]
+
+
+class Tool(Schema):
+    """A tool of the client's; Anthropic's own types of tools are refused."""
+
+    name: Name
+    type: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """In the chat template's form."""
+        described = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **described, "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+
+class ToolChoiceBody(Schema):
+    """`tool_choice`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+def _allowed_tools(tools: Sequence[Tool], choice: ToolChoiceBody | None) -> AllowedTools | None:
+    """The tools that may be called; None: none.
+
+    Raises InvalidRequest for what contradicts itself, Unsupported for tools of other types.
+    """
+    check_names([tool.name for tool in tools])
+    allowed = tuple(_allowed_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
+    choice = choice or ToolChoiceBody(type="auto")
+    if choice.type == "tool":
+        allowed = tuple(tool for tool in allowed if tool.name == choice.name)
+        if not allowed:
+            raise wrong("tool_choice.name", "must be the name of one of `tools`", choice.name)
+    elif choice.type == "any" and not allowed:
+        raise wrong("tool_choice.type", "asks for a call, but there are no `tools`", choice.type)
+    if not allowed or choice.type == "none":
+        return None
+    may_repeat = choice.type != "tool" and not choice.disable_parallel_tool_use
+    return AllowedTools(allowed, allows_text=choice.type == "auto", may_repeat=may_repeat)
+
+
+def _allowed_tool(tool: Tool, place: str) -> AllowedTool:
+    if tool.type not in (None, "custom"):
+        rule = "must be `custom`: types of Anthropic's own are not served"
+        raise Unsupported(f"`{place}.type` {rule}. Given: {quoted(tool.type)}", f"{place}.type")
+    schema = tool.input_schema
+    if schema is None:
+        raise InvalidRequest(f"`{place}.input_schema` is required", f"{place}.input_schema")
+    place = f"{place}.input_schema"
+    return AllowedTool(tool.name, arguments_schema(schema, place), place)
+
+
+_MAX_TEMPERATURE = 1.0
+
+_COUNTED: Mapping[str, Harmless] = MappingProxyType(
+    {
+        "speed": ("standard",),
+        # Adaptive thinking may be none.
+        "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
+    }
+)
+_UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
+    {**_COUNTED, "container": (), "diagnostics": {}, "inference_geo": ()}
+)
+
+
+class Metadata(Schema):
+    """`metadata`, which has no effect."""
+
+    user_id: str | None = None
+
+
+class OutputFormat(Schema):
+    """`output_config.format`: JSON of a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Schema):
+    """`output_config`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountBody(StrictSchema):
+    """Body of /v1/messages/count_tokens."""
+
+    unsupported = _COUNTED
+
+    messages: Turns
+    model: str | None = None
+    output_config: OutputConfig | None = None
+    system: System | None = None
+    cache_control: dict[str, Any] | None = None
+
+    tool_choice: ToolChoiceBody | None = None
+    tools: list[Tool] | None = Field(default=None, fail_fast=True)
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what cannot be served, or counted."""
+        self.refuse_unsupported()
+        _ = self.allowed_tools
+
+    @property
+    def allowed_tools(self) -> AllowedTools | None:
+        """What may be called; None: nothing. Raises InvalidRequest."""
+        return _allowed_tools(self.tools or (), self.tool_choice)
+
+    @property
+    def chat_prompt(self) -> ChatPrompt:
+        """What the chat template renders. A last turn of the assistant is Anthropic's prefill."""
+        turns, last = self.messages, self.messages[-1]
+        if self.system:
+            turns = (Turn("system", self.system), *turns)
+        effort = None if self.output_config is None else self.output_config.effort
+        return ChatPrompt(
+            messages=[turn.for_template() for turn in turns],
+            settings=(Setting("reasoning_effort", "output_config.effort", effort, is_hint=True),),
+            tools=[tool.for_template() for tool in self.tools or ()],
+            may_call=self.allowed_tools is not None,
+            continues=last.role == "assistant" and not last.calls,
+        )
+
+
+class MessagesBody(CountBody):
+    """Body of /v1/messages."""
+
+    unsupported = _UNSUPPORTED
+
+    max_tokens: int
+    metadata: Metadata | None = None
+    service_tier: str | None = None
+    stop_sequences: list[str] | None = Field(default=None, fail_fast=True)
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    def check(self) -> None:
+        """Raises InvalidRequest for what cannot be served."""
+        super().check()
+        if self.temperature is not None and not 0 <= self.temperature <= _MAX_TEMPERATURE:
+            raise InvalidRequest(
+                f"`temperature` must be between 0 and {_MAX_TEMPERATURE:g}. "
+                f"Given: {self.temperature}",
+                "temperature",
+            )
+
+    def to_raw(self, limits: Limits) -> RawParams:
+        """The raw parameters. Raises InvalidRequest for what breaks a rule."""
+        form = None if self.output_config is None else self.output_config.format
+        raw = RawParams(
+            grammar=None if form is None else RawGrammar(Kind.JSON_SCHEMA, form.schema_),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            max_new_tokens=self.max_tokens,
+            stop=tuple(self.stop_sequences or ()),
+            keep_stop_string=False,
+            names={
+                "grammar": "output_config.format",
+                "inputs": "messages",
+                "max_new_tokens": "max_tokens",
+                "stop": "stop_sequences",
+            },
+        )
+        return normalize(raw, limits)
+
+
+TOOL_ID_PREFIX = "toolu_"
+STOP_REASONS: Mapping[FinishReason, str] = MappingProxyType(
+    {
+        FinishReason.LENGTH: "max_tokens",
+        FinishReason.EOS: "end_turn",
+        FinishReason.STOP_TOKEN: "end_turn",
+        FinishReason.STOP_STRING: "stop_sequence",
+        FinishReason.CONSTRAINT_COMPLETE: "end_turn",
+        # The answer goes on when it is sent back as the last message.
+        FinishReason.DEADLINE: "pause_turn",
+        FinishReason.PAUSED: "pause_turn",
+    }
+)
+
+
+def message(
+    message_id: str,
+    model: str,
+    content: list[dict[str, Any]],
+    ending: Mapping[str, Any],
+    usage: Mapping[str, int],
+) -> dict[str, Any]:
+    """A Message, with its fields in Anthropic's order."""
+    return {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": content,
+        **ending,
+        "usage": usage,
+    }
+
+
+def ending(end: Finished | None, num_calls: int = 0) -> dict[str, Any]:
+    """The fields of the end, null while there is none: with calls, to have its tools used.
+
+    Under a constraint, also whether the text satisfies it. `end` is settled.
+    """
+    satisfied = None if end is None else end.constraint_satisfied
+    constraint = {} if satisfied is None else {"constraint_satisfied": satisfied}
+    reason = None if end is None else STOP_REASONS[end.reason]
+    return {
+        "stop_reason": "tool_use" if num_calls and reason == "end_turn" else reason,
+        "stop_sequence": None if end is None else end.stop_string,
+        **constraint,
+    }
+
+
+def content_of(text: str, calls: CallFormat | None) -> tuple[list[dict[str, Any]], int]:
+    """The blocks of a whole answer, and how many of them are calls.
+
+    A call that was cut is none: its input is no object. Nor is one with a number beyond floats.
+    """
+    if calls is None:
+        return [{"type": "text", "text": text}], 0
+    said, found = calls.read(text)
+    blocks = [
+        {"type": "tool_use", "id": calls.new_id(TOOL_ID_PREFIX), "name": call.name, "input": given}
+        for call in found
+        if call.is_whole and (given := _input_of(call.arguments)) is not None
+    ]
+    texts = [{"type": "text", "text": said}] if said or not blocks else []
+    return [*texts, *blocks], len(blocks)
+
+
+def _input_of(arguments: str) -> Any:
+    """The arguments; None where the grammar's JSON is not orjson's: 1e999."""
+    try:
+        return orjson.loads(arguments)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def usage(num_prompt_tokens: int, num_cached_tokens: int, num_generated_tokens: int) -> Any:
+    """Anthropic counts cached tokens beside the others, not among them.
+
+    What is put into the cache is not distinguished from what is computed.
+    """
+    return {
+        "input_tokens": num_prompt_tokens - num_cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached_tokens,
+        "output_tokens": num_generated_tokens,
+    }
+
+
+def usage_of(end: Finished) -> Any:
+    """The usage of a finished answer."""
+    return usage(end.num_prompt_tokens, end.num_cached_tokens, end.num_generated_tokens)
+
+
+_TEXT_BLOCK = {"type": "text", "text": ""}
+
+
+class MessageEncoder:
+    """Encodes the events of one message. Without `calls` it is one block of text."""
+
+    def __init__(
+        self, message_id: str, model: str, num_prompt_tokens: int, calls: CallFormat | None
+    ) -> None:
+        self._message_id = message_id
+        self._model = model
+        self._num_prompt_tokens = num_prompt_tokens
+        self._calls = calls
+        self._reader = None if calls is None else calls.reader()
+        # The type of the open block, and the number of blocks so far.
+        self._open: str | None = None
+        self._num_blocks = 0
+
+    def opening(self) -> bytes:
+        """The message without its content. The number of cached tokens comes at the end."""
+        counts = usage(self._num_prompt_tokens, 0, 0)
+        start = message(self._message_id, self._model, [], ending(None), counts)
+        block = self._start_block(_TEXT_BLOCK) if self._reader is None else b""
+        return _event("message_start", {"message": start}) + block + _event("ping", {})
+
+    def token(self, event: TokenGenerated) -> bytes:
+        """The text and calls that the token completes; nothing while they are held back."""
+        return self._text_or_calls(event.text)
+
+    def finished(self, event: Finished) -> bytes:
+        """What was held back, why it stopped, and the whole usage."""
+        rest, end, num_calls = self._text_or_calls(event.tail), event, 0
+        if self._reader is not None:
+            rest += b"".join([self._piece(piece) for piece in self._reader.finish()])
+            end, num_calls = self._reader.settled(event), self._reader.num_calls
+        if self._num_blocks == 0:
+            rest += self._start_block(_TEXT_BLOCK)
+        fields = {"delta": ending(end, num_calls), "usage": usage_of(event)}
+        return b"".join(
+            [rest, self._stop_block(), _event("message_delta", fields), _event("message_stop", {})]
+        )
+
+    def failed(self, error: RouterError, problem: Problem) -> bytes:
+        """An error event."""
+        return b"event: error\ndata: " + problem.body + b"\n\n"
+
+    def _text_or_calls(self, text: str) -> bytes:
+        if self._reader is None:
+            return self._piece(TextPiece(text)) if text else b""
+        return b"".join([self._piece(piece) for piece in self._reader.push(text)])
+
+    def _piece(self, piece: Piece) -> bytes:
+        if isinstance(piece, TextPiece):
+            begun = b"" if self._open == "text" else self._start_block(_TEXT_BLOCK)
+            return begun + self._delta({"type": "text_delta", "text": piece.text})
+        if isinstance(piece, CallArguments):
+            return self._delta({"type": "input_json_delta", "partial_json": piece.text})
+        assert self._calls is not None
+        call_id = self._calls.new_id(TOOL_ID_PREFIX)
+        return self._start_block(
+            {"type": "tool_use", "id": call_id, "name": piece.name, "input": {}}
+        )
+
+    def _start_block(self, block: dict[str, Any]) -> bytes:
+        stopped = self._stop_block()
+        self._open = block["type"]
+        self._num_blocks += 1
+        fields = {"index": self._num_blocks - 1, "content_block": block}
+        return stopped + _event("content_block_start", fields)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return _event("content_block_delta", {"index": self._num_blocks - 1, "delta": delta})
+
+    def _stop_block(self) -> bytes:
+        if self._open is None:
+            return b""
+        self._open = None
+        return _event("content_block_stop", {"index": self._num_blocks - 1})
+
+
+def _event(name: str, fields: dict[str, Any]) -> bytes:
+    data = orjson.dumps({"type": name, **fields})
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+_MESSAGE = {
+    "type": "object",
+    "description": "Anthropic's Message",
+    "required": ["id", "type", "role", "model", "content", "stop_reason", "usage"],
+}
+_EVENT = {
+    "type": "object",
+    "description": "An event of Anthropic's, by its type",
+    "required": ["type"],
+}
+_COUNT = {"type": "object", "required": ["input_tokens"]}
+
+
+class MessageRoutes:
+    """The routes of Messages."""
+
+    def __init__(self, service: AnswerService) -> None:
+        self._service = service
+
+    def routes(self) -> list[ApiRoute]:
+        """The routes, documented."""
+        docs = partial(RouteDocs, tag="Anthropic", failures=NO_MODEL)
+        messages = docs(body=MessagesBody, answer=_MESSAGE, events=_EVENT, generates=True)
+        count = docs(body=CountBody, answer=_COUNT)
+        return [
+            ApiRoute("POST", "/v1/messages", self.messages, messages),
+            ApiRoute("POST", "/v1/messages/count_tokens", self.count_tokens, count),
+        ]
+
+    async def messages(self, request: Request) -> Response:
+        """Answer a conversation, whole or as server-sent events."""
+        service = self._service
+        record = service.validator.begin(request)
+        body = await service.read(request, MessagesBody, self._admit)
+        model = service.model_name(body.model)
+        raw = body.to_raw(service.limits)
+        prompt = await service.render(record, lambda: body.chat_prompt)
+        checked, calls = await service.check(record, prompt, raw, body.allowed_tools)
+        message_id = f"msg_{uuid.uuid4().hex}"
+        if body.stream:
+            encoder = MessageEncoder(message_id, model, len(checked.prompt_ids), calls)
+            frames = AnswerFrames(record, encoder, Dialect.ANTHROPIC)
+            return await service.stream(record, [checked], frames, _headers(record))
+        (completion,) = await service.complete(request, [checked])
+        end = completion.finished
+        content, num_calls = content_of(end.text, calls)
+        stopped = ending(end if calls is None else calls.settled(end), num_calls)
+        answer = message(message_id, model, content, stopped, usage_of(end))
+        return service.reply(record, answer, record.num_generated_tokens, _headers(record))
+
+    async def count_tokens(self, request: Request) -> Response:
+        """How many tokens the same conversation would have as a prompt."""
+        body = await self._service.read(request, CountBody, self._admit)
+        record = RequestRecord.of(request)
+        prompt = await self._service.render(record, lambda: body.chat_prompt)
+        num_tokens = await self._service.count(prompt, "messages")
+        return json_response({"input_tokens": num_tokens}, _headers(record))
+
+    def _admit(self, body: CountBody) -> None:
+        """Raises HttpError for another model, InvalidRequest for what cannot be served."""
+        self._service.model_name(body.model)
+        body.check()
+
+
+def _headers(record: RequestRecord) -> dict[str, str]:
+    """The header in which Anthropic's clients find the request's id."""
+    return {"request-id": record.request_id}

@@ -1,1 +1,0 @@
-"""Anthropic's Messages: /v1/messages and what it is made of."""

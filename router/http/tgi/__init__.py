@@ -1,1 +1,0 @@
-"""TGI's routes and what they are made of."""
