@@ -3,6 +3,7 @@
 It knows no scheduler and no shard.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 

@@ -9,8 +9,8 @@ floats of are read exactly here, so that a field's own rule can refuse them.
 Fields of bodies that take several types, grammars among them.
 
 Hand-written checks, since a union's errors name every member but not the rule, and a list of half a
-million token ids would be tried against each. They check shapes alone: `router/request/parameters.py`
-checks whether a value is a grammar.
+million token ids would be tried against each. They check shapes alone:
+`router/request/parameters.py` checks whether a value is a grammar.
 
 Reads what clients send as schemas, long bodies beside the event loop.
 """
