@@ -14,19 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+from tests.hypothesis_profiles import load_profile
 from tests.integration.server import RunningServer, launched
 
-# How long an example or its drawing takes says more of the machine than of Tandem.
-settings.register_profile(
-    "tandem",
-    settings(),
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("tandem")
+load_profile()
 
 
 def pytest_configure(config: pytest.Config) -> None:

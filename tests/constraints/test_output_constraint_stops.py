@@ -4,7 +4,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, IllegalToken, TooComplex
@@ -59,7 +59,6 @@ STRINGS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     name=st.sampled_from(sorted(CASES)),
     strings=STRINGS,

@@ -3,7 +3,7 @@
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction
@@ -78,7 +78,6 @@ def test_a_text_that_ends_with_a_string_that_is_kept_is_found_at_once() -> None:
     assert output_state.needed_len <= 9
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     st.lists(literals, min_size=2, max_size=3).map(tuple),
     st.lists(phrases, min_size=1, max_size=2, unique=True).map(tuple),

@@ -175,4 +175,4 @@ class World(RuleBasedStateMachine):
 
 
 TestWorld = World.TestCase
-TestWorld.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestWorld.settings = settings(stateful_step_count=40)

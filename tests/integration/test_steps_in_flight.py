@@ -150,7 +150,6 @@ def _answers(model: PagedModel, each: Sequence[Client], num_in_flight: int) -> L
 @given(st.lists(clients(), min_size=1, max_size=6))
 @settings(
     max_examples=25,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -100,7 +100,7 @@ def test_a_sequence_without_a_key_gives_zeros() -> None:
     assert torch.equal(attended(step, PLAIN)[1], torch.zeros(8, 64, device=DEVICE))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     lens=st.lists(
         st.tuples(st.sampled_from([1, 1, 2, 17]), st.integers(0, 300)), min_size=1, max_size=4

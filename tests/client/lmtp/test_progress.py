@@ -257,7 +257,7 @@ async def test_a_reader_that_stands_still_holds_up_nobody_and_misses_nothing() -
     assert "".join(pieces) == LETTERS
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cuts=st.lists(st.integers(0, 12), max_size=4), last=st.integers(1, 12))
 def test_wherever_it_is_cut_the_pieces_add_up(cuts: list[int], last: int) -> None:
     async def act() -> None:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, TooComplex
@@ -13,7 +13,6 @@ from tests.constraints.grammars.rig import accepts, compiled, legal
 WORDS = st.text(st.sampled_from('ab"\\/\n|é😀\x00&~()[]'), max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(WORDS, min_size=1, max_size=6), st.lists(WORDS, max_size=6))
 def test_the_strings_are_accepted_and_no_others(choices: list[str], others: list[str]) -> None:
     language = compiled(Kind.CHOICE, json.dumps(choices))

@@ -8,7 +8,7 @@ from time import thread_time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed
@@ -62,7 +62,6 @@ def one_deeper(inner: st.SearchStrategy[Terminal]) -> st.SearchStrategy[Terminal
 terminals = st.recursive(atoms, one_deeper, max_leaves=5)
 
 
-@settings(max_examples=150, deadline=None)
 @given(terminals)
 def test_a_terminal_has_the_texts_that_its_parts_tell(terminal: Terminal) -> None:
     written, texts = terminal

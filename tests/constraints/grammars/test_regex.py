@@ -6,13 +6,14 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, NotEnforced
 from constraints.grammars.regex import translate, translate_search
 from constraints.spec import ConstraintSpec, Kind
 from tests.constraints.grammars.rig import accepts, compiled, compiler, of_schema, walk
+from tests.hypothesis_profiles import more_examples
 
 ATOMS = (
     "a b . \\d \\w \\s \\S [ab] [^a] []a] [^]b] ^ $ (?:^a|b) (?:a|b$) (a|b) (?i:a) [a-c] { } | \\."
@@ -33,7 +34,7 @@ def python_accepts(pattern: str) -> bool:
         return True
 
 
-@settings(max_examples=400, deadline=None)
+@more_examples(8)
 @given(PATTERNS, st.lists(TEXTS, min_size=5, max_size=15))
 def test_texts_match_as_in_python(pattern: str, texts: list[str]) -> None:
     assume(python_accepts(pattern))
@@ -53,7 +54,7 @@ WRONG = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@more_examples(4)
 @given(PATTERNS, WRONG, PATTERNS)
 def test_what_python_refuses_is_refused(before: str, wrong: str, after: str) -> None:
     pattern = before + wrong + after
@@ -86,7 +87,7 @@ def test_a_class_in_a_set_is_of_characters_as_they_are(pattern: str) -> None:
         assert accepts(language, char) == bool(re.fullmatch(pattern, char)), char
 
 
-@settings(max_examples=100, deadline=None)
+@more_examples(2)
 @given(
     st.sampled_from([r"[a-c]{2,5}x?", r"(ab|ba)+\d{2}", r"\w+@\w+\.org", r"(?:a|\s){3}", ".{4}"])
 )
@@ -194,7 +195,7 @@ def test_a_pattern_that_nothing_matches_is_a_contradiction_that_shows_the_piece(
 SEARCH_ATOMS = ["a", "b", ".", "\\d", "[ab]", "^", "$", "a*", "(^a|b)", "(a|b$)", "b+", "^^a", "|"]
 
 
-@settings(max_examples=200, deadline=None)
+@more_examples(4)
 @given(
     st.lists(st.sampled_from(SEARCH_ATOMS), min_size=1, max_size=3).map("".join),
     st.lists(st.text("ab1", max_size=4), min_size=8, max_size=8),

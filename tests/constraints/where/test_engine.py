@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, IllegalToken, TooComplex
@@ -26,6 +26,7 @@ from tests.constraints.where.large import LARGE, LARGE_WALK, compiled
 from tests.constraints.where.oracle import Oracle
 from tests.constraints.where.strategies import expressions
 from tests.constraints.where.vocabularies import vocabulary_of
+from tests.hypothesis_profiles import more_examples
 
 SMALL_TOKENS = (
     *(b"a", b"b", b"ab", b"aa", b" ", b" a", b".", b". a", b"1", b"-", b"0"),
@@ -46,7 +47,7 @@ def ids_of(text: str) -> list[int]:
     return list(text.encode())
 
 
-@settings(max_examples=150, deadline=None)
+@more_examples(3)
 @given(expressions, st.randoms(use_true_random=False))
 def test_masks_of_random_expressions_are_those_of_the_oracle(
     expression: Expression, draw: random.Random

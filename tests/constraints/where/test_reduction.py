@@ -4,7 +4,7 @@ from time import thread_time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.token_trie import TokenTrie
@@ -50,7 +50,6 @@ def accepts(machine: Machine, text: str) -> bool:
     return bool(machine.accepts[state].any())
 
 
-@settings(max_examples=200)
 @given(tables, st.sets(st.integers(1, 11), min_size=1), st.lists(st.text("ab", max_size=14)))
 def test_equal_states_are_one_and_no_others(
     table: Table, accepting: set[int], texts: list[str]

@@ -26,7 +26,7 @@ def accepts(language: WhereLanguage, text: str) -> bool:
     return language.matcher().num_legal(tokens) == len(tokens)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(unions)
 def test_lists_mean_together_what_they_mean_one_by_one(expression: Expression) -> None:
     wanted = [text for text in TEXTS if holds(expression, text)]

@@ -4,7 +4,7 @@ import re
 from itertools import product
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from constraints.where.unmatchable_parts import unmatchable_parts
@@ -40,7 +40,6 @@ ITEMS = st.sampled_from(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(ITEMS, min_size=1, max_size=5))
 def test_what_is_told_matches_nowhere(items: list[str]) -> None:
     pattern = "".join(items)

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.compiler import Compiler
@@ -50,7 +50,6 @@ def state_of(kind: Kind, text: str, vocabulary: Vocabulary = VOCABULARY) -> Outp
     return OutputConstraintState(language, vocabulary, Budget(8, may_truncate=True))
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     expressions,
     st.lists(st.sampled_from(PIECES), min_size=2, max_size=12, unique=True),

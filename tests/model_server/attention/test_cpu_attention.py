@@ -22,7 +22,7 @@ from tests.model_server.attention.attention_cases import (
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", [CpuAttention, GatherSdpaAttention])
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     num_kv_heads=st.integers(1, 3),
     group=st.integers(1, 4),

@@ -49,7 +49,7 @@ def threads() -> Iterator[Callable[[int], None]]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     num_kv_heads=st.integers(1, 3),
     group=st.sampled_from((1, 2, 3, 5, 8, 11, 17)),

@@ -50,7 +50,7 @@ def add_requests(driver: Driver, seed: int, num_kinds: int) -> None:
         )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 10_000),
     num_kinds=st.sampled_from([4, 5]),
@@ -78,7 +78,7 @@ def test_steps_are_launched_behind_one_in_flight(model: PagedModel) -> None:
     assert all(r.finish_reason is FinishReason.LENGTH for r in driver.requests.values())
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(seed=st.integers(0, 10_000), data=st.data())
 def test_who_stays_does_not_notice_who_is_dropped(
     model: PagedModel, seed: int, data: st.DataObject

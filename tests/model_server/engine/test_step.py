@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_server.errors import InvalidStep
@@ -97,7 +97,6 @@ def test_a_step_of_nothing_is_refused() -> None:
         build()
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shapes=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=6),
     block_size=st.integers(1, 5),

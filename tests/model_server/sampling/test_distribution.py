@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from proto.contract import LogprobParams, SamplingParams
+from tests.hypothesis_profiles import more_examples
 from tests.model_server.sampling.cases import (
     DRAWN,
     NO_STOP,
@@ -116,7 +117,7 @@ PARAMETERS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@more_examples(3)
 @given(
     sampling=PARAMETERS,
     seed=st.integers(0, 2**32),

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_server.sampling.filters import draw, philox4x32, uniforms, whole_masses
+from tests.hypothesis_profiles import more_examples
 
 MASSES = st.lists(st.integers(0, 2**20), min_size=1, max_size=128).filter(any)
 # Random123's known answers for philox4x32 with 10 rounds: counter, key, result.
@@ -83,7 +84,7 @@ def test_neighbouring_seeds_and_positions_are_uncorrelated() -> None:
     assert abs(along_seeds) < 0.015
 
 
-@settings(deadline=None, max_examples=100)
+@more_examples(2)
 @given(masses=MASSES, uniform=st.floats(0.0, 1.0, exclude_max=True))
 def test_the_first_token_whose_cumulative_mass_exceeds_the_target(
     masses: list[int], uniform: float

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_server.sampling.choosing import NativeChooser
 from model_server.sampling.filters import exp_weights
 from proto.contract import SamplingParams
+from tests.hypothesis_profiles import more_examples
 from tests.model_server.executor.decoders import decoder
 from tests.model_server.sampling.cases import DRAWN, GREEDY, random_logits
 from tests.model_server.sampling.choosers import REQUESTS, assert_chooses_as_torch, sampled
@@ -30,7 +31,7 @@ def native() -> NativeChooser:
     num_values=st.sampled_from([2, 30, None]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=150)
+@more_examples(3)
 def test_any_requests_draw_what_torch_draws(
     native: NativeChooser,
     requests: list[SamplingParams],

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from model_server.sampling.choosing import first_argmax
@@ -10,7 +10,6 @@ from model_server.sampling.filters import ascending_order, descending, largest, 
 from tests.model_server.sampling.cases import random_logits
 
 
-@settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32), num_rows=st.integers(1, 4), levels=st.integers(1, 6))
 def test_the_first_of_equal_maxima_is_found(seed: int, num_rows: int, levels: int) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -18,7 +17,6 @@ def test_the_first_of_equal_maxima_is_found(seed: int, num_rows: int, levels: in
     assert torch.equal(first_argmax(scores), scores.argmax(-1))
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     count=st.integers(1, 256),

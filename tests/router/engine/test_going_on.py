@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proto.contract import FinishReason, Generation, SampledToken, TopToken
@@ -172,7 +172,6 @@ def fed(request: GenerateRequest, token_ids: Sequence[int]) -> tuple[list[int], 
     return [event.token.token_id for event in events], shown, stream.end
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     text=st.text("abé日\U0001f600", min_size=2, max_size=12),
     stops=st.lists(st.text("abé日", min_size=1, max_size=3), max_size=2).map(tuple),

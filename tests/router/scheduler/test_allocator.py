@@ -1,11 +1,11 @@
 from itertools import takewhile
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.scheduler.allocator import Allocator, BlockAllocation, Shortage
+from tests.hypothesis_profiles import more_examples
 from tests.strategies import token_ids
 
 Tokens = tuple[int, ...]
@@ -354,4 +354,4 @@ class AllocatorMachine(RuleBasedStateMachine):
 
 
 TestAllocator = AllocatorMachine.TestCase
-TestAllocator.settings = settings(max_examples=150, deadline=None)
+TestAllocator.settings = more_examples(2)

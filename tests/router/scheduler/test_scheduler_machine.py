@@ -17,6 +17,7 @@ from proto.contract import Batch, FinishReason, Generation
 from router.request.request import ApiKey, GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from tests.hypothesis_profiles import more_examples
 from tests.router.scheduler.kv_shard import KvShard, RunStep, expected_output
 from tests.strategies import requests
 
@@ -260,8 +261,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
-    max_examples=200,
+    more_examples(3),
     stateful_step_count=40,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

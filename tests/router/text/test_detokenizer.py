@@ -13,6 +13,7 @@ from tokenizers.decoders import Decoder
 
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
+from tests.hypothesis_profiles import more_examples
 from tests.router.text import small_tokenizers
 
 BYTE_FALLBACK = ("byte_fallback", "byte_fallback_unstripped")
@@ -50,7 +51,7 @@ some_ids = st.lists(st.integers(0, 560), max_size=24)
 
 @pytest.mark.parametrize("kind", small_tokenizers.KINDS)
 @given(token_ids=some_ids, skip=st.booleans())
-@settings(max_examples=100, deadline=None)
+@more_examples(2)
 def test_pushes_and_flush_give_what_decode_gives(
     loaded: dict[str, Tokenizer], kind: str, token_ids: list[int], skip: bool
 ) -> None:
@@ -66,7 +67,7 @@ def backends() -> dict[str, Backend]:
 
 @pytest.mark.parametrize("kind", EXACT)
 @given(token_ids=some_ids, skip=st.booleans())
-@settings(max_examples=100, deadline=None)
+@more_examples(2)
 def test_pushes_and_flush_give_what_the_library_gives(
     loaded: dict[str, Tokenizer],
     backends: dict[str, Backend],
@@ -86,7 +87,7 @@ def test_pushes_and_flush_give_what_the_library_gives(
     ),
     skip=st.booleans(),
 )
-@settings(max_examples=100, deadline=None)
+@more_examples(2)
 def test_whole_characters_in_bytes_give_what_the_library_gives(
     loaded: dict[str, Tokenizer],
     backends: dict[str, Backend],
@@ -123,7 +124,7 @@ plain_text = st.text(st.characters(codec="utf-8", exclude_characters="âéĠ日"
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback_unstripped", "windowed_bytes"])
 @given(text=plain_text)
-@settings(max_examples=100, deadline=None)
+@more_examples(2)
 def test_every_push_gives_whole_characters(
     loaded: dict[str, Tokenizer], kind: str, text: str
 ) -> None:
@@ -161,7 +162,7 @@ def test_half_a_character_at_the_end_is_flushed_as_decode_shows_it(
 
 @pytest.mark.parametrize("kind", small_tokenizers.KINDS)
 @given(prompt=st.sampled_from(["The fox", "not so", "Yes", ""]), token_ids=some_ids)
-@settings(max_examples=100, deadline=None)
+@more_examples(2)
 def test_behind_a_prompt_the_text_goes_on(
     loaded: dict[str, Tokenizer], kind: str, prompt: str, token_ids: list[int]
 ) -> None:
@@ -227,11 +228,7 @@ JOINED, FALLBACK = decoders.Fuse(), decoders.ByteFallback()
     ],
 )
 @given(text=plain_text)
-@settings(
-    max_examples=50,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_decoders_that_look_alike_are_distinguished(
     tmp_path: Path, kind: str, steps: list[Decoder], has_table: bool, text: str
 ) -> None:

@@ -3,10 +3,11 @@
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from router.text.output_text import StopMatcher
+from tests.hypothesis_profiles import more_examples
 
 
 def follow(matcher: StopMatcher, chunks: list[str]) -> str:
@@ -96,7 +97,7 @@ stop_strings = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4).map(t
 
 
 @given(chunks=st.lists(letters, max_size=6), stops=stop_strings, keep=st.booleans())
-@settings(max_examples=400, deadline=None)
+@more_examples(8)
 def test_any_chunking_shows_what_the_rule_says(
     chunks: list[str], stops: tuple[str, ...], keep: bool
 ) -> None:
@@ -107,7 +108,7 @@ def test_any_chunking_shows_what_the_rule_says(
 
 
 @given(chunks=st.lists(letters, max_size=6), stops=stop_strings)
-@settings(max_examples=200, deadline=None)
+@more_examples(4)
 def test_only_the_beginning_of_a_stop_string_is_held_back(
     chunks: list[str], stops: tuple[str, ...]
 ) -> None:
@@ -128,7 +129,7 @@ def test_only_the_beginning_of_a_stop_string_is_held_back(
 
 
 @given(chunks=st.lists(letters, max_size=6), kept=stop_strings, dropped=stop_strings)
-@settings(max_examples=400, deadline=None)
+@more_examples(8)
 def test_some_stop_strings_stay_while_others_are_left_out(
     chunks: list[str], kept: tuple[str, ...], dropped: tuple[str, ...]
 ) -> None:

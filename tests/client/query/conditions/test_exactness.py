@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from client.query.conditions.plan import StopMode
@@ -24,6 +24,7 @@ from tests.client.query.conditions.programs import (
     witness_of,
 )
 from tests.client.query.conditions.random_clauses import Conditions, random_text, witnesses
+from tests.hypothesis_profiles import more_examples
 
 randoms = st.randoms(use_true_random=False)
 
@@ -55,7 +56,7 @@ def several_texts(random: Random, witness: Text) -> list[Text]:
 
 
 @given(randoms, st.sampled_from(StopMode))
-@settings(max_examples=150, deadline=None)
+@more_examples(3)
 def test_one_hole_beside_a_finished_one(random: Random, stops: StopMode) -> None:
     known = witnesses(random, "XY")
     clause = Conditions(random, known).clause("X", "Y")
@@ -67,7 +68,7 @@ def test_one_hole_beside_a_finished_one(random: Random, stops: StopMode) -> None
 
 
 @given(randoms, st.sampled_from(StopMode))
-@settings(max_examples=150, deadline=None)
+@more_examples(3)
 def test_a_hole_that_speaks_of_one_to_come(random: Random, stops: StopMode) -> None:
     known = witnesses(random, "XZ")
     clause = Conditions(random, known).clause("X", "Z")
@@ -94,7 +95,7 @@ NUMERALS = ("7", "-3", "007", "-0", "12", "0.5", "2.50", "-1.25", "True", "False
 
 
 @given(randoms, st.sampled_from(sorted(KINDS)))
-@settings(max_examples=150, deadline=None)
+@more_examples(3)
 def test_a_hole_of_a_type(random: Random, kind: str) -> None:
     hole = RandomHole("X", kind)
     clause = clause_about(random, hole, [], {"X": witness_of(random, hole)})
@@ -127,7 +128,7 @@ def is_true(hole: RandomHole, clause: str, text: str) -> bool:
 
 
 @given(randoms)
-@settings(max_examples=100, deadline=None)
+@more_examples(2)
 def test_a_refused_text_is_left_out_and_no_other(random: Random) -> None:
     known = witnesses(random, "X")
     clause = Conditions(random, known, checks=False).clause("X")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.query.conditions.letter_case import (
@@ -48,7 +48,6 @@ def test_a_text_matches_where_python_makes_the_wanted_text_of_it(
 PARTS = st.text(alphabet=LETTERS, max_size=3)
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(sorted(FOLDS)), TEXTS, PARTS, st.data())
 def test_a_text_has_a_part_where_python_finds_it(
     fold: str, text: str, other: str, data: st.DataObject

@@ -90,7 +90,7 @@ def has_no_ties(traces: Sequence[Trace]) -> bool:
 class TestWholeTree:
     """A beam as wide as the tree finds the best there are."""
 
-    @settings(deadline=None, max_examples=25)
+    @settings(max_examples=25)
     @given(seed=seeds)
     async def test_wide_beams_find_all_traces_in_their_order(self, seed: int) -> None:
         model = TreeModel(seed)
@@ -99,7 +99,7 @@ class TestWholeTree:
         results = await run_all(branching, model, "beam", n=len(every))
         assert found(results) == expected(every)
 
-    @settings(deadline=None, max_examples=15)
+    @settings(max_examples=15)
     @given(seed=seeds, length_penalty=st.sampled_from([-0.5, 0.5, 1.0, 2.0]))
     async def test_the_score_may_count_tokens(self, seed: int, length_penalty: float) -> None:
         model = TreeModel(seed)
@@ -114,7 +114,7 @@ class TestWholeTree:
         every = best(traces_of_branching(model))
         assert found(await run_all(branching, model, "beam", n=500)) == expected(every)
 
-    @settings(deadline=None, max_examples=15)
+    @settings(max_examples=15)
     @given(seed=seeds, max_tokens=st.integers(1, 3))
     async def test_holes_without_a_condition_end_at_their_budget(
         self, seed: int, max_tokens: int
@@ -133,7 +133,7 @@ class TestWholeTree:
 class TestNarrowBeams:
     """Few beams, against the same search written over explicit nodes."""
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(seed=seeds, n=st.integers(1, 6))
     async def test_beams_are_joint_over_holes_and_branches(self, seed: int, n: int) -> None:
         model = TreeModel(seed)

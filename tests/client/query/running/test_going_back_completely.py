@@ -3,7 +3,7 @@
 import asyncio
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.query.errors import NotSatisfied, Unsatisfiable
@@ -50,7 +50,6 @@ def first_of_all(wishes: dict[str, list[str]], checks: list[tuple[str, set[Texts
     return None
 
 
-@settings(max_examples=150, deadline=None)
 @given(wishes=Worlds, checks=Checks)
 def test_the_first_texts_that_pass_are_found_or_there_are_none(
     wishes: dict[str, list[str]], checks: list[tuple[str, set[Texts]]]

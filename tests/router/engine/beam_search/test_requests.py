@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders
 
@@ -90,7 +90,6 @@ def afresh(request: GenerateRequest, output_ids: Sequence[int], tokenizer: Token
     | st.lists(st.tuples(st.integers(0, 40), st.sampled_from(SOME_BYTES)), max_size=24),
     width=st.integers(1, 8),
 )
-@settings(max_examples=80, deadline=None)
 def test_outputs_that_grow_and_fork_read_as_those_read_at_once(
     tokenizers: dict[str, Tokenizer],
     kind: str,
