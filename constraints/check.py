@@ -36,11 +36,15 @@ def judge(
     judgements = tuple(judging.judge(text) for text in texts)
     if language.not_enforced:
         judgements = tuple(map(_verified, judgements, texts, [spec.text] * len(texts)))
-    known = (language.dropped_phrases, language.not_enforced)
-    if shortest is None:
-        return JudgeResult(None, None, judgements, *known)
-    written = b"".join(vocabulary.tokens[token_id] for token_id in shortest)
-    return JudgeResult(written.decode(errors="replace"), len(shortest), judgements, *known)
+    written = None
+    min_len = None
+    if shortest is not None:
+        encoded = b"".join(vocabulary.tokens[token_id] for token_id in shortest)
+        written = encoded.decode(errors="replace")
+        min_len = len(shortest)
+    return JudgeResult(
+        written, min_len, judgements, language.dropped_phrases, language.not_enforced
+    )
 
 
 def _verified(judgement: Judgement, text: str, schema_text: str) -> Judgement:
@@ -90,11 +94,13 @@ class TextJudge:
     def _follow(self, matcher: Matcher, text: str) -> int:
         """Advance over the legal characters of the text; returns their number."""
         token_ids = self._spelled(text)
-        tokens, encoded = self._vocabulary.tokens, text.encode()
+        tokens = self._vocabulary.tokens
+        encoded = text.encode()
         num_legal = matcher.num_legal(token_ids)
         num_bytes = sum(len(tokens[token_id]) for token_id in token_ids[:num_legal])
         position = _whole_characters(encoded[:num_bytes])
-        num_whole, num_taken = len(text[:position].encode()), 0
+        num_whole = len(text[:position].encode())
+        num_taken = 0
         for token_id in token_ids:
             if num_taken + len(tokens[token_id]) > num_whole:
                 break

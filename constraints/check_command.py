@@ -31,13 +31,16 @@ from processes.rules import one_of
 from processes.settings import BadConfig, Group, setting
 from processes.settings import Kind as Spelling
 
-ALL_ACCEPTED, SOME_REFUSED, BAD_CONSTRAINT = 0, 1, 2
+ALL_ACCEPTED = 0
+SOME_REFUSED = 1
+BAD_CONSTRAINT = 2
 
 STDIN = "-"
 # The files of a model that define its tokens.
 _FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json")
 # The most texts of one job; each job has its own limits of time and memory.
-_BATCH_LEN, _BATCH_CHARS = 64, 100_000
+_BATCH_LEN = 64
+_BATCH_CHARS = 100_000
 # Texts that are probably not meant as constraints.
 _FILE_NAME = re.compile(r"[\w./~-]{1,200}\.(?:json|txt|re|regex|lark|gbnf|ebnf|where)")
 # The most characters of a long line that are shown on each side of the place.

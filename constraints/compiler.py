@@ -48,7 +48,8 @@ _BYTES_PER_CHAR: Mapping[Kind, int] = MappingProxyType(
     }
 )
 # Of a refusal its error, and its text.
-_REFUSED_BYTES_EACH, _REFUSED_BYTES_PER_CHAR = 4 << 10, 2
+_REFUSED_BYTES_EACH = 4 << 10
+_REFUSED_BYTES_PER_CHAR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,11 @@ class Compiler:
         """Counters, for metrics."""
         with self._lock:
             return CompilerStats(
-                *(self._hits, self._misses, len(self._cache), self._num_bytes, self._compile_s)
+                hits=self._hits,
+                misses=self._misses,
+                num_cached=len(self._cache),
+                num_bytes=self._num_bytes,
+                compile_s=self._compile_s,
             )
 
     def _fulfil(
@@ -181,7 +186,8 @@ class Compiler:
 
     def _compile(self, spec: ConstraintSpec) -> Language:
         limits = LIMITS[spec.kind]
-        explain, may_run_on = engine_messages.explain, False
+        explain = engine_messages.explain
+        may_run_on = False
         match spec.kind:
             case Kind.JSON_SCHEMA:
                 return self._schema_language(spec)
@@ -189,7 +195,8 @@ class Compiler:
                 return self._pattern_language(spec)
             case Kind.LARK:
                 translated = lark.to_grammar(spec.text, spec.whitespace)
-                grammar, may_run_on = translated.text, translated.may_run_on
+                grammar = translated.text
+                may_run_on = translated.may_run_on
                 explain = partial(lark.explain, spec.text)
             case Kind.GBNF:
                 grammar = gbnf.to_grammar(spec.text)
@@ -202,7 +209,10 @@ class Compiler:
                 except OutOfReach:
                     grammar = where_fallback.to_grammar(expression, spec.text)
         return GrammarLanguage(
-            *(self.vocabulary, grammar, limits, explain),
+            self.vocabulary,
+            grammar,
+            limits,
+            explain,
             hints=hints_of(spec, grammar),
             may_run_on=may_run_on,
         )
@@ -227,7 +237,8 @@ class Compiler:
                 ) from None
             except OutOfReach:
                 raise refusal from None
-        limits, hints = LIMITS[spec.kind], hints_of(spec)
+        limits = LIMITS[spec.kind]
+        hints = hints_of(spec)
         return GrammarLanguage(
             self.vocabulary, grammar, limits, engine_messages.explain, hints=hints
         )

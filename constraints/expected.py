@@ -13,7 +13,8 @@ from constraints.vocabulary import Vocabulary
 THE_END = "the end"
 _OTHERS = "characters beyond ASCII"
 # The most literals that are shown, and the most ranges of characters.
-_FEW, _MAX_RUNS = 12, 12
+_FEW = 12
+_MAX_RUNS = 12
 _MAX_LITERAL_LEN = 40
 # The most tokens that are searched for their first characters.
 _MAX_READ_TOKENS = 4096

@@ -35,6 +35,7 @@ class _Halving(Generic[Part]):
             self._is_over = self._is_over or answer is None
         if len(parts) == 1 or self._is_over:
             return parts
-        first, second = parts[: len(parts) // 2], parts[len(parts) // 2 :]
+        first = parts[: len(parts) // 2]
+        second = parts[len(parts) // 2 :]
         of_second = self.needed(given + first, second, is_new=True)
         return self.needed(given + of_second, first, is_new=bool(of_second)) + of_second

@@ -298,7 +298,8 @@ class OutputConstraintState:
     def take_forced(self) -> tuple[int, ...]:
         """Accept the tokens that are forced now, within the budget, and return them."""
         if self._due:
-            due, self._due = self._due, ()
+            due = self._due
+            self._due = ()
             return due
         taken: list[int] = []
         while self._takes_forced and not self.is_over and not self._is_full(taken):
@@ -368,7 +369,6 @@ class OutputConstraintState:
         return not self._due and (self._is_ended or self._matcher.is_over)
 
     def fork(self) -> "OutputConstraintState":
-        """A copy."""
         twin = object.__new__(OutputConstraintState)
         twin.__dict__.update(self.__dict__)
         twin._matcher = self._matcher.fork()

@@ -143,7 +143,9 @@ class TokenTrie:
     ) -> Ends:
         """Follow every token from several places, visiting children of live nodes only."""
         num_roots = len(columns[0]) if columns else 0
-        found_starts, found_tokens, found_states = [], [], []
+        found_starts = []
+        found_tokens = []
+        found_states = []
         nodes = np.tile(np.arange(num_roots), len(starts))
         origins = np.repeat(np.arange(len(starts)), num_roots)
         above = starts[origins]
@@ -152,7 +154,8 @@ class TokenTrie:
             states = table[place + columns[depth][nodes]]
             live = np.flatnonzero((states & PLACE_MASK) != 0)
             states = states[live] + (above - place)[live]
-            nodes, origins = nodes[live], origins[live]
+            nodes = nodes[live]
+            origins = origins[live]
             if not len(nodes):
                 break
             which, tokens = _spread(level.first_token, nodes)
@@ -160,7 +163,8 @@ class TokenTrie:
             found_tokens.append(level.token_ids[tokens])
             found_states.append(states[which])
             which, nodes = _spread(level.first_child, nodes)
-            origins, above = origins[which], states[which]
+            origins = origins[which]
+            above = states[which]
         empty = [np.zeros(0, dtype=np.int64)]
         return Ends(
             np.concatenate(found_starts or empty),
@@ -219,7 +223,8 @@ def _levels_of(tokens: list[bytes], ids: npt.NDArray[np.int64]) -> list[Level]:
                 ids[rows[ending]],
             )
         )
-        rows, nodes_above = rows[~ending], nodes[~ending]
+        rows = rows[~ending]
+        nodes_above = nodes[~ending]
         depth += 1
     parents_below = [draft[0] for draft in drafts[1:]] + [np.zeros(0, dtype=np.int64)]
     return [

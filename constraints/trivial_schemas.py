@@ -103,7 +103,8 @@ def _len_of_array(schema: Schema, depth: int) -> int | None:
 
 
 def _len_of_object(schema: Schema, depth: int) -> int | None:
-    properties, required = schema.get("properties", {}), schema.get("required", [])
+    properties = schema.get("properties", {})
+    required = schema.get("required", [])
     if not isinstance(properties, dict) or not isinstance(required, list):
         return None
     if not isinstance(schema.get("additionalProperties", True), bool):
@@ -124,7 +125,8 @@ def _len_of_object(schema: Schema, depth: int) -> int | None:
 
 def _fewest(schema: Schema, min_key: str, max_key: str) -> int | None:
     """The minimum count; None if the bounds are no plain numbers, or contradict each other."""
-    fewest, largest = schema.get(min_key, 0), schema.get(max_key, _MAX_REPEATS)
+    fewest = schema.get(min_key, 0)
+    largest = schema.get(max_key, _MAX_REPEATS)
     # A bool is an int to Python and none to JSON.
     if type(fewest) is not int or type(largest) is not int:
         return None

@@ -17,7 +17,8 @@ from constraints.where.engine import WhereLanguage
 from constraints.where.limits import OutOfReach
 
 # The most strings, and their length, for a pattern: more take the engine seconds to exclude.
-_MAX_STRINGS, _MAX_STRINGS_LEN = 8, 128
+_MAX_STRINGS = 8
+_MAX_STRINGS_LEN = 128
 
 
 def without_stop_strings(language: Language, stops: StopRule) -> Language | None:

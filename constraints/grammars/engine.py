@@ -114,8 +114,12 @@ class GrammarLanguage:
     ) -> "GrammarLanguage":
         """Compile what another process has translated. Raises the errors of `explain`."""
         language = cls(
-            *(vocabulary, translation.grammar, limits, explain),
-            *(translation.not_enforced, CompletionHints(translation.hints)),
+            vocabulary,
+            translation.grammar,
+            limits,
+            explain,
+            translation.not_enforced,
+            CompletionHints(translation.hints),
             may_run_on=translation.may_run_on,
         )
         language.suggested = translation.completion
@@ -124,8 +128,13 @@ class GrammarLanguage:
     @property
     def translation(self) -> Translation:
         """What another process can reuse."""
-        found = (self.grammar, self.not_enforced, self.hints.all(), self.may_run_on)
-        return Translation(*found, self.first_completion)
+        return Translation(
+            self.grammar,
+            self.not_enforced,
+            self.hints.all(),
+            self.may_run_on,
+            self.first_completion,
+        )
 
     def matcher(self) -> "GrammarMatcher":
         """A matcher at the start of an output: takes microseconds, or sometimes a compilation."""
@@ -161,7 +170,10 @@ class GrammarLanguage:
             if self._in_bytes is None and self._has_bytes:
                 try:
                     self._in_bytes = GrammarLanguage(
-                        *(byte_vocabulary(), self.grammar, self._limits, self._explain),
+                        byte_vocabulary(),
+                        self.grammar,
+                        self._limits,
+                        self._explain,
                         may_run_on=self.may_run_on,
                     )
                 except ConstraintError:

@@ -25,7 +25,8 @@ _MAX_CHOICES = 100
 # The most places of the schema that are visited (a place counts for each reference to it); at one
 # place, the most alternatives of one choice and of all choices together.
 _MAX_STEPS = 2_000
-_MAX_OPTIONS, _MAX_WAYS = 32, 48
+_MAX_OPTIONS = 32
+_MAX_WAYS = 48
 # Longer guesses are not stored.
 _MAX_PART_LEN = 8_000
 # The most values of an enumeration that are checked against the other keywords.
@@ -61,7 +62,8 @@ class ExampleInstances:
             )
         except (ConstraintError, RecursionError):
             return  # the compiler refuses it with a better message
-        self._root, self._definitions = found.root, found.definitions
+        self._root = found.root
+        self._definitions = found.definitions
         self.document = {"allOf": [self._root], "$defs": self._definitions}
 
     def guess(self) -> str | None:
@@ -106,7 +108,8 @@ class ExampleInstances:
         both: dict[str, Json] | None = done
         while parts and both is not None:
             self._num_steps += 1
-            part, parts = parts[0], parts[1:]
+            part = parts[0]
+            parts = parts[1:]
             if self._num_steps > _MAX_STEPS or depth > _MAX_CHOICES or part is False:
                 return
             options = _options(part)

@@ -80,8 +80,10 @@ def _at(schema: dict[str, Json], name: str) -> Json:
 
 
 def _both_arrays(one: dict[str, Json], other: dict[str, Json]) -> dict[str, Json]:
-    firsts, others = one.get("prefixItems", []), other.get("prefixItems", [])
-    rest, rest_of_other = one.get("items", True), other.get("items", True)
+    firsts = one.get("prefixItems", [])
+    others = other.get("prefixItems", [])
+    rest = one.get("items", True)
+    rest_of_other = other.get("items", True)
     count = max(len(firsts), len(others))
     return {
         "prefixItems": [

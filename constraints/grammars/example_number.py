@@ -10,7 +10,8 @@ from functools import reduce
 from constraints.grammars.schema.reading import Json
 
 # The most decimal places that are tried, and multiples of a step.
-_MAX_PLACES, _MAX_MULTIPLES = 20, 12
+_MAX_PLACES = 20
+_MAX_MULTIPLES = 12
 # The comparison with each bound.
 _WITHIN: dict[str, Callable[[Fraction, Fraction], bool]] = {
     "minimum": operator.ge,
@@ -90,7 +91,8 @@ def _common_multiple(one: Fraction, other: Fraction) -> Fraction:
 
 
 def _nearest_to_zero(schema: Mapping[str, Json], step: Fraction) -> Fraction | None:
-    firsts, lasts = [], []
+    firsts = []
+    lasts = []
     if "minimum" in schema:
         firsts.append(math.ceil(exactly(schema["minimum"]) / step))
     if "exclusiveMinimum" in schema:
@@ -99,7 +101,8 @@ def _nearest_to_zero(schema: Mapping[str, Json], step: Fraction) -> Fraction | N
         lasts.append(math.floor(exactly(schema["maximum"]) / step))
     if "exclusiveMaximum" in schema:
         lasts.append(math.ceil(exactly(schema["exclusiveMaximum"]) / step) - 1)
-    first, last = max(firsts, default=None), min(lasts, default=None)
+    first = max(firsts, default=None)
+    last = min(lasts, default=None)
     if first is not None and last is not None and first > last:
         return None
     if first is not None and first > 0:

@@ -36,7 +36,8 @@ class ExampleStrings:
 
     def example(self, schema: Mapping[str, Json]) -> str | None:
         """A short string of a schema without choices, where `pattern` and `format` may be lists."""
-        min_len, max_len = int(schema.get("minLength", 0)), schema.get("maxLength")
+        min_len = int(schema.get("minLength", 0))
+        max_len = schema.get("maxLength")
         if min_len > MAX_LEN or (max_len is not None and max_len < min_len):
             return None
         sources, formats = (tuple(_listed(schema.get(key, []))) for key in ("pattern", "format"))

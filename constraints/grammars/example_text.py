@@ -53,7 +53,8 @@ def _example(pattern: Pattern, extra_len: int) -> tuple[str, int] | None:
                 found_part = _example(part, extra_len)
                 if found_part is None or len(text) > MAX_LEN:
                     return None
-                text, extra_len = text + found_part[0], found_part[1]
+                text += found_part[0]
+                extra_len = found_part[1]
             return text, extra_len
         case Repeat():
             return _repeated(pattern, extra_len)
@@ -63,7 +64,8 @@ def _repeated(pattern: Repeat, extra_len: int) -> tuple[str, int] | None:
     found = _example(pattern.part, 0)
     if found is None or not found[0]:
         return None if found is None and pattern.min_count else ("", extra_len)
-    unit, count = found[0], pattern.min_count
+    unit = found[0]
+    count = pattern.min_count
     more = -(-extra_len // len(unit))
     if pattern.max_count is not None:
         more = min(more, pattern.max_count - count)
@@ -119,7 +121,8 @@ def _is_in(named: str, code: int) -> bool:
             open_sets += [(negated, met, has), (part["open"] == "[^", True, False)]
             continue
         if part["meet"]:
-            met, has = met and has, False
+            met = met and has
+            has = False
         elif part["close"]:
             is_member = (met and has) != negated
             negated, met, has = open_sets.pop() if open_sets else (False, True, False)

@@ -49,7 +49,8 @@ def fits(value: Json, schema: dict[str, Json], strings: ExampleStrings) -> bool:
 def _is_counted(
     value: str | list[Json] | dict[str, Json], schema: dict[str, Json], what: str
 ) -> bool:
-    low, high = schema.get(f"min{what}", 0), schema.get(f"max{what}")
+    low = schema.get(f"min{what}", 0)
+    high = schema.get(f"max{what}")
     return bool(low <= len(value)) and (high is None or len(value) <= high)
 
 

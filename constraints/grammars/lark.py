@@ -72,7 +72,8 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkG
         )
         raise Contradiction(str(wrong), names)
     written = negations_as_texts(text, found, dict(_rewritten(text, found, whitespace)))
-    pieces, at = [HEADER], 0
+    pieces = [HEADER]
+    at = 0
     for word in found:
         if word.start in written:
             pieces += [text[at : word.start], written[word.start]]
@@ -88,7 +89,9 @@ def explain(text: str, message: str) -> ConstraintError:
     match = _PLACE.match(str(error))
     if match is None:
         return error
-    line, column, what = int(match[1]) - 1, int(match[2]), match[3].strip()
+    line = int(match[1]) - 1
+    column = int(match[2])
+    what = match[3].strip()
     # The engine quotes lines of its own input, which are not the client's lines.
     what = re.split(r"\n +\d+ \| ", what, maxsplit=1)[0]
     what = re.sub(r" \(at .*\)$", "", what).replace("%llguidance", "").strip()
@@ -105,7 +108,8 @@ def explain(text: str, message: str) -> ConstraintError:
         if wrong is not None:
             return _in_schema(text, word, wrong)
         if unknown and word.text == unknown[1] and word.start >= start:
-            start, end = word.start, word.end
+            start = word.start
+            end = word.end
             break
     placed = complaint(text, start, end, what)
     if isinstance(error, NotEnforced):

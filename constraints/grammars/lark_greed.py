@@ -160,7 +160,8 @@ class _Rules:
         ]
 
     def _read(self, body: Sequence[Word]) -> _Pairs:
-        self._body, self._at = body, 0
+        self._body = body
+        self._at = 0
         pairs = self._alternatives()
         if self._at < len(body):
             raise _NotUnderstood
@@ -226,7 +227,8 @@ class _Rules:
     def _closure(self, pairs: _Pairs) -> _Pairs:
         before = _Pairs()
         while before != pairs:
-            before, pairs = pairs, pairs.or_(self._joined(pairs, pairs))
+            before = pairs
+            pairs = pairs.or_(self._joined(pairs, pairs))
         return pairs
 
     def _joined(self, one: _Pairs, other: _Pairs) -> _Pairs:

@@ -86,7 +86,8 @@ def members(chars: Chars) -> Ranges:
         return _encodable((*chars.ranges, *(_DIGITS if has_digits else ())))
     if chars.named or chars.folded:
         return ()
-    rest, start = [], 0
+    rest = []
+    start = 0
     for first, last in sorted(chars.ranges):
         rest.append((start, first - 1))
         start = max(start, last + 1)

@@ -57,7 +57,8 @@ def words(text: str) -> list[Word]:
         match = _WORDS.match(text, at)
         if match is None:
             raise complaint(text, at, at + 1, "no word of a grammar begins like this")
-        kind, word = str(match.lastgroup), match.group()
+        kind = str(match.lastgroup)
+        word = match.group()
         at = match.end()
         if kind == "blank":
             continue

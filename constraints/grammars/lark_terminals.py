@@ -107,7 +107,8 @@ def _compiled(literal: str) -> re.Pattern[str]:
 
 
 def _rewritten(text: str, words: Sequence[Word], written: Mapping[int, str]) -> str:
-    pieces, at = [], words[0].start
+    pieces = []
+    at = words[0].start
     for word in words:
         pieces += [text[at : word.start], written.get(word.start, text[word.start : word.end])]
         at = word.end

@@ -39,7 +39,6 @@ class Limits:
             )
 
     def for_engine(self) -> LLParserLimits:
-        """These limits in the form of the engine."""
         return LLParserLimits(
             initial_lexer_fuel=self.compile_fuel,
             step_lexer_fuel=self.step_fuel,

@@ -27,7 +27,8 @@ def _same_length(low: str, high: str) -> list[str]:
     if not rest:
         return [_digits(low[0], high[0])]
     options: list[str] = []
-    first, last = int(low[0]), int(high[0])
+    first = int(low[0])
+    last = int(high[0])
     if low[1:] != "0" * rest:
         options += [low[0] + each for each in _same_length(low[1:], "9" * rest)]
         first += 1

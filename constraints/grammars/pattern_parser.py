@@ -283,7 +283,6 @@ class PatternParser(EscapeReader):
         return self._folded(Chars(tuple(ranges), tuple(named), negated))
 
     def _add_class(self, chars: Chars, ranges: list[tuple[int, int]], named: list[str]) -> None:
-        """Add a class within a set to `ranges` and `named`."""
         named.append(written_set(chars))
 
     def _folded(self, chars: Chars) -> Chars:

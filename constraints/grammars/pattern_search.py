@@ -66,7 +66,8 @@ def _by_engine(grammar: str) -> _Finder:
     language = GrammarLanguage(byte_vocabulary(), grammar, LIMITS[Kind.REGEX], explain)
 
     def find(text: str) -> bool:
-        matcher, token_ids = language.matcher(), list(text.encode())
+        matcher = language.matcher()
+        token_ids = list(text.encode())
         if matcher.num_legal(token_ids) < len(token_ids):
             return False
         matcher.follow(token_ids)
@@ -148,7 +149,8 @@ def _ranges(chars: Chars) -> Ranges:
         members.extend(_category(name.removeprefix(r"\p{").removesuffix("}")))
     if not chars.negated:
         return tuple(sorted(members))
-    rest, begin = [], 0
+    rest = []
+    begin = 0
     for first, last in sorted(members):
         if begin < first:
             rest.append((begin, first - 1))

@@ -61,7 +61,8 @@ def _parts(document: Json) -> Iterator[Json]:
 
 def _with_optional(schema: dict[str, Json]) -> Iterator[Json]:
     """Variants of the schema, each with one optional property required."""
-    properties, required = schema.get("properties"), schema.get("required", [])
+    properties = schema.get("properties")
+    required = schema.get("required", [])
     if isinstance(properties, dict) and isinstance(required, list):
         for name in properties:
             if name not in required:

@@ -23,10 +23,12 @@ from constraints.spec import ConstraintSpec, Kind, Whitespace
 
 MAX_HINTS = 12
 # The most hints that are JSON, in addition: one for each part of a schema.
-MAX_INSTANCES, MAX_INSTANCES_LEN = 200, 32_000
+MAX_INSTANCES = 200
+MAX_INSTANCES_LEN = 32_000
 # Longer sources are not parsed.
 MAX_SOURCE_LEN = 1 << 20
-_MAX_TERMINALS, _MAX_TERMINAL_LEN = 200, 1_000
+_MAX_TERMINALS = 200
+_MAX_TERMINAL_LEN = 1_000
 
 # Schemas with these keywords may have patterns, which are rewritten for the engine.
 _WITH_PATTERNS = re.compile(r"attern|propertyNames|\\u")
@@ -162,7 +164,8 @@ def _runs(pattern: str) -> list[str]:
 
     Of a class of two or three characters, as in `[fF][oO][xX]`, the first one is used.
     """
-    runs, run = [], ""
+    runs = []
+    run = ""
     for match in _PIECES.finditer(pattern):
         escaped, plain = match.groups()
         if _FEW.fullmatch(match.group()):

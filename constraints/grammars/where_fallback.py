@@ -132,7 +132,8 @@ def _of_atom(atom: Expression) -> Iterator[str]:
 
 
 def _of_measure(measure: Measure, interval: Interval) -> str | None:
-    low, high = interval.low or 0, interval.high
+    low = interval.low or 0
+    high = interval.high
     match measure:
         case Measure.TOKENS:
             raise TooComplex("len(tokens(X)) together with this expression is too much")
@@ -171,7 +172,8 @@ def _sentences(low: int, high: int | None) -> str:
 
 def _integers(interval: Interval) -> str:
     """Texts -?[0-9]+ whose value lies in the interval, with any number of leading zeros."""
-    low, high = interval.low, interval.high
+    low = interval.low
+    high = interval.high
     options: list[str] = []
     if high is None or high >= 0:
         lowest = max(low or 0, 0)

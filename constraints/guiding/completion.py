@@ -48,7 +48,8 @@ def rest_after(
         return None
     if known_completion[0] == token_id:
         return known_completion[1:]
-    token, head = vocabulary.tokens[token_id], vocabulary.tokens[known_completion[0]]
+    token = vocabulary.tokens[token_id]
+    head = vocabulary.tokens[known_completion[0]]
     if not (head.startswith(token) or token.startswith(head)):
         return None
     if not token or not _beginning(known_completion, len(token), vocabulary).startswith(token):
@@ -61,7 +62,8 @@ def rest_after(
 
 def _beginning(known_completion: KnownCompletion, num_bytes: int, vocabulary: Vocabulary) -> bytes:
     """The first bytes of the known completion, at least so many if it has them."""
-    ahead, count = b"", 0
+    ahead = b""
+    count = 0
     while len(ahead) < num_bytes and count < len(known_completion):
         ahead += vocabulary.tokens[known_completion[count]]
         count += 1
@@ -199,5 +201,4 @@ def keep_tokens_that_shorten(
 
 
 def text_of(tokens: KnownCompletion, vocabulary: Vocabulary) -> bytes:
-    """The bytes of the tokens."""
     return b"".join([vocabulary.tokens[token_id] for token_id in tokens])

@@ -181,7 +181,8 @@ class Search:
         self, parent: _Node, edge: KnownCompletion
     ) -> tuple[Matcher, KnownCompletion, KnownCompletion]:
         """The node behind an edge and the bytes forced after it; the last value: those bytes."""
-        matcher, path = parent.matcher.fork(), parent.path + edge
+        matcher = parent.matcher.fork()
+        path = parent.path + edge
         for token_id in edge:
             matcher.advance(token_id)
         forced = spelled(matcher.deterministic_suffix(), self._vocabulary)

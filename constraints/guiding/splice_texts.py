@@ -21,7 +21,9 @@ _MAX_ALLOWED = 64
 # The most bytes before the end at which JSON may have begun.
 _MAX_BEGUN = 256
 # The most ends of one hint, the longest hint that has ends, and the most bytes of all ends.
-_MAX_ENDS, _MAX_LEN, _MAX_ENDS_LEN = 40, 4_000, 400_000
+_MAX_ENDS = 40
+_MAX_LEN = 4_000
+_MAX_ENDS_LEN = 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,9 @@ def _few(ends: Iterable[bytes]) -> Iterator[bytes]:
 
 def _members(hint: bytes) -> Iterator[int]:
     """Where each member begins."""
-    depth, is_quoted, is_escaped = 0, False, False
+    depth = 0
+    is_quoted = False
+    is_escaped = False
     for place, byte in enumerate(hint):
         if is_quoted:
             is_quoted = is_escaped or byte != ord('"')

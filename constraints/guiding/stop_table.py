@@ -43,7 +43,8 @@ class StopAutomaton:
 def automaton_of(strings: Sequence[bytes]) -> StopAutomaton:
     """The automaton of stop strings, none of them empty."""
     children: list[dict[int, int]] = [{}]
-    depths, matched = [0], [0]
+    depths = [0]
+    matched = [0]
     for string in strings:
         state = 0
         for byte in string:
@@ -135,7 +136,6 @@ class StopTable:
 
 @kept_with_vocabulary(32)
 def table_of(vocabulary: Vocabulary, strings: tuple[str, ...]) -> StopTable:
-    """The table of these stop strings."""
     return StopTable(vocabulary, strings)
 
 

@@ -90,7 +90,8 @@ class StoppedMatcher:
             raise IllegalToken(f"token {token_id} ends the output where it is not complete")
         self._matcher.advance(token_id)
         self._made += (token_id,)
-        self._state, self._is_stopped = state, is_match
+        self._state = state
+        self._is_stopped = is_match
         if self._behind is not None and not is_match:
             self._pending += (token_id,)
             self._catch_up(self._behind)
@@ -113,7 +114,8 @@ class StoppedMatcher:
         ends = self._vocabulary.end_ids
         if self._is_stopped:
             return int(len(token_ids) > 0 and token_ids[0] in ends)
-        state, plain = self._state, self._table.transitions(0).returns
+        state = self._state
+        plain = self._table.transitions(0).returns
         for index, token_id in enumerate(token_ids):
             if state == 0 and plain[token_id] and token_id not in self._barred:
                 continue
@@ -174,12 +176,12 @@ class StoppedMatcher:
             # Masks that know distances lead directly to a text that is not much longer.
             for length in (len(found), len(found) + 2, 2 * len(found) + 8):
                 near = shortest_completion(
-                    *(self, self._vocabulary, min(length, max_len), tails), num_failed=num_failed
+                    self, self._vocabulary, min(length, max_len), tails, num_failed=num_failed
                 )
                 if near is not None:
                     return near
         return shortest_completion(
-            *(self, self._vocabulary, max_len, tails, (), bytewise), num_failed=num_failed
+            self, self._vocabulary, max_len, tails, bytewise=bytewise, num_failed=num_failed
         )
 
     def bytewise(self) -> "StoppedMatcher | None":
@@ -193,7 +195,6 @@ class StoppedMatcher:
         return matcher
 
     def fork(self) -> "StoppedMatcher":
-        """A copy."""
         twin = object.__new__(StoppedMatcher)
         twin.__dict__.update(self.__dict__)
         twin._matcher = self._matcher.fork()

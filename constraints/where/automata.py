@@ -98,7 +98,6 @@ class PhraseTrie:
         return self._paths[self._through[node][0]][length]
 
     def prefix_len(self, node: int) -> int:
-        """The length of a node's prefix."""
         return self._through[node][1]
 
     def by_depth(self) -> Iterator[tuple[int, Mapping[int, int]]]:

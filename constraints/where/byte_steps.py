@@ -23,7 +23,8 @@ class ByteSteps:
 
     def read(self, text: bytes, packed: int, counts: list[int]) -> tuple[int, list[int]]:
         """The place and the counts behind some bytes; place 0 if they are illegal."""
-        entries, classes = self._entries, self._classes
+        entries = self._entries
+        classes = self._classes
         state = packed
         for byte in text:
             place = state & PLACE_MASK

@@ -34,7 +34,8 @@ class ByteTable:
     @classmethod
     def of(cls, machine: Machine, utf8: Utf8, max_token_len: int) -> "ByteTable":
         """Raises OutOfReach where gains or places do not fit into an entry."""
-        inside, width = utf8.num_places, utf8.labels.shape[1]
+        inside = utf8.num_places
+        width = utf8.labels.shape[1]
         num_places = machine.num_states * inside
         gain = _most_gained(machine, max_token_len)
         if num_places > MAX_NODES or num_places * width > PLACE_MASK or gain > _GAIN_MASK:

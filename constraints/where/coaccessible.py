@@ -60,7 +60,10 @@ class Ways:
         steps = capped[:, list(counter_grid.cells)]
         costs = counter_grid.weighed(capped)
         kept = _needed(counter_grid, sources, targets, steps, costs)
-        sources, targets, steps, costs = sources[kept], targets[kept], steps[kept], costs[kept]
+        sources = sources[kept]
+        targets = targets[kept]
+        steps = steps[kept]
+        costs = costs[kept]
         layered = min(num_layer_counters, len(counter_grid.cells))
         inner = counter_grid.inner(layered)
         keys = steps[:, layered:] @ inner.strides()

@@ -34,7 +34,8 @@ def first_bytes(ranges: Ranges) -> int:
     """The bytes with which characters of a set without surrogates begin in UTF-8, as bits."""
     found = 0
     for first, last in ranges:
-        low, high = chr(first).encode()[0], chr(last).encode()[0]
+        low = chr(first).encode()[0]
+        high = chr(last).encode()[0]
         found |= (1 << high + 1) - (1 << low)
     return found
 
@@ -73,7 +74,6 @@ class Partition:
         return int(self.labels.max()) + 1
 
     def label_of(self, code_point: int) -> int:
-        """The label of one code point."""
         return int(self.labels[np.searchsorted(self.starts, code_point, side="right") - 1])
 
 

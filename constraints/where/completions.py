@@ -106,9 +106,11 @@ def _smallest(is_enough: Callable[[int], bool], limit: int) -> int | None:
     if limit < 0:
         return None
     # Short completions are common.
-    low, high = -1, 0
+    low = -1
+    high = 0
     while high < limit and not is_enough(high):
-        low, high = high, high * 2 + 1
+        low = high
+        high = high * 2 + 1
     high = min(high, limit)
     if not is_enough(high):
         return None

@@ -51,7 +51,6 @@ class Cursor:
         self.token = next(self._tokens)
 
     def is_at_end(self) -> bool:
-        """Whether no token is left."""
         return self.token.kind is TokenKind.END
 
     def at(self, written: str) -> bool:
@@ -83,7 +82,6 @@ class Cursor:
             )
 
     def leave(self) -> None:
-        """Leave a nesting level."""
         self._depth -= 1
 
     def count(self) -> None:
@@ -96,7 +94,6 @@ class Cursor:
             )
 
     def complaint(self, token: Token, what: str, hint: str | None = None) -> Malformed:
-        """The error about a token."""
         return complaint(self._text, token.start, token.end, what, hint)
 
     def unknown_function(self, name: Token) -> Malformed:

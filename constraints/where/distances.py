@@ -59,7 +59,8 @@ class Distances:
         self._limit: int | None = None
         if tokens is not None and len(accepted) == 2 and (accepted[1] == NEVER).all():
             self._limit = tokens.cap - 1
-            accepted, tokens = accepted[:1], None
+            accepted = accepted[:1]
+            tokens = None
         self._accepted = accepted
         self._cap = tokens.cap if tokens else 0
         self._segments = tokens.segments().tolist() if tokens else [0]
@@ -136,7 +137,8 @@ class Distances:
             depth += 1
         for back in range(depth - 1, -1, -1):
             at = made_len + back, max_len - back
-            after, found = found, self._before(found, self._accepted[self._segments[at[0]]])
+            after = found
+            found = self._before(found, self._accepted[self._segments[at[0]]])
             self._keep(at, found, 0 if found is after else found.nbytes)
         return found
 
@@ -176,7 +178,9 @@ def _ways(
     seen = ~is_alive
     wave = list(starts)
     seen[wave] = True
-    sources, targets, gains = [], [], []
+    sources = []
+    targets = []
+    gains = []
     num_ways = 0
     while wave:
         found = transitions_of(wave)

@@ -259,7 +259,8 @@ class WhereMatcher:
         return (packed, counts) if language.steps.is_alive(slacks, packed, counts) else None
 
     def _holds(self, packed: int, counts: list[int], made_len: int) -> bool:
-        language, tokens = self._language, self._language.tokens
+        language = self._language
+        tokens = self._language.tokens
         segment = (
             0 if tokens is None else int(np.searchsorted(tokens.boundaries, made_len, "right"))
         )
@@ -267,7 +268,9 @@ class WhereMatcher:
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens could be accepted one after the other; changes nothing."""
-        packed, counts, made_len = self._packed, self.counts, self.made_len
+        packed = self._packed
+        counts = self.counts
+        made_len = self.made_len
         if self._has_ended:
             return 0
         for num_accepted, token_id in enumerate(token_ids):
@@ -286,7 +289,9 @@ class WhereMatcher:
         Empty where bytes do not determine what tokens can complete.
         """
         forced = bytearray()
-        language, packed, counts = self._language, self._packed, self.counts
+        language = self._language
+        packed = self._packed
+        counts = self.counts
         if self._has_ended or not language.follows_bytes:
             return b""
         is_complete = self.is_complete

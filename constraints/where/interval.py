@@ -39,7 +39,8 @@ class Interval:
         """The numbers in both."""
         lows = [low for low in (self.low, other.low) if low is not None]
         highs = [high for high in (self.high, other.high) if high is not None]
-        low, high = max(lows, default=None), min(highs, default=None)
+        low = max(lows, default=None)
+        high = min(highs, default=None)
         holes = set(self.holes | other.holes)
         while low is not None and low in holes:
             holes.remove(low)
@@ -51,7 +52,6 @@ class Interval:
 
     @property
     def is_empty(self) -> bool:
-        """No number is left."""
         return self.low is not None and self.high is not None and self.low > self.high
 
     def __contains__(self, number: int) -> bool:

@@ -131,7 +131,9 @@ def _number(text: str, match: re.Match[str]) -> Token:
 
 
 def _string(text: str, opening: re.Match[str]) -> Token:
-    start, quote, prefix = opening.start(), opening["quote"], opening["prefix"].lower()
+    start = opening.start()
+    quote = opening["quote"]
+    prefix = opening["prefix"].lower()
     if prefix not in ("", "r", "u"):
         raise complaint(
             text,
@@ -143,7 +145,8 @@ def _string(text: str, opening: re.Match[str]) -> Token:
     body_end = _skip(_BODIES[quote], text, opening.end())
     if not text.startswith(quote, body_end):
         raise complaint(text, start, opening.end(), f"this string is not closed by {quote}")
-    body, end = text[opening.end() : body_end], body_end + len(quote)
+    body = text[opening.end() : body_end]
+    end = body_end + len(quote)
     value = body if prefix == "r" else _unescape(text, body, opening.end())
     surrogate = _SURROGATE.search(value)
     if surrogate:

@@ -171,8 +171,10 @@ class _Joint:
         num_labels = self._columns.shape[1]
         rows = np.zeros((1, len(self._members)), dtype=np.int32)
         # The keys of all rows except the dead one, ascending, and the row of each.
-        known, numbers = np.zeros(1, dtype=np.int64), np.ones(1, dtype=np.int32)
-        found, steps = [rows], [np.zeros((1, num_labels), dtype=np.int32)]
+        known = np.zeros(1, dtype=np.int64)
+        numbers = np.ones(1, dtype=np.int32)
+        found = [rows]
+        steps = [np.zeros((1, num_labels), dtype=np.int32)]
         num_rows = 2
         while len(rows):
             flat = self._after(rows)

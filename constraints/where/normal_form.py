@@ -127,7 +127,6 @@ class Conjunction:
     excluded: tuple[Expression, ...] = ()
 
     def interval(self, measure: Measure) -> Interval:
-        """The interval of a measure."""
         found = dict(self.intervals).get(measure)
         if found is not None:
             return found

@@ -157,7 +157,8 @@ def compared(left: Operand, relation: Relation, right: Operand) -> Expression:
             raise _uncounted_parts(operand)
         if isinstance(operand, Truth):
             raise _no_value(operand)
-    left, right = _as_number(left), _as_number(right)
+    left = _as_number(left)
+    right = _as_number(right)
     match left, right:
         case (Integer(), Count() | Number() | Integer()) | (Count() | Number(), Integer()):
             return Constant(False)  # a text that is no integer satisfies no comparison
@@ -196,7 +197,6 @@ def _equal(left: Operand, relation: Relation, right: Operand) -> Expression:
 
 
 def distinct(values: tuple[str, ...]) -> tuple[str, ...]:
-    """The distinct strings."""
     return tuple(dict.fromkeys(values))
 
 

@@ -123,7 +123,8 @@ class _Parser:
         while relation is not None:
             right = self._operand()
             conditions.append(self._compared(left, relation, right))
-            left, relation = right, self._relation()
+            left = right
+            relation = self._relation()
         if not conditions:
             return first
         whole = conditions[0] if len(conditions) == 1 else _conjunction(conditions)
@@ -267,7 +268,8 @@ class _Parser:
         try:
             applied = function.apply(tuple(argument.operand for argument in arguments))
         except Mismatch as mismatch:
-            start, end = name.start, self._cursor.end
+            start = name.start
+            end = self._cursor.end
             if mismatch.argument is not None:
                 place = arguments[min(mismatch.argument, len(arguments) - 1)]
                 start, end = (

@@ -74,7 +74,8 @@ class _SubsetConstruction:
         nothing = tuple(0 for _ in self._behind)
         queue = [_Place(None, nothing, frozenset({(_NO_DUTIES, 1)}))]
         known = {queue[0]: 0}
-        rows, accepts = [], []
+        rows = []
+        accepts = []
         for place in queue:
             row = []
             for after in self._steps(place):

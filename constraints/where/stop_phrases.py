@@ -25,7 +25,9 @@ def with_stop_phrases(machine: Machine, phrases: tuple[str, ...]) -> Machine:
     trie = PhraseTrie(phrases)
     following, longest = trie.following()
     partition, columns = join([machine.partition, trie.partition])
-    num_states, num_nodes, num_labels = machine.num_states, len(following), columns.shape[1]
+    num_states = machine.num_states
+    num_nodes = len(following)
+    num_labels = columns.shape[1]
     total = num_states * (num_nodes + 1)
     if total > MAX_STATES or num_states * num_nodes * num_labels > MAX_STEPS:
         raise OutOfReach("too many states before phrases")

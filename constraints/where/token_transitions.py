@@ -84,7 +84,8 @@ class TokenTransitions:
         kinds = np.where(kinds.reshape(-1) < num_dead, len(packed), kinds.reshape(-1) - num_dead)
         examples = np.full(len(packed) + 1, trie.vocab_size, dtype=np.int64)
         np.minimum.at(examples, kinds, actions.plainest)
-        of_actions, num_places = kinds.astype(np.uint16), actions.ends.shape[1]
+        of_actions = kinds.astype(np.uint16)
+        num_places = actions.ends.shape[1]
         tokens = _Grouped(trie, examples[:-1], actions.of_tokens, of_actions, num_places)
         return cls(packed, tokens, table, counter_grid)
 

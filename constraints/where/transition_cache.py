@@ -64,7 +64,6 @@ class TransitionCache:
         return self._transitions.get(place)
 
     def transitions(self, place: int) -> TokenTransitions:
-        """The transitions of a place."""
         with self._lock:
             found = self._transitions.get(place)
             if found is not None:
@@ -89,7 +88,8 @@ class TransitionCache:
             self._follow_from(inside[begin : begin + _MAX_WALKED], found)
         between = [place for place in places if not place % self._table.utf8.num_places]
         while between and len(between) >= _MIN_ACTED <= self._num_acted:
-            batch, rest = between[: self._num_acted], between[self._num_acted :]
+            batch = between[: self._num_acted]
+            rest = between[self._num_acted :]
             if self._act_from(batch, found):
                 between = rest
             else:

@@ -65,7 +65,8 @@ class _Search:
         skipped = last - _first(
             last, lambda index: self._is_empty((rest[last - index][0], rest[-1][1]), option)
         )
-        start, end = rest[skipped][0], rest[-1][1]
+        start = rest[skipped][0]
+        end = rest[-1][1]
         return (start, end) if skipped < last else self._inside((start, end))
 
     def _inside(self, item: Span) -> Span:
@@ -93,7 +94,8 @@ class _Search:
 
 def _first(last: int, holds: Callable[[int], bool]) -> int:
     """The first of 0..last for which `holds`, which is monotonic and holds for the last."""
-    low, high = 0, last
+    low = 0
+    high = last
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if holds(middle) else (middle + 1, high)
@@ -102,7 +104,9 @@ def _first(last: int, holds: Callable[[int], bool]) -> int:
 
 def _options(pattern: str, begin: int, end: int) -> list[Span]:
     """The alternatives of a part of a pattern."""
-    options, start, at = [], begin, begin
+    options = []
+    start = begin
+    at = begin
     while at < end:
         if pattern[at] == "|":
             options.append((start, at))
@@ -113,9 +117,11 @@ def _options(pattern: str, begin: int, end: int) -> list[Span]:
 
 def _items(pattern: str, begin: int, end: int) -> list[Span]:
     """The items of an alternative, with their repeats."""
-    items, at = [], begin
+    items = []
+    at = begin
     while at < end:
-        start, at = at, _end_of_atom(pattern, at)
+        start = at
+        at = _end_of_atom(pattern, at)
         repeat = _REPEAT.match(pattern, at, end)
         at = repeat.end() if repeat else at
         items.append((start, at))

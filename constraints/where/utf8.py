@@ -14,7 +14,8 @@ import numpy.typing as npt
 from constraints.where.code_points import NUM_CODE_POINTS, Partition
 
 _NOTHING = -1
-_FIRST_SURROGATE, _AFTER_SURROGATES = 0xD800, 0xE000
+_FIRST_SURROGATE = 0xD800
+_AFTER_SURROGATES = 0xE000
 _SURROGATES = range(_FIRST_SURROGATE >> 6, _AFTER_SURROGATES >> 6)
 Row = npt.NDArray[np.int64]  # [64], the result of each continuation byte
 
@@ -63,7 +64,8 @@ def utf8_of(partition: Partition, is_used: npt.NDArray[np.bool_] | None = None) 
         np.vstack([labels, *build.labels]), np.vstack([places, *build.places])
     )
     both, classes = np.unique(np.vstack([labels, places]), axis=1, return_inverse=True)
-    labels, places = both[: len(labels)], both[len(labels) :]
+    places = both[len(labels) :]
+    labels = both[: len(labels)]
     return Utf8(
         labels,
         places,
@@ -93,7 +95,8 @@ def _first_characters(partition: Partition) -> list[str]:
     """The first character of each label, without surrogates."""
     firsts: dict[int, str] = {}
     ends = [*partition.starts[1:].tolist(), NUM_CODE_POINTS]
-    starts, labels = partition.starts.tolist(), partition.labels.tolist()
+    starts = partition.starts.tolist()
+    labels = partition.labels.tolist()
     for start, end, label in zip(starts, ends, labels, strict=True):
         is_surrogate = _FIRST_SURROGATE <= start < _AFTER_SURROGATES
         first = _AFTER_SURROGATES if is_surrogate else start

@@ -10,7 +10,8 @@ from native.cpu_yield import CpuYield
 
 _logger = logging.getLogger("constraints")
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 30.0
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
 # A zygote that lived so long resets the delay.
 _PROVEN_S = 60.0
 _NUM_SPARES = 2
@@ -56,7 +57,6 @@ class IdleWorkers:
             worker.close_channel()
 
     async def close(self) -> None:
-        """Ends all processes."""
         self._keeping.cancel()
         await asyncio.wait({self._keeping})
         if not self._up.done():
@@ -84,7 +84,8 @@ class IdleWorkers:
             _logger.error("compiling processes: %s; again in %g s", reason, pause_s)
             if self._up.done():
                 self._up = loop.create_future()
-            self._ready, self._low = [], []
+            self._ready = []
+            self._low = []
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -76,7 +76,6 @@ def frame(value: Mapping[str, Any]) -> bytes:
 
 
 def job_to_json(job: Job) -> dict[str, Any]:
-    """A job as JSON."""
     spec = {
         "kind": job.spec.kind.value,
         "text": job.spec.text,
@@ -113,7 +112,6 @@ def job_from_json(fields: Mapping[str, Any]) -> Job:
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:
-    """An answer as JSON."""
     match answer:
         case CheckResult():
             return {
@@ -156,12 +154,20 @@ def answer_from_json(fields: Mapping[str, Any]) -> Answer:
             Judgement(accepted, position, tuple(expected), num_legal, failure)
             for accepted, position, expected, num_legal, failure in fields["judgements"]
         )
-        known = (tuple(fields["dropped"]), tuple(fields["not_enforced"]))
-        return JudgeResult(fields["shortest"], fields["min_len"], judgements, *known)
-    known = (tuple(fields["dropped"]), tuple(fields["not_enforced"]))
+        return JudgeResult(
+            fields["shortest"],
+            fields["min_len"],
+            judgements,
+            dropped_phrases=tuple(fields["dropped"]),
+            not_enforced=tuple(fields["not_enforced"]),
+        )
     return CheckResult(
-        *(fields["min_len"], *known, fields["compile_s"], fields["dead_ends"]),
-        _translation_from_json(fields["translation"]),
+        min_len=fields["min_len"],
+        dropped_phrases=tuple(fields["dropped"]),
+        not_enforced=tuple(fields["not_enforced"]),
+        compile_s=fields["compile_s"],
+        has_dead_ends=fields["dead_ends"],
+        translation=_translation_from_json(fields["translation"]),
     )
 
 
@@ -191,7 +197,6 @@ _PLAIN = (TooComplex, EngineFailed, IllegalToken)
 
 
 def error_to_json(error: ConstraintError) -> dict[str, Any]:
-    """A constraint's error as JSON."""
     fields: dict[str, Any] = {"name": type(error).__name__, "message": _readable(str(error))}
     match error:
         case Malformed() | NotEnforced():

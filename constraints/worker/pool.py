@@ -36,9 +36,11 @@ _logger = logging.getLogger("constraints")
 # not affect the 99th percentile; and only briefly at once, so that several jobs in a row cause no
 # long delay: (rate, most that can be saved).
 _BEGINNING_S = 0.005
-_BEGINNINGS, _SLICES = (0.008, 0.04), (0.002, 0.015)
+_BEGINNINGS = (0.008, 0.04)
+_SLICES = (0.002, 0.015)
 # Seconds of a job's time that are reserved for ending its worker and reading its CPU time.
-_LAST_PART, _LEAST_LAST_S = 0.1, 0.25
+_LAST_PART = 0.1
+_LEAST_LAST_S = 0.25
 _NO_TIME = "there was no time to compile the constraint"
 
 

@@ -35,7 +35,8 @@ from native.cpu_yield import CpuYield
 _OLD_PART = 4
 # If compiling takes longer, the masks of so many tokens are made, too; they take little in
 # comparison.
-_FOLLOWED_FROM_S, _MAX_FOLLOWED = 0.01, 64
+_FOLLOWED_FROM_S = 0.01
+_MAX_FOLLOWED = 64
 
 
 class Compiles(Protocol):
@@ -118,9 +119,12 @@ class Work:
         compile_s = time.process_time() - started_s
         if compile_s > _FOLLOWED_FROM_S:
             _follow(language, self._vocabulary)
-        known = (language.dropped_phrases, language.not_enforced)
         return CheckResult(
-            *(output_state.needed_len, *known, compile_s, output_state.has_dead_ends),
+            min_len=output_state.needed_len,
+            dropped_phrases=language.dropped_phrases,
+            not_enforced=language.not_enforced,
+            compile_s=compile_s,
+            has_dead_ends=output_state.has_dead_ends,
             translation=_short_enough(language.translation),
         )
 

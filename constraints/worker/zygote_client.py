@@ -173,7 +173,6 @@ class ZygoteClient:
 
     @property
     def pid(self) -> int:
-        """The process id of the zygote."""
         return self._process.pid
 
     def fork(self) -> WorkerProcess:

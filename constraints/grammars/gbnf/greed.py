@@ -41,7 +41,10 @@ def too_greedy(found: Mapping[str, Term], rules: Mapping[str, Term], root: str) 
     places = _Places(rules)
     order = _Order(found, places)
     row = order.first[root]
-    seen, todo, wrong, num_sets = {row}, [row], 0, 0
+    seen = {row}
+    todo = [row]
+    wrong = 0
+    num_sets = 0
     while todo:
         for ended, further in places.states(todo.pop()):
             num_sets += 1
@@ -87,7 +90,8 @@ class _Places:
         for terminal in _bits(row):
             start |= self._first[terminal]
         by_label = self._by_label()
-        seen, todo = {start}, [start]
+        seen = {start}
+        todo = [start]
         while todo:
             further = todo.pop()
             for label in by_label:
@@ -157,7 +161,9 @@ class _Places:
                 is_empty = False
                 for option in options:
                     begins, ends, may_be_empty = self._of(option)
-                    first, last, is_empty = first | begins, last | ends, is_empty or may_be_empty
+                    first |= begins
+                    last |= ends
+                    is_empty = is_empty or may_be_empty
                 return first, last, is_empty
             case Repetition(part, min_count, max_count):
                 return self._repeat(part, min_count, max_count)
@@ -174,7 +180,9 @@ class _Places:
     def _chain(
         self, parts: "list[Term] | list[CharSet] | tuple[Term, ...]"
     ) -> tuple[int, int, bool]:
-        first, last, is_empty = 0, 0, True
+        first = 0
+        last = 0
+        is_empty = True
         for part in parts:
             begins, ends, may_be_empty = self._of(part)
             self._join(last, begins)

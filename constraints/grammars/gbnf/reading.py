@@ -127,7 +127,8 @@ class _Reader:
         return found
 
     def _split(self) -> list[_Word]:
-        found, at = [], 0
+        found = []
+        at = 0
         defined = set(_DEFINED.findall(self._text))
         while at < len(self._text):
             match = _WORDS.match(self._text, at)
@@ -238,7 +239,8 @@ class _Reader:
         while at < word.end - 1:
             char = self._text[at]
             if char != "\\":
-                code, end = ord(char), at + 1
+                code = ord(char)
+                end = at + 1
             else:
                 code, end = self._escape(at)
             if code >= NUM_CODE_POINTS or _SURROGATES[0] <= code <= _SURROGATES[1]:

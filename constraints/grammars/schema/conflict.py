@@ -58,7 +58,8 @@ def _conjuncts(
     part: dict[str, Json], raw: Json, pointer_of: Callable[[Json], str | None], pointer: str
 ) -> list[_Conjunct]:
     written = raw if isinstance(raw, dict) else {}
-    found, done = [], {"allOf"}
+    found = []
+    done = {"allOf"}
     for key in part:
         if key not in done:
             group = next((each for each in _GROUPS if key in each), (key,))

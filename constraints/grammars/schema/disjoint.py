@@ -113,7 +113,8 @@ def _values(schema: Json) -> list[Json] | None:
 
 
 def _differ_as(name: str, one: Json, other: Json, definitions: _Definitions, depth: int) -> bool:
-    mine, theirs = _values(one), _values(other)
+    mine = _values(one)
+    theirs = _values(other)
     if mine is not None and theirs is not None:
         return not {equal_key(value) for value in mine if _type_of(value) == name} & {
             equal_key(value) for value in theirs if _type_of(value) == name

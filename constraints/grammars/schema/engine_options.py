@@ -49,7 +49,6 @@ def _has_control(name: str) -> bool:
 
 
 def grammar_of(root: Json, definitions: dict[str, Json], whitespace: Whitespace) -> str:
-    """The grammar text."""
     return f"{HEADER}start: {json_literal(root, definitions, whitespace)}\n"
 
 

@@ -81,7 +81,8 @@ class RefusalLocator:
 
     def _contradiction(self, part: Json, what: str) -> Contradiction:
         pointer = self._pointer(part)
-        self._num_tries, self._spent_s = 0, _MAX_S - _MAX_CONFLICT_S
+        self._num_tries = 0
+        self._spent_s = _MAX_S - _MAX_CONFLICT_S
         parts = conflicting(part, self._raw(pointer), self._origin, pointer, self._is_empty)
         if len(parts) > _MAX_NAMED:
             listed = ", ".join(f"`{each}`" for each in parts[:_MAX_NAMED])

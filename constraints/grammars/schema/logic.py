@@ -36,7 +36,8 @@ def _not(place: Place, value: Json, pointer: str) -> None:
 
 
 def _if(place: Place, value: Json, pointer: str) -> None:
-    then, otherwise = place.schema.get("then", True), place.schema.get("else", True)
+    then = place.schema.get("then", True)
+    otherwise = place.schema.get("else", True)
     if then is True and otherwise is True:
         place.rewriter.probe(value, pointer)
         return

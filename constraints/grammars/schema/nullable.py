@@ -14,7 +14,6 @@ NULL: dict[str, Json] = {"type": "null"}
 
 
 def is_nullable(schema: dict[str, Json]) -> bool:
-    """Whether a schema says so."""
     return schema.get("nullable") is True
 
 

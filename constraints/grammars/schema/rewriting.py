@@ -97,7 +97,8 @@ class _Rewriter:
             pointer = self._pending.pop()
             definitions[self._names[pointer]] = self.schema(at(self._document, pointer), pointer)
         if self._has_one_of and self._ignored:
-            keyword, draft = self._ignored[0].rpartition("/")[2], self._references.draft("").name
+            keyword = self._ignored[0].rpartition("/")[2]
+            draft = self._references.draft("").name
             self.refuse(
                 self._ignored[0],
                 f"{keyword!r} says nothing in {draft}, which $schema names, so that it cannot tell"
@@ -171,7 +172,8 @@ class _Rewriter:
         out: dict[str, Json],
         also: list[Json],
     ) -> None:
-        value, place = schema[keyword], below(pointer, keyword)
+        value = schema[keyword]
+        place = below(pointer, keyword)
         if self._is_pointless(keyword, value, pointer):
             return
         if keyword in _HANDLERS:
@@ -192,7 +194,8 @@ class _Rewriter:
 
     def _is_pointless(self, keyword: str, value: Json, pointer: str) -> bool:
         """Whether a keyword of a later draft was refused; those that are held are noted."""
-        draft, place = self._references.draft(pointer), below(pointer, keyword)
+        draft = self._references.draft(pointer)
+        place = below(pointer, keyword)
         self._has_one_of |= keyword == "oneOf" and not self._is_probing
         if not draft.ignores(keyword, value):
             return False
@@ -244,7 +247,8 @@ class _Rewriter:
 
     def probe(self, value: Json, place: str) -> None:
         """Check a raw schema for wrong values of keywords, which negation would miss."""
-        was_probing, self._is_probing = self._is_probing, True
+        was_probing = self._is_probing
+        self._is_probing = True
         try:
             self.schema(value, place)
         finally:
