@@ -29,7 +29,8 @@ class NumberRule:
         return (self.low < value if self.is_open else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
-        kind, is_bounded = "a whole number" if self.is_whole else "a number", self.high < _HUGE
+        kind = "a whole number" if self.is_whole else "a number"
+        is_bounded = self.high < _HUGE
         if self.is_open:
             return f"{kind} above {self.low}" + (f", at most {self.high}" if is_bounded else "")
         return f"{kind} from {self.low} " + (f"to {self.high}" if is_bounded else "on")

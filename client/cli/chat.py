@@ -220,7 +220,8 @@ class Chat:
             self.conversation = conversation.answered(text, "".join(shown))
 
     async def _show(self, model: LmtpModel, call: GenerateCall, shown: list[str]) -> None:
-        started_s, num_shown = time.monotonic(), 0
+        started_s = time.monotonic()
+        num_shown = 0
         async with aclosing(model.stream(call)) as stream:
             async for part in stream:
                 is_answer = isinstance(part, Answer)

@@ -56,7 +56,8 @@ class Conversation:
         messages = value.get("messages") if isinstance(value, dict) else value
         if not isinstance(messages, list):
             raise BadInput(f"{path}: must hold an object with `messages`, a list")
-        system, turns = "", []
+        system = ""
+        turns = []
         for index, each in enumerate(messages):
             role, content = (
                 (each.get("role"), each.get("content")) if isinstance(each, dict) else (None, None)

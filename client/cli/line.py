@@ -94,7 +94,8 @@ _RULES: Mapping[str, _Rule] = MappingProxyType(
         **_CONSTRAINTS,
     }
 )
-KEYS, CONSTRAINT_KEYS = tuple(_RULES), tuple(_CONSTRAINTS)
+KEYS = tuple(_RULES)
+CONSTRAINT_KEYS = tuple(_CONSTRAINTS)
 
 
 def read_line(text: str, *, is_talk: bool = False) -> Line:

@@ -132,7 +132,8 @@ def probabilities(logprobs: Mapping[str, float]) -> dict[str, float]:
 
 
 def _bars(name: str, choice: Choice) -> list[str]:
-    shares, normalised = probabilities(choice.plain), probabilities(choice.normalised)
+    shares = probabilities(choice.plain)
+    normalised = probabilities(choice.normalised)
     width = max(len(repr(value)) for value in shares)
     head = f"P({name})"
     head = f"{head:{width + 2}}  {'':{_BAR_LEN}}  plain   by length"

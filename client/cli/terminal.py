@@ -117,11 +117,9 @@ class Screen:
             self.piece(f"{text}\n")
 
     def note(self, text: str) -> None:
-        """A note."""
         self._say(text, "dim")
 
     def error(self, text: str) -> None:
-        """What went wrong."""
         self._say(f"error: {text}", "red")
 
     def _say(self, text: str, style: str) -> None:

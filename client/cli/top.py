@@ -68,7 +68,8 @@ class Report:
         """The report; a server that was started anew in between has no rates."""
 
         def grown(name: str) -> float | None:
-            later, earlier = total(now, name), total(before, name)
+            later = total(now, name)
+            earlier = total(before, name)
             if later is None or later < (earlier or 0.0):
                 return None
             return later - (earlier or 0.0)
@@ -125,19 +126,22 @@ def top(settings: TopSettings, out: TextIO | None = None) -> ExitCode:
     first.
     """
     console = Console(file=out, highlight=False)
-    before, then_s = _scrape(settings), time.monotonic()
+    before = _scrape(settings)
+    then_s = time.monotonic()
     num_left = settings.num_reports
     try:
         with Live(console=console, auto_refresh=False) as live:
             while num_left != 0:
                 time.sleep(settings.period_s)
                 try:
-                    now, now_s = _scrape(settings), time.monotonic()
+                    now = _scrape(settings)
+                    now_s = time.monotonic()
                 except TandemError as error:
                     rows = [("trying again", str(error))]
                 else:
                     rows = Report.between(before, now, now_s - then_s).rows()
-                    before, then_s = now, now_s
+                    before = now
+                    then_s = now_s
                 table = _table(settings.url, rows)
                 if console.is_terminal:
                     live.update(table, refresh=True)
@@ -172,7 +176,8 @@ def _table(url: str, rows: list[tuple[str, str]]) -> Table:
 
 
 def _percentiles(before: Scrape, now: Scrape, name: str) -> tuple[float, float] | None:
-    later, earlier = _buckets(now, name), _buckets(before, name)
+    later = _buckets(now, name)
+    earlier = _buckets(before, name)
     counts = [(bound, count - earlier.get(bound, 0.0)) for bound, count in sorted(later.items())]
     if not counts or counts[-1][1] <= 0:
         return None

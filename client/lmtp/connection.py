@@ -63,7 +63,6 @@ class Stream:
         return part
 
     def put(self, part: Part) -> None:
-        """Adds a part."""
         self.has_parts = True
         self._parts.put_nowait(part)
 
@@ -126,7 +125,8 @@ class Connection:
         """
         if "models_on_demand" in self.greeting.features and self._is_bound:
             return model == self._model
-        self._is_bound, self._model = True, model
+        self._is_bound = True
+        self._model = model
         return True
 
     async def close(self) -> None:

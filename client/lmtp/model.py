@@ -84,7 +84,8 @@ class LmtpModel:
     async def close(self) -> None:
         """Closes the model for good: open streams and further calls fail with ConnectionLost."""
         self._is_closed = True
-        connections, self._connections = self._connections, []
+        connections = self._connections
+        self._connections = []
         for connection in connections:
             await connection.close()
 
@@ -169,7 +170,9 @@ class LmtpModel:
         if loop is not self._loop:
             if self._loop is not None and not self._loop.is_closed():
                 raise RuntimeError("an LmtpModel belongs to the event loop that used it first")
-            self._loop, self._connecting, self._connections = loop, asyncio.Lock(), []
+            self._loop = loop
+            self._connecting = asyncio.Lock()
+            self._connections = []
         async with self._connecting:
             await self._drop_unused()
             if self._is_closed:

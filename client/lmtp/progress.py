@@ -36,7 +36,8 @@ class GenerateProgress:
 
     def request(self) -> GenerateCall:
         """The call for the missing rest."""
-        call, tokens = self._call, self._tokens
+        call = self._call
+        tokens = self._tokens
         self._repeated = tokens[-1] if tokens and not self._is_different else None
         known = tokens[:-1] if self._repeated else tokens
         self._num_known = len(known)
@@ -52,7 +53,8 @@ class GenerateProgress:
         if self._repeated is None:
             self._tokens.append(token)
             return token
-        before, self._repeated = self._repeated, None
+        before = self._repeated
+        self._repeated = None
         if before.token_id != token.token_id:
             self._is_different = True
             raise ServerFailed(
@@ -66,7 +68,8 @@ class GenerateProgress:
     @property
     def _can_go_on(self) -> bool:
         """Whether tokens may follow the last one, so that a difference does no harm."""
-        call, num_tokens = self._call, len(self._tokens)
+        call = self._call
+        num_tokens = len(self._tokens)
         is_full = call.max_tokens is not None and len(call.output) + num_tokens >= call.max_tokens
         return not (is_full or self._tokens[-1].is_end)
 

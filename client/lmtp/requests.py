@@ -17,7 +17,6 @@ def hello_frame(stream_id: int) -> str:
 
 
 def cancel_frame(stream_id: int) -> str:
-    """Cancels a stream."""
     return _frame("CANCEL", {"stream_id": stream_id})
 
 

@@ -28,14 +28,16 @@ class QueryError(TandemError):
     def __str__(self) -> str:
         if self.place is None or self.source is None:
             return self.message
-        place, source = self.place, self.source
+        place = self.place
+        source = self.source
         head = f"{source.name}:{place.line + source.first_line - 1}:{place.column}: {self.message}"
         lines = source.text.split("\n")
         if not 1 <= place.line <= len(lines):
             return head
         line = lines[place.line - 1]
         end = place.end_column if place.end_line == place.line else len(line) + 1
-        before, marked = line[: place.column - 1], line[place.column - 1 : end - 1]
+        before = line[: place.column - 1]
+        marked = line[place.column - 1 : end - 1]
         caret = "^" * max(1, sum(map(_width, marked)))
         return f"{head}\n    {line}\n    {''.join(map(_blank, before))}{caret}"
 

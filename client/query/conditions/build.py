@@ -87,7 +87,6 @@ def not_(place: Place, part: object) -> Term:
 
 
 def compare(place: Place, left: object, relation: str, right: object) -> Term:
-    """One comparison."""
     return Compared(term(left, place), relation, term(right, place), place)
 
 

@@ -176,7 +176,8 @@ def text_of(constant: object) -> str | None:
 
 
 def _equal(kind: HoleKind, relation: str, constant: object, place: Place) -> Expression:
-    value, text = bare(constant), text_of(constant)
+    value = bare(constant)
+    text = text_of(constant)
     if is_number(value) and kind.name == INT.name:
         return measured(Measure.INT, relation, value, place)
     if is_number(value) and kind.name == FLOAT.name:

@@ -60,12 +60,10 @@ class _Comparable:
     what: "where.Measure | str"
 
 
-_HOLE, _DECIMAL, _TYPE, _UNKNOWN = (
-    _Comparable("hole"),
-    _Comparable("float"),
-    _Comparable("type"),
-    _Comparable("unknown"),
-)
+_HOLE = _Comparable("hole")
+_DECIMAL = _Comparable("float")
+_TYPE = _Comparable("type")
+_UNKNOWN = _Comparable("unknown")
 _Side = _Constant | _TextParts | _Folded | _Comparable
 
 
@@ -129,7 +127,8 @@ def compared(term: Compared, current: CurrentHole) -> Bounds:
 
 
 def _compared(term: Compared, current: CurrentHole) -> Bounds:
-    left, right = _side(term.left, current), _side(term.right, current)
+    left = _side(term.left, current)
+    right = _side(term.right, current)
     _refuse_uncounted(left, term.place)
     if term.relation in ("in", "not in"):
         right = _listed(right, term.place)

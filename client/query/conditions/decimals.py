@@ -47,7 +47,8 @@ def _any(patterns: Iterable[str]) -> str:
 
 
 def _signed(relation: str, bound: Decimal, decimals: bool) -> list[str]:
-    digits, rest = _digits(bound), _FRACTION if decimals else ""
+    digits = _digits(bound)
+    rest = _FRACTION if decimals else ""
     anything = f"[0-9]+{rest}"
     if relation == "==":
         sign = "-?" if not bound else "-" if bound < 0 else ""

@@ -32,7 +32,8 @@ def enumerate_checks(
     parts = listed(parts)
     if not parts or not isinstance(parts[0], OneOf) or len(parts[0].values) > _MAX_TRIED:
         return parts, tuple(checks)
-    texts, left = parts[0].values, []
+    texts = parts[0].values
+    left = []
     for check in checks:
         passing = _passing(check.term, texts, current)
         if passing is None:
@@ -44,11 +45,13 @@ def enumerate_checks(
 
 def _numbers(parts: Parts) -> Parts:
     """The numbers between the bounds of the hole's value, if they are few."""
-    low, high = -math.inf, math.inf
+    low = -math.inf
+    high = math.inf
     for part in parts:
         if isinstance(part, Compare) and part.measure is Measure.INT:
             least, most = _range(part.relation, part.bound)
-            low, high = max(low, least), min(high, most)
+            low = max(low, least)
+            high = min(high, most)
     if not low <= high < low + _MAX_TRIED:
         return ()
     return (OneOf(tuple(map(str, range(int(low), int(high) + 1)))),)

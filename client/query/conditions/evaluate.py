@@ -76,8 +76,10 @@ def evaluate(term: Term, values: Values) -> bool | None:
 
 
 def _compared(term: Compared, values: Values) -> bool | None:
-    relation, place = term.relation, term.place
-    left, right = operand(term.left, values), operand(term.right, values)
+    relation = term.relation
+    place = term.place
+    left = operand(term.left, values)
+    right = operand(term.right, values)
     if isinstance(right, TextParts) and relation in ("in", "not in"):
         right = right.listed(place)
     for side in (left, right):
@@ -152,7 +154,8 @@ def _opaque(term: Opaque, values: Values) -> object:
 
 
 def _calculated(term: Calculated, values: Values) -> object:
-    left, right = operand(term.left, values), operand(term.right, values)
+    left = operand(term.left, values)
+    right = operand(term.right, values)
     for missing in (Missing.UNKNOWN, Missing.NO_NUMBER):
         if left is missing or right is missing:
             return missing
@@ -218,7 +221,8 @@ def _length(about: object, place: Place) -> object:
 
 
 def _text_parts(name: str, about: object, term: Called) -> TextParts:
-    shown, place = shown_as(term), term.place
+    shown = shown_as(term)
+    place = term.place
     text = _text(name, about, place)
     if name == "tokens":
         if not isinstance(about, Finished):

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from constraints.where import terms as where
 
-FALSE, TRUE = where.Constant(False), where.Constant(True)
+FALSE = where.Constant(False)
+TRUE = where.Constant(True)
 
 
 def all_of(parts: Iterable[where.Expression]) -> where.Expression:

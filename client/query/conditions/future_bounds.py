@@ -116,7 +116,8 @@ def _of_sums(sums: Sequence[LinearComparison]) -> Iterator[tuple[Linear, Range]]
     for one in sums:
         if one.relation not in ends or one.linear.is_rounded:
             return
-        end, shift = ends[one.relation], one.linear.shift
+        end = ends[one.relation]
+        shift = one.linear.shift
         if one.relation in ("<", ">") and one.linear.is_whole:
             end = end.plus(Range(-1, -1) if one.relation == "<" else Range(1, 1))
         each = end.plus(Range(-shift, -shift))

@@ -53,7 +53,8 @@ def _is_number(quantity: Quantity, current: CurrentHole) -> bool:
 
 
 def _said(one: LinearComparison, current: CurrentHole, place: Place) -> Bounds:
-    linear, relation = one.linear, one.relation
+    linear = one.linear
+    relation = one.relation
     own = [each for each, scale in linear.scales.items() if each.hole == current.name and scale]
     is_exact = len(own) == 1 == len(linear.scales) and own[0].measure is not None
     if is_exact and not linear.is_rounded:

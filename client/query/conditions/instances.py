@@ -47,7 +47,8 @@ def _converted(annotation: Any, data: Any) -> Any:
 
 
 def _converted_several(annotation: Any, data: Any) -> Any:
-    origin, arguments = get_origin(annotation), get_args(annotation)
+    origin = get_origin(annotation)
+    arguments = get_args(annotation)
     if origin in (Union, UnionType):
         return _first_that_fits(arguments, data)
     if origin is list and arguments:
@@ -87,7 +88,8 @@ def _fits(annotation: Any, data: Any) -> bool:
 
 
 def _fits_several(annotation: Any, data: Any) -> bool:
-    origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
+    origin = get_origin(annotation) or annotation
+    arguments = get_args(annotation)
     if origin is Literal:
         return any(_is_same(choice, data) for choice in arguments)
     if origin in (Union, UnionType):

@@ -119,7 +119,8 @@ def _pattern(fold: str, text: str) -> str | None:
     if fold == "lower" and _SIGMAS & set(text):
         return None
     sources = _sources(fold)
-    pieces, start = [], 0
+    pieces = []
+    start = 0
     while start < len(text):
         end = _end_of_group(text, start, sources)
         found = _ways(text[start:end], sources)
@@ -132,7 +133,8 @@ def _pattern(fold: str, text: str) -> str | None:
 
 def _end_of_group(text: str, start: int, sources: "_Sources") -> int:
     """The next boundary that no character's conversion crosses."""
-    at, end = start, start + 1
+    at = start
+    end = start + 1
     while at < end:
         lengths = (length for length in (2, 3) if sources.of(text[at : at + length]))
         end = max(end, *(min(at + length, len(text)) for length in lengths), at + 1)
@@ -146,7 +148,8 @@ def _ways(group: str, sources: "_Sources") -> str:
     for end in range(1, len(group) + 1):
         options = []
         for length in range(1, min(end, 3) + 1):
-            chars, before = sources.of(group[end - length : end]), ways[end - length]
+            chars = sources.of(group[end - length : end])
+            before = ways[end - length]
             if chars and before != _NOTHING:
                 options.append(before + _set(chars))
         if options:

@@ -16,7 +16,6 @@ class Range:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it contains no number."""
         return self.low is not None and self.high is not None and self.low > self.high
 
     @property
@@ -39,7 +38,6 @@ class Range:
         return Range(low, high) if number > 0 else Range(high, low)
 
     def meet(self, other: "Range") -> "Range":
-        """The intersection."""
         lows = [low for low in (self.low, other.low) if low is not None]
         highs = [high for high in (self.high, other.high) if high is not None]
         return Range(max(lows, default=None), min(highs, default=None))
@@ -57,4 +55,5 @@ class Range:
         return Range(low, high)
 
 
-ANY, COUNTS = Range(), Range(0)
+ANY = Range()
+COUNTS = Range(0)

@@ -69,7 +69,8 @@ def _with_sides(term: Compared | Calculated, left: Term, right: Term) -> Term:
     sides = replace(term, left=left, right=right)
     if not isinstance(left, Value) or not isinstance(right, Value):
         return sides
-    one, other = left.value, right.value
+    one = left.value
+    other = right.value
     if isinstance(term, Calculated):
         return Value(computed(term, lambda: ARITHMETIC[term.symbol](one, other)))
     return Opaque((), lambda: _RELATIONS[term.relation](one, other), term.place, written(sides))

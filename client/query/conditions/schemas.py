@@ -97,7 +97,8 @@ class _Writer:
         return self._several(annotation)
 
     def _several(self, annotation: Any) -> dict[str, object]:
-        origin, arguments = get_origin(annotation) or annotation, get_args(annotation)
+        origin = get_origin(annotation) or annotation
+        arguments = get_args(annotation)
         if origin is Literal:
             return {"enum": [_plain(choice, annotation) for choice in arguments]}
         if origin in (Union, UnionType):

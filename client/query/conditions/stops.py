@@ -28,7 +28,6 @@ class Stops:
 
     @property
     def phrases(self) -> tuple[str, ...]:
-        """All distinct phrases."""
         return tuple(dict.fromkeys((*self.kept, *self.dropped)))
 
     def truncate(self, text: str) -> str:

@@ -45,7 +45,8 @@ def linear_of(term: Term, current: CurrentHole) -> Linear | None:
             quantity = _quantity(term, current)
             return None if quantity is None else _once(quantity)
         case Calculated():
-            left, right = linear_of(term.left, current), linear_of(term.right, current)
+            left = linear_of(term.left, current)
+            right = linear_of(term.right, current)
             if left is None or right is None:
                 return None
             return _calculated(left, term.symbol, right)

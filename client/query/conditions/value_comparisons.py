@@ -113,7 +113,8 @@ def _side(this: object, other: object) -> object:
 
 
 def _is(left: object, right: object) -> bool:
-    left, right = bare(left), bare(right)
+    left = bare(left)
+    right = bare(right)
     is_plain = isinstance(left, int | float | str) and type(left) is type(right)
     return left is right or (is_plain and left == right)
 

@@ -169,7 +169,8 @@ def _parsed(text: Text, code: str, blocks: Sequence[Block]) -> list[ast.stmt]:
     """The statements of some parts of the text, each with its lines and columns."""
     made: list[ast.stmt] = []
     for block in blocks:
-        start, end = block.span.start, block.span.end
+        start = block.span.start
+        end = block.span.end
         offsets = [*[start] * len(block.margin), *range(start, end + 1)]
         shown = Fragment(block.margin + code[start:end], offsets)
         made.extend(statements(text, shown))

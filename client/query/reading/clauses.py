@@ -188,10 +188,12 @@ class _Splitter:
         token = self._tokens[index]
         if self._decoder is not None:
             raise self._bad(f"a second decoder clause, `{token.text}`: a program has one", token)
-        self._preamble, self._block = self._block, None
+        self._preamble = self._block
+        self._block = None
         self._is_closed = False
         behind = self._behind_brackets(index + 1)
-        end, arguments = token.end, None
+        end = token.end
+        arguments = None
         if behind > index + 1:
             end = self._tokens[behind - 1].end
             arguments = SourceSpan(self._tokens[index + 1].end, self._tokens[behind - 1].start)
@@ -241,7 +243,8 @@ class _Splitter:
         return index
 
     def _is_clause(self, index: int) -> bool:
-        token, before = self._tokens[index], self._tokens[index - 1]
+        token = self._tokens[index]
+        before = self._tokens[index - 1]
         if token.is_name("from", "where") or begins_distribution(self._tokens, index):
             return True
         stands = token.begins or before.kind == STRING or before.is_op(")")

@@ -84,7 +84,8 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def _all(self, statements: Sequence[ast.stmt], *, cleans_up: bool) -> None:
-        before, self._cleans_up = self._cleans_up, cleans_up
+        before = self._cleans_up
+        self._cleans_up = cleans_up
         for statement in statements:
             self.visit(statement)
         self._cleans_up = before

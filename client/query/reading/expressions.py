@@ -134,7 +134,8 @@ class _Lines:
         """Set a node's place to that in the text."""
         assert isinstance(node, PLACED)
         start = self.offset(node.lineno, self._characters(node.lineno, node.col_offset))
-        end_line, end_bytes = node.end_lineno or node.lineno, node.end_col_offset or 0
+        end_line = node.end_lineno or node.lineno
+        end_bytes = node.end_col_offset or 0
         end = max(self.end_offset(end_line, self._characters(end_line, end_bytes)), start)
         node.lineno, node.col_offset = self._text.byte_position(start)
         node.end_lineno, node.end_col_offset = self._text.byte_position(end)
@@ -147,9 +148,11 @@ def _refused(
     if not isinstance(error, SyntaxError):
         said = str(error) or "the code is nested too deeply"
         return text.bad(head + said, fragment.offsets[0])
-    line, column = error.lineno or 1, (error.offset or 1) - 1
+    line = error.lineno or 1
+    column = (error.offset or 1) - 1
     start = lines.offset(line, column)
-    end_line, end_column = error.end_lineno or line, (error.end_offset or 0) - 1
+    end_line = error.end_lineno or line
+    end_column = (error.end_offset or 0) - 1
     end = lines.end_offset(end_line, end_column) if end_column > 0 else start + 1
     hint = _hint(lines.line(line), text.text[start - 1 : start])
     return text.bad(head + error.msg + hint, start, max(end, start + 1))

@@ -26,7 +26,8 @@ _CLOSING = {")", "]", "}"}
 
 def without_foreign_comments(text: str, region: SourceSpan) -> str:
     """The text with these comments of a region replaced by blanks; offsets stay."""
-    parts, begin = [], 0
+    parts = []
+    begin = 0
     for comment in _comments(text, region):
         parts += [text[begin : comment.start], " " * (comment.end - comment.start)]
         begin = comment.end
@@ -34,9 +35,12 @@ def without_foreign_comments(text: str, region: SourceSpan) -> str:
 
 
 def _comments(text: str, region: SourceSpan) -> Iterator[SourceSpan]:
-    index, can_be_divided, displays = region.start, False, list[bool]()
+    index = region.start
+    can_be_divided = False
+    displays = list[bool]()
     while (part := _PART.search(text, index, region.end)) is not None:
-        index, shown = part.end(), part[0]
+        index = part.end()
+        shown = part[0]
         if part.lastgroup == "slashes":
             if can_be_divided or not _are_words(shown[2:]):
                 index = part.start() + 2

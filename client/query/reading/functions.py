@@ -44,7 +44,8 @@ def program_in(function: FunctionType) -> tuple[Source, SourceSpan]:
 
 def _from_docstring(function: FunctionType) -> tuple[Source, SourceSpan]:
     """If there is no file: the docstring, with escapes resolved."""
-    held, name = normalized(inspect.getdoc(function) or ""), f"<{function.__name__}>"
+    held = normalized(inspect.getdoc(function) or "")
+    name = f"<{function.__name__}>"
     source = Source(held, name)
     if not is_program(Text(source), SourceSpan(0, len(held)), _known(function)):
         # A prompt: further prompts behind it would be lost.
@@ -83,7 +84,8 @@ def _made(code: str) -> FunctionType:
 def _region(
     text: Text, function: ast.FunctionDef | ast.AsyncFunctionDef, known: AbstractSet[str]
 ) -> SourceSpan:
-    first, last = function.body[0], function.body[-1]
+    first = function.body[0]
+    last = function.body[-1]
     span = SourceSpan(_start(text, first), text.offset_of_bytes(*_end(last)))
     if not _is_docstring(first):
         return span

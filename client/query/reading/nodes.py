@@ -33,8 +33,10 @@ class Nodes:
         end_line, end_column = self.text.byte_position(span.end)
         for each in ast.walk(node):
             if "lineno" in each._attributes and not hasattr(each, "lineno"):
-                each.lineno, each.col_offset = line, column  # type: ignore[attr-defined]
-                each.end_lineno, each.end_col_offset = end_line, end_column  # type: ignore[attr-defined]
+                each.lineno = line  # type: ignore[attr-defined]
+                each.col_offset = column  # type: ignore[attr-defined]
+                each.end_lineno = end_line  # type: ignore[attr-defined]
+                each.end_col_offset = end_column  # type: ignore[attr-defined]
         return node
 
     def span(self, node: ast.expr | ast.stmt | ast.excepthandler | ast.alias) -> SourceSpan:

@@ -109,7 +109,8 @@ def _hint(error: Exception, program: Program) -> str:
     """A suggestion for the end of a message; "" if there is none."""
     if isinstance(error, ValueError) and "format specifier" in str(error):
         return "; write '{{' and '}}' for the signs themselves"
-    name, found = hints.unknown_name(error), _innermost(error, program)
+    name = hints.unknown_name(error)
+    found = _innermost(error, program)
     if name is None or found is None or found.tb_next is not None:
         return hints.meant_by(error, ())
     if name in program.hole_names and hasattr(builtins, name):

@@ -37,7 +37,8 @@ class PromptLines:
         prompts: list[PromptText] = []
         begin = index
         starts_statement = True
-        lambdas, in_block = 0, self._tokens[index].text in _BLOCKS
+        lambdas = 0
+        in_block = self._tokens[index].text in _BLOCKS
         while index < len(self._tokens):
             token = self._tokens[index]
             if token.begins and index > begin:
@@ -58,7 +59,8 @@ class PromptLines:
                 elif token.text == ":" and lambdas:
                     lambdas -= 1
                 elif token.text == ":" and in_block:
-                    starts_statement, in_block = True, False
+                    starts_statement = True
+                    in_block = False
             index += 1
         return index, prompts
 
@@ -70,7 +72,8 @@ class PromptLines:
         strings, stop = self._strings(index)
         if not strings or not all(map(is_prompt_literal, strings)):
             return None, index + 1
-        where, distribution = None, None
+        where = None
+        distribution = None
         while stop < len(self._tokens) and self._is_own(stop, index):
             behind = self._condition_end(stop + 1)
             word = self._tokens[stop]
@@ -113,7 +116,8 @@ class PromptLines:
         more than a prompt that begins its line."""
         if not begins_where(self._tokens, index) and not begins_distribution(self._tokens, index):
             return False
-        token, first = self._tokens[index], self._tokens[prompt]
+        token = self._tokens[index]
+        first = self._tokens[prompt]
         return not token.begins or (first.begins and token.indent > first.indent)
 
     def _condition_end(self, index: int) -> int:
@@ -127,7 +131,8 @@ class PromptLines:
         return index
 
     def _ends_condition(self, index: int) -> bool:
-        token, before = self._tokens[index], self._tokens[index - 1]
+        token = self._tokens[index]
+        before = self._tokens[index - 1]
         if token.is_op(";") or token.is_name("from", "where"):
             return True
         if begins_distribution(self._tokens, index):
@@ -138,7 +143,8 @@ class PromptLines:
 
     def begins_statement(self, index: int) -> bool:
         """Whether a line begins here that cannot continue a condition."""
-        token, before = self._tokens[index], self._tokens[index - 1]
+        token = self._tokens[index]
+        before = self._tokens[index - 1]
         if not token.begins or token.depth or _is_open(before):
             return False
         if token.kind == STRING:

@@ -186,7 +186,8 @@ class PromptRewriter:
         try:
             return expression(self._text, fragment, what)
         except BadProgram:
-            start, end = fragment.offsets[0], fragment.offsets[-1]
+            start = fragment.offsets[0]
+            end = fragment.offsets[-1]
             as_it_stands = self._text.slice(SourceSpan(start, end))
             if as_it_stands.code == fragment.code:
                 raise
@@ -272,7 +273,8 @@ class PromptRewriter:
 
     def support(self, distribution: Distribution) -> ast.expr:
         """The values of a distribution."""
-        name, values = ast.Constant(distribution.name), self._values(distribution)
+        name = ast.Constant(distribution.name)
+        values = self._values(distribution)
         return self._nodes.call("support", distribution.values, name, values)
 
     def _values(self, distribution: Distribution) -> ast.expr:

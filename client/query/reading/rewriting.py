@@ -45,8 +45,10 @@ from client.query.reading.text import Fragment, SourceSpan, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
 
 MAKE = "__tandem_make"
-_PROGRAM, _TAKING = "__tandem_program", "__tandem_taking"
-_DECODER, _MODEL = "__tandem_decoder", "__tandem_model"
+_PROGRAM = "__tandem_program"
+_TAKING = "__tandem_taking"
+_DECODER = "__tandem_decoder"
+_MODEL = "__tandem_model"
 _WHERE = "__tandem_where"
 _WORD = re.compile(r"\w+")
 # Expressions in braces may bind names, too.

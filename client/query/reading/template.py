@@ -140,10 +140,12 @@ class _Reader:
         end = self._code.find(start + 1, "}!:")
         if end is None:
             raise self._bad("'{' is never closed", start, start + 1)
-        code_end, shown = end, ""
+        code_end = end
+        shown = ""
         code = self._chars[start + 1 : end]
         if re.search(r"[^=!<>:]=\s*$", code):
-            code_end, shown = start + 1 + code.rstrip().rindex("="), code
+            code_end = start + 1 + code.rstrip().rindex("=")
+            shown = code
         conversion = None
         if self._chars[end] == "!":
             conversion = self._chars[end + 1 : end + 2]

@@ -66,18 +66,19 @@ class Text:
 
     def offset_of_bytes(self, line: int, num_bytes: int) -> int:
         """The offset behind so many bytes of a line."""
-        start, end = self.offset(line, 0), self.offset(line, len(self.text))
+        start = self.offset(line, 0)
+        end = self.offset(line, len(self.text))
         raw = self.text[start:end].encode("utf-8", "replace")
         return start + len(raw[:num_bytes].decode("utf-8", "replace"))
 
     def slice(self, span: SourceSpan) -> Fragment:
-        """The text of a span."""
         return Fragment(self.text[span.start : span.end], range(span.start, span.end + 1))
 
     def place(self, span: SourceSpan) -> Place:
-        """The span as a Place."""
-        line, end_line = self.line_of(span.start), self.line_of(span.end)
-        column, end_column = self.column_of(span.start) + 1, self.column_of(span.end) + 1
+        line = self.line_of(span.start)
+        end_line = self.line_of(span.end)
+        column = self.column_of(span.start) + 1
+        end_column = self.column_of(span.end) + 1
         return Place(line, column, end_line, end_column)
 
     def bad(self, message: str, start: int, end: int | None = None) -> BadProgram:
@@ -93,7 +94,8 @@ def normalized(text: str) -> str:
 
 def blanked(text: str, keep: SourceSpan) -> str:
     """The text with blanks outside of a span; line ends and places stay."""
-    before, after = text[: keep.start], text[keep.end :]
+    before = text[: keep.start]
+    after = text[keep.end :]
     return _blank(before) + text[keep.start : keep.end] + _blank(after)
 
 

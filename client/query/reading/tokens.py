@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from client.query.errors import BadProgram
 from client.query.reading.text import SourceSpan, Text, blanked
 
-NAME, STRING, OP = tokenize.NAME, tokenize.STRING, tokenize.OP
+NAME = tokenize.NAME
+STRING = tokenize.STRING
+OP = tokenize.OP
 _SKIPPED = {tokenize.COMMENT, tokenize.ENCODING, tokenize.INDENT, tokenize.DEDENT}
 _BREAKS = {tokenize.NL, tokenize.NEWLINE}
 _CLOSING = {")": "(", "]": "[", "}": "{"}
@@ -53,7 +55,6 @@ class Token:
         )
 
     def is_op(self, *texts: str) -> bool:
-        """Whether it is one of these signs."""
         return self.kind == OP and self.text in texts
 
 
@@ -61,7 +62,8 @@ def tokens_of(text: Text, region: SourceSpan) -> list[Token]:
     """The tokens of a region, without comments and line ends. Raises BadProgram."""
     made: list[Token] = []
     open_brackets: list[tuple[str, int]] = []
-    begins, indent = True, 0
+    begins = True
+    indent = 0
     for kind, shown, start, end in _joined(text, region):
         if kind in _BREAKS:
             begins = begins or not open_brackets
@@ -114,7 +116,8 @@ def _unreadable(text: Text, shown: str, offset: int) -> BadProgram:
 
 def _joined(text: Text, region: SourceSpan) -> Iterator[tuple[int, str, int, int]]:
     """Kind, text, start and end; an f-string is one string."""
-    depth, begin = 0, 0
+    depth = 0
+    begin = 0
     for kind, shown, start, end in _raw(text, region):
         if kind in _STARTS:
             begin = begin if depth else start
@@ -146,9 +149,12 @@ def _refused(
     text: Text, region: SourceSpan, error: tokenize.TokenError | SyntaxError
 ) -> BadProgram:
     if isinstance(error, SyntaxError):
-        message, line, column = error.msg, error.lineno or 1, (error.offset or 1) - 1
+        message = error.msg
+        line = error.lineno or 1
+        column = (error.offset or 1) - 1
     else:
-        message, (line, column) = error.args[0], error.args[1]
+        message = error.args[0]
+        line, column = error.args[1]
     offset = min(text.offset(line - 1, column), max(region.end - 1, region.start))
     if "multi-line string" in message or "triple-quoted" in message:
         return text.bad("a string in three quotes that is never closed", offset)

@@ -186,13 +186,16 @@ class WhereClauses:
 
     def _calculated(self, node: ast.BinOp) -> ast.expr:
         span = self._nodes.span(node)
-        symbol, shown = ast.Constant(SYMBOLS[type(node.op)]), ast.Constant(self._shown(node))
-        left, right = self._rewritten(node.left), self._rewritten(node.right)
+        symbol = ast.Constant(SYMBOLS[type(node.op)])
+        shown = ast.Constant(self._shown(node))
+        left = self._rewritten(node.left)
+        right = self._rewritten(node.right)
         return self._nodes.call("calculated", span, left, symbol, right, shown)
 
     def _signed(self, node: ast.UnaryOp) -> ast.expr:
         span = self._nodes.span(node)
-        symbol, shown = ast.Constant(SIGNS[type(node.op)]), ast.Constant(self._shown(node))
+        symbol = ast.Constant(SIGNS[type(node.op)])
+        shown = ast.Constant(self._shown(node))
         return self._nodes.call("signed", span, symbol, self._rewritten(node.operand), shown)
 
     def _later(self, node: ast.expr) -> ast.expr:
@@ -205,7 +208,8 @@ class WhereClauses:
         for left, relation, right in zip(sides, node.ops, sides[1:], strict=False):
             span = SourceSpan(self._nodes.span(left).start, self._nodes.span(right).end)
             word = ast.Constant(_RELATIONS[type(relation)])
-            first, second = self._rewritten(left), self._rewritten(right)
+            first = self._rewritten(left)
+            second = self._rewritten(right)
             pairs.append(self._nodes.call("compare", span, first, word, second))
         if len(pairs) == 1:
             return pairs[0]
@@ -235,7 +239,8 @@ class WhereClauses:
         return self._opaque(node)
 
     def _opaque(self, node: ast.expr) -> ast.expr:
-        holes, shown = self._words.named(node), ast.Constant(self._shown(node))
+        holes = self._words.named(node)
+        shown = ast.Constant(self._shown(node))
         named = tuple_of([ast.Constant(name) for name in holes])
         span = self._nodes.span(node)
         return self._nodes.call("opaque", span, named, lambda_of(holes, node), shown)

@@ -90,14 +90,16 @@ class BacktrackingDecoder:
             try:
                 behind = await at.answered(answer)
             except Rejected as error:
-                self._wrong, self._wrong_at = error, len(self._path)
+                self._wrong = error
+                self._wrong_at = len(self._path)
                 self._num_rejected += 1
                 self._ask_again(attempt, error)
             except Unsatisfiable as error:
                 # The next hole is impossible behind this text or an earlier one.
                 self._mark_filled()
                 if self._wrong is None:
-                    self._wrong, self._wrong_at = error, len(self._path) + 1
+                    self._wrong = error
+                    self._wrong_at = len(self._path) + 1
                 self._backtrack(error)
             else:
                 self._mark_filled()

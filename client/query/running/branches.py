@@ -66,7 +66,8 @@ async def branch_after(
         if trace.score_call is None:
             return Branch(at=trace, logprob=logprob, num_tokens=num_tokens)
         answer = await asker.fill(trace)
-        logprob, num_tokens = logprob + answer.logprob, num_tokens + answer.num_tokens
+        logprob += answer.logprob
+        num_tokens += answer.num_tokens
         trace = await trace.answered(answer)
     return FinishedBranch(trace=trace, logprob=logprob, num_tokens=num_tokens)
 
@@ -81,7 +82,6 @@ async def advance(branch: Branch, text: str, asker: Asker) -> AnyBranch:
 
 
 def distinct_holes(branches: Sequence[Branch]) -> list[AtHole]:
-    """The distinct holes of the branches."""
     return list({id(branch.at): branch.at for branch in branches}.values())
 
 

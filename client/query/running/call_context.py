@@ -56,7 +56,8 @@ class CallContext:
         self._run.transcript.say(text)
 
     def role(self, name: str, place: Place) -> None:
-        transcript, source = self._run.transcript, self._source
+        transcript = self._run.transcript
+        source = self._source
         if name not in ROLES:
             what = f"{{:{name}}} is no role; there are {', '.join(ROLES)}"
             raise BadProgram(what, place, source)

@@ -101,9 +101,7 @@ class AtHole(Protocol):
         ...
 
     @property
-    def hole(self) -> Hole:
-        """The hole."""
-        ...
+    def hole(self) -> Hole: ...
 
     @property
     def query(self) -> str:
@@ -207,13 +205,9 @@ class Asker(Protocol):
     Raises the errors of `client.errors`; a refused constraint becomes an Unsatisfiable at the hole.
     """
 
-    async def generate(self, at: AtHole, call: GenerateCall) -> Answer:
-        """One request."""
-        ...
+    async def generate(self, at: AtHole, call: GenerateCall) -> Answer: ...
 
-    async def score(self, at: AtHole, call: ScoreCall) -> Scores:
-        """One request."""
-        ...
+    async def score(self, at: AtHole, call: ScoreCall) -> Scores: ...
 
     async def search(
         self, ats: Sequence[AtHole], call: BeamsCall

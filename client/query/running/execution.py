@@ -133,14 +133,16 @@ class Execution:
         Raises BadProgram if the program no longer waits for it, for example after a timeout of its
         own: that depends on the clock, so a replay could not reproduce it.
         """
-        given, loop = self._given, asyncio.get_running_loop()
+        given = self._given
+        loop = asyncio.get_running_loop()
         if self._fault is not None:
             raise self._fault
         if given.cancelled():
             left = self._reached.result()
             what = f"the program stopped waiting for [{left.hole.name}]; put timeouts around runs"
             raise BadProgram(what, left.hole.place, left.source)
-        self._reached, self._given = loop.create_future(), loop.create_future()
+        self._reached = loop.create_future()
+        self._given = loop.create_future()
         given.set_result(entry)
 
     async def close(self) -> None:

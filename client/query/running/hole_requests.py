@@ -52,7 +52,8 @@ def _decorated(hole: Hole) -> frozenset[str]:
 
 def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:
     """The plan for a distribution: no mask, only the conversion of values."""
-    hole, known = reached.hole, {reached.hole.name, *reached.values}
+    hole = reached.hole
+    known = {reached.hole.name, *reached.values}
     read = plan((), hole.name, hole.kind, reached.values, StopMode.CUT)
     about = ((term, names_of(term)) for term in terms)
     return HolePlan(
@@ -133,7 +134,8 @@ def _is_allowed(reached: HoleReached, plan: HolePlan, text: str) -> bool:
 
 def entry_of(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> LogEntry:
     """The log entry of the answer. Raises Rejected if a check fails."""
-    hole, source = reached.hole, reached.source
+    hole = reached.hole
+    source = reached.source
     value, shown = _read(reached, plan, answer)
     made = known.Finished(value, shown, answer.num_tokens, is_mixed=plan.is_mixed)
     values = {**reached.values, hole.name: made}
@@ -167,7 +169,8 @@ def _read(reached: HoleReached, plan: HolePlan, answer: HoleAnswer) -> tuple[obj
 
     A ValueError of the type rejects the text; other errors are bugs of the type.
     """
-    hole, source = reached.hole, reached.source
+    hole = reached.hole
+    source = reached.source
     what = f"[{hole.name}] cannot be read from {shortened(answer.text)}"
     try:
         return plan.value(answer.text), plan.prompt_text(answer.text)

@@ -109,7 +109,6 @@ class RequestSender:
         raise ServerFailed("the stream has no end", "protocol")
 
     async def score(self, at: AtHole, call: ScoreCall) -> Scores:
-        """One request."""
         call = replace(call, model=self.model_name)
         began_s = self.clock()
         self._show(at, "")
@@ -215,7 +214,8 @@ def _refusal(at: AtHole, error: ConstraintRefused) -> QueryError:
 
 def _fault_of(dropped: BeamDropped, ats: Sequence[AtHole]) -> QueryError:
     """The error of a dropped beam. Raises errors that do not concern the beam."""
-    at, error = ats[dropped.beam.hole], dropped.error
+    at = ats[dropped.beam.hole]
+    error = dropped.error
     if isinstance(error, ConstraintRefused):
         return _refusal(at, error)
     if error is not None:

@@ -46,7 +46,8 @@ def surroundings() -> RunSurroundings | None:
 
 async def booked(kind: str, call: object, answering: Awaitable[AnswerT]) -> AnswerT:
     """The answer to a call without a program; recorded with the calling program, if any."""
-    around, began_s = surroundings(), time.perf_counter()
+    around = surroundings()
+    began_s = time.perf_counter()
     if around is None or around.caller_trace is None:
         return await answering
     try:

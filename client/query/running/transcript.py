@@ -58,7 +58,6 @@ class Transcript:
             self._parts.append(PromptPart(text))
 
     def turn(self, role: str) -> None:
-        """Begin a turn of `role`."""
         self._parts.append(PromptPart(f"{{:{role}}}", role=role))
 
     def answer_now(self) -> None:
@@ -88,7 +87,8 @@ def text_of(prompt_parts: Sequence[PromptPart]) -> str:
 
 def spans_of(prompt_parts: Sequence[PromptPart]) -> tuple[Span, ...]:
     """The places of the holes' texts in `text_of`."""
-    spans, position = [], 0
+    spans = []
+    position = 0
     for part in prompt_parts:
         end = position + len(part.text)
         if part.hole is not None:
