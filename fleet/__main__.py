@@ -44,7 +44,8 @@ from router.http.server.listen import HttpServer, ListenFailed, bind_configured,
 
 _logger = logging.getLogger("fleet")
 # Of the largest models: their own servers know theirs.
-_VOCAB_SIZE, _NUM_PROMPT_IDS = 300_000, 1 << 22
+_VOCAB_SIZE = 300_000
+_NUM_PROMPT_IDS = 1 << 22
 _LAST_BYTES_S = 5.0
 
 
@@ -143,7 +144,9 @@ def _app(
     app: ASGIApp = Front(manager, names, front_routes, metrics, sockets, bodies, parser)
     if config.api_key:
         app = ApiKeyAuth(
-            *(app, KeyRing(plain_keys(config.api_key)), metrics.rejected),
+            app,
+            KeyRing(plain_keys(config.api_key)),
+            metrics.rejected,
             protects_metrics=config.protect_metrics,
         )
     return Access(Cors(app, config.cors_allow_origin))

@@ -118,10 +118,12 @@ class FleetCommand:
 def read_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> FleetCommand:
     """What a command line without the program's name, and an environment, say. Raises BadConfig."""
     environ = os.environ if environ is None else environ
-    own, child_flags = list(argv), []
+    own = list(argv)
+    child_flags = []
     if "--" in own:
         cut = own.index("--")
-        own, child_flags = own[:cut], own[cut + 1 :]
+        child_flags = own[cut + 1 :]
+        own = own[:cut]
     by_flag = CommandLine(fields(FleetConfig), _PROG, _ABOUT).parse(own)
     config = read_settings(FleetConfig, by_flag, environ)
     if not config.model:

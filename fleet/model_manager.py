@@ -38,7 +38,8 @@ class Lease:
     def close(self) -> None:
         """End the use; a second call does nothing."""
         if self._on_close is not None:
-            on_close, self._on_close = self._on_close, None
+            on_close = self._on_close
+            self._on_close = None
             on_close()
 
 
@@ -135,7 +136,8 @@ class ModelManager:
             server.stop_now()
 
     async def _wait(self, model: Model) -> Lease:
-        name, started_s = model.name, time.monotonic()
+        name = model.name
+        started_s = time.monotonic()
         self._models[name] = model
         granted: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append(granted)

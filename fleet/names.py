@@ -63,7 +63,6 @@ class ListedModels:
         self._by_name = by_folder | {each.name: each for each in self._models}
 
     async def find(self, name: str) -> Model:
-        """The model of this name."""
         found = self._by_name.get(name)
         if found is None:
             raise UnknownModel(name, f"served are {', '.join(self.listed())}")
@@ -74,7 +73,6 @@ class ListedModels:
         return self._models[0]
 
     def listed(self) -> list[str]:
-        """All of them."""
         return [each.name for each in self._models]
 
 

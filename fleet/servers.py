@@ -103,7 +103,6 @@ class ServerRules:
         return [*argv, *self.flags, "--cuda-memory-fraction", f"{share:.4f}"]
 
     def download_argv(self, model: Model) -> list[str]:
-        """The command of a download."""
         argv = [sys.executable, "-m", "model_server", "download-weights", model.source]
         return [*argv, "--parent-pid", str(os.getpid())]
 

@@ -63,7 +63,8 @@ async def send_back(request: Request, response: UpstreamResponse, send: Send) ->
 
 async def _end_with_error(request: Request, last: bytes, cut: ResponseCut, send: Send) -> None:
     """End an event stream; any other response can only be cut off."""
-    path, request_id = request.url.path, AccessRecord.of(request).request_id
+    path = request.url.path
+    request_id = AccessRecord.of(request).request_id
     error = ServerGone(f"{cut}; the model is loaded anew")
     event = _error_event(path, Problem.of(error, Dialect.of_path(path), request_id))
     if last and not last.endswith(b"\n\n"):
@@ -88,5 +89,4 @@ def _error_event(path: str, problem: Problem) -> bytes:
 
 
 def _has_events(headers: Headers) -> bool:
-    """Whether a response is an event stream."""
     return dict(headers).get(b"content-type", b"").startswith(b"text/event-stream")

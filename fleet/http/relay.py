@@ -190,7 +190,8 @@ class Relay:
 
     async def _fail_streams(self) -> None:
         """Where the server is gone: end its streams with an error."""
-        streams, self._streams = self._streams, {}
+        streams = self._streams
+        self._streams = {}
         if self._lease is not None:
             self._manager.report_failure(self._lease)
             self.close()

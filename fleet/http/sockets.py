@@ -159,7 +159,8 @@ class FleetSocket:
 
     async def _read(self, receive: Receive) -> None:
         while (message := await receive())["type"] != "websocket.disconnect":
-            text, parser = message.get("text"), self._services.parser
+            text = message.get("text")
+            parser = self._services.parser
             read = partial(read_frame, text, parser.bounds)
             await self._frames.put(await parser.run(len(text or ""), read))
 
@@ -179,7 +180,6 @@ class FleetSocket:
         await self._send({"type": "websocket.send", "text": text})
 
     async def close(self, code: int, reason: str) -> None:
-        """Close the socket."""
         reason = reason.encode()[:_MAX_REASON_LEN].decode(errors="ignore")
         try:
             await self._send({"type": "websocket.close", "code": code, "reason": reason})
@@ -233,7 +233,8 @@ class FleetSocket:
         """The relay to the socket's model. Raises HttpError if `name` is another model's."""
         if self._relay is None:
             bound_name = self._model_name or name
-            manager, metrics = self._services.manager, self._services.metrics
+            manager = self._services.manager
+            metrics = self._services.metrics
             model = await model_of(bound_name, self._services.names, manager)
             self._model_name = bound_name
             hang_up = partial(self.close, _SERVICE_RESTART)

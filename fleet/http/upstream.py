@@ -69,7 +69,8 @@ class UpstreamResponse:
         """The body as it arrives. Raises ResponseCut."""
         while True:
             if self._bodies:
-                bodies, self._bodies = self._bodies, []
+                bodies = self._bodies
+                self._bodies = []
                 yield bodies[0] if len(bodies) == 1 else b"".join(bodies)
             elif self._is_complete:
                 return
