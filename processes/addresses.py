@@ -44,7 +44,8 @@ def require_free_port(hostname: str, port: int) -> None:
 def require_socket_path(flag: str, path: Path, suffix: str = "") -> None:
     """Raises BadConfig when no unix socket can be made at `path` with `suffix`, and AddressInUse
     when a process listens there."""
-    place, subject = Path(f"{path}{suffix}"), f"{flag} {str(path)!r}"
+    place = Path(f"{path}{suffix}")
+    subject = f"{flag} {str(path)!r}"
     try:
         rule = _broken_rule(place)
     except OSError as error:

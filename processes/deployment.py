@@ -90,7 +90,6 @@ class Deployment:
         }
 
     def router_environ(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The router's environment."""
         return {**environ, **self.secrets}
 
     def _model_server(self, command: str) -> list[str]:

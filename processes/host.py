@@ -76,7 +76,8 @@ class HostMemory:
 
 def _left(group: Path, version: _Version) -> int | None:
     """What a group leaves; None for one without a bound, and where there is none."""
-    limit, used = _number(group / version.limit), _number(group / version.used)
+    limit = _number(group / version.limit)
+    used = _number(group / version.used)
     if limit is None or used is None or limit >= _UNBOUNDED:
         return None
     stat = _numbers(group / "memory.stat")

@@ -134,11 +134,13 @@ def result_unless_stalled(
 ) -> str | None:
     """What `work` returns or raises; None once `progress` has been the same for so long."""
     future = run_in_daemon_thread(work)
-    last, last_s = progress(), time.monotonic()
+    last = progress()
+    last_s = time.monotonic()
     while not future.done():
         wait([future], stall_timeout_s / _NUM_POLLS)
         if (now := progress()) != last:
-            last, last_s = now, time.monotonic()
+            last = now
+            last_s = time.monotonic()
         elif not future.done() and time.monotonic() - last_s > stall_timeout_s:
             return None
     return future.result()

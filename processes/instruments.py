@@ -50,7 +50,6 @@ class Counter:
         self._values[label_value] = total
 
     def value(self, label_value: str = "") -> float:
-        """The present number."""
         return self._values.get(label_value, 0.0)
 
     def families(self) -> Iterator[Metric]:
@@ -75,19 +74,15 @@ class Gauge:
         self._value = 0.0
 
     def set(self, value: float) -> None:
-        """Replace the number."""
         self._value = value
 
     def add(self, amount: float) -> None:
-        """Change the number by `amount`."""
         self._value += amount
 
     def value(self) -> float:
-        """The present number."""
         return self._value
 
     def families(self) -> Iterator[Metric]:
-        """The one family."""
         yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
 
 
@@ -120,7 +115,6 @@ class Histogram:
         return sum(self._counts.get(label_value, ()))
 
     def sum(self, label_value: str = "") -> float:
-        """Their sum."""
         return self._sums.get(label_value, 0.0)
 
     def families(self) -> Iterator[Metric]:
@@ -128,7 +122,8 @@ class Histogram:
         labels = [self._label] if self._label else []
         family = HistogramMetricFamily(self._name, self._documentation, labels=labels)
         for label_value, counts in self._counts.items():
-            cumulative, rows = 0, []
+            cumulative = 0
+            rows = []
             for bound, count in zip(self._bounds, counts, strict=True):
                 cumulative += count
                 rows.append((bound, cumulative))

@@ -24,7 +24,8 @@ _QUIET_LOGGERS = ("uvicorn", "httpx", "huggingface_hub")
 
 
 # Select Graphic Rendition (ECMA-48, 8.3.117).
-_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+_DIM = "\x1b[2m"
+_PLAIN = "\x1b[0m"
 _COLOURS = (("\x1b[31m", ("error:", " ERROR ", " CRITICAL ")), ("\x1b[33m", (" WARNING ",)))
 
 

@@ -50,11 +50,9 @@ class OtlpSpan:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the sampler kept it."""
         return self._span.is_recording()
 
     def set_attribute(self, name: str, value: Attribute) -> None:
-        """Set or replace an attribute."""
         self._span.set_attribute(name, value)
 
     def add_event(
@@ -63,7 +61,6 @@ class OtlpSpan:
         attributes: Mapping[str, Attribute] = MappingProxyType({}),
         at_ns: int | None = None,
     ) -> None:
-        """Record an event of the span."""
         self._span.add_event(name, dict(attributes), at_ns)
 
     def end(self, at_ns: int | None = None, *, error: str | None = None) -> None:

@@ -11,7 +11,6 @@ from processes.settings import Group, setting
 
 
 def max_input_tokens() -> Any:
-    """The setting of that name."""
     return setting(
         None,
         "longest prompt; absent: --max-total-tokens less one",
@@ -22,7 +21,6 @@ def max_input_tokens() -> Any:
 
 
 def max_total_tokens() -> Any:
-    """The setting of that name."""
     return setting(
         None,
         "longest prompt and answer together; absent: what the model and the KV cache hold",

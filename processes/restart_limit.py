@@ -7,7 +7,8 @@ from collections.abc import Callable
 WINDOW_S = 600.0
 # Who lives for so long did not end because of how it was started.
 _STABLE_S = 2.0
-_FIRST_DELAY_S, _MAX_DELAY_S = 1.0, 30.0
+_FIRST_DELAY_S = 1.0
+_MAX_DELAY_S = 30.0
 
 
 class RestartLimit:

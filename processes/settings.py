@@ -118,7 +118,6 @@ def refused(reason: str, **options: Any) -> Any:
 
 
 def flag_of(name: str) -> str:
-    """The flag of a setting."""
     return "--" + name.replace("_", "-")
 
 
@@ -200,7 +199,8 @@ class CommandLine(argparse.ArgumentParser):
         while words:
             flag, equals, value = words.pop(0).partition("=")
             if flag in self._switches and not equals and words[:1] in (["true"], ["false"]):
-                equals, value = "=", words.pop(0)
+                equals = "="
+                value = words.pop(0)
             if flag in self._switches and equals:
                 yield flag if switch(value) else f"--no-{flag[2:]}"
             else:

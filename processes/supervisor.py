@@ -63,7 +63,9 @@ class Supervisor:
         self._has_served = False
         self._tokenizer_folder: Path | None = None
         self._signals = Signals(
-            *(deployment.parent_pid, self._announce_drain, self._stop_at_once),
+            deployment.parent_pid,
+            self._announce_drain,
+            self._stop_at_once,
             on_hangup=self._reload_keys if deployment.reloads_keys else None,
         )
 
@@ -142,7 +144,8 @@ class Supervisor:
 
     async def _until_listening(self) -> None:
         """Until every shard does. Raises ChildFailed when it takes too long or a child ends."""
-        shards, limit_s = self._shards, self._deployment.startup_timeout_s
+        shards = self._shards
+        limit_s = self._deployment.startup_timeout_s
         started_s = reported_s = time.monotonic()
         sockets = [Path(f"{self._deployment.uds_path}-{rank}") for rank in range(len(shards))]
         while waiting := [rank for rank, path in enumerate(sockets) if not socket_listens(path)]:
@@ -172,8 +175,9 @@ class Supervisor:
     async def _until_answering(self) -> None:
         """Until the router is ready or wants other shards. Raises ChildFailed if a child ends."""
         plan = self._deployment
-        place = (plan.hostname, plan.port)
-        while not await answers_health(*place, has_tls=plan.has_tls, uds=plan.http_uds):
+        while not await answers_health(
+            plan.hostname, plan.port, has_tls=plan.has_tls, uds=plan.http_uds
+        ):
             self._raise_if_dead()
             if self._wants_shards.is_set():
                 return
