@@ -91,7 +91,6 @@ def _build_one(
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line."""
     built = build(sources(), is_portable="--portable" in argv)
     sys.stdout.write(built.line() + "\n")
     return 0

@@ -20,9 +20,12 @@ _V3 = frozenset({"avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
 _AMX = _BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
-_X86, _ARM = frozenset({"x86_64", "amd64"}), frozenset({"aarch64", "arm64"})
+_X86 = frozenset({"x86_64", "amd64"})
+_ARM = frozenset({"aarch64", "arm64"})
 # Linux's system call and its arguments, by their names in the kernel's headers.
-_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+_ARCH_PRCTL = 158
+_ARCH_REQ_XCOMP_PERM = 0x1023
+_XFEATURE_XTILEDATA = 18
 _BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 
 
@@ -63,7 +66,8 @@ USUAL = ("avx512bf16", "avx512", "avx2", "neon", "native")
 
 def usable(names: Collection[str]) -> tuple[InstructionSet, ...]:
     """Those of `names` that this machine's CPU has, the best first."""
-    machine, cpu_flags = platform.machine(), _cpu_flags()
+    machine = platform.machine()
+    cpu_flags = _cpu_flags()
     return tuple(
         each
         for each in ALL
