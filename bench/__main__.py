@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from bench.command_line import parser_of
 from bench.load import Load, Target, random_prompts, run
 from bench.processes import running, tandem
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.command_line import parser_of, progress
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 _READY = re.compile(r"ready after|can be served$")

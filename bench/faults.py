@@ -31,7 +31,7 @@ import httpx
 from bench.command_line import parser_of, progress
 from bench.processes import blocks_used, resident_mib, running, tandem, tree
 from bench.sse_client import HttpError, post_events
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 FAULTS = {

@@ -32,7 +32,7 @@ from bench.command_line import parser_of, progress
 from bench.fuzz_inputs import FRAMES, REQUESTS, changed_bytes, changed_json, raw_request
 from bench.fuzz_shard import fuzz_shard
 from bench.processes import blocks_used, running, tandem
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 _NUM_CLIENTS = 8

@@ -13,7 +13,7 @@ import httpx
 
 from bench.command_line import progress
 from bench.processes import process, until
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 from proto import generate_pb2
 

@@ -28,7 +28,7 @@ from bench.command_line import parser_of
 from bench.load import Load, random_prompts
 from bench.processes import running, tandem
 from bench.sse_client import post_events
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 _EVERY_S = 0.5

@@ -30,7 +30,7 @@ from websockets.sync.client import connect
 from bench.command_line import parser_of, progress
 from bench.processes import running, tandem
 from bench.sse_client import HttpError, post_events
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 _BODY_LEN = 1_990_000

@@ -29,7 +29,7 @@ from pathlib import Path
 from bench.command_line import parser_of
 from bench.processes import running, tandem
 from bench.sse_client import HttpError, post_events
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 _MAX_OUTPUT_LEN = 256

@@ -28,7 +28,7 @@ from client.calls import Model
 from client.errors import ConstraintRefused, TandemError
 from client.lmtp.model import LmtpModel
 from client.query import NotSatisfied, Result, Unsatisfiable, run
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 from tests.client.query.conditions.programs import Made, RandomProgram, random_program
 

@@ -23,7 +23,7 @@ import httpx
 
 from bench.command_line import parser_of, progress
 from bench.processes import resident_mib, running, tandem, tree
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 _NUM_PARTS = 10

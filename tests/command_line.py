@@ -7,7 +7,7 @@ import tempfile
 from subprocess import CompletedProcess
 from unittest.mock import patch
 
-from launcher.__main__ import main
+from launcher import main
 
 
 def run_launcher(*args: str, stdin: str = "") -> CompletedProcess[str]:

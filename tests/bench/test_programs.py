@@ -8,7 +8,7 @@ from bench import router
 from bench.constraint_pool import pool
 from bench.load import Load, random_prompts
 from bench.quick_shard import router_over_quick_shard
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 
 
 def test_router_streams_every_token_of_the_fake_shard(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.integration.server import (
     RunningServer,
     launched,

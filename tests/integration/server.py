@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
 START_TIMEOUT_S = 300.0

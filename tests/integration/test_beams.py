@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from client.query import beam, run_all_sync
 from client.query.running.results import Result
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.integration.server import RunningServer, launched
 
 pytestmark = pytest.mark.slow

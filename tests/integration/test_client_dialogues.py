@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.client.cli.on_terminal import Terminal, on_a_terminal
 from tests.integration.server import RunningServer, launched
 

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from constraints.spec import ConstraintSpec, Kind
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from proto.contract import FinishReason, LogprobParams, SamplingParams, StopParams
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint, GenerateRequest

@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from bench.dry_runs import CASES, judge
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.integration.server import launched
-from tests.launcher.test_tokenizer_conversion import sentencepiece_folder
+from tests.model_server.test_tokenizer_conversion import sentencepiece_folder
 
 pytestmark = pytest.mark.slow
 

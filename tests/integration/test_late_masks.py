@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from constraints.spec import Kind
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from model_server.masking.constraint_cache import ConstraintCache
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.request import Constraint, GenerateRequest

@@ -8,7 +8,7 @@ import pytest_asyncio
 import torch
 
 from constraints.spec import ConstraintSpec, Kind
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.request import Constraint, GenerateRequest
 from tests.integration.engine import Engine, running_engine

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from transformers import BloomConfig, BloomForCausalLM
 
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from native.time_slice import slice_ns
 from processes.addresses import free_port
 from tests.integration.server import RunningServer, launched, metric, wait_until_gone

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from router.text.tokenizer import Tokenizer
 from tests.integration.server import RunningServer, metric
 from tests.router.http.lmtp.talking import talking

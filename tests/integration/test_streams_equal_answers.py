@@ -11,7 +11,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.asked_twice import Asked, streamed_text, whole_text
 from tests.integration.server import RunningServer, launched
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.collector import Collector, Span, collecting
 from tests.integration.server import RunningServer, launched, wait_until_gone
 from tests.listeners import is_every_interface, listening_at

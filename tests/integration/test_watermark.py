@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from tests.integration.server import RunningServer
 from tests.model_server.sampling.detector import z_score
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from launcher.config import LaunchConfig, model_ids, serve_settings
+from launcher import LaunchConfig, model_ids, serve_settings
 from processes.config_file import with_config_file
 from processes.settings import BadConfig, read_settings
 from router.config import RouterConfig

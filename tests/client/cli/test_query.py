@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from launcher.__main__ import app
+from launcher import app
 from tests.client.lmtp.aside import performing_aside
 from tests.client.lmtp.peer import USAGE, Peer, performing
 

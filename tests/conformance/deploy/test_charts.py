@@ -78,7 +78,7 @@ def test_the_settings_of_the_chart_are_the_launchers(tmp_path: Path) -> None:
     file = tmp_path / "tandem.yaml"
     file.write_text(made["ConfigMap"]["data"]["tandem.yaml"])
     code = (
-        "import sys; from pathlib import Path; from launcher.config import serve_settings; "
+        "import sys; from pathlib import Path; from launcher import serve_settings; "
         "from processes.config_file import with_config_file; "
         "print(sorted(with_config_file(Path(sys.argv[1]), serve_settings(), {}, {}).items()))"
     )

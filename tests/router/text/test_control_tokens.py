@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.config import BUNDLED_MODEL
+from launcher import BUNDLED_MODEL
 from router.request.errors import InvalidRequest
 from router.text.chat_template import ChatTemplate
 from router.text.control_tokens import MAX_MARKED, ControlTokens, MarkedText, Run, visible

@@ -9,8 +9,8 @@ import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer
 
-from launcher.config import BUNDLED_MODEL
-from launcher.tokenizer_conversion import NotConverted, convert, main
+from launcher import BUNDLED_MODEL
+from model_server.tokenizer_conversion import NotConverted, convert, main
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "Naïve foxes ask: where is 42?\n\tif x == {'a': 1.5}:  # 你好 🙂"

@@ -1,14 +1,14 @@
-"""Writes the table of flags in docs/serving.md: `python -m tests.launcher.settings_table`."""
+"""Writes the table of flags in docs/serving.md: `python -m tests.settings_table`."""
 
 from collections.abc import Iterable
 from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
-from launcher.config import serve_settings
+from launcher import serve_settings
 from processes.settings import Group, Kind, default_of, flag_of, variables_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "serving.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
 _BEGIN, _END = "<!-- settings: generated -->\n", "<!-- settings: end -->\n"
 
 

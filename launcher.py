@@ -1,0 +1,473 @@
+"""The command line: serve, check, client, query, top, download-weights, env.
+
+`launcher serve` decides which process gets which flag, starts them and watches them. It imports of
+a tier only what declares and checks its settings, so that a wrong flag is refused, by the rule of
+the process that has it, before anything is loaded.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import Field, dataclass, fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from click.shell_completion import CompletionItem
+from typer.core import TyperCommand
+
+from client.cli import commands as client_commands
+from client.errors import TandemError
+from constraints.check_command import CheckConfig, check
+from fleet.config import AUTO, FleetConfig
+from model_server.config import ServeConfig
+from model_server.config import parse as parse_shard
+from processes.addresses import AddressInUse, free_port, require_free_port, require_socket_path
+from processes.child import ChildFailed
+from processes.config_file import with_config_file
+from processes.deployment import Deployment, num_shards
+from processes.dry_run import dry_run
+from processes.host import describe
+from processes.logs import Console
+from processes.rules import Whole, seconds
+from processes.settings import (
+    BadConfig,
+    CommandLine,
+    Group,
+    Kind,
+    flag_of,
+    flags_of,
+    read_settings,
+    read_values,
+    refused,
+    setting,
+    sources_of,
+)
+from processes.socket_folder import socket_folder
+from processes.supervisor import Supervisor
+from router.config import RouterConfig
+from router.http.server.listen import server_tls
+
+BUNDLED_MODEL = Path(__file__).resolve().parent / "models" / "demo"
+BUNDLED_NAME = "tandem-demo"
+# TGI's launcher has other defaults than its router.
+_DEFAULTS = {"max_batch_prefill_tokens": "2048", "waiting_served_ratio": "0.3"}
+# For the router alone, and by its environment: everybody on the machine sees command lines.
+_API_KEY = "API_KEY"
+
+
+# ---- the settings of `launcher serve`
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """The settings of `launcher serve` that no process has which it starts.
+
+    The variable HOSTNAME is not read: shells and containers set it to the machine's name, and a
+    server must not open itself to a network because of that.
+    """
+
+    model_ids: tuple[str, ...] = setting(
+        (),
+        "a local folder or a hub id, also from the variable MODEL_ID; absent: the bundled model. "
+        "Several: each is loaded when a request names it. auto: any that a request names",
+        str,
+        group=Group.MODEL,
+        kind=Kind.ARGUMENT,
+        env=False,
+        spelling="MODEL_ID",
+        front_only=True,
+    )
+    model_id: str | None = setting(
+        None, "the same as MODEL_ID", str, group=Group.MODEL, env=False, front_only=True
+    )
+    config: Path | None = setting(
+        None,
+        "a file of settings in YAML, by the names of flags; flags and variables beat it",
+        Path,
+        group=Group.MODEL,
+        env=False,
+        front_only=True,
+    )
+    huggingface_hub_cache: Path | None = setting(
+        None, "folder of the hub's cache; absent: that of huggingface_hub", Path, group=Group.MODEL
+    )
+    weights_cache_override: Path | None = setting(
+        None, "the same, and stronger than --huggingface-hub-cache", Path, group=Group.MODEL
+    )
+    sharded: bool | None = setting(
+        None, "spread the model over all visible GPUs", group=Group.PLACE, kind=Kind.SWITCH
+    )
+    num_shard: int | None = setting(None, "tensor-parallel ranks", Whole(1), group=Group.PLACE)
+    shard_uds_path: str | None = setting(
+        None, "prefix of the shards' unix sockets; absent: in a private folder", group=Group.PLACE
+    )
+    master_addr: str = setting("127.0.0.1", "where ranks meet", group=Group.PLACE)
+    master_port: int | None = setting(
+        None, "its port; absent: a free one", Whole(1, 65535), group=Group.PLACE
+    )
+    max_restarts: int = setting(
+        5,
+        "how often shards or router that died or hang are started anew within 10 minutes; 0: then "
+        "everything stops",
+        Whole(0),
+        group=Group.TIME,
+    )
+    disable_custom_kernels: bool = setting(
+        False, "as --attention cpu", group=Group.PLACE, kind=Kind.SWITCH
+    )
+    shard_startup_timeout: float = setting(
+        1800.0, "seconds until a load counts as hung", seconds, group=Group.TIME, env=False
+    )
+    dry_run: bool = setting(
+        False,
+        "check everything that is checked before weights are read, say what would be served, and "
+        "end",
+        group=Group.MODEL,
+        kind=Kind.SWITCH,
+        env=False,
+        front_only=True,
+    )
+    env: bool = setting(
+        False,
+        "print the environment first",
+        group=Group.LOGS,
+        kind=Kind.SWITCH,
+        spelling="-e",
+        env=False,
+        front_only=True,
+    )
+    parent_pid: int | None = setting(
+        None, "", Whole(1), group=Group.FLEET, env=False, front_only=True
+    )
+    cuda_graphs: str | None = setting(None, "no step is recorded", str, group=Group.INERT)
+    kv_cache_dtype: None = refused("the cache has the model's own precision")
+    rope_scaling: None = refused("positions are scaled as the checkpoint's config.json says")
+    rope_factor: None = refused("positions are scaled as the checkpoint's config.json says")
+    lora_adapters: None = refused("adapters are not served yet; merge one into the checkpoint")
+
+
+def serve_settings() -> list[Field[Any]]:
+    """Every setting of `launcher serve`: its own, then those of the processes that it starts."""
+    found: dict[str, Field[Any]] = {}
+    for kind in (LaunchConfig, ServeConfig, RouterConfig, FleetConfig):
+        for each in fields(kind):
+            if not each.metadata["internal"] and each.metadata["kind"] is not Kind.VARIABLE:
+                found.setdefault(each.name, each)
+    for name, default in _DEFAULTS.items():
+        found[name] = copy(found[name])
+        found[name].default = default
+    return list(found.values())
+
+
+def model_ids(config: LaunchConfig, environ: Mapping[str, str]) -> list[str]:
+    """The ids of the command line, or of the variable MODEL_ID, whose text may have spaces.
+
+    Raises BadConfig.
+    """
+    by_flag, by_variable = config.model_id, environ.get("MODEL_ID")
+    # An empty id, of a shell's variable that is not set, is none.
+    named = [each for each in config.model_ids if each]
+    models = named or ([] if by_flag or not by_variable else [by_variable])
+    if models and by_flag is not None and models != [by_flag]:
+        raise BadConfig(f"MODEL_ID {' '.join(models)!r} and --model-id {by_flag!r} differ")
+    return models or ([by_flag] if by_flag else [])
+
+
+def with_defaults(
+    models: Sequence[str], by_flag: Mapping[str, Any], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """The flags, with the launcher's own defaults of settings that nothing sets."""
+    defaults = _DEFAULTS if models else {**_DEFAULTS, "served_model_name": BUNDLED_NAME}
+    unset = {name: text for name, text in defaults.items() if not environ.get(name.upper())}
+    return {**unset, **by_flag}
+
+
+# ---- which process gets which flag
+
+
+def deployment_of(
+    config: LaunchConfig,
+    models: Sequence[str],
+    by_flag: Mapping[str, Any],
+    environ: Mapping[str, str],
+    folder: str,
+) -> Deployment:
+    """How the first of the models, or the bundled one, is served, by flags; `folder` is its own.
+
+    Reads the settings of router and shards as they will. Raises BadConfig, before a model is
+    loaded.
+    """
+    router = read_settings(RouterConfig, by_flag, environ)
+    server_tls(router)
+    if router.port == 0:
+        raise BadConfig("--port '0': must be at least 1")
+    service_name = f"{router.otlp_service_name.removesuffix('.router')}.server"
+    shard_flags = [*flags_of(fields(ServeConfig), by_flag), f"--otlp-service-name={service_name}"]
+    device = by_flag.get("device", "auto").lower()
+    attention = by_flag.get("attention", "auto").lower()
+    if config.disable_custom_kernels and attention == "auto" and device != "cuda":
+        shard_flags.append("--attention=cpu")
+    # It starts beside the shards, and waits while they load.
+    connect_s = f"{config.shard_startup_timeout + router.shard_connect_timeout:g}"
+    router_flags = {**by_flag, "shard_connect_timeout": connect_s}
+    deployment = Deployment(
+        model_id=models[0] if models else str(BUNDLED_MODEL),
+        revision=by_flag.get("revision") or environ.get("REVISION") or None,
+        num_shard=num_shards(config.sharded, config.num_shard, device, environ),
+        device=device,
+        hostname=router.hostname,
+        port=router.port,
+        uds_path=config.shard_uds_path or f"{folder}/shard",
+        master_addr=config.master_addr,
+        master_port=config.master_port or free_port(),
+        graceful_timeout_s=router.graceful_termination_timeout,
+        startup_timeout_s=config.shard_startup_timeout,
+        shard_flags=tuple(shard_flags),
+        router_flags=tuple(flags_of(fields(RouterConfig), router_flags)),
+        has_tls=router.ssl_certfile is not None,
+        reloads_keys=router.api_key_file is not None,
+        json_output=router.json_output,
+        secrets={_API_KEY: ",".join(router.api_key)} if router.api_key else {},
+        http_uds=router.http_uds,
+        parent_pid=config.parent_pid,
+        max_restarts=config.max_restarts,
+        own_folder=Path(folder),
+    )
+    # A wrong setting of a shard is refused here.
+    shard = parse_shard(deployment.shard_argv(None)[3:], deployment.shard_environ(0, environ))
+    trusts_code = isinstance(shard, ServeConfig) and shard.trust_remote_code
+    return replace(deployment, trusts_code=trusts_code)
+
+
+def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
+    """The environment that all children begin with; `hub_cache` as huggingface_hub reads it."""
+    shared = {name: value for name, value in environ.items() if name != _API_KEY}
+    # Its notes on forks and the like do not concern whoever serves a model.
+    shared.setdefault("GRPC_VERBOSITY", "ERROR")
+    if hub_cache:
+        shared["HF_HUB_CACHE"] = str(hub_cache)
+    return shared
+
+
+_OF_ONE_MODEL = {
+    "api_key_file": "its shares and limits are those of one model's server; use --api-key",
+    "served_model_name": "each of several models goes by its own id",
+    "revision": "it is a version of one model; with several, name a downloaded folder instead",
+    "tokenizer_config_path": "it belongs to one model; with several, put it into the folder",
+    "shard_uds_path": "each of several models has sockets of its own",
+    "master_port": "each of several models takes a free port of its own",
+}
+
+
+def fleet_argv(
+    models: Sequence[str], by_flag: Mapping[str, Any], environ: Mapping[str, str]
+) -> list[str]:
+    """The command of the front of several models: its own flags, the models, and behind `--` the
+    flags of every model's server. What came from the environment reaches both the same way.
+
+    Raises BadConfig for a setting that only one model can have.
+    """
+    for each in serve_settings():
+        source, value = next(sources_of(each, by_flag, environ), ("", ""))
+        if each.name in _OF_ONE_MODEL and value not in ("", "false"):
+            shown = source if value == "true" else f"{source} {value}"
+            raise BadConfig(f"{shown}: {_OF_ONE_MODEL[each.name]}")
+    argv = [sys.executable, "-m", "fleet", *flags_of(fields(FleetConfig), by_flag)]
+    argv += [f"--model={model}" for model in models]
+    if "parent_pid" in by_flag:
+        argv.append(f"--parent-pid={by_flag['parent_pid']}")
+    of_front = {
+        each.name
+        for kind in (LaunchConfig, FleetConfig)
+        for each in fields(kind)
+        if each.metadata["front_only"]
+    }
+    of_servers = [each for each in serve_settings() if each.name not in of_front]
+    return [*argv, "--", *flags_of(of_servers, by_flag)]
+
+
+# ---- the commands
+
+app = typer.Typer(
+    name="launcher",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+# The settings of these commands are read by `CommandLine`, --help among them.
+_UNREAD: Any = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "allow_interspersed_args": False,
+    "help_option_names": [],
+}
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"tandem {version('tandem')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    shows_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Serve a language model: TGI's API, OpenAI's API, one router over sharded workers."""
+
+
+class _ServeCommand(TyperCommand):
+    """Its flags are completed by the shell from the settings, which click does not know."""
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        return [
+            CompletionItem(flag_of(each.name), help=each.metadata["help"])
+            for each in serve_settings()
+            if each.metadata["help"] and each.metadata["kind"] is not Kind.ARGUMENT
+            if flag_of(each.name).startswith(incomplete)
+        ]
+
+
+@app.command(
+    cls=_ServeCommand, context_settings=_UNREAD, short_help="Serve a model over HTTP, or several."
+)
+def serve(context: typer.Context) -> None:
+    """Serve a model over HTTP, from one process or from one per GPU; or several, on demand.
+
+    Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a flag or a variable
+    is wrong.
+    """
+    command_line = CommandLine(
+        serve_settings(), "launcher serve [MODEL_ID] ...", serve.__doc__ or ""
+    )
+    by_flag = command_line.parse(context.args)
+    file = read_settings(LaunchConfig, by_flag, os.environ).config
+    if file is not None:
+        by_flag = with_config_file(file, serve_settings(), by_flag, os.environ)
+    config = read_settings(LaunchConfig, by_flag, os.environ)
+    models = model_ids(config, os.environ)
+    by_flag = with_defaults(models, by_flag, os.environ)
+    if config.env:
+        typer.echo(describe(), err=True)
+    hub_cache = config.weights_cache_override or config.huggingface_hub_cache
+    environ = children_environ(os.environ, hub_cache)
+    several = {"model": models} if len(models) > 1 or models == [AUTO] else {}
+    fleet = read_settings(FleetConfig, {**by_flag, **several}, os.environ)
+    with socket_folder() as folder:
+        deployment = deployment_of(config, models, by_flag, os.environ, str(folder))
+        _require_addresses(deployment, config.shard_uds_path)
+        if config.dry_run:
+            others = [
+                deployment_of(config, [each], by_flag, os.environ, str(folder))
+                for each in models[1:]
+            ]
+            router = read_settings(RouterConfig, by_flag, os.environ)
+            raise typer.Exit(_dry_run([deployment, *others], router.batch_size, environ))
+        if not fleet.model:
+            raise typer.Exit(asyncio.run(_supervise(deployment, environ)))
+    if fleet.takes_any and fleet.hub_models and deployment.trusts_code:
+        raise BadConfig(
+            "--trust-remote-code with auto: whoever asks would choose what code runs here; "
+            "name the models, or add --no-hub-models"
+        )
+    argv = fleet_argv(models, by_flag, os.environ)
+    # Nothing is to be watched but the front, so no process stays to watch it.
+    os.execve(argv[0], argv, deployment.router_environ(environ))
+
+
+def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> None:
+    """Raises BadConfig and AddressInUse for what cannot be listened at."""
+    if deployment.http_uds is None:
+        require_free_port(deployment.hostname, deployment.port)
+    else:
+        require_socket_path("--http-uds", deployment.http_uds)
+    if shard_uds_path:
+        # As the shards name it in their own errors.
+        require_socket_path("--shard-uds-path", Path(shard_uds_path).absolute(), "-0")
+
+
+async def _supervise(deployment: Deployment, environ: Mapping[str, str]) -> int:
+    # It watches signals from its beginning, so it is made on the event loop.
+    return await Supervisor(deployment, environ, _console(deployment.json_output)).run()
+
+
+def _dry_run(
+    deployments: Sequence[Deployment], max_batch_size: int, environ: Mapping[str, str]
+) -> int:
+    if deployments[0].model_id == AUTO:
+        raise BadConfig("--dry-run: auto names no model that could be checked")
+    console = _console(deployments[0].json_output)
+    return max(asyncio.run(dry_run(each, max_batch_size, environ, console)) for each in deployments)
+
+
+def _console(as_json: bool) -> Console:
+    # On a terminal it has colours, unless somebody wants none (https://no-color.org).
+    return Console(as_json, has_colours=sys.stderr.isatty() and not os.environ.get("NO_COLOR"))
+
+
+@app.command("download-weights", short_help="Fetch a checkpoint and print its folder.")
+def download_weights(
+    model_id: Annotated[str, typer.Argument(metavar="ID", envvar="MODEL_ID", help="A hub id.")],
+    revision: Annotated[
+        str | None, typer.Option(envvar="REVISION", help="Branch, tag or commit.")
+    ] = None,
+) -> None:
+    """Fetch a checkpoint into the hub's cache and print its folder."""
+    argv = [sys.executable, "-m", "model_server", "download-weights", model_id]
+    if revision:
+        argv += ["--revision", revision]
+    raise typer.Exit(subprocess.run(argv, check=False).returncode)
+
+
+@app.command("check", context_settings=_UNREAD, short_help="Judge texts by a constraint.")
+def check_command(context: typer.Context) -> None:
+    """Judge texts by a constraint: accepted, or where and why not. Needs no server.
+
+    Exit codes: 0 all accepted, 1 some refused, 2 the constraint or the command is at fault.
+    """
+    limits = [each for each in fields(RouterConfig) if each.name.startswith("constraint_")]
+    command_line = CommandLine(
+        [*fields(CheckConfig), *limits], "launcher check", check_command.__doc__ or ""
+    )
+    by_flag = command_line.parse(context.args)
+    config = read_settings(CheckConfig, {"tokenizer": str(BUNDLED_MODEL), **by_flag}, os.environ)
+    bounds = RouterConfig(**read_values(limits, by_flag, os.environ))
+    memory_bytes = bounds.constraint_memory << 20
+    raise typer.Exit(check(config, bounds.constraint_timeout, memory_bytes, sys.stdout))
+
+
+app.command("client", short_help="Talk to a served model.")(client_commands.client)
+app.command("top", short_help="Watch a server's load.")(client_commands.top)
+app.command("query", short_help="Run a program of the query language.")(client_commands.query)
+
+
+@app.command("env")
+def env_command() -> None:
+    """Print versions and hardware for a report."""
+    typer.echo(describe())
+
+
+def main() -> None:
+    """The console script."""
+    if shutil.get_terminal_size().columns < 40:
+        os.environ["COLUMNS"] = "80"
+    try:
+        app(prog_name="launcher")
+    except (BadConfig, AddressInUse, ChildFailed, TandemError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(2 if isinstance(error, BadConfig) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The command line, and the plan of what it starts."""

@@ -1,0 +1,429 @@
+"""The launcher: its command line as it is typed, and which process gets which flag."""
+
+import ast
+import socket
+import subprocess
+import sys
+import tomllib
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.config import read_config as read_front
+from launcher import (
+    BUNDLED_NAME,
+    LaunchConfig,
+    children_environ,
+    deployment_of,
+    fleet_argv,
+    model_ids,
+    serve_settings,
+    with_defaults,
+)
+from model_server.config import parse as read_shard
+from processes.deployment import Deployment
+from processes.settings import BadConfig, CommandLine, Kind, flag_of, read_settings, variables_of
+from router.config import RouterConfig
+from router.config import read_config as read_router
+from tests.command_line import run_launcher
+from tests.router.http.server.certificates import make_certificate
+from tests.settings_table import PAGE, page_with_table
+
+ROOT = Path(__file__).resolve().parents[1]
+_QUIET = {"GRPC_VERBOSITY": "ERROR"}
+
+
+def flags_of_line(*argv: str) -> dict[str, Any]:
+    return CommandLine(serve_settings(), "launcher serve", "").parse(argv)
+
+
+def launch_config(*argv: str) -> LaunchConfig:
+    return read_settings(LaunchConfig, flags_of_line(*argv), {})
+
+
+def deployment(*argv: str, **environ: str) -> Deployment:
+    flags = flags_of_line(*argv)
+    config = read_settings(LaunchConfig, flags, environ)
+    models = model_ids(config, environ)
+    flags = with_defaults(models, flags, environ)
+    return deployment_of(config, models, flags, environ, "/tmp/x")
+
+
+# ---- the command line as it is typed
+
+
+def test_help_names_every_command() -> None:
+    said = run_launcher("--help")
+    assert said.returncode == 0
+    for command in ("serve", "client", "query", "download-weights", "env"):
+        assert command in said.stdout
+
+
+def test_the_help_of_serve_names_every_flag_whole_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    said = run_launcher("serve", "--help").stdout
+    for flag in ("--max-batch-prefill-tokens", "--graceful-termination-timeout", "--num-shard"):
+        assert f"  {flag} " in said
+    assert said.index("Where it runs:") < said.index("--num-shard") < said.index("Limits of")
+
+
+def test_env_names_versions_and_hardware() -> None:
+    said = run_launcher("env")
+    assert said.returncode == 0
+    for name in ("tandem:", "python:", "torch:", "transformers:", "cpu:", "gpu:"):
+        assert name in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        pytest.param(("--quantize", "awq"), "--quantize 'awq': must be one of int8", id="quantize"),
+        pytest.param(("--speculate", "32"), "--speculate '32': must be a whole", id="speculate"),
+        pytest.param(("--kv-cache-dtype", "fp8_e5m2"), "the model's own", id="kv-cache-dtype"),
+        pytest.param(("--rope-scaling", "linear"), "config.json says", id="rope-scaling"),
+        pytest.param(("--rope-factor", "2.0"), "--rope-factor '2.0': positions", id="rope-factor"),
+        pytest.param(("--lora-adapters", "a"), "adapters are not served", id="lora-adapters"),
+        pytest.param(("--ngrok",), "opens no tunnel", id="ngrok"),
+        pytest.param(("a", "--model-id", "b"), "'a' and --model-id 'b' differ", id="two-models"),
+        pytest.param(("--sharded", "--device", "cpu"), "--num-shard N", id="sharded-cpu"),
+        pytest.param(("--api-key", ""), "--api-key: each key must be", id="empty-key"),
+        pytest.param(("--api-key", "a b"), "--api-key: each key must be", id="bad-key"),
+        pytest.param(("--cors-allow-origin", "a/"), "SCHEME://HOST", id="bad-origin"),
+        pytest.param(("--otlp-endpoint", "http://a:1/v1"), "without a path", id="bad-collector"),
+        pytest.param(("--ssl-certfile", __file__), "needs --ssl-keyfile", id="half-of-tls"),
+        pytest.param(
+            ("--kv-blocks", "0"),
+            "--kv-blocks '0': must be a whole",
+            id="too-small",
+        ),
+        pytest.param(
+            ("--validation-workers", "257"),
+            "--validation-workers '257': must be a whole number, at least 1 and at most 256",
+            id="too-large",
+        ),
+        pytest.param(("--max-beams=x",), "--max-beams 'x': must be a whole number", id="no-number"),
+        pytest.param(("--body-timeout", "x"), "--body-timeout 'x': must be a number", id="no-time"),
+        pytest.param(("-p", "70000"), "--port '70000': must be a whole number", id="short-flag"),
+        pytest.param(("--dtype", "int3"), "--dtype 'int3': must be one of auto, bf", id="no-dtype"),
+        pytest.param(("--http-uds", "/no/such/s"), "in a folder that exists", id="no-folder"),
+        pytest.param(("--http-uds", __file__), "something else than a socket", id="a-file"),
+        pytest.param(("--http-uds", ""), "not a folder", id="empty-path"),
+        pytest.param(("--shard-uds-path", "/no/such/s"), "--shard-uds-path '/no", id="no-shards"),
+        pytest.param(("--shard-uds-path", f"/tmp/{'s' * 101}"), "must be shorter", id="long-path"),
+        pytest.param(("--num-shard", "0"), "--num-shard '0': must be", id="no-rank"),
+        pytest.param(("--port", "0"), "--port '0': must be at least 1", id="any-port"),
+        pytest.param(("--nonsense",), "unrecognized arguments: --nonsense", id="unknown"),
+        pytest.param(("auto", "b"), "auto is any model", id="auto-and-another"),
+        pytest.param(("b", "b"), "'b' is given twice", id="model-twice"),
+        pytest.param(("auto", "--trust-remote-code"), "add --no-hub-models", id="code-of-anybody"),
+        pytest.param(
+            ("a", "b", "--served-model-name", "c"), "goes by its own id", id="one-name-for-two"
+        ),
+        pytest.param(("auto", "--revision", "main"), "--revision main", id="revision-of-many"),
+    ],
+)
+def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: str) -> None:
+    answer = run_launcher("serve", "--port", "39211", *args)
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert answer.stderr.startswith("error: ")
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_variable_that_breaks_a_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_INPUT_LENGTH", "0")
+    answer = run_launcher("serve")
+    assert answer.returncode == 2
+    assert answer.stderr == "error: MAX_INPUT_LENGTH '0': must be a whole number, at least 1\n"
+
+
+def test_a_socket_that_is_served_is_refused_at_once(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(tmp_path / "s"))
+        taken.listen()
+        answer = run_launcher("serve", "--http-uds", str(tmp_path / "s"))
+    assert answer.returncode == 1
+    assert "must be free, and somebody listens" in answer.stderr
+
+
+def test_a_port_in_use_is_refused_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answer = run_launcher("serve", "--port", str(port))
+    assert answer.returncode == 1
+    assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr
+
+
+@pytest.mark.parametrize("spelling", [["-m", "launcher"], ["launcher.py"]])
+def test_the_command_is_a_module_and_a_script_too(spelling: list[str]) -> None:
+    argv = [sys.executable, *spelling, "serve", "--help"]
+    run = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0
+    assert "usage: launcher serve" in run.stdout
+
+
+def test_help_loads_no_engine_and_no_http_server() -> None:
+    code = "import sys, launcher; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    heavy = {"torch", "transformers", "fastapi", "starlette", "uvicorn", "grpc", "tokenizers"}
+    assert run.returncode == 0, run.stderr
+    assert not heavy & set(run.stdout.split())
+
+
+def test_of_a_tier_only_what_declares_its_settings_is_imported() -> None:
+    imports = {
+        node.module or ""
+        for node in ast.walk(ast.parse((ROOT / "launcher.py").read_text()))
+        if isinstance(node, ast.ImportFrom)
+    }
+    of_tiers = {
+        name for name in imports if name.split(".")[0] in {"router", "model_server", "fleet"}
+    }
+    assert of_tiers == {
+        "fleet.config", "model_server.config", "router.config", "router.http.server.listen",
+    }  # fmt: skip
+
+
+def test_the_package_installs_the_command_and_bounds_what_it_subclasses() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert project["project"]["scripts"]["launcher"] == "launcher:main"
+    (uvicorn,) = [each for each in project["project"]["dependencies"] if "uvicorn" in each]
+    assert "<" in uvicorn
+
+
+def test_the_version_is_one_line() -> None:
+    answer = run_launcher("--version")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == f"tandem {version('tandem')}\n"
+
+
+# ---- which process gets which flag
+
+
+def test_each_process_gets_the_flags_that_it_has() -> None:
+    plan = deployment("m", "--max-beams", "3", "--dtype=float32", "--no-json-output", "-p", "81")
+    assert "--max-beams=3" in plan.router_flags
+    assert "--port=81" in plan.router_flags
+    assert "--no-json-output" in plan.router_flags
+    assert {"--dtype=float32", "--no-json-output"} <= set(plan.shard_flags)
+    assert not any(flag.startswith(("--dtype", "--max-beams=81")) for flag in plan.router_flags)
+    assert (plan.port, plan.model_id) == (81, "m")
+
+
+def test_the_model_may_come_from_its_variable() -> None:
+    assert deployment(MODEL_ID="/no such/folder").model_id == "/no such/folder"
+    assert deployment("m", MODEL_ID="/no such/folder").model_id == "m"
+
+
+def test_tgi_s_launcher_has_defaults_of_its_own() -> None:
+    assert "--max-batch-prefill-tokens=2048" in deployment().router_flags
+    assert "--max-batch-prefill-tokens=9" in deployment("--max-batch-prefill-tokens=9").router_flags
+    by_variable = deployment(MAX_BATCH_PREFILL_TOKENS="512", MAX_BATCH_SIZE="300")
+    assert not any("prefill-tokens" in flag for flag in by_variable.router_flags)
+
+
+def test_the_bundled_model_has_a_name() -> None:
+    assert f"--served-model-name={BUNDLED_NAME}" in deployment().router_flags
+    assert not any("served-model" in flag for flag in deployment("m").router_flags)
+    assert not any(
+        "served-model" in flag for flag in deployment(SERVED_MODEL_NAME="a").router_flags
+    )
+
+
+def test_the_shards_name_in_traces_follows_the_routers() -> None:
+    assert "--otlp-service-name=a.server" in deployment("--otlp-service-name=a.router").shard_flags
+
+
+def test_custom_kernels_are_not_used_where_that_is_asked_for() -> None:
+    assert "--attention=cpu" in deployment("--disable-custom-kernels").shard_flags
+    chosen = deployment("--disable-custom-kernels", "--attention=reference").shard_flags
+    assert "--attention=cpu" not in chosen
+
+
+def test_secrets_are_no_flags() -> None:
+    plan = deployment("--api-key", "hush")
+    assert plan.secrets == {"API_KEY": "hush"}
+    assert "hush" not in str(plan.router_flags + plan.shard_flags)
+    assert deployment(API_KEY="a,b").secrets == {"API_KEY": "a,b"}
+    environ = children_environ({"API_KEY": "hush", "PATH": "/"}, None)
+    assert environ == {"PATH": "/"} | _QUIET
+
+
+def test_what_a_process_would_refuse_is_refused_beforehand() -> None:
+    for argv in (["--max-best-of", "0"], ["--kv-blocks", "0"], ["--watermark-gamma", "1"]):
+        with pytest.raises(BadConfig, match=f"{argv[0]} '{argv[1]}': must be"):
+            deployment(*argv)
+    with pytest.raises(BadConfig, match="API_KEY: each key must be") as caught:
+        deployment(API_KEY="hu sh")
+    assert "hu sh" not in str(caught.value)
+
+
+def test_tls_files_are_tried_beforehand(tmp_path: Path) -> None:
+    mine, other = make_certificate(tmp_path / "mine"), make_certificate(tmp_path / "other")
+    flags = ("--ssl-certfile", str(mine.cert), "--ssl-keyfile")
+    assert deployment(*flags, str(mine.key)).has_tls
+    with pytest.raises(BadConfig, match="must be the key of the certificate"):
+        deployment(*flags, str(other.key))
+
+
+@pytest.mark.parametrize(
+    ("line", "models"),
+    [([""], []), (["", "--model-id", ""], []), (["", "--model-id", "a"], ["a"]), (["a"], ["a"])],
+)
+def test_an_empty_id_of_a_variable_that_is_not_set_is_none(
+    line: list[str], models: list[str]
+) -> None:
+    assert model_ids(launch_config(*line), {}) == models
+
+
+def test_the_hubs_cache_is_handed_on_in_its_own_word() -> None:
+    environ = children_environ({"HF_HUB_CACHE": "/old", "PATH": "/bin"}, Path("/new"))
+    assert environ == {"HF_HUB_CACHE": "/new", "PATH": "/bin"} | _QUIET
+    assert children_environ({"HF_HUB_CACHE": "/old"}, None) == {"HF_HUB_CACHE": "/old"} | _QUIET
+
+
+def test_grpcs_notes_are_not_shown_unless_somebody_asks_for_them() -> None:
+    assert children_environ({}, None) == _QUIET
+    assert children_environ({"GRPC_VERBOSITY": "DEBUG"}, None) == {"GRPC_VERBOSITY": "DEBUG"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "flags"),
+    [
+        pytest.param(("a", "--dtype", "float32"), ["--dtype=float32"], id="value"),
+        pytest.param(("a", "-p", "99", "--api-key", "k"), [], id="the-fronts-own"),
+        pytest.param(("a", "--no-hub-models"), [], id="of-the-fleet"),
+        pytest.param(("a", "--no-sharded"), ["--no-sharded"], id="switched-off"),
+        pytest.param(("a", "--json-output", "b"), ["--json-output"], id="switch"),
+        pytest.param(("a", "b"), [], id="defaults"),
+    ],
+)
+def test_a_servers_flags_are_those_of_the_command_line(
+    argv: tuple[str, ...], flags: list[str]
+) -> None:
+    command = fleet_argv(["a", "b"], flags_of_line(*argv), {"MAX_TOTAL_TOKENS": "5"})
+    assert command[command.index("--") + 1 :] == flags
+
+
+def test_the_fronts_command_keeps_the_servers_flags_apart() -> None:
+    flags = flags_of_line(
+        "--port", "1", "--dtype", "float32", "--no-hub-models", "--protect-metrics"
+    )
+    assert fleet_argv(["a", "b"], flags, {}) == [
+        sys.executable, "-m", "fleet", "--port=1", "--protect-metrics", "--no-hub-models",
+        "--model=a", "--model=b", "--", "--dtype=float32", "--protect-metrics",
+    ]  # fmt: skip
+
+
+# ---- a switch on the command line wins over the environment, in every process
+#
+# The environment of a child is that of its parent, so a flag has to reach it when it says no, too.
+
+
+def switches(settings: Any) -> list[tuple[str, bool]]:
+    # A tunnel is refused however it is asked for.
+    names = [each.name for each in settings if each.metadata["kind"] is Kind.SWITCH]
+    both = [(name, value) for name in names for value in (True, False)]
+    return [case for case in both if case != ("ngrok", True)]
+
+
+def spelt(name: str, value: bool) -> str:
+    return flag_of(name if value else f"no_{name}")
+
+
+def found(name: str, flag: str, environ: dict[str, str]) -> list[bool]:
+    """The switch's value in the launcher and in every process that has one of its name."""
+    by_flag = flags_of_line(flag)
+    ranks = {"NUM_SHARD": "2"} if flag == "--sharded" else {}
+    config = read_settings(LaunchConfig, by_flag, environ | ranks)
+    plan = deployment_of(config, ["m"], by_flag, environ, "/tmp/x")
+    everywhere: list[Any] = [
+        config,
+        read_router(plan.router_flags, environ),
+        read_front(fleet_argv(["m"], by_flag, environ)[3:], environ).config,
+        read_shard(plan.shard_argv(None)[3:], plan.shard_environ(0, environ)),
+    ]
+    values = [getattr(each, name) for each in everywhere if hasattr(each, name)]
+    return [value for value in values if value is not None]
+
+
+@pytest.mark.parametrize(("name", "value"), switches(serve_settings()))
+def test_a_flag_of_serve_wins_over_its_variable(name: str, value: bool) -> None:
+    environ = {name.upper(): str(not value).lower()}
+    assert set(found(name, spelt(name, value), environ)) == ({value} if name != "ngrok" else set())
+
+
+@pytest.mark.parametrize(("name", "value"), switches(fields(RouterConfig)))
+def test_a_flag_of_the_router_wins_over_its_variable(name: str, value: bool) -> None:
+    config = read_router([spelt(name, value)], {name.upper(): str(not value).lower()})
+    assert getattr(config, name) is (value if name != "ngrok" else None)
+
+
+# ---- a command line that was TGI's works, or says why it cannot
+
+TGI_FLAGS = """
+    model-id revision validation-workers sharded num-shard quantize speculate dtype kv-cache-dtype
+    trust-remote-code max-concurrent-requests max-best-of max-stop-sequences max-top-n-tokens
+    max-input-tokens max-input-length max-total-tokens waiting-served-ratio
+    max-batch-prefill-tokens max-batch-total-tokens max-waiting-tokens max-batch-size cuda-graphs
+    hostname port prometheus-port shard-uds-path master-addr master-port huggingface-hub-cache
+    weights-cache-override disable-custom-kernels cuda-memory-fraction rope-scaling rope-factor
+    json-output otlp-endpoint otlp-service-name cors-allow-origin api-key watermark-gamma
+    watermark-delta ngrok tokenizer-config-path disable-grammar-support env max-client-batch-size
+    lora-adapters usage-stats payload-limit enable-prefill-logprobs graceful-termination-timeout
+""".split()
+# HOSTNAME is the machine's name; MODEL_ID is read for the argument, which may be several; the
+# others TGI reads in another way, or not at all.
+WITHOUT_VARIABLE = {"hostname", "env", "model-id"}
+
+
+@pytest.mark.parametrize("flag", TGI_FLAGS)
+def test_a_flag_of_tgi_is_known_by_its_name_and_its_variable(flag: str) -> None:
+    known = {
+        flag_of(name): variables_of(each)
+        for each in serve_settings()
+        for name in (each.name, *each.metadata["aliases"])
+    }
+    variable = flag.upper().replace("-", "_")
+    assert f"--{flag}" in known
+    assert flag in WITHOUT_VARIABLE or variable in known[f"--{flag}"]
+
+
+def test_what_asks_for_nothing_is_not_refused() -> None:
+    assert launch_config("--lora-adapters", "", "--usage-stats", "on").lora_adapters is None
+
+
+def test_what_asks_for_something_is_refused_with_its_reason() -> None:
+    with pytest.raises(BadConfig, match=r"^--lora-adapters 'a,b': adapters are not served yet"):
+        launch_config("--lora-adapters", "a,b")
+
+
+@pytest.mark.parametrize(
+    ("argv", "sharded", "models"),
+    [
+        (["m", "--sharded", "true"], True, ("m",)),
+        (["--sharded", "false", "m"], False, ("m",)),
+        (["--sharded=true"], True, ()),
+        (["--sharded", "m", "true"], True, ("m", "true")),
+    ],
+)
+def test_sharded_takes_a_word_as_tgi_s_does(
+    argv: list[str], sharded: bool, models: tuple[str, ...]
+) -> None:
+    config = launch_config(*argv)
+    assert (config.sharded, config.model_ids) == (sharded, models)
+
+
+def test_the_documentation_lists_every_setting_as_it_is_declared() -> None:
+    page = PAGE.read_text()
+    assert page == page_with_table(page), "run: python -m tests.settings_table"
+    assert "`--max-batch-prefill-tokens`" in page
