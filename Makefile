@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers figures structures proto proto-check \
+.PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers proto proto-check \
         web web-check conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit dist docs diagrams gpu-check demo-model clean
 
 help:  ## What can be made.
@@ -133,13 +133,6 @@ types: install
 
 layers: install
 	@$(BIN)/lint-imports --no-cache
-
-figures: install  ## Count the size of the house beside its goals.
-	@$(BIN)/python -m tests.architecture.figures
-	@$(BIN)/python -m tests.architecture.request_path 2>/dev/null | tail -1
-
-structures: install  ## Write the file tables of docs/structures.md from the module docstrings.
-	@$(BIN)/python -m tests.architecture.structures
 
 format: install  ## Format the code and apply lint's fixes.
 	@$(BIN)/ruff format .
