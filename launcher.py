@@ -51,7 +51,7 @@ from processes.settings import (
 from processes.socket_folder import socket_folder
 from processes.supervisor import Supervisor
 from router.config import RouterConfig
-from router.http.server.listen import server_tls
+from router.front_config import server_tls
 
 BUNDLED_MODEL = Path(__file__).resolve().parent / "models" / "demo"
 BUNDLED_NAME = "tandem-demo"

@@ -1,8 +1,10 @@
 """Settings of an HTTP front, the router's and that of several models.
 
-It reads neither the command line nor the environment.
+It reads neither the command line nor the environment. Of files it reads the certificate and its
+key, so that the launcher can refuse them without loading an HTTP server.
 """
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,3 +179,40 @@ class FrontConfig:
             if self.ssl_certfile is None:
                 given, missing = missing, given
             raise BadConfig(f"{given} needs {missing} beside it")
+
+
+def server_tls(config: FrontConfig) -> ssl.SSLContext | None:
+    """The TLS context that the flags name; None for plain HTTP. Raises as `load_tls`."""
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    return load_tls(config.ssl_certfile, config.ssl_keyfile)
+
+
+def load_tls(certfile: Path, keyfile: Path) -> ssl.SSLContext:
+    """A server's TLS context. The files are PEM; `certfile` holds the chain, its own first.
+
+    Raises BadConfig with the flag at fault, its value and the rule.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    _require_pem("--ssl-certfile", certfile, "-----BEGIN CERTIFICATE-----")
+    _require_pem("--ssl-keyfile", keyfile, "PRIVATE KEY-----")
+    try:
+        # For an encrypted key OpenSSL would ask at the terminal, and wait.
+        context.load_cert_chain(certfile, keyfile, password="")
+    except (ssl.SSLError, OSError) as error:
+        rule = f"must go with {str(certfile)!r}, and not be encrypted: {error}"
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            rule = f"must be the key of the certificate in {str(certfile)!r}"
+        raise BadConfig(f"--ssl-keyfile {str(keyfile)!r}: {rule}") from error
+    return context
+
+
+def _require_pem(flag: str, path: Path, begin: str) -> None:
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise BadConfig(f"{flag} {str(path)!r}: {error.strerror or error}") from error
+    if begin not in text:
+        rule = f"must be PEM, with a `{begin.strip('-')}` in it"
+        raise BadConfig(f"{flag} {str(path)!r}: {rule}")

@@ -189,7 +189,7 @@ def test_of_a_tier_only_what_declares_its_settings_is_imported() -> None:
         name for name in imports if name.split(".")[0] in {"router", "model_server", "fleet"}
     }
     assert of_tiers == {
-        "fleet.config", "model_server.config", "router.config", "router.http.server.listen",
+        "fleet.config", "model_server.config", "router.config", "router.front_config",
     }  # fmt: skip
 
 

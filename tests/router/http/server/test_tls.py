@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosedError
 
 from processes.addresses import answers_health
 from processes.settings import BadConfig
-from router.http.server.listen import load_tls
+from router.front_config import load_tls
 from router.http.server.protocol import ConnectionLimits
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.fake_script import letters
