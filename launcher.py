@@ -27,7 +27,13 @@ from constraints.check_command import CheckConfig, check
 from fleet.config import AUTO, FleetConfig
 from model_server.config import ServeConfig
 from model_server.config import parse as parse_shard
-from processes.addresses import AddressInUse, free_port, require_free_port, require_socket_path
+from processes.addresses import (
+    AddressInUse,
+    free_port,
+    require_free_port,
+    require_socket_path,
+    socket_folder,
+)
 from processes.child import ChildFailed
 from processes.config_file import with_config_file
 from processes.deployment import Deployment, num_shards
@@ -48,7 +54,6 @@ from processes.settings import (
     setting,
     sources_of,
 )
-from processes.socket_folder import socket_folder
 from processes.supervisor import Supervisor
 from router.config import RouterConfig
 from router.front_config import server_tls

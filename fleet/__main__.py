@@ -32,11 +32,11 @@ from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import AnyModel, ListedModels, ModelNames
 from fleet.servers import LaunchedServers, ServerRules
+from processes.addresses import socket_folder
 from processes.hub import HuggingFaceHub
 from processes.logs import Console, start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, first_of
-from processes.socket_folder import socket_folder
 from router.http.bodies import BodyReader, JsonBounds, ParserThread
 from router.http.server.access import Access, Cors
 from router.http.server.auth import ApiKeyAuth, KeyRing, plain_keys

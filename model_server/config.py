@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from processes import request_lengths
+from processes import rules
 from processes.deployment import num_visible_gpus
 from processes.rules import Whole, collector, number, one_of, share, token
 from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, setting
@@ -141,8 +141,8 @@ class ServeConfig(ModelConfig):
         env=False,
         internal=True,
     )
-    max_input_tokens: int | None = request_lengths.max_input_tokens()
-    max_total_tokens: int | None = request_lengths.max_total_tokens()
+    max_input_tokens: int | None = rules.max_input_tokens()
+    max_total_tokens: int | None = rules.max_total_tokens()
     sharded: bool | None = setting(
         None,
         "one rank of several",

@@ -1,10 +1,17 @@
-"""Addresses of servers on this machine: whether one is free, listens, or answers."""
+"""Addresses of servers on this machine: TCP ports, unix sockets and the private folder of these;
+whether one is free, listens, or answers.
+"""
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import shutil
 import socket
 import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from processes.settings import BadConfig
@@ -117,3 +124,41 @@ def _trusting_tls() -> ssl.SSLContext:
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
+
+
+_PREFIX = "tandem-"
+# Locked while its folder is used, so that neither process ids nor ages have to be trusted.
+_LOCK = "lock"
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """A new folder that only this user may enter; removed at the end, by the next process if this
+    one is killed.
+    """
+    _remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        lock = Path(folder, _LOCK)
+        unlocked = lock.with_suffix(".new")
+        with unlocked.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            unlocked.rename(lock)
+            yield Path(folder)
+
+
+def _remove_abandoned() -> None:
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        # One that is in use, was not made here, or is removed by another process just now.
+        with suppress(OSError):
+            if folder.lstat().st_uid == os.geteuid():
+                _require_unlocked(folder / _LOCK)
+                shutil.rmtree(folder)
+
+
+def _require_unlocked(lock: Path) -> None:
+    """Raises OSError."""
+    descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)

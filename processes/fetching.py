@@ -1,5 +1,9 @@
 """The folder of a model's tokenizer: with the checkpoint, which may have to be fetched from the
 hub, or made of files that the router cannot read. Child processes do both.
+
+GGUF files are refused here, with what to do instead: Tandem computes with weights as they were
+trained, or quantizes them itself; transformers reads most GGUF files, and writes what Tandem
+serves.
 """
 
 import asyncio
@@ -10,7 +14,6 @@ from pathlib import Path
 
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
-from processes.gguf import gguf_refusal
 from processes.logs import Console
 
 # Of tokenizers that transformers can make a tokenizer.json of.
@@ -63,3 +66,29 @@ async def _fetch(deployment: Deployment, environ: Mapping[str, str], console: Co
         accident = f"{deployment.model_id} could not be fetched: exit code {process.returncode}"
         raise ChildFailed(last_line.removeprefix("error: ") or accident)
     return Path(last_line)
+
+
+_GGUF_COMMAND = """\
+python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; \
+from transformers import GgufConfig as Q; \
+f = dict(pretrained_model_name_or_path={folder!r}, gguf_file={name!r}); t = {target!r}; \
+M.from_pretrained(**f, quantization_config=Q(dequantize=True)).save_pretrained(t); \
+T.from_pretrained(**f).save_pretrained(t)\""""
+
+
+def gguf_refusal(path: Path) -> str | None:
+    """Why a GGUF file, or a folder of nothing else, is not served; None: it is neither."""
+    if path.is_dir():
+        files = sorted(path.glob("*.gguf"))
+        if not files or any(path.glob("*.safetensors")):
+            return None
+        path = files[0]
+    elif path.suffix != ".gguf":
+        return None
+    target = path.with_suffix("")
+    values = {"folder": str(path.parent), "name": path.name, "target": str(target)}
+    return (
+        f"{path}: GGUF files are not served. Serve the model's safetensors, as its makers offer "
+        f"them, or make some of this file and serve {target} (needs pip install gguf):\n"
+        f"    {_GGUF_COMMAND.format(**values)}"
+    )

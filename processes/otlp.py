@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from processes.tracing import Attribute, SpanKind, TraceContext
+from processes.spans import Attribute, SpanKind, TraceContext
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _MAX_STATE_LEN = 512
 
 
 class OtlpSpan:
-    """A span of the SDK's (`processes.tracing.Span`)."""
+    """A span of the SDK's (`processes.spans.Span`)."""
 
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -71,7 +71,7 @@ class OtlpSpan:
 
 
 class OtlpExporter:
-    """The SDK's provider of spans (`processes.tracing.SpanExporter`)."""
+    """The SDK's provider of spans (`processes.spans.SpanExporter`)."""
 
     def __init__(self, provider: TracerProvider, scope: str) -> None:
         self._provider = provider

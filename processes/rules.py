@@ -5,9 +5,10 @@ All of them raise BadConfig with the rule, in words that follow the setting and 
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
-from processes.settings import BadConfig, Rule
+from processes.settings import BadConfig, Group, Rule, setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +91,26 @@ def token(text: str) -> str:
     if len(text) < 16 or not all("!" <= letter <= "~" for letter in text):
         raise BadConfig("must be at least 16 visible ASCII characters, without spaces")
     return text
+
+
+# The settings of the longest request, which router and shards have in common: the router keeps
+# requests within them; a shard refuses, before it reads weights, what its model cannot hold.
+
+
+def max_input_tokens() -> Any:
+    return setting(
+        None,
+        "longest prompt; absent: --max-total-tokens less one",
+        Whole(1),
+        group=Group.REQUEST,
+        aliases=("max_input_length",),
+    )
+
+
+def max_total_tokens() -> Any:
+    return setting(
+        None,
+        "longest prompt and answer together; absent: what the model and the KV cache hold",
+        Whole(2),
+        group=Group.REQUEST,
+    )

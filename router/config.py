@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from processes import request_lengths
+from processes import rules
 from processes.rules import (
     Whole,
     collector,
@@ -114,8 +114,8 @@ class RouterConfig(FrontConfig):
         group=Group.HTTP,
     )
 
-    max_input_tokens: int | None = request_lengths.max_input_tokens()
-    max_total_tokens: int | None = request_lengths.max_total_tokens()
+    max_input_tokens: int | None = rules.max_input_tokens()
+    max_total_tokens: int | None = rules.max_total_tokens()
     max_best_of: int = setting(2, "largest best_of", Whole(1), group=Group.REQUEST)
     max_stop_sequences: int = setting(4, "most stop strings", Whole(0), group=Group.REQUEST)
     max_top_n_tokens: int = setting(5, "largest top_n_tokens", Whole(0), group=Group.REQUEST)

@@ -12,16 +12,15 @@ from dataclasses import dataclass
 
 from model_server.errors import ConfigRefused
 from model_server.step import StepOutput
-from processes.tracing import (
+from processes.spans import (
     TRACE_KEY,
-    ExporterMissing,
     Span,
     SpanExporter,
     SpanKind,
     TraceContext,
-    connect_exporter,
     parse_metadata_value,
 )
+from processes.tracing import ExporterMissing, connect_exporter
 from proto.contract import NewSequence, RunningUpdate
 
 _log = logging.getLogger(__name__)

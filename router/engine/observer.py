@@ -7,7 +7,7 @@ step in which a prompt begins, else "decode".
 import re
 from collections.abc import Mapping
 
-from processes.tracing import TraceContext
+from processes.spans import TraceContext
 from proto.contract import Batch, Generation, Prepared, StepResult
 from router.engine.stream import Stream
 from router.request.errors import ConstraintRefused, Refused, RouterError

@@ -20,7 +20,7 @@ from typing import Self
 
 from constraints.spec import ConstraintSpec, Kind
 from constraints.translation import Translation
-from processes.tracing import TraceContext
+from processes.spans import TraceContext
 from proto.contract import (
     FinishReason,
     LogprobParams,

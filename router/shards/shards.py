@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import grpc
 import grpc.aio
 
-from processes.tracing import Metadata
+from processes.spans import Metadata
 from proto import generate_pb2 as pb
 from proto.contract import Batch, ModelInfo, PoolLimits, Prepared, StepResult
 from proto.generate_pb2_grpc import TextGenerationServiceStub

@@ -13,18 +13,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from processes.tracing import (
-    ExporterMissing,
+from processes.spans import (
     Metadata,
     Span,
     SpanExporter,
     SpanKind,
     TraceContext,
-    connect_exporter,
     metadata_pair,
     to_ns,
     wall_ns,
 )
+from processes.tracing import ExporterMissing, connect_exporter
 from router.request.errors import Cancelled, StartupFailed
 
 # Shards accept a megabyte of metadata. Sequences beyond this length have no spans in the shards.

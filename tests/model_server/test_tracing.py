@@ -12,7 +12,7 @@ from model_server.errors import ConfigRefused, OutOfMemory
 from model_server.service.tracing import NO_TRACES, StepCall, StepTracer, start_tracing
 from model_server.step import StepOutput
 from processes.otlp import OtlpExporter
-from processes.tracing import TRACE_KEY
+from processes.spans import TRACE_KEY
 from proto.contract import (
     FinishReason,
     Generation,

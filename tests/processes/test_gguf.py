@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from processes.gguf import gguf_refusal
+from processes.fetching import gguf_refusal
 
 
 def test_a_gguf_file_is_refused_with_a_command_that_helps(tmp_path: Path) -> None:

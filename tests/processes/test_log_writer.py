@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from processes import log_writer
+from processes import logs
 
 NUM_LINES = 20_000
 _DROPPED = re.compile(r"dropped (\d+) lines of the log, which could not be written in time")
@@ -93,9 +93,9 @@ def test_a_disk_that_has_room_again_gets_every_line(tmp_path: Path) -> None:
 
     path = tmp_path / "log"
     with path.open("w") as stream, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_writer, "_RETRY_S", 0.01)
+        patch.setattr(logs, "_RETRY_S", 0.01)
         patch.setattr(os, "write", write)
-        writer = log_writer.LogWriter(stream, str)
+        writer = logs.LogWriter(stream, str)
         for line in ("one\n", "two\n"):
             writer.write(line)
         writer.flush()

@@ -1,6 +1,6 @@
 """How often, and how soon, what ends is started anew."""
 
-from processes.restart_limit import WINDOW_S, RestartLimit
+from processes.supervisor import WINDOW_S, RestartLimit
 
 
 class Clock:

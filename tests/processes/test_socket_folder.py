@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from processes.socket_folder import socket_folder
+from processes.addresses import socket_folder
 
 _USES = """
 import sys
-from processes.socket_folder import socket_folder
+from processes.addresses import socket_folder
 with socket_folder() as folder:
     sys.stdout.write(f"{folder}\\n")
     sys.stdout.flush()

@@ -5,13 +5,8 @@ import sys
 
 import pytest
 
-from processes.tracing import (
-    ExporterMissing,
-    TraceContext,
-    connect_exporter,
-    metadata_pair,
-    parse_metadata_value,
-)
+from processes.spans import TraceContext, metadata_pair, parse_metadata_value
+from processes.tracing import ExporterMissing, connect_exporter
 
 TRACE_ID, SPAN_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

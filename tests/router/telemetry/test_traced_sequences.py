@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from processes.otlp import OtlpExporter
-from processes.tracing import TRACE_KEY, TraceContext
+from processes.spans import TRACE_KEY, TraceContext
 from proto import generate_pb2 as pb
 from router.request.request import GenerateRequest
 from router.telemetry.tracing import Tracer

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from processes.otlp import OtlpExporter
-from processes.tracing import TRACE_KEY, TraceContext
+from processes.spans import TRACE_KEY, TraceContext
 from router.request.errors import Cancelled, InvalidRequest, ServerStopped, StartupFailed
 from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer, start_tracing
 
