@@ -82,7 +82,8 @@ def _read_message(message: Any, place: str) -> list[Turn]:
     if not isinstance(message, dict):
         raise wrong(place, "must be an object with `role` and `content`", message)
     role = read_role(message, place, _ROLES)
-    content, place = message.get("content"), f"{place}.content"
+    content = message.get("content")
+    place = f"{place}.content"
     if not isinstance(content, list):
         return [Turn(role, _read_text(content, place))]
     turns: list[Turn] = []
@@ -103,7 +104,9 @@ def _read_message(message: Any, place: str) -> list[Turn]:
 
 def _read_call(block: dict[str, Any], place: str) -> dict[str, Any]:
     """The call in OpenAI's form."""
-    call_id, name, given = block.get("id"), block.get("name"), block.get("input")
+    call_id = block.get("id")
+    name = block.get("name")
+    given = block.get("input")
     for field, value, kind, rule in (
         ("id", call_id, str, "must be a string"),
         ("name", name, str, "must be a string"),
@@ -115,7 +118,8 @@ def _read_call(block: dict[str, Any], place: str) -> dict[str, Any]:
 
 
 def _read_result(block: dict[str, Any], place: str) -> Turn:
-    call_id, content = block.get("tool_use_id"), block.get("content")
+    call_id = block.get("tool_use_id")
+    content = block.get("content")
     if not isinstance(call_id, str):
         raise wrong(f"{place}.tool_use_id", "must be a string", call_id)
     text = "" if content is None else _read_text(content, f"{place}.content")
@@ -272,7 +276,8 @@ class CountBody(StrictSchema):
     @property
     def chat_prompt(self) -> ChatPrompt:
         """What the chat template renders. A last turn of the assistant is Anthropic's prefill."""
-        turns, last = self.messages, self.messages[-1]
+        turns = self.messages
+        last = self.messages[-1]
         if self.system:
             turns = (Turn("system", self.system), *turns)
         effort = None if self.output_config is None else self.output_config.effort
@@ -453,10 +458,13 @@ class MessageEncoder:
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, why it stopped, and the whole usage."""
-        rest, end, num_calls = self._text_or_calls(event.tail), event, 0
+        rest = self._text_or_calls(event.tail)
+        end = event
+        num_calls = 0
         if self._reader is not None:
             rest += b"".join([self._piece(piece) for piece in self._reader.finish()])
-            end, num_calls = self._reader.settled(event), self._reader.num_calls
+            end = self._reader.settled(event)
+            num_calls = self._reader.num_calls
         if self._num_blocks == 0:
             rest += self._start_block(_TEXT_BLOCK)
         fields = {"delta": ending(end, num_calls), "usage": usage_of(event)}

@@ -41,7 +41,8 @@ _MAX_ALMOST_JSON_LEN = 1 << 16
 # Bytes that are looked at without letting go of the interpreter.
 _PIECE_LEN = 1 << 16
 _CONTAINERS = (dict, list)
-_MAX_STRINGS, _MAX_VALUES = 1 << 16, 1 << 17
+_MAX_STRINGS = 1 << 16
+_MAX_VALUES = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,14 +265,17 @@ class BodyReader:
             self._cuts.inc("slow_body")
             message = f"less than {MIN_BODY_LEN} bytes of the body came within"
             raise HttpError(
-                *(408, "slow_sender", f"{message} {self._timeout_s:g} s"),
+                408,
+                "slow_sender",
+                f"{message} {self._timeout_s:g} s",
                 headers={"connection": "close"},
             ) from error
 
     async def _read_bytes(self, request: Request) -> bytes:
         clock = asyncio.get_running_loop().time
         chunks: list[bytes] = []
-        body_len, awaited_len = 0, MIN_BODY_LEN
+        body_len = 0
+        awaited_len = MIN_BODY_LEN
         stream = request.stream()
         async with asyncio.timeout(self._timeout_s) as timeout:
             async for chunk in stream:

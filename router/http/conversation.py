@@ -229,7 +229,8 @@ class AnswerService:
 
     def _render(self, prompt: ChatPrompt) -> tuple[str, list[str]]:
         """The text, and the fields that have no effect on it."""
-        template, name = self._template, prompt.template
+        template = self._template
+        name = prompt.template
         if name is not None and name not in template.names:
             raise wrong(
                 "chat_template",
@@ -261,7 +262,8 @@ class AnswerService:
         """
         variables: dict[str, Any] = {}
         ignored: list[str] = []
-        name, with_tools = prompt.template, bool(prompt.tools)
+        name = prompt.template
+        with_tools = bool(prompt.tools)
         for setting in prompt.settings:
             if setting.value is None:
                 continue

@@ -246,13 +246,18 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
     Unhealthy: _Kind("unhealthy", 503, _UNAVAILABLE, code="unhealthy"),
     Draining: _Kind("draining", 503, _UNAVAILABLE, code="draining"),
     ServerStopped: _Kind(
-        *("incomplete_generation", 503, _UNAVAILABLE, "Incomplete generation: {}"),
+        "incomplete_generation",
+        503,
+        _UNAVAILABLE,
+        "Incomplete generation: {}",
         code="incomplete_generation",
     ),
     # No client reads it, but logs and metrics hold it.
     Cancelled: _Kind("cancelled", 499, "cancelled", code="cancelled"),
     GenerationFailed: _Kind(
-        *("generation", 424, "server_error"),
+        "generation",
+        424,
+        "server_error",
         text="Request failed during generation: Server error: {}",
         code="generation",
         openai_status=500,

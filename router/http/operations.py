@@ -248,7 +248,8 @@ class OperationsRoutes:
 
     async def info(self, request: Request) -> Response:
         """The model and the limits: TGI's fields first, then Tandem's."""
-        info, limits = self._info, self._info.limits
+        info = self._info
+        limits = self._info.limits
         return json_response(
             {
                 "model_id": info.model_id,

@@ -96,7 +96,8 @@ class EventLog:
             self._kept_len += len(event)
             self._waiting_len += len(event)
         if self._reader is None and not self._waits:
-            self._next, self._waiting_len = self.end, 0
+            self._next = self.end
+            self._waiting_len = 0
             self._trim()
         self._grown.set()
 
@@ -113,7 +114,8 @@ class EventLog:
 
     def close(self, *, is_complete: bool) -> None:
         """No further event comes; the reader takes the rest."""
-        self._is_closed, self._is_complete = True, is_complete
+        self._is_closed = True
+        self._is_complete = is_complete
         self._grown.set()
         self._taken.set()
 
@@ -163,7 +165,8 @@ class EventLog:
         return None
 
     def _take_all(self) -> bytes:
-        start, self._next = self._next - self._first, self.end
+        start = self._next - self._first
+        self._next = self.end
         taken = b"".join([self._events[index] for index in range(start, len(self._events))])
         self._waiting_len = 0
         self._taken.set()
@@ -406,7 +409,8 @@ class _Opened:
 
     def append(self, data: bytes) -> None:
         """Further events, each with its id."""
-        log, events = self.stream.log, split_events(data)
+        log = self.stream.log
+        events = split_events(data)
         log.append(
             b"id: %b-%d\n%b" % (self.stream_id.encode(), number, event)
             for number, event in enumerate(events, log.end)
@@ -461,7 +465,8 @@ class _Host:
         """Nothing comes from the route any more: its client, if it is there, gets the rest."""
         if self._opened is None:
             return
-        reader, reading = self._opened.reader, self._opened.reading
+        reader = self._opened.reader
+        reading = self._opened.reading
         self._opened.stream.close(is_complete=self._is_complete)
         try:
             if self._is_complete:

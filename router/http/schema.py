@@ -289,7 +289,8 @@ def unknown_fields(value: Mapping[str, Any], schema: type[Schema], prefix: str =
     """The names of fields that `schema` does not have, its parts' with their places; the first."""
     if not schema.names_unknown:
         return []
-    parts, found = _parts_of(schema), []
+    parts = _parts_of(schema)
+    found = []
     for name, inner in value.items():
         if name not in parts:
             found.append(cut(prefix + name))

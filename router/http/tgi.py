@@ -497,7 +497,8 @@ class TgiRoutes:
         return Response(answer, media_type="application/json")
 
     async def _spans(self, text: str, field: str, *, add_special_tokens: bool) -> bytes:
-        tokenizer, most = self._tokenizer, self._max_spans
+        tokenizer = self._tokenizer
+        most = self._max_spans
         await check_fits(tokenizer, text, most, field, chars_per_token=4, margin=1)
         spans = await tokenizer.spans(
             text, add_special_tokens=add_special_tokens, field=field, max_len=most

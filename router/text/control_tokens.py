@@ -75,10 +75,12 @@ class ControlTokens:
     def runs(self, prompt: MarkedText) -> list[Run]:
         """The pieces of a prompt; the template's control tokens are in those that are not plain."""
         runs: list[Run] = []
-        unmarked, start = "", 0
+        unmarked = ""
+        start = 0
         spans = [match.span() for match in self._pattern.finditer(prompt)]
         for stop, after in [*spans, (len(prompt), len(prompt))]:
-            between, token = prompt[start:stop], prompt[stop:after]
+            between = prompt[start:stop]
+            token = prompt[stop:after]
             if prompt.mark in between:
                 runs += [Run(unmarked, False)] if unmarked else []
                 runs.append(Run(between.replace(prompt.mark, ""), True))
@@ -132,7 +134,8 @@ class _Walk:
         # What is left of a token may be another one.
         while marked != text:
             self.has_marked = True
-            text, marked = marked, self._pattern.sub(self._divided, marked)
+            text = marked
+            marked = self._pattern.sub(self._divided, marked)
         return marked
 
     def _divided(self, match: re.Match[str]) -> str:

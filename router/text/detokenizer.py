@@ -113,7 +113,8 @@ class _TableText:
             broken, self._pending = self._texts.decode_bytes(self._pending, final=True)
             text = broken + piece
         if not self._begun and self._texts.first is not None:
-            text, self._begun = self._texts.first(token_id), True
+            text = self._texts.first(token_id)
+            self._begun = True
         text = self._begin(text)
         self._plain = self._begun and not self._pending
         return text

@@ -39,7 +39,8 @@ class StopMatcher:
             return ""
         if not self._tail and self._first_chars.isdisjoint(text):
             return text
-        window, first = self._tail + text, len(self._tail) - self._num_held
+        window = self._tail + text
+        first = len(self._tail) - self._num_held
         end = self._find_end(window)
         if end is None:
             # What was not held back before begins no dropped string.
@@ -89,7 +90,8 @@ class OutputText:
     __slots__ = ("_detokenizer", "_matcher", "text_before")
 
     def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
-        stop, constraint = request.stop, request.constraint
+        stop = request.stop
+        constraint = request.constraint
         self._detokenizer = Detokenizer(
             tokenizer,
             request.skip_special_tokens,

@@ -378,7 +378,8 @@ def adapt(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
 
 def _joined(first: Message, second: Message) -> Any:
     """The contents of two messages, one below the other."""
-    one, other = first.get("content", ""), second.get("content", "")
+    one = first.get("content", "")
+    other = second.get("content", "")
     if isinstance(one, str) and isinstance(other, str):
         return f"{one}\n{other}"
     lists = ([_part(part)] if isinstance(part, str) else part for part in (one, "\n", other))

@@ -308,7 +308,8 @@ class Tokenizer:
         self, text: str, add_special_tokens: bool, field: str, max_len: int | None
     ) -> list[TokenSpan]:
         if isinstance(text, MarkedText):
-            tokens, text = self._marked_tokens(text), text.visible
+            tokens = self._marked_tokens(text)
+            text = text.visible
             if add_special_tokens:
                 tokens = self._with_ends(tokens, len(text))
         else:
@@ -332,7 +333,8 @@ class Tokenizer:
             self._encode(self._backend.encode_batch, "a", adds).ids for adds in (False, True)
         )
         first = next(i for i in range(len(whole)) if whole[i : i + len(inner)] == inner)
-        before, behind = whole[:first], whole[first + len(inner) :]
+        before = whole[:first]
+        behind = whole[first + len(inner) :]
         ends = ([(i, 0, 0) for i in before], [(i, text_len, text_len) for i in behind])
         return [*ends[0], *tokens, *ends[1]]
 
@@ -401,7 +403,8 @@ def _tokens_by_id(backend: Backend, path: Path) -> list[str | None]:
 
 # Characters that are tokenized at once where only their number matters. A cut through a word, or a
 # normalizer that sees the whole text, changes it by a few, never by a factor of two.
-_MIN_PIECE_LEN, _MAX_PIECE_LEN = 1 << 14, 1 << 16
+_MIN_PIECE_LEN = 1 << 14
+_MAX_PIECE_LEN = 1 << 16
 
 
 async def check_fits(

@@ -251,7 +251,8 @@ class BeamStream:
         self._services.metrics.beam_steps.inc(amount=run.num_steps)
 
     def _report(self, run: BeamRun, texts: OutputTexts) -> str:
-        outcome, holes = run.search.outcome(SearchEnd.COMPLETE), run.group.holes
+        outcome = run.search.outcome(SearchEnd.COMPLETE)
+        holes = run.group.holes
         beams = [
             {
                 **_beam_fields(place.beam),

@@ -76,7 +76,8 @@ class EncoderV1:
         return self._release("cancelled") or self._context.error(error)
 
     def _finish(self, reason: FinishReason) -> list[Message]:
-        word, eos_id = _short_reason(reason), self._context.services.eos_id
+        word = _short_reason(reason)
+        eos_id = self._context.services.eos_id
         messages: list[Message] = []
         # LMQL ends a hole by an end token alone.
         needs_end = reason is FinishReason.CONSTRAINT_COMPLETE or self._kept is None
@@ -92,7 +93,8 @@ class EncoderV1:
         """The kept token, if there is one."""
         if self._kept is None:
             return []
-        event, self._kept = self._kept, None
+        event = self._kept
+        self._kept = None
         self._num_undelayed -= 1
         fields = _token_fields(self._context.stream_id, event, reason, version=1, has_tops=True)
         return [("TOKEN", f"{{{fields}}}")]
@@ -174,7 +176,8 @@ def _token_fields(
     stream_id: int, event: TokenGenerated, reason: str | None, *, version: int, has_tops: bool
 ) -> str:
     """The fields of a token that both versions have, as JSON without braces."""
-    token, strictly = event.token, version > 1
+    token = event.token
+    strictly = version > 1
     logprob = token.logprob if token.logprob is not None else 0.0
     quoted = "null" if reason is None else f'"{reason}"'
     fields = (
@@ -265,7 +268,8 @@ class GenerateStream:
         return self._encoder.cancelled(num_prompt_tokens, self._num_cached_tokens)
 
     async def _request(self, body: GenerateFields) -> GenerateRequest:
-        services, context = self._services, self._context
+        services = self._services
+        context = self._context
         prompt = await services.prompts.read(body)
         raw = raw_params(body, prompt, services.info.limits, version=context.version)
         adds = prompt.add_special_tokens

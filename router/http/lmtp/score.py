@@ -21,7 +21,8 @@ from router.request.request import GenerateRequest, TokenLogprob
 MAX_VALUES = 4096
 # Values that are computed together: at most so many, and at most this part of the server's slots,
 # so that other requests come between, and a server of few slots scores as many values as any.
-_MAX_WAVE_LEN, _SLOTS_DIVISOR = 32, 4
+_MAX_WAVE_LEN = 32
+_SLOTS_DIVISOR = 4
 _STOP = '"stop"'
 
 

@@ -201,7 +201,8 @@ class Session:
         if version is not None and version < 1:
             raise wrong("version", "must be at least 1", version)
         self._version = VERSION if version is None else min(version, VERSION)
-        info, limits = self._services.info, self._services.limits
+        info = self._services.info
+        limits = self._services.limits
         return {
             "version": self._version,
             "server": f"tandem {info.version}",
@@ -224,7 +225,8 @@ class Session:
 
     def _model_info(self, frame: Frame) -> Mapping[str, object]:
         model = parse_part(frame.text, frame.payload, (), ModelInfoFields).model
-        info, tokenizer = self._services.info, self._services.prompts.tokenizer
+        info = self._services.info
+        tokenizer = self._services.prompts.tokenizer
         return {
             "model": served_name(info, model),
             "server": "tandem",

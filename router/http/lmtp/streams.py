@@ -97,7 +97,8 @@ class Outbox:
 
     def _next(self) -> tuple[str, list[str]]:
         command, first = self._waiting.popleft()
-        objects, frame_len = [first], len(first)
+        objects = [first]
+        frame_len = len(first)
         while (
             command in _GATHERED
             and self._waiting
@@ -272,7 +273,8 @@ class Streams:
 
     async def _serve(self, context: StreamContext, task: StreamTask, frame: Frame) -> None:
         """Serves one stream to its last object; raises nothing but its own cancellation."""
-        record, stream_id = context.record, context.stream_id
+        record = context.record
+        stream_id = context.stream_id
         self._services.validator.open(record, frame.command, ROUTE, self._headers)
         self._services.metrics.socket_streams.add(1)
         send = partial(self._send, deque[Message]())

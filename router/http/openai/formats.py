@@ -203,11 +203,13 @@ class Formats(Schema):
         if self.bad_words:
             found.append(("bad_words", _without(self.bad_words)))
         if len(found) > 1:
-            first, second = found[0][0], found[1][0]
+            first = found[0][0]
+            second = found[1][0]
             raise InvalidRequest(f"`{first}` and `{second}` cannot both shape an answer", second)
         if not found:
             return None
-        (name, grammar), pattern = found[0], "guided_whitespace_pattern"
+        name, grammar = found[0]
+        pattern = "guided_whitespace_pattern"
         return name, _patterned(grammar, self.guided_whitespace_pattern, pattern)
 
 

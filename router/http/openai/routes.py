@@ -174,7 +174,8 @@ class ChatRoutes(OpenAiRoutes):
         body = await self.read(request, ChatBody)
         checked, calls = await self.check(record, body)
         draws = self.draws([checked], body.num_draws)
-        logprobs, num_top = None, body.num_top_logprobs
+        logprobs = None
+        num_top = body.num_top_logprobs
         if num_top is not None:
             logprobs = ChatLogprobs(self.names(body), num_top)
         if body.stream:
@@ -205,7 +206,8 @@ class ChatRoutes(OpenAiRoutes):
         self, record: RequestRecord, body: ChatBody
     ) -> tuple[GenerateRequest, CallFormat | None]:
         """The request for one answer, and how it calls; None: it is text. Raises InvalidRequest."""
-        raw, prompt = body.to_raw(self.service.limits), await self.render(record, body)
+        raw = body.to_raw(self.service.limits)
+        prompt = await self.render(record, body)
         return await self.service.check(
             record,
             prompt,
@@ -288,7 +290,8 @@ class CompletionRoutes(OpenAiRoutes):
         return self.reply(record, body, envelope, completions, choices)
 
     async def _check(self, record: RequestRecord, body: CompletionBody) -> list[GenerateRequest]:
-        limits, validator = self.service.limits, self.service.validator
+        limits = self.service.limits
+        validator = self.service.validator
         most = limits.max_client_batch_size
         if len(body.prompt) > most:
             raise InvalidRequest(

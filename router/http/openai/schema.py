@@ -436,7 +436,8 @@ class ChatBody(OpenAiBody):
         in_parallel = self.parallel_tool_calls is not False
         place = "tools[{}].function"
         allowed = allowed_functions(functions, self.tool_choice, place, in_parallel=in_parallel)
-        grammar, form = self.named_grammar(), self.response_format
+        grammar = self.named_grammar()
+        form = self.response_format
         if allowed is not None and grammar and (form is None or not form.goes_with_tools):
             raise ToolsRefused(
                 "Tool error: Grammar and tools are mutually exclusive: "

@@ -274,7 +274,9 @@ class ChatEncoder(ChoiceEncoder):
 
     def token(self, event: TokenGenerated) -> bytes:
         """The deltas; the token's own fields go with the first, an empty one if there is none."""
-        deltas, logprobs, ids = self._deltas(event.text), _NULL, b""
+        deltas = self._deltas(event.text)
+        logprobs = _NULL
+        ids = b""
         if self._logprobs is not None:
             logprobs = orjson.dumps(self._logprobs.of([event]))
         if self._has_ids:
@@ -287,7 +289,8 @@ class ChatEncoder(ChoiceEncoder):
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty delta with the reason."""
-        deltas, reason = self._deltas(event.tail), FINISH_REASONS[event.reason]
+        deltas = self._deltas(event.tail)
+        reason = FINISH_REASONS[event.reason]
         if self._calls is not None and self._reader is not None:
             pieces = self._reader.finish()
             deltas += [orjson.dumps(calls_delta(self._calls, piece)) for piece in pieces]
@@ -296,7 +299,8 @@ class ChatEncoder(ChoiceEncoder):
         return b"".join([self._opening(), *chunks, self._last(b"{}", reason, event)])
 
     def _opening(self) -> bytes:
-        role, self._role = self._role, b""
+        role = self._role
+        self._role = b""
         return role
 
     def _deltas(self, text: str) -> list[bytes]:
@@ -336,7 +340,8 @@ class CompletionEncoder(ChoiceEncoder):
         """The prompt with its log-probabilities."""
         if self._logprobs is None:
             return b""
-        echo, self._echo = self._echo, ""
+        echo = self._echo
+        self._echo = ""
         return self._detailed(echo, orjson.dumps(self._logprobs.prompt(echo, event)), [])
 
     def token(self, event: TokenGenerated) -> bytes:
@@ -345,7 +350,8 @@ class CompletionEncoder(ChoiceEncoder):
             return self._text("")
         if self._logprobs is None and not self._has_ids:
             return self._text(event.text)
-        echo, self._echo = self._echo, ""
+        echo = self._echo
+        self._echo = ""
         logprobs = _NULL
         if self._logprobs is not None:
             logprobs = orjson.dumps(self._logprobs.of([event]))
@@ -358,13 +364,15 @@ class CompletionEncoder(ChoiceEncoder):
         return text + self._last(b'""', reason, event)
 
     def _text(self, text: str) -> bytes:
-        text, self._echo = self._echo + text, ""
+        text = self._echo + text
+        self._echo = ""
         if self._prompt_ids and text:
             return self._detailed(text, _NULL, [])
         return self._chunk(orjson.dumps(text)) if text else b""
 
     def _detailed(self, text: str, logprobs: bytes, token_ids: list[int]) -> bytes:
-        ids, self._prompt_ids = self._prompt_ids, b""
+        ids = self._prompt_ids
+        self._prompt_ids = b""
         if self._has_ids:
             ids += b',"token_ids":' + orjson.dumps(token_ids)
         return self._chunk(orjson.dumps(text), logprobs, ids)

@@ -284,7 +284,8 @@ async def fit(
     head = turns[:head_len]
     later = [i for i in range(head_len + 1, len(turns)) if turns[i].role == "user"]
     starts = [head_len, *later]
-    low, high = 0, len(starts) - 1
+    low = 0
+    high = len(starts) - 1
     # Most conversations fit as they are; among the others, each shorter end is a shorter prompt.
     middle = low
     while low < high:

@@ -123,7 +123,8 @@ class Output:
     def _piece(self, read: Read) -> Piece:
         if isinstance(read, TextPiece):
             self._said.append(read.text)
-            released, self._held = self._held, []
+            released = self._held
+            self._held = []
             self._reported += released
             return Text(read.text, released)
         if isinstance(read, CallBegun):

@@ -167,7 +167,8 @@ class ResponseRoutes:
 
     async def delete(self, request: Request) -> Response:
         """Forget a response; what went on from it cannot be gone on from any more."""
-        owner, response_id = _owner(request), request.path_params["response_id"]
+        owner = _owner(request)
+        response_id = request.path_params["response_id"]
         job = self._jobs.running(owner, response_id)
         if job is not None:
             await job.cancel()
@@ -216,7 +217,8 @@ class ResponseRoutes:
         self, request: Request, body: CountInputBody, given: Sequence[Item], num_new_tokens: int
     ) -> str:
         """The instructions, what was said before, and what is said now, as a prompt."""
-        service, record = self._service, RequestRecord.of(request)
+        service = self._service
+        record = RequestRecord.of(request)
         history = self._history(request, body.previous_response_id)
         check_outputs(history, given)
         turns: Sequence[Turn] = turns_of([*history, *given])

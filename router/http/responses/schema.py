@@ -217,14 +217,16 @@ def _read_call(item: dict[str, Any], place: str) -> FunctionCall:
     call_id, name, arguments = (
         _read_string(item, field, place) for field in ("call_id", "name", "arguments")
     )
-    item_id, status = _read_id(item, "fc", place), _read_status(item, place)
+    item_id = _read_id(item, "fc", place)
+    status = _read_status(item, place)
     return FunctionCall(item_id, call_id, name, arguments, status)
 
 
 def _read_output(item: dict[str, Any], place: str) -> FunctionOutput:
     call_id = _read_string(item, "call_id", place)
     output = read_texts(item.get("output"), f"{place}.output", _INPUT_PARTS, "part")
-    item_id, status = _read_id(item, "fco", place), _read_status(item, place)
+    item_id = _read_id(item, "fco", place)
+    status = _read_status(item, place)
     return FunctionOutput(item_id, call_id, output, status)
 
 
@@ -343,7 +345,9 @@ _Includable = Literal[
 ]
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _MAX_TOOL_CALLS = (1 << 31) - 1
-_MAX_PAIRS, _MAX_KEY_LEN, _MAX_VALUE_LEN = 16, 64, 512
+_MAX_PAIRS = 16
+_MAX_KEY_LEN = 64
+_MAX_VALUE_LEN = 512
 
 _COUNTED: Mapping[str, Harmless] = MappingProxyType(
     {

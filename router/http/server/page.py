@@ -20,7 +20,8 @@ from router.http.errors import HttpError
 from router.http.server.docs import ApiRoute
 
 BUNDLE = Path(__file__).parent / "bundle"
-DOCS_PATH, ASSETS_PATH = "/docs", "/assets/"
+DOCS_PATH = "/docs"
+ASSETS_PATH = "/assets/"
 _MEDIA_TYPES: Mapping[str, str] = MappingProxyType(
     {
         ".html": "text/html; charset=utf-8",
@@ -94,7 +95,8 @@ async def _answer(request: Request, name: str, headers: Mapping[str, str]) -> Re
         return Response(status_code=304, headers=sent)
     content = file.content
     if "gzip" in request.headers.get("accept-encoding", ""):
-        content, sent["content-encoding"] = file.compressed, "gzip"
+        content = file.compressed
+        sent["content-encoding"] = "gzip"
     return Response(content, headers={**sent, "content-type": file.media_type})
 
 

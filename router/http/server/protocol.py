@@ -118,11 +118,13 @@ class SlowReaderCheck:
         if not unread_len:
             self._since_s = None
         elif self._since_s is None:
-            self._since_s, self._unread_len = now_s, unread_len
+            self._since_s = now_s
+            self._unread_len = unread_len
         elif now_s - self._since_s >= self._limits.write_timeout_s:
             if self._unread_len - unread_len < MIN_READ_LEN:
                 return True
-            self._since_s, self._unread_len = now_s, unread_len
+            self._since_s = now_s
+            self._unread_len = unread_len
         return False
 
     def record_cut(self, scope: Scope | None, client: tuple[str, int] | None) -> None:
@@ -361,7 +363,8 @@ class HttpProtocol(HttpToolsProtocol):
     def _refuse(self, error: HttpError) -> None:
         """Hangs up, after the answer that is under way or else one of its own."""
         is_in_body = self._head_since_s is None and self.cycle is not None and self.cycle.more_body
-        self._hangs_up, self._head_since_s = True, None
+        self._hangs_up = True
+        self._head_since_s = None
         answering = self._answering
         if answering and self._is_answering and not (is_in_body and answering is self.cycle):
             answering.keep_alive = False
@@ -390,7 +393,10 @@ class HttpProtocol(HttpToolsProtocol):
         request_id = uuid.uuid4().hex
         _logger.info(
             "request_id=%s status=%d error_type=%s: %s",
-            *(request_id, error.status, error.error_type, error),
+            request_id,
+            error.status,
+            error.error_type,
+            error,
         )
         path = getattr(self, "url", b"").partition(b"?")[0].decode("latin-1")
         body = Problem.of(error, Dialect.of_path(path), request_id).body

@@ -77,7 +77,8 @@ class CallReader:
         """What is left at the answer's end: text that might have become a call."""
         if self._step != self._free or not self._unread:
             return []
-        rest, self._unread = self._unread, ""
+        rest = self._unread
+        self._unread = ""
         return [TextPiece(rest)]
 
     @property
@@ -104,14 +105,17 @@ class CallReader:
 
     def _free(self, pieces: list[Piece]) -> bool:
         """Text, up to where calls begin."""
-        trigger, unread = self._syntax.trigger, self._unread
+        trigger = self._syntax.trigger
+        unread = self._unread
         if self._syntax.only_at_start and not self._at_start:
-            place, held = -1, 0
+            place = -1
+            held = 0
         elif self._syntax.only_at_start:
             place = 0 if unread.startswith(trigger) else -1
             held = len(unread) if trigger.startswith(unread) else 0
         else:
-            place, held = unread.find(trigger), _overlap(unread, trigger)
+            place = unread.find(trigger)
+            held = _overlap(unread, trigger)
         said = unread[:place] if place >= 0 else unread[: len(unread) - held]
         if said:
             pieces.append(TextPiece(said))
@@ -140,7 +144,8 @@ class CallReader:
     def _arguments(self, pieces: list[Piece]) -> bool:
         """An object, up to the brace that ends it."""
         end = self._scan()
-        text, self._unread = self._unread[:end], self._unread[end:]
+        text = self._unread[:end]
+        self._unread = self._unread[end:]
         if text:
             pieces.append(CallArguments(self.num_calls - 1, text))
         if self._depth or not text:
@@ -166,7 +171,8 @@ class CallReader:
 
     def _scan(self) -> int:
         """How much of `_unread` is of the arguments; keeps count of braces and quotes."""
-        unread, place = self._unread, 0
+        unread = self._unread
+        place = 0
         while (found := _STRUCTURAL.search(unread, place)) is not None:
             place = found.end()
             mark = found.group()
@@ -218,7 +224,8 @@ class CallFormat:
     def read(self, text: str) -> tuple[str, list[Call]]:
         """What a whole answer says beside its calls, and these."""
         reader = self.reader()
-        said, calls = "", []
+        said = ""
+        calls = []
         for piece in reader.push(text) + reader.finish():
             if isinstance(piece, TextPiece):
                 said += piece.text

@@ -87,7 +87,8 @@ def tool_grammar(allowed: AllowedTools, syntax: CallSyntax, form: str | None = N
     `form` is the JSON schema of an answer that does not call, None: free text. Calls must not begin
     as JSON does.
     """
-    begun, calls = syntax.opening + syntax.head, _calls(allowed, syntax)
+    begun = syntax.opening + syntax.head
+    calls = _calls(allowed, syntax)
     rules = [f"start: {_text(begun)} {calls}"]
     if allowed.allows_text and form is not None:
         rules = [f"start: answer | {_text(begun)} {calls}", f"answer: %json {form}"]

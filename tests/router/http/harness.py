@@ -163,4 +163,5 @@ def unchunked(answer: bytes) -> bytes:
         if chunk_len == 0:
             assert rest == b"\r\n"
             return body
-        body, rest = body + rest[:chunk_len], rest[chunk_len + 2 :]
+        body = body + rest[:chunk_len]
+        rest = rest[chunk_len + 2 :]

@@ -10,7 +10,8 @@ from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening, open_request
 from tests.router.rig import PATIENT, methods, settled
 
-NUM_CLIENTS, NUM_AT_ONCE = 1000, 50
+NUM_CLIENTS = 1000
+NUM_AT_ONCE = 50
 ROUTES = ("/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions")
 
 

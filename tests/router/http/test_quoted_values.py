@@ -7,7 +7,9 @@ import pytest
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
 
-CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
+MESSAGES = "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
 MANY = 10**30
 

@@ -49,7 +49,8 @@ async def test_a_full_house_is_a_429_and_each_client_gets_a_later_time(
 ) -> None:
     async with housing(FakeShard(num_blocks=2048)) as house, house.client as client:
         fill(house, 8)
-        asked_s, answers = [], []
+        asked_s = []
+        answers = []
         for _ in range(3):
             asked_s.append(monotonic())
             answers.append(await client.post(path, json=body))

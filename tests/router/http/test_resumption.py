@@ -120,7 +120,9 @@ async def test_a_stream_breaks_many_times() -> None:
         for _ in range(5):
             reader, writer = await open_request(
                 port,
-                *("POST", GENERATE, body(GENERATE)),
+                "POST",
+                GENERATE,
+                body(GENERATE),
                 last_event_id=ids_of(answer)[-1].decode(),
             )
             head = await reader.readuntil(b"\r\n\r\n")

@@ -75,7 +75,8 @@ async def run(source: Source, wire: Wire, keep_alive_s: float = 15.0) -> None:
 
 
 async def test_a_stream_is_headers_bursts_and_an_end() -> None:
-    wire, source = Wire(), Source(["a"], ["b", "c"], [""], ["d"])
+    wire = Wire()
+    source = Source(["a"], ["b", "c"], [""], ["d"])
 
     await run(source, wire)
 
@@ -100,7 +101,8 @@ async def test_a_stream_is_headers_bursts_and_an_end() -> None:
 
 
 async def test_an_error_of_the_frames_is_the_last_thing_said() -> None:
-    wire, source = Wire(), Source(["a"], ["bad"], ["b"])
+    wire = Wire()
+    source = Source(["a"], ["bad"], ["b"])
 
     await run(source, wire)
 
@@ -124,7 +126,8 @@ async def test_a_bug_of_the_source_is_no_end_of_a_stream() -> None:
     async def stumble() -> None:
         raise ZeroDivisionError
 
-    wire, source = Wire(), Source(["a"], stumble)
+    wire = Wire()
+    source = Source(["a"], stumble)
 
     with pytest.raises(ZeroDivisionError):
         await run(source, wire)
@@ -148,7 +151,8 @@ async def test_a_client_that_leaves_ends_the_source_at_once() -> None:
 
 
 async def test_a_client_that_left_before_the_first_burst_ends_the_source_too() -> None:
-    wire, source = Wire(), Source(lambda: asyncio.sleep(60))
+    wire = Wire()
+    source = Source(lambda: asyncio.sleep(60))
     wire.leave.set()
 
     await run(source, wire)
@@ -202,7 +206,8 @@ async def test_a_refusal_at_the_beginning_is_raised_before_anything_is_sent() ->
     async def refuse() -> None:
         raise Overloaded("full")
 
-    taken, refused = Source(lambda: asyncio.sleep(60)), Source(refuse)
+    taken = Source(lambda: asyncio.sleep(60))
+    refused = Source(refuse)
     stream = EventStream([taken.bursts(), refused.bursts()], Words(), {})
 
     with pytest.raises(Overloaded):

@@ -25,7 +25,8 @@ def first_request(house: House) -> Any:
 
 
 async def test_predictions_are_in_the_order_of_the_instances() -> None:
-    short, long = {"max_new_tokens": 1}, {"max_new_tokens": 9}
+    short = {"max_new_tokens": 1}
+    long = {"max_new_tokens": 9}
     async with housing(FakeShard(script=letters)) as house:
         instances = [{"inputs": "a", "parameters": long}, {"inputs": "b", "parameters": short}]
         both = (await predict(house, *instances)).json()["predictions"]

@@ -24,7 +24,9 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def template(tokenizer: Tokenizer) -> ChatTemplate:
     return ChatTemplate(
-        *(tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token),
+        tokenizer.chat_templates,
+        tokenizer.bos_token,
+        tokenizer.eos_token,
         control_tokens=tokenizer.control_tokens,
     )
 

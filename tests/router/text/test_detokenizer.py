@@ -188,8 +188,10 @@ def test_tables_are_made_wherever_tokens_stand_alone(loaded: dict[str, Tokenizer
     assert windowed == {"suffixed", "windowed_bytes"}
 
 
-BYTES, SPACES = decoders.ByteLevel(), decoders.Replace("▁", " ")
-JOINED, FALLBACK = decoders.Fuse(), decoders.ByteFallback()
+BYTES = decoders.ByteLevel()
+SPACES = decoders.Replace("▁", " ")
+JOINED = decoders.Fuse()
+FALLBACK = decoders.ByteFallback()
 
 
 @pytest.mark.parametrize(

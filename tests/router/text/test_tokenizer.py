@@ -155,7 +155,8 @@ async def test_a_long_text_does_not_hold_up_the_loop(tokenizer: Tokenizer) -> No
     text = "The quick brown fox's lazy dog. " * 30_000
     begin_s = time.perf_counter()
     encoding = asyncio.ensure_future(tokenizer.encode_async(text))
-    longest_s, last_s = 0.0, begin_s
+    longest_s = 0.0
+    last_s = begin_s
     while not encoding.done():
         await asyncio.sleep(0.001)
         longest_s = max(longest_s, time.perf_counter() - last_s)

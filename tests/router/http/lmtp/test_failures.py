@@ -22,7 +22,8 @@ def failing_at(num_tokens: int) -> FakeShard:
 
     def spoil(answer: pb.StepResponse) -> None:
         nonlocal made
-        before, made = made, made + sum(len(each.tokens) for each in answer.generations)
+        before = made
+        made = made + sum(len(each.tokens) for each in answer.generations)
         if before < num_tokens <= made:
             shard.faults.row_errors[None] = "NaN"
 
@@ -34,7 +35,8 @@ def failing_at(num_tokens: int) -> FakeShard:
 
 async def asked_until_it_fails(talk: Talk) -> list[list[Message]]:
     """As LMQL's client does: after each "length" again, with the longer prompt."""
-    prompt, answers = list(ONCE), list[list[Message]]()
+    prompt = list(ONCE)
+    answers = list[list[Message]]()
     while True:
         messages = await talk.ask("GENERATE", len(answers), prompt=prompt, max_tokens=16)
         answers.append(messages)

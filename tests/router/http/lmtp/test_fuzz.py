@@ -35,7 +35,9 @@ async def ends_well(talk: Talk) -> bool:
 async def survive(seed: int, num_messages: int, caplog: pytest.LogCaptureFixture) -> int:
     """The number of sockets that it took."""
     caplog.set_level(logging.ERROR, logger="router")
-    nonsense, num_sockets, num_sent = Nonsense(seed), 0, 0
+    nonsense = Nonsense(seed)
+    num_sockets = 0
+    num_sent = 0
     shard = FakeShard(num_blocks=256)
     async with served(shard, max_concurrent_requests=64) as (house, port):
         while num_sent < num_messages:

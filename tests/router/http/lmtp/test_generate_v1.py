@@ -134,7 +134,8 @@ async def test_fields_that_mean_nothing_without_sampling_change_nothing() -> Non
     async with served(shard) as (_, port), talking(port, "/") as talk:
         for stream_id, temperature in enumerate((0.0, 0.7)):
             await talk.ask(
-                *("GENERATE", stream_id),
+                "GENERATE",
+                stream_id,
                 prompt=ONCE,
                 max_tokens=1,
                 temperature=temperature,

@@ -123,7 +123,8 @@ async def test_stops_end_the_text_where_they_are(
 
 
 async def test_a_constraint_is_held_to_and_its_end_says_so() -> None:
-    shard, checks = says("yes", "Once"), FakeChecks()
+    shard = says("yes", "Once")
+    checks = FakeChecks()
     constraint = {"type": "choice", "value": ["yes", "no"]}
     async with served(shard, checks=checks) as (_, port), talking(port) as talk:
         await talk.hello()

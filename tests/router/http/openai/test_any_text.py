@@ -72,7 +72,8 @@ async def test_completions_are_the_same_streamed_whole_and_token_by_token() -> N
     shard = FakeShard()
     async with housing(shard, timeouts=PATIENT) as house:
         for _ in range(300):
-            prompt, text = draw_text(draw, 6), draw_text(draw, 12)
+            prompt = draw_text(draw, 6)
+            text = draw_text(draw, 12)
             shard.script = saying(text, len(prompt.encode()))
             body = {
                 "prompt": prompt,

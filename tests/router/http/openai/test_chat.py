@@ -119,7 +119,8 @@ async def test_cached_tokens_are_told_of() -> None:
 async def test_usage_says_what_the_samples_had_the_shards_do() -> None:
     async with housing(saying_after_hi("ok")) as house:
         house.shard.faults.delay_s = 0.01
-        one, four = await post(house), await post(house, n=4)
+        one = await post(house)
+        four = await post(house, n=4)
 
     work = one["usage"]["work_details"]
     assert set(work) == {"forced_tokens", "wasted_tokens", "shard_seconds", "kv_block_seconds"}
@@ -259,7 +260,8 @@ async def test_every_parameter_reaches_the_shard() -> None:
         )
         request = first_request(house)
 
-    sampling, stopping = request.sampling, request.stopping
+    sampling = request.sampling
+    stopping = request.stopping
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.75, 9)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.125, 1.5, 11)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)

@@ -26,7 +26,9 @@ from tests.router.http.openai.asking import (
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
 TEXT = '{"type":"object","properties":{"a":{"type":"string"}}}'
 ANY = '{"type":"object"}'
-COMPACT, SPACED, FLEXIBLE = Whitespace.COMPACT, Whitespace.SPACED, Whitespace.FLEXIBLE
+COMPACT = Whitespace.COMPACT
+SPACED = Whitespace.SPACED
+FLEXIBLE = Whitespace.FLEXIBLE
 
 
 def json_of(text: str, whitespace: Whitespace = FLEXIBLE, *, lenient: bool = False) -> Constraint:

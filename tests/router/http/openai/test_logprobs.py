@@ -178,7 +178,8 @@ async def test_a_special_token_of_the_prompt_counts_if_it_was_written(
 
 async def test_what_lm_eval_reads_of_a_scored_prompt_is_there() -> None:
     """Its way: the last token is the generated one, and is cut off."""
-    context, continuation = byte_ids("Once"), byte_ids(" upon")
+    context = byte_ids("Once")
+    continuation = byte_ids(" upon")
     async with housing(FakeShard(script=lambda ids: EOS_ID)) as house:
         body = {
             "model": "fake/model",

@@ -103,7 +103,8 @@ async def test_openai_s_form_is_that_of_an_answer_that_does_not_call() -> None:
     *parts, (whole, *_) = await asked({"tools": TOOLS, "response_format": FORM})
 
     assert [json.loads(part.spec.text) for part, *_ in parts] == [CITY, NOTHING, SAY]
-    offer, text = AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, True), parts[-1][0].spec.text
+    offer = AllowedTools((ALLOWED_LOOK, ALLOWED_WAIT), True, True)
+    text = parts[-1][0].spec.text
     assert whole.spec.text == tool_grammar(offer, HERMES, text)
     *_, (alone, *_) = await asked(
         {"tools": TOOLS, "response_format": FORM, "tool_choice": "required"}

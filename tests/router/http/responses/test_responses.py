@@ -23,7 +23,8 @@ async def test_an_answer_is_a_whole_response() -> None:
 
     assert answer.pop("id").startswith("resp_")
     assert answer["output"][0].pop("id").startswith("msg_")
-    created_s, completed_s = answer.pop("created_at"), answer.pop("completed_at")
+    created_s = answer.pop("created_at")
+    completed_s = answer.pop("completed_at")
     assert 1_700_000_000 < created_s <= completed_s
     part = {"type": "output_text", "text": "hello", "annotations": [], "logprobs": []}
     assert answer == {
@@ -185,7 +186,8 @@ async def test_every_parameter_reaches_the_shard() -> None:
         )
         request = first_request(house)
 
-    sampling, stopping = request.sampling, request.stopping
+    sampling = request.sampling
+    stopping = request.stopping
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.5, 0.75, 9)
     assert (sampling.min_p, sampling.repetition_penalty, sampling.seed) == (0.125, 1.5, 11)
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)

@@ -166,7 +166,8 @@ async def test_a_stream_is_read_on_from_any_event() -> None:
     async with housing(slow_shard()) as house, listening(house.app) as port:
         response_id, begun = await begin_stream(port, 6)
         async with client(port) as asking:
-            path, query = f"{PATH}/{response_id}", {"stream": "true", "starting_after": "5"}
+            path = f"{PATH}/{response_id}"
+            query = {"stream": "true", "starting_after": "5"}
             rest = events_of((await asking.get(path, params=query)).text)
             whole = events_of((await asking.get(path, params={"stream": "true"})).text)
             response = await get(asking, response_id)
@@ -225,7 +226,8 @@ async def made_by(house: House) -> tuple[int, int, int]:
             begun = await begin(asking)
         async with client(port, authorization="Bearer theirs") as asking:
             path = f"{PATH}/{begun['id']}"
-            read, cancelled = await asking.get(path), await asking.post(f"{path}/cancel")
+            read = await asking.get(path)
+            cancelled = await asking.post(f"{path}/cancel")
             streamed = await asking.get(path, params={"stream": "true"})
         await settled(house.rig)
     return read.status_code, cancelled.status_code, streamed.status_code

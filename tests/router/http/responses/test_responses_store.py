@@ -5,7 +5,8 @@ import pytest
 from router.http.responses.background import ResponseStore, Stored
 from router.http.responses.schema import FunctionCall, FunctionOutput, Item, MessageItem
 
-ME, YOU = b"me", b"you"
+ME = b"me"
+YOU = b"you"
 
 
 def stored(number: int, previous_id: str | None = None, text: str = "") -> Stored:

@@ -24,13 +24,33 @@ def make_certificate(folder: Path) -> Certificate:
     folder.mkdir()
     made = Certificate(folder / "cert.pem", folder / "key.pem", folder / "encrypted.pem")
     _openssl(
-        *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-        *("-keyout", str(made.key), "-out", str(made.cert), "-days", "2", "-subj", "/CN=localhost"),
-        *("-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"),
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-keyout",
+        str(made.key),
+        "-out",
+        str(made.cert),
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost,IP:127.0.0.1",
     )
     _openssl(
-        *("pkcs8", "-topk8", "-in", str(made.key), "-out", str(made.encrypted_key)),
-        *("-passout", "pass:open sesame"),
+        "pkcs8",
+        "-topk8",
+        "-in",
+        str(made.key),
+        "-out",
+        str(made.encrypted_key),
+        "-passout",
+        "pass:open sesame",
     )
     return made
 

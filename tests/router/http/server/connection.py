@@ -52,7 +52,8 @@ async def hello(limits: ConnectionLimits | None = None) -> AsyncIterator[int]:
     """A server that reads a body and says how long it was."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        body_len, more_body = 0, True
+        body_len = 0
+        more_body = True
         while more_body:
             message = await receive()
             if message["type"] == "http.disconnect":

@@ -270,7 +270,9 @@ async def test_a_websocket_is_opened_with_a_key_in_one_of_three_places(
 
     reached: list[str] = []
     guard = ApiKeyAuth(
-        *(app, KeyRing(plain_keys((*KEYS, "schlüssel"))), Counter("rejected", "", "reason")),
+        app,
+        KeyRing(plain_keys((*KEYS, "schlüssel"))),
+        Counter("rejected", "", "reason"),
         protects_metrics=False,
     )
     scope = {"type": "websocket", "path": "/", "headers": headers, "query_string": query}

@@ -98,7 +98,8 @@ async def test_trailers_are_no_headers() -> None:
     async with housing(FakeShard(), api_keys=["k"]) as house, listening(house.app) as port:
         head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         head += b"connection: close\r\ntransfer-encoding: chunked\r\n"
-        key, body = b"authorization: Bearer k\r\n", b'10\r\n{"inputs": "ab"}\r\n0\r\n'
+        key = b"authorization: Bearer k\r\n"
+        body = b'10\r\n{"inputs": "ab"}\r\n0\r\n'
         behind = await say(port, head + b"\r\n" + body + key + b"\r\n")
         before = await say(port, head + key + b"\r\n" + body + b"\r\n")
 
@@ -226,12 +227,18 @@ async def test_an_offer_of_another_protocol_is_passed_over(offer: bytes, pause_s
     last = GET + b"connection: close\r\n\r\n"
     async with hello() as port:
         answer = await say(
-            *(port, GET + offer + b"content-length: 10\r\n\r\n", b"hello", b"hello", last),
+            port,
+            GET + offer + b"content-length: 10\r\n\r\n",
+            b"hello",
+            b"hello",
+            last,
             pause_s=pause_s,
         )
         chunked = await say(
-            *(port, GET + offer + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"),
-            *(GET + offer + b"\r\n", last),
+            port,
+            GET + offer + b"transfer-encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+            GET + offer + b"\r\n",
+            last,
             pause_s=pause_s,
         )
 

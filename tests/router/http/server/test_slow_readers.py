@@ -68,7 +68,8 @@ async def test_a_reader_of_nothing_or_next_to_nothing_is_cut(declares: bool, rea
 
 async def test_the_rest_of_a_complete_answer_must_go_too() -> None:
     # More than the kernel takes, less than makes the server wait.
-    answering, completed = endless(32_000, declares=True), asyncio.Event()
+    answering = endless(32_000, declares=True)
+    completed = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await answering(scope, receive, send)
@@ -87,7 +88,9 @@ async def test_the_rest_of_a_complete_answer_must_go_too() -> None:
 
 
 async def test_what_is_left_of_an_answer_counts_as_part_of_the_next() -> None:
-    limits, is_first, second = rules(), True, asyncio.Event()
+    limits = rules()
+    is_first = True
+    second = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         nonlocal is_first
@@ -112,7 +115,8 @@ async def test_what_is_left_of_an_answer_counts_as_part_of_the_next() -> None:
 @pytest.mark.parametrize("declares", [False, True])
 async def test_who_reads_slowly_but_reads_gets_all(declares: bool) -> None:
     limits = rules(write_timeout_s=1.0)
-    total_len, read_len = 400_000, 0
+    total_len = 400_000
+    read_len = 0
     async with listening(endless(total_len, declares=declares), limits) as port:
         reader = SlowReader(port)
         reader.say(GET + b"connection: close\r\n\r\n")

@@ -149,7 +149,7 @@ async def test_the_router_says_https_and_serves_it(pem: Certificate, tmp_path: P
     async with (
         serving(FakeShard()) as address,
         launched(
-            *("--master-shard-uds-path", address, "--tokenizer-name", str(tokenizer), *flags)
+            "--master-shard-uds-path", address, "--tokenizer-name", str(tokenizer), *flags
         ) as router,
     ):
         line = await router.until_logged("ready at https://127.0.0.1:")

@@ -47,7 +47,8 @@ def accepted(schema: dict[str, Any], texts: list[str]) -> list[str]:
     language = compiler().compile(spec)
     found = []
     for text in texts:
-        matcher, token_ids = language.matcher(), byte_ids(text)
+        matcher = language.matcher()
+        token_ids = byte_ids(text)
         if matcher.num_legal(token_ids) == len(token_ids):
             for token_id in token_ids:
                 matcher.advance(token_id)

@@ -78,7 +78,8 @@ def test_any_cut_of_an_answer_tells_the_same_calls(
 ) -> None:
     syntax = SYNTAXES[name]
     if syntax.only_at_start:
-        calls, said = calls[:1], "" if calls else said.lstrip("{")
+        said = "" if calls else said.lstrip("{")
+        calls = calls[:1]
     else:
         assume(syntax.trigger not in said)
     text = written(syntax, calls, said)

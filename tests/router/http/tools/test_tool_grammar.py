@@ -140,7 +140,8 @@ def drawn(allowed: AllowedTools, syntax: CallSyntax, seed: int, budget: int = 12
     grammar = tool_grammar(allowed, syntax)
     language = compiler().compile(ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED))
     guide = OutputConstraintState(language, compiler().vocabulary, Budget(max_len=budget))
-    luck, row = random.Random(seed), np.zeros(compiler().vocabulary.num_words, dtype=np.int32)
+    luck = random.Random(seed)
+    row = np.zeros(compiler().vocabulary.num_words, dtype=np.int32)
     written = b""
     while not guide.is_over:
         guide.fill(row)
