@@ -31,8 +31,8 @@ from router.http.openai.routes import ChatRoutes, CompletionRoutes
 from router.http.operations import ConstraintRoutes, Judges, OperationsRoutes
 from router.http.platforms import InvocationRoutes, VertexRoutes
 from router.http.request_validator import RequestRecord, RequestValidator
-from router.http.responses.background import ResponseStore
 from router.http.responses.routes import ResponseRoutes
+from router.http.responses.store import ResponseStore
 from router.http.resumption import Resumption
 from router.http.schema import SchemaReader
 from router.http.server.access import ANY_ORIGIN, Access, Cors

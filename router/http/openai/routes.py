@@ -16,18 +16,7 @@ from starlette.responses import Response
 from router.engine.infer import Completion, ranked
 from router.http.conversation import AnswerService
 from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames, joined
-from router.http.openai.schema import (
-    LAST_EVENT,
-    ChatBody,
-    ChatCompletion,
-    ChatCompletionChunk,
-    CompletionBody,
-    OpenAiAnswer,
-    OpenAiBody,
-    TextCompletion,
-    TextCompletionChunk,
-)
-from router.http.openai.stream import (
+from router.http.openai.reply import (
     FINISH_REASONS,
     ChatEncoder,
     ChoiceEncoder,
@@ -39,6 +28,17 @@ from router.http.openai.stream import (
     calls_reason,
     completion_reason,
     prompt_fields,
+)
+from router.http.openai.schema import (
+    LAST_EVENT,
+    ChatBody,
+    ChatCompletion,
+    ChatCompletionChunk,
+    CompletionBody,
+    OpenAiAnswer,
+    OpenAiBody,
+    TextCompletion,
+    TextCompletionChunk,
 )
 from router.http.request_validator import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs

@@ -21,16 +21,6 @@ from router.http.conversation import AnswerFrames, AnswerService, Turn
 from router.http.errors import Dialect, HttpError
 from router.http.logprobs import ChatLogprobs, TokenNames
 from router.http.request_validator import RequestRecord
-from router.http.responses.background import (
-    MAX_ENDED,
-    BackgroundResponse,
-    Job,
-    Jobs,
-    LogResponse,
-    ResponseStore,
-    Stored,
-    fit,
-)
 from router.http.responses.reply import Output, Reply, ResponseEncoder, status_of
 from router.http.responses.schema import (
     CountInputBody,
@@ -39,6 +29,16 @@ from router.http.responses.schema import (
     ResponseBody,
     check_outputs,
     turns_of,
+)
+from router.http.responses.store import (
+    MAX_ENDED,
+    BackgroundResponse,
+    Job,
+    Jobs,
+    LogResponse,
+    ResponseStore,
+    Stored,
+    fit,
 )
 from router.http.resumption import EventsGone, Reader
 from router.http.server.docs import ApiRoute, RouteDocs

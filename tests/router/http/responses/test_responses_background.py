@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.http.responses.background import Job
+from router.http.responses.store import Job
 from tests.fake_script import letters
 from tests.fakes import FakeShard
 from tests.router.http.harness import House, housing, listening, open_request

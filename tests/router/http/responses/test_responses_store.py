@@ -2,8 +2,8 @@
 
 import pytest
 
-from router.http.responses.background import ResponseStore, Stored
 from router.http.responses.schema import FunctionCall, FunctionOutput, Item, MessageItem
+from router.http.responses.store import ResponseStore, Stored
 
 ME = b"me"
 YOU = b"you"
