@@ -40,7 +40,7 @@ from bench.quick_shard import (
 )
 from proto.contract import Generation, SampledToken, SamplingParams, StepResult, StopParams
 from router.engine.stream import Stream
-from router.http.request_validator import RequestRecord
+from router.http.request_record import RequestRecord
 from router.http.tgi import GenerateFrames
 from router.request.request import Event, GenerateRequest
 from router.scheduler.allocator import Allocator

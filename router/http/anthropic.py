@@ -1,14 +1,10 @@
-"""Anthropic's bodies: turns of strings or blocks, tools and the choice among them.
+"""Anthropic's Messages: /v1/messages and /v1/messages/count_tokens.
+
+    turns of strings or blocks, tools --MessagesBody--> ChatPrompt, RawParams
+    an answer --message | MessageEncoder--> one Message, or events of its blocks
 
 Of blocks this server reads those of text, of calls of tools and of their results; every other one
 is refused by its place and type. A result is a turn by itself, as chat templates have it.
-
-Anthropic's Message: its content, its end and its usage.
-
-The events of an answer by Anthropic's Messages: blocks of text and of calls of tools.
-
-/v1/messages and /v1/messages/count_tokens: turns in, a message or its events out.
-
 `anthropic-version` may say anything or be absent: there is one version so far.
 """
 
@@ -39,7 +35,8 @@ from router.http.conversation import (
     read_texts,
 )
 from router.http.errors import Dialect, Problem
-from router.http.request_validator import RequestRecord, normalize
+from router.http.openai.schema import normalize
+from router.http.request_record import RequestRecord
 from router.http.schema import Harmless, Schema, StrictSchema, object_schema
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
@@ -51,10 +48,6 @@ from router.request.request import Finished, TokenGenerated
 _ROLES = ("user", "assistant", "system")
 # Between turns of one side that are joined, which Anthropic promises and templates may need.
 _JOINT = "\n\n"
-
-
-def _read_text(value: Any, place: str) -> str:
-    return "".join(read_texts(value, place, ("text",), "block"))
 
 
 def _read_turns(value: Any) -> tuple[Turn, ...]:
@@ -72,6 +65,10 @@ def _read_turns(value: Any) -> tuple[Turn, ...]:
         else:
             joined += neighbours
     return tuple(joined)
+
+
+def _read_text(value: Any, place: str) -> str:
+    return "".join(read_texts(value, place, ("text",), "block"))
 
 
 def _is_text(turn: Turn) -> bool:
@@ -151,7 +148,6 @@ _TURNS_SCHEMA: dict[str, Any] = {
         {"role": {"enum": [*_ROLES]}, "content": {"anyOf": [_STRING, _BLOCKS_SCHEMA]}}
     ),
 }
-
 Turns = Annotated[tuple[Turn, ...], PlainValidator(_read_turns), WithJsonSchema(_TURNS_SCHEMA)]
 System = Annotated[str, PlainValidator(_read_system), WithJsonSchema(_TEXT_SCHEMA)]
 
@@ -213,20 +209,6 @@ def _allowed_tool(tool: Tool, place: str) -> AllowedTool:
     return AllowedTool(tool.name, arguments_schema(schema, place), place)
 
 
-_MAX_TEMPERATURE = 1.0
-
-_COUNTED: Mapping[str, Harmless] = MappingProxyType(
-    {
-        "speed": ("standard",),
-        # Adaptive thinking may be none.
-        "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
-    }
-)
-_UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
-    {**_COUNTED, "container": (), "diagnostics": {}, "inference_geo": ()}
-)
-
-
 class Metadata(Schema):
     """`metadata`, which has no effect."""
 
@@ -247,6 +229,15 @@ class OutputConfig(Schema):
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+
+
+_COUNTED: Mapping[str, Harmless] = MappingProxyType(
+    {
+        "speed": ("standard",),
+        # Adaptive thinking may be none.
+        "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
+    }
+)
 
 
 class CountBody(StrictSchema):
@@ -288,6 +279,12 @@ class CountBody(StrictSchema):
             may_call=self.allowed_tools is not None,
             continues=last.role == "assistant" and not last.calls,
         )
+
+
+_MAX_TEMPERATURE = 1.0
+_UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
+    {**_COUNTED, "container": (), "diagnostics": {}, "inference_geo": ()}
+)
 
 
 class MessagesBody(CountBody):

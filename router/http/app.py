@@ -30,7 +30,8 @@ from router.http.logprobs import TokenNames
 from router.http.openai.routes import ChatRoutes, CompletionRoutes
 from router.http.operations import ConstraintRoutes, Judges, OperationsRoutes
 from router.http.platforms import InvocationRoutes, VertexRoutes
-from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
 from router.http.resumption import Resumption

@@ -1,13 +1,11 @@
-"""The JSON of clients: what is read, and the bounds on its shape.
+"""Bodies of requests, from bytes to JSON within bounds; JSON answers; the client's disconnect.
+
+    request --BodyReader--> bytes --ParserThread--> parse_json: value
 
 Lone surrogates, NaN and infinities are no JSON here, nor is what is wider or deeper than a bound:
 a parser, and whoever validates what it has made, holds the interpreter's lock all the while, so
 that every stream of the server waits. The numbers of lists and objects, of texts and of values are
 checked before anything is parsed, by counting bytes; the others before anything is validated.
-
-A thread for long bodies, so that nothing else of the server waits for them.
-
-Bodies of requests as bytes, answers in JSON, and the client's disconnect.
 """
 
 import asyncio
@@ -43,6 +41,13 @@ _PIECE_LEN = 1 << 16
 _CONTAINERS = (dict, list)
 _MAX_STRINGS = 1 << 16
 _MAX_VALUES = 1 << 17
+# Bytes that take about a millisecond.
+_IN_PLACE_LEN = 1 << 14
+T = TypeVar("T")
+MIN_BODY_LEN = 16_384
+# Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
+_CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
+_MAX_DROPPED_LEN = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,179 +67,6 @@ class JsonBounds:
 
 
 DEFAULT_BOUNDS = JsonBounds()
-
-
-class MalformedJson(HttpError):
-    """Text that is no JSON, with the place."""
-
-    def __init__(self, subject: str, text: bytes, error: orjson.JSONDecodeError) -> None:
-        super().__init__(400, "validation", f"{subject}: {_reason(text, error)}")
-
-
-def parse_json(body: bytes, bounds: JsonBounds = DEFAULT_BOUNDS) -> Any:
-    """The JSON value of a body. Raises HttpError (400, with the place)."""
-    check_width(body, bounds)
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise MalformedJson("the body is not JSON", body, error) from error
-    if isinstance(value, dict):
-        check_shape(body, value)
-    return value
-
-
-def almost_json(text: bytes, id_field: str) -> dict[str, Any] | None:
-    """The object of a text that would be JSON but for NaN, infinities or lone surrogates.
-
-    Python's own `json` writes them. None for any other text, for one whose `id_field` is no whole
-    number of 64 bits, and for a long one, which is slow to read.
-    """
-    if len(text) > _MAX_ALMOST_JSON_LEN:
-        return None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    number = value.get(id_field) if isinstance(value, dict) else None
-    return value if type(number) is int and -(1 << 63) <= number < 1 << 63 else None
-
-
-def check_width(body: bytes, bounds: JsonBounds = DEFAULT_BOUNDS) -> None:
-    """Raise HttpError for JSON with too many lists and objects, texts or values, unparsed."""
-    # Those in strings are counted too, until there are so many that it matters.
-    if body.count(b'"') > 2 * bounds.max_strings:
-        num_strings = _without_escapes(body).count(b'"') // 2
-        _check_count(num_strings, bounds.max_strings, "keys and texts")
-    if _num_openings(body) > MAX_CONTAINERS:
-        num_containers = sum(map(_num_openings, _outside_strings(body)))
-        _check_count(num_containers, MAX_CONTAINERS, "lists and objects")
-    if body.count(b",") >= bounds.max_values:
-        num_values = 1 + sum(piece.count(b",") for piece in _outside_strings(body))
-        _check_count(num_values, bounds.max_values, "values")
-
-
-def check_shape(body: bytes, value: Mapping[str, Any]) -> None:
-    """Raise HttpError for a value that is nested too deep, or has an object or a list that is too
-    wide; `body` is its text.
-    """
-    if len(body) <= _SHORT_LEN and _num_openings(body) <= MAX_DEPTH:
-        return
-    _check_keys(value, None)
-    for key, child in value.items():
-        if isinstance(child, _CONTAINERS) and key != _BIAS:
-            _check_part(child, key)
-
-
-def _check_count(count: int, most: int, what: str) -> None:
-    if count > most:
-        raise HttpError(400, "validation", f"JSON must have at most {most} {what}. Given: {count}")
-
-
-def _num_openings(text: bytes) -> int:
-    return text.count(b"[") + text.count(b"{")
-
-
-def _without_escapes(body: bytes) -> bytes:
-    return body.replace(rb"\\", b"").replace(rb"\"", b"")
-
-
-def _outside_strings(body: bytes) -> Iterator[bytes]:
-    """What is no part of a string, in pieces."""
-    plain = _without_escapes(body)
-    is_inside = False
-    for start in range(0, len(plain), _PIECE_LEN):
-        parts = plain[start : start + _PIECE_LEN].split(b'"')
-        yield b"".join(parts[is_inside::2])
-        is_inside ^= len(parts) % 2 == 0
-
-
-def _check_part(part: Any, name: str) -> None:
-    level = [part]
-    for _ in range(MAX_DEPTH - 1):
-        below: list[Any] = []
-        for parent in level:
-            if isinstance(parent, dict):
-                _check_keys(parent, name)
-                below += [
-                    child
-                    for key, child in parent.items()
-                    if isinstance(child, _CONTAINERS) and key != _BIAS
-                ]
-            else:
-                children = [child for child in parent if isinstance(child, _CONTAINERS)]
-                if len(children) > MAX_ITEMS:
-                    rule = f"may have at most {MAX_ITEMS} objects or lists in a list"
-                    raise _misshapen(name, f"{rule}. Given: {len(children)}")
-                below += children
-        level = below
-        if not level:
-            return
-    raise _misshapen(name, f"is nested more than {MAX_DEPTH} levels deep")
-
-
-def _check_keys(parent: Mapping[str, Any], name: str | None) -> None:
-    if len(parent) <= MAX_KEYS:
-        return
-    rule = f"may have at most {MAX_KEYS} keys in an object. Given: {len(parent)}"
-    if name is None:
-        raise HttpError(400, "validation", f"the JSON {rule}")
-    raise _misshapen(name, rule)
-
-
-def _misshapen(name: str, rule: str) -> HttpError:
-    shown = name if len(name) <= _MAX_QUOTED_LEN else name[:_MAX_QUOTED_LEN] + "..."
-    return HttpError(400, "validation", f"`{shown}` {rule}", field=name)
-
-
-def _reason(body: bytes, error: orjson.JSONDecodeError) -> str:
-    try:
-        body.decode()
-    except UnicodeDecodeError as broken:
-        return f"byte {broken.start} is not valid UTF-8"
-    return str(error)
-
-
-# Bytes that take about a millisecond.
-_IN_PLACE_LEN = 1 << 14
-
-T = TypeVar("T")
-
-
-class ParserThread:
-    """Parses and validates long bodies.
-
-    Two megabytes take a tenth of a second, while which every stream of the server would wait. A
-    thread lets the event loop in every few milliseconds; it is one for all, since the loop takes
-    turns with each that there is.
-    """
-
-    def __init__(self, bounds: JsonBounds) -> None:
-        """`bounds` are those of the bodies."""
-        self.bounds = bounds
-        self._worker = WorkerThreads(1, "parser")
-
-    def start(self) -> None:
-        """Starts the thread now. Raises NoThreads."""
-        self._worker.start()
-
-    async def run(self, body_len: int, work: Callable[[], T]) -> T:
-        """What `work` on so many bytes returns."""
-        if body_len <= _IN_PLACE_LEN:
-            return work()
-        return await self._worker.run(work)
-
-
-MIN_BODY_LEN = 16_384
-# Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
-_CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
-_MAX_DROPPED_LEN = 1 << 26
-
-
-class ClientLeft(HttpError):
-    """The client disconnected before its answer was made. Nobody reads it, but logs hold it."""
-
-    def __init__(self) -> None:
-        super().__init__(499, "cancelled", "the client left")
 
 
 class BodyReader:
@@ -308,42 +140,6 @@ class BodyReader:
         return HttpError(413, "payload_too_large", message)
 
 
-def json_response(answer: object, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer of 200 in JSON."""
-    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
-
-
-def body_part(data: bytes, *, more: bool) -> Message:
-    """A part of an answer's body in ASGI."""
-    return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-async def until_disconnected(receive: Receive) -> None:
-    """Returns when the client has left. The body must have been read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns; cancels it and raises ClientLeft as soon as the client leaves."""
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(until_disconnected(request.receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientLeft()
-        return working.result()
-    finally:
-        await end(working, leaving)
-
-
-async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancels what still runs and waits for its end; results and errors stay in the tasks."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
 def _check_media_type(content_type: str | None) -> None:
     media_type = (content_type or "").partition(";")[0].strip().lower()
     if media_type == "application/json" or (
@@ -363,3 +159,200 @@ def _check_encoding(coding: str | None) -> None:
             "unsupported_media_type",
             f"the body must be sent as it is, without a content-encoding, got `{coding[:60]}`",
         )
+
+
+class ParserThread:
+    """Parses and validates long bodies.
+
+    Two megabytes take a tenth of a second, while which every stream of the server would wait. A
+    thread lets the event loop in every few milliseconds; it is one for all, since the loop takes
+    turns with each that there is.
+    """
+
+    def __init__(self, bounds: JsonBounds) -> None:
+        """`bounds` are those of the bodies."""
+        self.bounds = bounds
+        self._worker = WorkerThreads(1, "parser")
+
+    def start(self) -> None:
+        """Starts the thread now. Raises NoThreads."""
+        self._worker.start()
+
+    async def run(self, body_len: int, work: Callable[[], T]) -> T:
+        """What `work` on so many bytes returns."""
+        if body_len <= _IN_PLACE_LEN:
+            return work()
+        return await self._worker.run(work)
+
+
+class MalformedJson(HttpError):
+    """Text that is no JSON, with the place."""
+
+    def __init__(self, subject: str, text: bytes, error: orjson.JSONDecodeError) -> None:
+        super().__init__(400, "validation", f"{subject}: {_reason(text, error)}")
+
+
+def _reason(body: bytes, error: orjson.JSONDecodeError) -> str:
+    try:
+        body.decode()
+    except UnicodeDecodeError as broken:
+        return f"byte {broken.start} is not valid UTF-8"
+    return str(error)
+
+
+def parse_json(body: bytes, bounds: JsonBounds = DEFAULT_BOUNDS) -> Any:
+    """The JSON value of a body. Raises HttpError (400, with the place)."""
+    check_width(body, bounds)
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MalformedJson("the body is not JSON", body, error) from error
+    if isinstance(value, dict):
+        check_shape(body, value)
+    return value
+
+
+def almost_json(text: bytes, id_field: str) -> dict[str, Any] | None:
+    """The object of a text that would be JSON but for NaN, infinities or lone surrogates.
+
+    Python's own `json` writes them. None for any other text, for one whose `id_field` is no whole
+    number of 64 bits, and for a long one, which is slow to read.
+    """
+    if len(text) > _MAX_ALMOST_JSON_LEN:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    number = value.get(id_field) if isinstance(value, dict) else None
+    return value if type(number) is int and -(1 << 63) <= number < 1 << 63 else None
+
+
+def check_width(body: bytes, bounds: JsonBounds = DEFAULT_BOUNDS) -> None:
+    """Raise HttpError for JSON with too many lists and objects, texts or values, unparsed."""
+    # Those in strings are counted too, until there are so many that it matters.
+    if body.count(b'"') > 2 * bounds.max_strings:
+        num_strings = _without_escapes(body).count(b'"') // 2
+        _check_count(num_strings, bounds.max_strings, "keys and texts")
+    if _num_openings(body) > MAX_CONTAINERS:
+        num_containers = sum(map(_num_openings, _outside_strings(body)))
+        _check_count(num_containers, MAX_CONTAINERS, "lists and objects")
+    if body.count(b",") >= bounds.max_values:
+        num_values = 1 + sum(piece.count(b",") for piece in _outside_strings(body))
+        _check_count(num_values, bounds.max_values, "values")
+
+
+def _check_count(count: int, most: int, what: str) -> None:
+    if count > most:
+        raise HttpError(400, "validation", f"JSON must have at most {most} {what}. Given: {count}")
+
+
+def _num_openings(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _without_escapes(body: bytes) -> bytes:
+    return body.replace(rb"\\", b"").replace(rb"\"", b"")
+
+
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    """What is no part of a string, in pieces."""
+    plain = _without_escapes(body)
+    is_inside = False
+    for start in range(0, len(plain), _PIECE_LEN):
+        parts = plain[start : start + _PIECE_LEN].split(b'"')
+        yield b"".join(parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0
+
+
+def check_shape(body: bytes, value: Mapping[str, Any]) -> None:
+    """Raise HttpError for a value that is nested too deep, or has an object or a list that is too
+    wide; `body` is its text.
+    """
+    if len(body) <= _SHORT_LEN and _num_openings(body) <= MAX_DEPTH:
+        return
+    _check_keys(value, None)
+    for key, child in value.items():
+        if isinstance(child, _CONTAINERS) and key != _BIAS:
+            _check_part(child, key)
+
+
+def _check_part(part: Any, name: str) -> None:
+    level = [part]
+    for _ in range(MAX_DEPTH - 1):
+        below: list[Any] = []
+        for parent in level:
+            if isinstance(parent, dict):
+                _check_keys(parent, name)
+                below += [
+                    child
+                    for key, child in parent.items()
+                    if isinstance(child, _CONTAINERS) and key != _BIAS
+                ]
+            else:
+                children = [child for child in parent if isinstance(child, _CONTAINERS)]
+                if len(children) > MAX_ITEMS:
+                    rule = f"may have at most {MAX_ITEMS} objects or lists in a list"
+                    raise _misshapen(name, f"{rule}. Given: {len(children)}")
+                below += children
+        level = below
+        if not level:
+            return
+    raise _misshapen(name, f"is nested more than {MAX_DEPTH} levels deep")
+
+
+def _check_keys(parent: Mapping[str, Any], name: str | None) -> None:
+    if len(parent) <= MAX_KEYS:
+        return
+    rule = f"may have at most {MAX_KEYS} keys in an object. Given: {len(parent)}"
+    if name is None:
+        raise HttpError(400, "validation", f"the JSON {rule}")
+    raise _misshapen(name, rule)
+
+
+def _misshapen(name: str, rule: str) -> HttpError:
+    shown = name if len(name) <= _MAX_QUOTED_LEN else name[:_MAX_QUOTED_LEN] + "..."
+    return HttpError(400, "validation", f"`{shown}` {rule}", field=name)
+
+
+def json_response(answer: object, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of 200 in JSON."""
+    return Response(orjson.dumps(answer), headers=headers, media_type="application/json")
+
+
+def body_part(data: bytes, *, more: bool) -> Message:
+    """A part of an answer's body in ASGI."""
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+class ClientLeft(HttpError):
+    """The client disconnected before its answer was made. Nobody reads it, but logs hold it."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "cancelled", "the client left")
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns; cancels it and raises ClientLeft as soon as the client leaves."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(until_disconnected(request.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft()
+        return working.result()
+    finally:
+        await end(working, leaving)
+
+
+async def until_disconnected(receive: Receive) -> None:
+    """Returns when the client has left. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels what still runs and waits for its end; results and errors stay in the tasks."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

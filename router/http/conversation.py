@@ -16,7 +16,8 @@ from router.engine.infer import Completion, Infer
 from router.engine.validation import Limits, RawParams
 from router.http.bodies import json_response, unless_disconnected
 from router.http.errors import Dialect, Problem, problem_of
-from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestValidator
 from router.http.schema import Schema, SchemaReader
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream, Frames

@@ -1,12 +1,8 @@
-"""The router's errors as HTTP answers: the one place where domain errors meet status codes.
-
-Errors of HTTP requests, rendered as TGI's, OpenAI's or Anthropic's error bodies.
+"""Errors as HTTP answers: the one place where domain errors meet status codes.
 
 TGI's routes answer `{"error", "error_type"}`; everything under `/v1` answers OpenAI's
 `{"error": {"message", "type", "param", "code"}}`, but for `/v1/messages`, which answers Anthropic's
 `{"type": "error", "error": {"type", "message"}, "request_id"}`.
-
-Whether the server fails by bugs again and again, so that it should get no more requests.
 """
 
 import time
@@ -34,6 +30,25 @@ from router.request.errors import (
     Unhealthy,
     Unsupported,
 )
+
+# Statuses that have an error type of their own in Anthropic's API.
+_ANTHROPIC_TYPES: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+# From so many on, in such a time, failures by bugs are no chance.
+_MANY = 5
+_WITHIN_S = 60.0
+# When a request that ended with its server may be asked of the next one.
+NEXT_SERVER_S = 1.0
+_INVALID = "invalid_request_error"
+_UNAVAILABLE = "service_unavailable_error"
 
 
 class Dialect(Enum):
@@ -132,16 +147,6 @@ class Problem:
         return b"data: " + body + b"\n\n"
 
 
-def retry_headers(retry_after_s: float | None) -> dict[str, str]:
-    """The standard's whole seconds, and the milliseconds that OpenAI's client reads."""
-    if retry_after_s is None:
-        return {}
-    return {
-        "retry-after": str(ceil(retry_after_s)),
-        "retry-after-ms": str(ceil(1000 * retry_after_s)),
-    }
-
-
 def tgi_body(message: str, error_type: str, **details: object) -> bytes:
     """TGI's error body."""
     return orjson.dumps({"error": message, "error_type": error_type, **details})
@@ -155,19 +160,6 @@ def openai_body(
     return orjson.dumps({"error": error})
 
 
-# Statuses that have an error type of their own in Anthropic's API.
-_ANTHROPIC_TYPES: Mapping[int, str] = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-
-
 def in_anthropic(problem: Problem, message: str, request_id: str | None) -> Problem:
     """An OpenAI problem in Anthropic's dialect: the same status, but 400 for 422."""
     if problem.status == 422:
@@ -179,43 +171,14 @@ def in_anthropic(problem: Problem, message: str, request_id: str | None) -> Prob
     return replace(problem, body=body, headers={**problem.headers, **headers})
 
 
-_MANY = 5
-_WITHIN_S = 60.0
-
-
-class InternalErrors:
-    """Requests that failed by a bug, with no other that succeeded since the first of them.
-
-    Owned by the access layer, read by the health routes.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._num_failed = 0
-        self._last_s = 0.0
-
-    @property
-    def are_many(self) -> bool:
-        """True from the fifth in a row on, until one succeeds or a minute passes without any."""
-        return self._num_failed >= _MANY and self._clock() - self._last_s < _WITHIN_S
-
-    def ended(self, method: str, error_type: str | None) -> None:
-        """A request has ended. Those that only read, probes among them, prove nothing."""
-        if error_type == "internal_error":
-            now_s = self._clock()
-            is_recent = now_s - self._last_s < _WITHIN_S
-            self._num_failed = self._num_failed + 1 if is_recent else 1
-            self._last_s = now_s
-        elif error_type is None and method == "POST":
-            self._num_failed = 0
-
-
-# When a request that ended with its server may be asked of the next one.
-_NEXT_SERVER_S = 1.0
-
-
-_INVALID = "invalid_request_error"
-_UNAVAILABLE = "service_unavailable_error"
+def retry_headers(retry_after_s: float | None) -> dict[str, str]:
+    """The standard's whole seconds, and the milliseconds that OpenAI's client reads."""
+    if retry_after_s is None:
+        return {}
+    return {
+        "retry-after": str(ceil(retry_after_s)),
+        "retry-after-ms": str(ceil(1000 * retry_after_s)),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,4 +270,31 @@ def _details(error: RouterError) -> dict[str, object]:
 def _retry_after_s(error: RouterError) -> float | None:
     if isinstance(error, Refused):
         return error.retry_after_s
-    return _NEXT_SERVER_S if isinstance(error, ServerStopped) else None
+    return NEXT_SERVER_S if isinstance(error, ServerStopped) else None
+
+
+class InternalErrors:
+    """Requests that failed by a bug, with no other that succeeded since the first of them.
+
+    Owned by the access layer, read by the health routes.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._num_failed = 0
+        self._last_s = 0.0
+
+    @property
+    def are_many(self) -> bool:
+        """True from the fifth in a row on, until one succeeds or a minute passes without any."""
+        return self._num_failed >= _MANY and self._clock() - self._last_s < _WITHIN_S
+
+    def ended(self, method: str, error_type: str | None) -> None:
+        """A request has ended. Those that only read, probes among them, prove nothing."""
+        if error_type == "internal_error":
+            now_s = self._clock()
+            is_recent = now_s - self._last_s < _WITHIN_S
+            self._num_failed = self._num_failed + 1 if is_recent else 1
+            self._last_s = now_s
+        elif error_type is None and method == "POST":
+            self._num_failed = 0

@@ -1,6 +1,4 @@
-"""/constraints/check: whether texts satisfy a grammar, without generating any.
-
-The operator's routes: health, /info, /metrics and /v1/models.
+"""The routes that generate nothing: health, /info, /metrics, /v1/models, /constraints/check.
 
     /health/live       the process answers
     /health/ready      a request would be served now; also /health, /ping and GET /, as with TGI,
@@ -20,7 +18,7 @@ from pydantic import ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from constraints.results import Judgement, JudgeResult
+from constraints.results import JudgeResult
 from constraints.spec import ConstraintSpec
 from router.engine.infer import Infer
 from router.engine.validation import Limits
@@ -37,6 +35,7 @@ from router.telemetry.metrics import Metrics
 
 _MAX_TEXTS = 256
 _FAILURES = {429: "Too many constraints wait to be compiled"}
+_METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class ConstraintCheckBody(Schema):
@@ -130,24 +129,17 @@ def _answer(texts: list[str], judged: JudgeResult) -> dict[str, object]:
         "not_enforced": list(judged.not_enforced),
         "dropped_phrases": list(judged.dropped_phrases),
         "results": [
-            _result(text, judgement)
+            {
+                "text": text,
+                "accepted": judgement.accepted,
+                "position": judgement.position,
+                "expected": list(judgement.expected),
+                "num_legal_tokens": judgement.num_legal,
+                **({} if judgement.failure is None else {"error": judgement.failure}),
+            }
             for text, judgement in zip(texts, judged.judgements, strict=True)
         ],
     }
-
-
-def _result(text: str, judgement: Judgement) -> dict[str, object]:
-    result: dict[str, object] = {
-        "text": text,
-        "accepted": judgement.accepted,
-        "position": judgement.position,
-        "expected": list(judgement.expected),
-        "num_legal_tokens": judgement.num_legal,
-    }
-    return result if judgement.failure is None else result | {"error": judgement.failure}
-
-
-_METRICS_MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Info(AnswerModel):

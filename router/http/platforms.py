@@ -23,7 +23,8 @@ from router.engine.infer import Infer
 from router.http.bodies import json_response, unless_disconnected
 from router.http.openai.routes import ChatRoutes
 from router.http.openai.schema import ChatBody, CompletionBody
-from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestValidator
 from router.http.schema import AnswerModel, Schema, SchemaReader, parse_part
 from router.http.server.docs import NO_MODEL, ApiRoute, Handler, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers

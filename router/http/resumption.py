@@ -7,7 +7,7 @@ A stream that nobody reads for `grace_s` seconds ends as if its client had left;
 is kept as long. It is read on by whoever has its id and, where keys are needed, the same key, under
 the same path. It knows no API's events.
 
-The last events of one stream, numbered, so that its reader may come back for them.
+What such a stream sends goes through its log:
 
     0 ... first ... next ... end        of the events' numbers
           |  taken  | waits |
@@ -41,6 +41,16 @@ from router.http.sse import KEEP_ALIVE, KEEP_ALIVE_S
 MAX_LOG_LEN = 1 << 18
 _SEPARATOR = b"\n\n"
 _DISPLACED = b": another connection reads on\n\n"
+_logger = logging.getLogger(__name__)
+OPT_IN_HEADER = "x-resumable"
+ID_HEADER = "last-event-id"
+MAX_BYTES = 64 * 2**20
+# What waits and what was taken may each be as long as a log.
+_MAX_STREAMS = MAX_BYTES // (2 * MAX_LOG_LEN)
+_CHOICES: Mapping[str, bool] = MappingProxyType(
+    {"true": True, "1": True, "false": False, "0": False}
+)
+_EVENT_ID = re.compile(r"([0-9a-f]{32})-(\d{1,9})", re.ASCII)
 
 
 class EventsGone(Exception):
@@ -235,19 +245,6 @@ async def read_out(reader: Reader, receive: Receive, send: Send) -> None:
     finally:
         await end(leaving, reading)
         reader.close()
-
-
-_logger = logging.getLogger(__name__)
-
-OPT_IN_HEADER = "x-resumable"
-ID_HEADER = "last-event-id"
-MAX_BYTES = 64 * 2**20
-# What waits and what was taken may each be as long as a log.
-_MAX_STREAMS = MAX_BYTES // (2 * MAX_LOG_LEN)
-_CHOICES: Mapping[str, bool] = MappingProxyType(
-    {"true": True, "1": True, "false": False, "0": False}
-)
-_EVENT_ID = re.compile(r"([0-9a-f]{32})-(\d{1,9})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig
 from router.engine.validation import Limits
 from router.http.errors import model_not_found
-from router.http.request_validator import RequestRecord
+from router.http.request_record import RequestRecord
 from router.request.errors import StartupFailed
 from router.request.request import Finished
 

@@ -1,20 +1,13 @@
-"""Bodies and answers of TGI's routes; bodies become raw parameters. Names are those of TGI's.
+"""TGI's routes: /generate, /generate_stream, POST /, /tokenize and /chat_tokenize.
 
-Every optional field takes an explicit null for its absence.
+    body --to_raw--> RawParams --RequestValidator--> request --Infer--> reply | GenerateFrames
 
-TGI's answers that do not stream, as plain dicts and JSON. Keys are in TGI's order.
-
-TGI's stream: one server-sent event for each token.
+Names of fields, the order of keys and the texts of errors are TGI's. Every optional field takes an
+explicit null for its absence. A stream's body begins before its request is validated, as with TGI:
+what goes wrong then is an event in it. There is one event for each token, and no `[DONE]`:
 
     data: {"index", "token", "top_tokens"?, "generated_text": null, "details": null}     each token
     data: {"index", "token", "top_tokens"?, "generated_text": str, "details": {...}}     the last
-
-No `[DONE]`: the stream just ends. Keys are in TGI's order.
-
-TGI's routes: /generate, /generate_stream, POST /, /tokenize and /chat_tokenize.
-
-A stream's body begins before its request is validated, as with TGI: what goes wrong then is an
-event in it.
 """
 
 import asyncio
@@ -36,7 +29,8 @@ from router.http.bodies import json_response, unless_disconnected
 from router.http.errors import Dialect, problem_of
 from router.http.openai.routes import ChatRoutes
 from router.http.openai.schema import ChatBody
-from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestValidator
 from router.http.schema import (
     AnswerModel,
     ConstrainedAnswer,
@@ -55,6 +49,27 @@ from router.text.control_tokens import visible
 from router.text.tokenizer import Tokenizer, TokenSpan, check_fits
 
 TgiFinishReason = Literal["length", "eos_token", "stop_sequence", "deadline"]
+FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
+    {
+        FinishReason.LENGTH: "length",
+        FinishReason.EOS: "eos_token",
+        FinishReason.STOP_TOKEN: "stop_sequence",
+        FinishReason.STOP_STRING: "stop_sequence",
+        FinishReason.CONSTRAINT_COMPLETE: "eos_token",
+        FinishReason.DEADLINE: "deadline",
+        # No request of TGI's can ask for a pause; it would be a limit on tokens.
+        FinishReason.PAUSED: "length",
+    }
+)
+_SPANS_AT_ONCE = 2000
+_FRAME = (
+    b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b}%b,'
+    b'"generated_text":%b,"details":%b}\n\n'
+)
+# A sequence can end without a token of its own, by its deadline; clients still look for one.
+_NO_TOKEN = TokenGenerated(TokenLogprob(0, "", None, special=True), "")
+# Tokens that are shown at once, unless the model's context is larger.
+_MAX_SPANS = 1 << 16
 
 
 class Parameters(SamplingFields):
@@ -238,21 +253,6 @@ def to_raw(parameters: Parameters) -> RawParams:
     )
 
 
-FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
-    {
-        FinishReason.LENGTH: "length",
-        FinishReason.EOS: "eos_token",
-        FinishReason.STOP_TOKEN: "stop_sequence",
-        FinishReason.STOP_STRING: "stop_sequence",
-        FinishReason.CONSTRAINT_COMPLETE: "eos_token",
-        FinishReason.DEADLINE: "deadline",
-        # No request of TGI's can ask for a pause; it would be a limit on tokens.
-        FinishReason.PAUSED: "length",
-    }
-)
-_SPANS_AT_ONCE = 2000
-
-
 def reply(completions: Sequence[Completion], *, with_details: bool, prefix: str) -> dict[str, Any]:
     """The answer to a request that does not stream; `completions` are best first."""
     best, *others = completions
@@ -321,14 +321,6 @@ def _spans_json(spans: Sequence[TokenSpan]) -> bytes:
             for span in spans
         ]
     )
-
-
-_FRAME = (
-    b'data: {"index":%d,"token":{"id":%d,"text":%b,"logprob":%b,"special":%b}%b,'
-    b'"generated_text":%b,"details":%b}\n\n'
-)
-# A sequence can end without a token of its own, by its deadline; clients still look for one.
-_NO_TOKEN = TokenGenerated(TokenLogprob(0, "", None, special=True), "")
 
 
 class GenerateFrames:
@@ -411,10 +403,6 @@ def _shown(event: TokenGenerated) -> str:
 
 def _top_tokens_field(top_tokens: Sequence[TokenLogprob]) -> bytes:
     return b',"top_tokens":' + orjson.dumps([token_fields(token) for token in top_tokens])
-
-
-# Tokens that are shown at once, unless the model's context is larger.
-_MAX_SPANS = 1 << 16
 
 
 class TgiRoutes:
@@ -535,21 +523,18 @@ class TgiRoutes:
     async def _events(
         self, record: RequestRecord, body: GenerateBody
     ) -> AsyncGenerator[Sequence[Event], None]:
-        _check_streamable(body.chosen)
-        checked = await self._validator.check(record, body.inputs, to_raw(body.chosen))
+        parameters = body.chosen
+        if parameters.best_of not in (None, 1):
+            raise InvalidRequest(
+                f"`best_of` must be 1 when tokens are streamed. Given: `{parameters.best_of}`",
+                field="best_of",
+            )
+        if parameters.decoder_input_details:
+            raise InvalidRequest(
+                "`decoder_input_details` must be false when tokens are streamed. Given: `true`",
+                field="decoder_input_details",
+            )
+        checked = await self._validator.check(record, body.inputs, to_raw(parameters))
         async with aclosing(self._infer.generate(checked)) as bursts:
             async for burst in bursts:
                 yield burst
-
-
-def _check_streamable(parameters: Parameters) -> None:
-    if parameters.best_of not in (None, 1):
-        raise InvalidRequest(
-            f"`best_of` must be 1 when tokens are streamed. Given: `{parameters.best_of}`",
-            field="best_of",
-        )
-    if parameters.decoder_input_details:
-        raise InvalidRequest(
-            "`decoder_input_details` must be false when tokens are streamed. Given: `true`",
-            field="decoder_input_details",
-        )

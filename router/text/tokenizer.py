@@ -1,9 +1,8 @@
 """Text to token ids and back.
 
 Wraps the `tokenizers` library: reads tokenizer.json unchanged, keeps long texts off the event loop,
-and has each token's own text. It knows no requests and no models; no torch.
-
-Texts that are far too long for the model, found before all of them is tokenized.
+has each token's own text, and finds texts that are far too long for a model before all of them is
+tokenized. It knows no requests and no models; no torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +27,15 @@ from router.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
 _IN_PLACE_LEN = 4000
 # Token ids index tables; no vocabulary comes near this.
 _MAX_VOCAB_SIZE = 1 << 24
-
 # One of these is a token of its own in front of most texts, so that the rest is what follows it.
 _ANCHORS = ("\n", "a", ".", "0")
-
 _Result = TypeVar("_Result")
 # Its id, and the characters that it stands for.
 Token: TypeAlias = tuple[int, int, int]
+# Characters that are tokenized at once where only their number matters. A cut through a word, or a
+# normalizer that sees the whole text, changes it by a few, never by a factor of two.
+_MIN_PIECE_LEN = 1 << 14
+_MAX_PIECE_LEN = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,12 +400,6 @@ def _tokens_by_id(backend: Backend, path: Path) -> list[str | None]:
         # Not its content: the library decodes an added token as its normalizer left it.
         tokens[token_id] = backend.id_to_token(token_id)
     return tokens
-
-
-# Characters that are tokenized at once where only their number matters. A cut through a word, or a
-# normalizer that sees the whole text, changes it by a few, never by a factor of two.
-_MIN_PIECE_LEN = 1 << 14
-_MAX_PIECE_LEN = 1 << 16
 
 
 async def check_fits(

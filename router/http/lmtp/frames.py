@@ -1,8 +1,7 @@
-"""Frames of LMTP, read and written: their streams' ids, numbers and error objects as JSON.
+"""Frames of LMTP: a type, a space and JSON; the fields of each type, and prompts.
 
-The fields of each type of frame: exact types, unknown fields ignored.
-
-Prompts as LMTP's clients send them: token ids, text or the turns of a chat.
+A frame's stream id, numbers and error objects are read and written here; its fields have exact
+types, unknown ones are ignored.
 """
 
 import math
@@ -41,7 +40,6 @@ from router.text.tokenizer import Tokenizer, check_fits, check_unicode, continua
 
 # An object to be sent: the type of its frame, and its JSON.
 Message: TypeAlias = tuple[str, str]
-
 _MAX_TYPE_LEN = 40
 _UNSUPPORTED_DATA = 1003
 _INVALID_DATA = 1007
@@ -50,6 +48,12 @@ _INVALID_DATA = 1007
 _MINUS_INFINITY = "-Infinity"
 _LEAST_FLOAT = repr(-sys.float_info.max)
 _STREAM_ID_RULE = "must be a whole number of at most 64 bits"
+# Beyond these bounds the scores of long traces are infinite.
+_Count = Annotated[int, Field(ge=0, le=2**31)]
+_Logprob = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
+_Penalty = Annotated[float, Field(ge=-32.0, le=32.0)]
+# Fields of which exactly one is present.
+_FIELDS = ("prompt", "text", "messages")
 
 
 class SocketClose(Exception):
@@ -242,12 +246,6 @@ class ModelInfoFields(Schema):
     model: str | None = None
 
 
-# Beyond these bounds the scores of long traces are infinite.
-_Count = Annotated[int, Field(ge=0, le=2**31)]
-_Logprob = Annotated[float, Field(ge=-(2.0**31), le=2.0**31)]
-_Penalty = Annotated[float, Field(ge=-32.0, le=32.0)]
-
-
 def _token_ids(value: Any) -> tuple[int, ...]:
     """A list of token ids. A search sends many of them, so this is fast."""
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
@@ -301,10 +299,6 @@ class BeamsFields(Schema):
     early_stopping: Annotated[EarlyStopping, PlainValidator(_early_stopping)] = False
     max_len: Annotated[int, Field(ge=1, le=2**31)] | None = None
     num_candidates: Annotated[int, Field(ge=1)] | None = None
-
-
-# Fields of which exactly one is present.
-_FIELDS = ("prompt", "text", "messages")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """One GENERATE stream, from the fields of its frame to its last object.
 
-The objects of one GENERATE stream, as either version of the protocol writes them.
-
     version 1    TOKEN*, the last one with a finish reason, or an error object
     version 2    TOKEN* DONE, or TOKEN* and an error object
 
@@ -22,7 +20,7 @@ from router.engine.validation import Limits, RawParams
 from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame, GenerateFields, Message, Prompt, as_json, number
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
-from router.http.request_validator import normalize
+from router.http.openai.schema import normalize
 from router.http.server_info import served_name
 from router.request.errors import RouterError
 from router.request.request import (
@@ -36,10 +34,23 @@ from router.request.request import (
 
 # Tokens that version 1 sends at once: an error behind them is still seen.
 _NUM_UNDELAYED = 3
-
 # Finish reasons that are tokens of their own.
 _BY_TOKEN = (FinishReason.EOS, FinishReason.STOP_TOKEN)
 _BY_LENGTH = (FinishReason.LENGTH, FinishReason.DEADLINE, FinishReason.PAUSED)
+MAX_TOP_LOGPROBS = 256
+MAX_STOPS = 64
+# The default of LMQL's own server.
+_DEFAULT_MAX_TOKENS = 32
+# The protocol's names of `RawParams`' fields, for errors.
+_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "top_n_tokens": "top_logprobs",
+    "grammar": "constraint",
+    "max_time": "timeout_s",
+    "output_ids": "output",
+    "keep_stop_string": "include_stop",
+}
 
 
 class EncoderV1:
@@ -199,23 +210,6 @@ def usage_fields(num_prompt: int, num_cached: int, num_output: int) -> dict[str,
 
 def _short_reason(reason: FinishReason) -> str:
     return "length" if reason in _BY_LENGTH else "stop"
-
-
-MAX_TOP_LOGPROBS = 256
-MAX_STOPS = 64
-# The default of LMQL's own server.
-_DEFAULT_MAX_TOKENS = 32
-
-# The protocol's names of `RawParams`' fields, for errors.
-_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "top_n_tokens": "top_logprobs",
-    "grammar": "constraint",
-    "max_time": "timeout_s",
-    "output_ids": "output",
-    "keep_stop_string": "include_stop",
-}
 
 
 class GenerateStream:

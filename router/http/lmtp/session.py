@@ -1,11 +1,9 @@
-"""One socket, from its handshake to its close.
+"""LMTP's sockets, each a session from its handshake to its close.
 
     frames in -> HELLO, MODEL_INFO, or a stream of its own -> Outbox -> frames out
 
 A session ends when the client leaves or breaks the protocol, or when the server stops. Then its
 streams are cancelled, which cancels their requests.
-
-The ASGI application that opens LMTP sockets, and their end when the server stops.
 """
 
 import asyncio
@@ -31,14 +29,13 @@ from router.http.lmtp.frames import (
 from router.http.lmtp.generate import MAX_STOPS, MAX_TOP_LOGPROBS, GenerateStream
 from router.http.lmtp.score import ScoreStream
 from router.http.lmtp.streams import LmtpServices, Outbox, StreamContext, Streams, StreamTask
-from router.http.request_validator import RequestRecord
+from router.http.request_record import RequestRecord
 from router.http.schema import parse_part
 from router.http.server_info import served_name
 from router.request.errors import RouterError, wrong
 from router.telemetry.metrics import CLOSE_CODES, FRAMES
 
 _logger = logging.getLogger(__name__)
-
 VERSION = 2
 FEATURES = (
     "text", "messages", "constraint", "stop", "output", "cancel", "scores", "system_messages",
@@ -58,6 +55,9 @@ _INTERNAL_ERROR = 1011
 _MAX_REASON_LEN = 123
 # The time to write the last messages when the server stops.
 _FLUSH_TIMEOUT_S = 2.0
+_PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
+_GOING_AWAY = 1001
+_LOST = 1006
 
 
 class Session:
@@ -239,11 +239,6 @@ class Session:
             "eos_token_ids": list(info.limits.eos_token_ids),
             "max_total_len": info.limits.max_total_len,
         }
-
-
-_PATHS = frozenset({"/", "/lmtp", "/lmtp/"})
-_GOING_AWAY = 1001
-_LOST = 1006
 
 
 class Sockets:

@@ -1,6 +1,6 @@
-"""The open streams of one socket, each a task, and what each is made of.
+"""The open streams of one socket, each a task, and the queue of their messages.
 
-The queue of one socket's messages, in order, and the task that sends them.
+    StreamTask.run -> Streams._send -> Outbox -> one task that sends
 
 TOKENs that wait together go out in one frame: with many streams a step's tokens are one message. A
 stream whose client reads too slowly waits here, and its sequence is paused.
@@ -27,7 +27,8 @@ from router.http.lmtp.frames import (
     error_type_of,
     write_frame,
 )
-from router.http.request_validator import RequestRecord, RequestValidator
+from router.http.request_record import RequestRecord
+from router.http.request_validator import RequestValidator
 from router.http.schema import Schema, parse_part
 from router.http.server_info import ServerInfo
 from router.request.errors import Overloaded, RouterError
@@ -35,8 +36,16 @@ from router.telemetry.metrics import Metrics
 
 _GATHERED = frozenset({"TOKEN"})
 _MAX_FRAME_LEN = 1 << 16
-
 SendText = Callable[[str], Awaitable[None]]
+S = TypeVar("S", bound=Schema)
+_logger = logging.getLogger(__name__)
+ROUTE = "/lmtp"
+_RETRY_AFTER_S = 1.0
+# When a request is first looked for in the queue, and the longest pause between two looks.
+_FIRST_LOOK_S = 0.2
+_MAX_PAUSE_S = 2.0
+SendMessages = Callable[[Iterable[Message]], Awaitable[None]]
+Notify = Callable[[Mapping[str, object]], None]
 
 
 class Outbox:
@@ -111,20 +120,6 @@ class Outbox:
         if self._waiting_len <= self._max_waiting_len:
             self._has_room.set()
         return command, objects
-
-
-S = TypeVar("S", bound=Schema)
-
-_logger = logging.getLogger(__name__)
-
-ROUTE = "/lmtp"
-_RETRY_AFTER_S = 1.0
-# When a request is first looked for in the queue, and the longest pause between two looks.
-_FIRST_LOOK_S = 0.2
-_MAX_PAUSE_S = 2.0
-
-SendMessages = Callable[[Iterable[Message]], Awaitable[None]]
-Notify = Callable[[Mapping[str, object]], None]
 
 
 @dataclass(frozen=True, slots=True)

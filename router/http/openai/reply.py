@@ -1,7 +1,4 @@
-"""OpenAI's event streams: chunks of chats and of completions, ended by `[DONE]`.
-
-Parts of OpenAI's replies and chunks: envelope, usage, finish reasons, calls of tools.
-"""
+"""OpenAI's answers: whole, or as a stream of chunks that `[DONE]` ends."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -16,7 +13,7 @@ from router.engine.infer import Completion
 from router.http.errors import Dialect, problem_of
 from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames, prompt_logprobs
 from router.http.openai.schema import CompletionBody, OpenAiBody
-from router.http.request_validator import RequestRecord
+from router.http.request_record import RequestRecord
 from router.http.server_info import constraint_fields
 from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
 from router.request.errors import RouterError
@@ -43,6 +40,10 @@ FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
         FinishReason.PAUSED: "length",
     }
 )
+_DONE = b"data: [DONE]\n\n"
+# The end of a chunk, and of nothing else: JSON's texts hold no line breaks.
+_NO_USAGE = b'"usage":null}\n\n'
+_NULL = b"null"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +188,6 @@ def calls_delta(calls: CallFormat, piece: Piece) -> dict[str, Any]:
         "function": {"name": piece.name, "arguments": ""},
     }
     return {"tool_calls": [call]}
-
-
-_DONE = b"data: [DONE]\n\n"
-# The end of a chunk, and of nothing else: JSON's texts hold no line breaks.
-_NO_USAGE = b'"usage":null}\n\n'
-_NULL = b"null"
 
 
 class ChoiceEncoder(ABC):

@@ -1,9 +1,4 @@
-"""/v1/chat/completions: messages in, a message or its deltas out.
-
-And what chats and completions share: draws, envelopes, names of tokens, answers.
-
-/v1/completions: prompts in, texts or their pieces out, with OpenAI's old shape of logprobs.
-"""
+"""/v1/chat/completions and /v1/completions: messages or prompts in, choices or their chunks out."""
 
 import time
 import uuid
@@ -40,7 +35,7 @@ from router.http.openai.schema import (
     TextCompletion,
     TextCompletionChunk,
 )
-from router.http.request_validator import RequestRecord
+from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields
 from router.http.tools.calls import CallFormat
@@ -48,6 +43,7 @@ from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest, PromptScored
 
 B = TypeVar("B", bound=OpenAiBody)
+_NOTHING_SCORED = PromptScored(())
 
 
 def openai_docs(
@@ -240,9 +236,6 @@ def _chat_choice(
     if body.return_token_ids:
         choice["token_ids"] = [event.token.token_id for event in completion.tokens]
     return choice
-
-
-_NOTHING_SCORED = PromptScored(())
 
 
 class CompletionRoutes(OpenAiRoutes):

@@ -1,15 +1,13 @@
-"""Bodies of OpenAI's routes, their translation to raw parameters, and the models of answers.
+"""OpenAI's bodies, what they mean as raw parameters, and the models of OpenAI's answers.
 
-The fields that OpenAI's two bodies share, and those that are refused.
-
-A chat's messages and tools as clients send them, and as the chat template sees them.
-
-body --types--> Message --check--> what this server can read --for_template--> plain dicts
+messages, tools --ChatBody--> ChatPrompt for the template, AllowedTools
+parameters --to_raw, normalize--> RawParams in the engine's values
 """
 
 import re
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -19,7 +17,6 @@ from router.engine.validation import Limits, RawParams
 from router.http.conversation import ChatPrompt, Setting
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.openai.formats import Formats
-from router.http.request_validator import normalize
 from router.http.schema import (
     AnswerModel,
     ConstrainedAnswer,
@@ -37,6 +34,61 @@ from router.http.tools.grammar import (
     shown_functions,
 )
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, quoted, wrong
+from router.request.parameters import WARPERS, check_parameters
+from router.request.request import NUM_SEEDS
+
+# A stream's last event is this, and no JSON.
+LAST_EVENT = "[DONE]"
+
+# OpenAI's seeds have a sign.
+_MIN_SEED = -(NUM_SEEDS // 2)
+# Keeps the most probable token alone, as 0 does.
+_SMALLEST_TOP_P = 1e-6
+
+
+def normalize(raw: RawParams, limits: Limits) -> RawParams:
+    """`raw` with temperature, top_p, top_k and seed in the engine's values, not in OpenAI's, vLLM's
+    and Anthropic's, whose clients sample unless the temperature is 0.
+
+    Raises InvalidRequest for a value that breaks a rule though it has no effect.
+    """
+    _check_ranges(raw)
+    is_greedy = raw.temperature == 0
+    meant = replace(
+        raw,
+        do_sample=not is_greedy,
+        temperature=None if is_greedy else raw.temperature,
+        top_p=_SMALLEST_TOP_P if raw.top_p == 0 else None if raw.top_p == 1 else raw.top_p,
+        top_k=None if raw.top_k in (0, -1) else raw.top_k,
+        seed=_unsigned(raw),
+    )
+    if not is_greedy:
+        return meant
+    # With temperature 0 the other ways to narrow the choice mean nothing, but must be in order.
+    check_parameters(meant, limits)
+    unset: dict[str, Any] = dict.fromkeys(WARPERS)
+    return replace(meant, **unset)
+
+
+def _check_ranges(raw: RawParams) -> None:
+    """Those that are wider here than the engine's, which has no value for what is neutral."""
+    for word, rule, is_inside in (
+        ("temperature", "at least 0", (raw.temperature or 0) >= 0),
+        ("top_p", "between 0 and 1", 0 <= (raw.top_p or 0) <= 1),
+        ("top_k", "at least -1 (all, as is 0)", (raw.top_k or 0) >= -1),
+    ):
+        if not is_inside:
+            raise raw.refuse(word, rule, getattr(raw, word))
+
+
+def _unsigned(raw: RawParams) -> int | None:
+    """A negative seed is one of the upper half of the engine's."""
+    if raw.seed is None or raw.seed >= 0:
+        return raw.seed
+    if raw.seed < _MIN_SEED:
+        raise raw.refuse("seed", f"between {_MIN_SEED} and {NUM_SEEDS - 1}", raw.seed)
+    return raw.seed % NUM_SEEDS
+
 
 # For each field its neutral values, and why all others are refused.
 _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
@@ -247,7 +299,6 @@ _CONTENT_SCHEMA = {
     ]
 }
 _ARGUMENTS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
-
 Content = Annotated[
     str | list[Any] | None, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)
 ]
@@ -748,7 +799,3 @@ class TextCompletionChunk(OpenAiAnswer):
     object: Literal["text_completion"]
     choices: list[CompletionChunkChoice]
     usage: CompletionUsage | None = None
-
-
-# A stream's last event is this, and no JSON.
-LAST_EVENT = "[DONE]"

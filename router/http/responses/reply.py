@@ -1,6 +1,4 @@
-"""The Response object and its output items.
-
-The stream of a response: typed events, numbered, each with its name on a line of its own.
+"""The Response object, its output items, and its stream: typed, numbered, named events.
 
     created in_progress (output_item.added ... output_item.done)+ (completed | incomplete)
       a message:  content_part.added output_text.delta* output_text.done content_part.done
@@ -34,6 +32,13 @@ from router.http.tools.calls import CallArguments, CallBegun, CallFormat, TextPi
 from router.http.tools.calls import Piece as Read
 from router.request.errors import RouterError
 from router.request.request import Finished, TokenGenerated
+
+_INCOMPLETE = {
+    FinishReason.LENGTH: "max_output_tokens",
+    FinishReason.DEADLINE: "deadline",
+    # Nobody can ask for a pause here; it would be a limit on tokens.
+    FinishReason.PAUSED: "max_output_tokens",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +157,6 @@ def logprobs_of(tokens: Sequence[TokenGenerated], logprobs: ChatLogprobs) -> lis
     return entries
 
 
-_INCOMPLETE = {
-    FinishReason.LENGTH: "max_output_tokens",
-    FinishReason.DEADLINE: "deadline",
-    # Nobody can ask for a pause here; it would be a limit on tokens.
-    FinishReason.PAUSED: "max_output_tokens",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One response to be. `created_s` is in Unix time."""
@@ -169,17 +166,9 @@ class Reply:
     model: str
     body: ResponseBody
 
-    def in_progress(self) -> dict[str, Any]:
-        """Before there is any output."""
-        return self.unfinished("in_progress", [])
-
-    def unfinished(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        """While there is some, or where it was cancelled."""
-        return self._fields(status, output)
-
     def failed(self, message: str) -> dict[str, Any]:
         """The bad end of a stream."""
-        fields = self._fields("failed", [])
+        fields = self.fields("failed", [])
         return {**fields, "error": {"code": "server_error", "message": message}}
 
     def ended(
@@ -187,7 +176,7 @@ class Reply:
     ) -> dict[str, Any]:
         """The whole response; `completed_s` is in Unix time."""
         reason = _INCOMPLETE.get(end.reason)
-        fields = self._fields(status_of(end), output)
+        fields = self.fields(status_of(end), output)
         return {
             **fields,
             "completed_at": None if reason else completed_s,
@@ -196,8 +185,11 @@ class Reply:
             **constraint_fields(end),
         }
 
-    def _fields(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
-        """All fields, in about OpenAI's order; what was not given has OpenAI's defaults."""
+    def fields(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        """All fields of a response that has not ended, in about OpenAI's order.
+
+        What was not given has OpenAI's defaults.
+        """
         body = self.body
         return {
             "id": self.response_id,
@@ -283,7 +275,7 @@ class ResponseEncoder:
 
     def opening(self) -> bytes:
         """The response without output, twice: it was made, it has begun."""
-        response = {"response": self._reply.in_progress()}
+        response = {"response": self._reply.fields("in_progress", [])}
         return self._event("response.created", response) + self._event(
             "response.in_progress", response
         )

@@ -6,7 +6,7 @@ What may be read again is for who made it: requests with the same credentials.
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -20,7 +20,7 @@ from router.http.bodies import json_response
 from router.http.conversation import AnswerFrames, AnswerService, Turn
 from router.http.errors import Dialect, HttpError
 from router.http.logprobs import ChatLogprobs, TokenNames
-from router.http.request_validator import RequestRecord
+from router.http.request_record import RequestRecord
 from router.http.responses.reply import Output, Reply, ResponseEncoder, status_of
 from router.http.responses.schema import (
     CountInputBody,
@@ -38,7 +38,6 @@ from router.http.responses.store import (
     LogResponse,
     ResponseStore,
     Stored,
-    fit,
 )
 from router.http.resumption import EventsGone, Reader
 from router.http.server.docs import ApiRoute, RouteDocs
@@ -281,3 +280,31 @@ def _not_found(what: str, wanted_id: str, field: str) -> HttpError:
         "forgotten, since responses are kept in memory and within bounds",
         field=field,
     )
+
+
+_LEADING = ("system", "developer")
+
+
+async def fit(
+    turns: Sequence[Turn], max_len: int, count: Callable[[Sequence[Turn]], Awaitable[int]]
+) -> Sequence[Turn]:
+    """The longest end of the conversation that has at most `max_len` tokens as a prompt.
+
+    What the system says first stays, and what is left begins with a turn of the user's, since many
+    templates want one there. If nothing fits, the last such end. `count` gives a prompt's length.
+    """
+    head_len = next((i for i, turn in enumerate(turns) if turn.role not in _LEADING), len(turns))
+    head = turns[:head_len]
+    later = [i for i in range(head_len + 1, len(turns)) if turns[i].role == "user"]
+    starts = [head_len, *later]
+    low = 0
+    high = len(starts) - 1
+    # Most conversations fit as they are; among the others, each shorter end is a shorter prompt.
+    middle = low
+    while low < high:
+        if await count([*head, *turns[starts[middle] :]]) <= max_len:
+            high = middle
+        else:
+            low = middle + 1
+        middle = (low + high) // 2
+    return [*head, *turns[starts[low] :]]

@@ -1,6 +1,6 @@
-"""The bodies of Responses, with tools and the choice among them.
+"""The bodies of Responses: items of a conversation, tools and the choice among them.
 
-Items of a conversation: messages, calls and their outputs, as clients write them.
+Items are messages, calls and their outputs, as clients write them.
 """
 
 import uuid
@@ -15,7 +15,7 @@ from constraints.spec import Kind
 from router.engine.validation import Limits, RawParams
 from router.http.conversation import ChatPrompt, Setting, Turn, read_role, read_texts
 from router.http.logprobs import MAX_TOP_LOGPROBS
-from router.http.request_validator import normalize
+from router.http.openai.schema import normalize
 from router.http.schema import (
     Harmless,
     SamplingFields,
@@ -35,6 +35,13 @@ from router.http.tools.grammar import (
 )
 from router.request.errors import InvalidRequest, Unsupported, quoted, wrong
 from router.request.parameters import RawGrammar
+
+_ROLES = ("user", "assistant", "system", "developer")
+_STATUSES = ("completed", "incomplete", "in_progress")
+_INPUT_PARTS = ("input_text",)
+# What an assistant said comes back as it went out; some clients write it as input all the same.
+_OUTPUT_PARTS = ("output_text", "input_text")
+_MAX_ID_LEN = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +149,6 @@ def message_fields(
 def output_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     """A part of what the model said."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-_ROLES = ("user", "assistant", "system", "developer")
-_STATUSES = ("completed", "incomplete", "in_progress")
-_INPUT_PARTS = ("input_text",)
-# What an assistant said comes back as it went out; some clients write it as input all the same.
-_OUTPUT_PARTS = ("output_text", "input_text")
-_MAX_ID_LEN = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +272,6 @@ _ITEM_SCHEMA: dict[str, Any] = {
 _ITEMS_SCHEMA: dict[str, Any] = {
     "anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _ITEM_SCHEMA}]
 }
-
 Items = Annotated[
     tuple[Item | Reference, ...], PlainValidator(_read_items), WithJsonSchema(_ITEMS_SCHEMA)
 ]
@@ -331,47 +329,6 @@ def echoed_choice(choice: ToolChoice | None) -> Any:
 
 
 _ANY_OBJECT = {"type": "object"}
-_LOGPROBS = "message.output_text.logprobs"
-# But for the first, output that no response here has: to include it is to include nothing.
-_Includable = Literal[
-    "message.output_text.logprobs",
-    "code_interpreter_call.outputs",
-    "computer_call_output.output.image_url",
-    "file_search_call.results",
-    "message.input_image.image_url",
-    "reasoning.encrypted_content",
-    "web_search_call.action.sources",
-    "web_search_call.results",
-]
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_MAX_TOOL_CALLS = (1 << 31) - 1
-_MAX_PAIRS = 16
-_MAX_KEY_LEN = 64
-_MAX_VALUE_LEN = 512
-
-_COUNTED: Mapping[str, Harmless] = MappingProxyType(
-    {
-        "conversation": (),
-        "reasoning": {"effort": _EFFORTS},
-    }
-)
-_UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
-    {
-        **_COUNTED,
-        "access_programs": {},
-        "context_management": ([],),
-        "image": {},
-        "moderation": (),
-        "prompt": (),
-        # Whatever is computed is cached, for as long as there is room.
-        "prompt_cache_options": {
-            "mode": ("implicit", "explicit"),
-            "ttl": ("30m", "12h"),
-            "prewarm": (False,),
-        },
-        "stream_options": {"include_obfuscation": (False,)},
-    }
-)
 
 
 class TextFormat(Schema):
@@ -400,6 +357,15 @@ class TextConfig(Schema):
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+
+
+_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+_COUNTED: Mapping[str, Harmless] = MappingProxyType(
+    {
+        "conversation": (),
+        "reasoning": {"effort": _EFFORTS},
+    }
+)
 
 
 class CountInputBody(StrictSchema):
@@ -451,6 +417,41 @@ class CountInputBody(StrictSchema):
         self.refuse_unsupported()
         _check_tools(self.tools or ())
         _ = self.allowed_tools
+
+
+_LOGPROBS = "message.output_text.logprobs"
+# But for the first, output that no response here has: to include it is to include nothing.
+_Includable = Literal[
+    "message.output_text.logprobs",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+_UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
+    {
+        **_COUNTED,
+        "access_programs": {},
+        "context_management": ([],),
+        "image": {},
+        "moderation": (),
+        "prompt": (),
+        # Whatever is computed is cached, for as long as there is room.
+        "prompt_cache_options": {
+            "mode": ("implicit", "explicit"),
+            "ttl": ("30m", "12h"),
+            "prewarm": (False,),
+        },
+        "stream_options": {"include_obfuscation": (False,)},
+    }
+)
+_MAX_TOOL_CALLS = (1 << 31) - 1
+_MAX_PAIRS = 16
+_MAX_KEY_LEN = 64
+_MAX_VALUE_LEN = 512
 
 
 class ResponseBody(SamplingFields, CountInputBody):

@@ -1,17 +1,16 @@
-"""Responses that are made without their client: running, cancelled, and read while they grow.
+"""The responses that are kept: in the making without their client, and made.
 
     create -> Job.run: EventStream -> ResponseEncoder -> the job's log -> any reader, at any time
                                            |
                                            +-> ResponseStore, at the end
 
-A job runs within the request that created it, whose answer the client has long before.
-
-Responses kept for a while, within bounds; long conversations cut at their beginning.
+A job runs within the request that created it, whose answer the client has long before. What has
+ended is stored within bounds; the least recently used is forgotten first.
 """
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from sys import getsizeof
 from typing import Any
@@ -20,7 +19,6 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from router.http.bodies import end
-from router.http.conversation import Turn
 from router.http.responses.reply import Output, Reply
 from router.http.responses.schema import Item
 from router.http.resumption import EventLog, Reader, read_out, split_events
@@ -30,6 +28,10 @@ from router.request.request import Event
 # Some 5000 tokens.
 _MAX_LOG_LEN = 1 << 20
 MAX_ENDED = 32
+MAX_RESPONSES = 10_000
+MAX_BYTES = 64 * 2**20
+# What the objects around a text weigh, about.
+_ITEM_BYTES = 500
 
 
 class Job:
@@ -78,7 +80,7 @@ class Job:
         """The response as far as it is made."""
         of_items = status if status == "in_progress" else "incomplete"
         output = self._output.fields(of_items) if self._output.has_begun else []
-        return self._reply.unfinished(status, output)
+        return self._reply.fields(status, output)
 
     async def cancel(self) -> None:
         """Ends it; what there is of it is stored."""
@@ -160,12 +162,6 @@ class BackgroundResponse(Response):
             await running
         finally:
             await end(running)
-
-
-MAX_RESPONSES = 10_000
-MAX_BYTES = 64 * 2**20
-# What the objects around a text weigh, about.
-_ITEM_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,31 +263,3 @@ class ResponseStore:
             del holders[response_id]
             if not holders:
                 del self._holders[key]
-
-
-_LEADING = ("system", "developer")
-
-
-async def fit(
-    turns: Sequence[Turn], max_len: int, count: Callable[[Sequence[Turn]], Awaitable[int]]
-) -> Sequence[Turn]:
-    """The longest end of the conversation that has at most `max_len` tokens as a prompt.
-
-    What the system says first stays, and what is left begins with a turn of the user's, since many
-    templates want one there. If nothing fits, the last such end. `count` gives a prompt's length.
-    """
-    head_len = next((i for i, turn in enumerate(turns) if turn.role not in _LEADING), len(turns))
-    head = turns[:head_len]
-    later = [i for i in range(head_len + 1, len(turns)) if turns[i].role == "user"]
-    starts = [head_len, *later]
-    low = 0
-    high = len(starts) - 1
-    # Most conversations fit as they are; among the others, each shorter end is a shorter prompt.
-    middle = low
-    while low < high:
-        if await count([*head, *turns[starts[middle] :]]) <= max_len:
-            high = middle
-        else:
-            low = middle + 1
-        middle = (low + high) // 2
-    return [*head, *turns[starts[low] :]]

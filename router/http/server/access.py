@@ -19,15 +19,20 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from processes.worker_threads import stop_on_panic
-from router.http.errors import Dialect, HttpError, InternalErrors, Problem, internal_error
+from router.http.errors import (
+    NEXT_SERVER_S,
+    Dialect,
+    HttpError,
+    InternalErrors,
+    Problem,
+    internal_error,
+)
 from router.request.request import NO_KEY, ApiKey
 
 _logger = logging.getLogger(__name__)
 _SCOPE_KEY = "tandem.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}", re.ASCII)
 _MAX_PATH_LEN = 200
-# When a request that ended with its server may be asked of the next one.
-_NEXT_SERVER_S = 1.0
 
 _PROBED = frozenset({"/", "/health", "/ping"})
 ANY_ORIGIN = ("*",)
@@ -159,7 +164,7 @@ class Access:
             record.error_type = "internal_error"
             await _answer(internal_error(record.request_id), record, scope, receive, send)
         except asyncio.CancelledError:
-            error = HttpError(503, "draining", "the server stops", retry_after_s=_NEXT_SERVER_S)
+            error = HttpError(503, "draining", "the server stops", retry_after_s=NEXT_SERVER_S)
             await _answer(error, record, scope, receive, send)
             raise
         except BaseException as error:

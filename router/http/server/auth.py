@@ -4,7 +4,7 @@ A path that does not exist needs one too. Clients that open a WebSocket often ca
 there a key may also be the password of Basic authentication (or the user, if there is no password),
 which is what a client makes of `http://KEY@host`, or `?key=` of the address.
 
-The file of API keys: a name, a digest, a share and limits of each, in TOML.
+Keys come as flags, or from a file in TOML with a name, a digest, a share and limits of each:
 
     [[keys]]
     name = "search-team"
@@ -53,14 +53,10 @@ _SOCKET_REFUSAL = HttpError(
     "authentication, or as `?key=KEY`",
     headers={"www-authenticate": "Bearer, Basic"},
 )
-
-
-def plain_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:
-    """Keys that are given as they are: named by their places, without limits, of equal weight."""
-    return tuple(
-        ApiKey(f"api-key-{number}", sha256(key.encode()).digest())
-        for number, key in enumerate(keys, 1)
-    )
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
+_MAX_WEIGHT = 1000.0
+_REQUIRED = ("name", "sha256")
 
 
 class KeyRing:
@@ -168,11 +164,6 @@ def _basic_key(credentials: bytes) -> Iterable[bytes]:
     yield password or user
 
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
-_SHA256 = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
-_MAX_WEIGHT = 1000.0
-
-
 def _name(value: Any) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise ValueError("must be a name of at most 64 letters, digits, and . _ @ -")
@@ -208,7 +199,14 @@ _RULES: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "constraint_seconds_per_minute": _limit,
     }
 )
-_REQUIRED = ("name", "sha256")
+
+
+def plain_keys(keys: Sequence[str]) -> tuple[ApiKey, ...]:
+    """Keys that are given as they are: named by their places, without limits, of equal weight."""
+    return tuple(
+        ApiKey(f"api-key-{number}", sha256(key.encode()).digest())
+        for number, key in enumerate(keys, 1)
+    )
 
 
 def read_key_file(path: Path) -> tuple[ApiKey, ...]:

@@ -1,6 +1,6 @@
-"""The HTTP server as a task: a socket that is bound early, and uvicorn on it.
+"""The HTTP server as a task: a socket that is bound early, with TLS or without, and uvicorn on it.
 
-bind ...... startup, with the port taken but closed ...... start ...... stop
+    bind ...... startup, with the port taken but closed ...... start ...... stop
 """
 
 import asyncio
@@ -34,17 +34,12 @@ _POLL_S = 0.01
 # Bytes that the kernel buffers beyond those on their way; else a client that reads nothing gets
 # megabytes before anybody notices.
 _KERNEL_UNSENT_LEN = 16_384
+# Descriptors of the process itself: shards, workers, logs, and files that are read now and then.
+_OWN_FILES = 96
 
 
 class ListenFailed(Exception):
     """The socket cannot be bound, or the server does not start on it."""
-
-
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are handled outside of the server."""
-        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +61,14 @@ class BoundSocket:
     def close(self) -> None:
         """Frees the port."""
         self.socket.close()
+
+
+def bind_configured(config: FrontConfig) -> BoundSocket:
+    """The socket that the flags name. Raises BadConfig for TLS files, ListenFailed otherwise."""
+    tls = server_tls(config)
+    if config.http_uds is not None:
+        return bind_unix(config.http_uds, tls)
+    return bind(config.hostname, config.port, tls)
 
 
 def bind(hostname: str, port: int, tls: ssl.SSLContext | None = None) -> BoundSocket:
@@ -105,16 +108,41 @@ def bind_unix(path: Path, tls: ssl.SSLContext | None = None) -> BoundSocket:
     return BoundSocket(bound, tls)
 
 
-def bind_configured(config: FrontConfig) -> BoundSocket:
-    """The socket that the flags name. Raises BadConfig for TLS files, ListenFailed otherwise."""
-    tls = server_tls(config)
-    if config.http_uds is not None:
-        return bind_unix(config.http_uds, tls)
-    return bind(config.hostname, config.port, tls)
+def server_tls(config: FrontConfig) -> ssl.SSLContext | None:
+    """The TLS context that the flags name; None for plain HTTP. Raises as `load_tls`."""
+    if config.ssl_certfile is None or config.ssl_keyfile is None:
+        return None
+    return load_tls(config.ssl_certfile, config.ssl_keyfile)
 
 
-# Descriptors of the process itself: shards, workers, logs, and files that are read now and then.
-_OWN_FILES = 96
+def load_tls(certfile: Path, keyfile: Path) -> ssl.SSLContext:
+    """A server's TLS context. The files are PEM; `certfile` holds the chain, its own first.
+
+    Raises BadConfig with the flag at fault, its value and the rule.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    _require("--ssl-certfile", certfile, "-----BEGIN CERTIFICATE-----")
+    _require("--ssl-keyfile", keyfile, "PRIVATE KEY-----")
+    try:
+        # For an encrypted key OpenSSL would ask at the terminal, and wait.
+        context.load_cert_chain(certfile, keyfile, password="")
+    except (ssl.SSLError, OSError) as error:
+        rule = f"must go with {str(certfile)!r}, and not be encrypted: {error}"
+        if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+            rule = f"must be the key of the certificate in {str(certfile)!r}"
+        raise BadConfig(f"--ssl-keyfile {str(keyfile)!r}: {rule}") from error
+    return context
+
+
+def _require(flag: str, path: Path, begin: str) -> None:
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+    except OSError as error:
+        raise BadConfig(f"{flag} {str(path)!r}: {error.strerror or error}") from error
+    if begin not in text:
+        rule = f"must be PEM, with a `{begin.strip('-')}` in it"
+        raise BadConfig(f"{flag} {str(path)!r}: {rule}")
 
 
 def configured_limits(config: FrontConfig, cuts: Counter) -> ConnectionLimits:
@@ -129,6 +157,13 @@ def configured_limits(config: FrontConfig, cuts: Counter) -> ConnectionLimits:
         max_connections=max(1, num_files - _OWN_FILES - KEPT_BACK),
         cuts=cuts,
     )
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are handled outside of the server."""
+        yield
 
 
 class HttpServer:

@@ -1,21 +1,18 @@
-"""One HTTP/1.1 connection: uvicorn's protocol, with limits on what its client may do.
+"""Connections of HTTP/1.1 and WebSockets: uvicorn's protocols, with limits on what clients may do.
 
 uvicorn has no public seam for them: its version is bounded in pyproject.toml. A request that breaks
-a limit while it is read never reaches the application; it is answered here in the same form.
+a limit while it is read never reaches the application; it is answered here in the same form. A
+client of a WebSocket that breaks the protocol, or sends too much, gets a close frame with a code
+and a reason, even while it is still writing.
 
 A client sends too slowly when the head of a request, its line and headers, is not whole
 `head_timeout_s` after the connection was made, or after the first byte of a further request. Bodies
-have their limits in `body.py`.
+have their limits in `bodies.py`.
 
 The application waits before it sends more while `HIGH_LEN` bytes of a connection are unread, until
 `LOW_LEN` are. A client reads too slowly when the application waits for it, or the answer is
 complete, and the client takes less than `MIN_READ_LEN` bytes in `write_timeout_s`, and not the
 rest. The kernel's buffer is bounded by `listen.py`.
-
-One WebSocket connection: uvicorn's protocol, with the limits of `protocol.py`.
-
-A client that breaks the protocol, or sends too much, gets a close frame with a code and a reason,
-even while it is still writing.
 """
 
 import asyncio
@@ -41,7 +38,6 @@ from router.http.errors import Dialect, HttpError, Problem
 from router.http.server.access import AccessRecord, is_probe
 
 _logger = logging.getLogger(__name__)
-
 HIGH_LEN = 16_384
 LOW_LEN = 4_096
 MIN_READ_LEN = HIGH_LEN - LOW_LEN
@@ -57,6 +53,10 @@ CUT_CAUSES = ("slow_head", "slow_body", "slow_reader", "no_pong", "too_many")
 _CHECKS_PER_TIMEOUT = 10
 # Connections beyond the limit that are kept back for probes of the server's health.
 KEPT_BACK = 32
+_INVALID_DATA = 1007
+_POLICY_VIOLATION = 1008
+_INTERNAL_ERROR = 1011
+_SERVICE_RESTART = 1012
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,12 +411,6 @@ class HttpProtocol(HttpToolsProtocol):
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
             self._answering.message_event.set()
-
-
-_INVALID_DATA = 1007
-_POLICY_VIOLATION = 1008
-_INTERNAL_ERROR = 1011
-_SERVICE_RESTART = 1012
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):

@@ -1,6 +1,4 @@
-"""The tools that an answer may call: the grammar of such answers, and the tools in the prompt.
-
-Functions as OpenAI's clients declare them, the choice among them, and which may be called.
+"""Tools: functions as clients declare them, the choice among them, the grammar of their calls.
 
 Chats wrap a function in a tool; in Responses the tool is the function. OpenAI's old `functions` and
 `function_call` are the same under other names; TGI names a tool by its bare name, and its
@@ -26,187 +24,7 @@ from router.text.template_traits import CallSyntax
 
 # Where a root reference of a schema is moved to; longer where the schema has the key.
 _MOVED = "arguments"
-
-
-def arguments_schema(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
-    """The schema, that of an object in any case; it stands in the field `place`.
-
-    Pointers into it stay valid. Raises InvalidRequest if its `type` is not `object`.
-    """
-    if schema.get("type", "object") != "object":
-        raise wrong(f"{place}.type", "must be `object`", schema["type"])
-    reference = schema.get("$ref")
-    if not isinstance(reference, str) or not draft_of(schema).ref_is_alone:
-        return {"type": "object", **schema}
-    if _names_object(schema, reference):
-        return dict(schema)
-    # Drafts up to 7 ignore what stands beside a `$ref`, a `type` too.
-    key = _MOVED
-    while key in schema:
-        key += "_"
-    both = {"type": "object", "allOf": [{"$ref": reference}]}
-    return {**schema, "$ref": f"#/{key}", key: both}
-
-
-def _names_object(schema: Mapping[str, Any], reference: str) -> bool:
-    """Whether a pointer leads straight to the schema of an object, as generated schemas have it."""
-    target: Any = schema
-    for key in reference.removeprefix("#/").split("/"):
-        target = target.get(key) if isinstance(target, dict) else None
-    return isinstance(target, dict) and target.get("type") == "object" and "$ref" not in target
-
-
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedTool:
-    """A tool that may be called. `place` is the field of its parameters."""
-
-    name: str
-    parameters: Mapping[str, Any]
-    place: str
-
-
-@dataclass(frozen=True, slots=True)
-class AllowedTools:
-    """What an answer may consist of.
-
-    allows_text: it may be text, before its calls or without any
-    may_repeat: it may have several calls
-    """
-
-    tools: tuple[AllowedTool, ...]
-    allows_text: bool
-    may_repeat: bool
-
-
-def tool_grammar(allowed: AllowedTools, syntax: CallSyntax, form: str | None = None) -> str:
-    """The grammar of answers, in Lark. The whitespace of JSON is chosen by its compiler.
-
-    `form` is the JSON schema of an answer that does not call, None: free text. Calls must not begin
-    as JSON does.
-    """
-    begun = syntax.opening + syntax.head
-    calls = _calls(allowed, syntax)
-    rules = [f"start: {_text(begun)} {calls}"]
-    if allowed.allows_text and form is not None:
-        rules = [f"start: answer | {_text(begun)} {calls}", f"answer: %json {form}"]
-    elif allowed.allows_text:
-        rules = [f"start: FREE | BEGIN {_text(begun.removeprefix(syntax.trigger))} {calls}"]
-        rules += _free_text(syntax)
-    alternatives = []
-    for index, tool in enumerate(allowed.tools):
-        alternatives.append(f"{_text(tool.name + syntax.middle)} arguments_{index}")
-        rules.append(f"arguments_{index}: %json {orjson.dumps(tool.parameters).decode()}")
-    rules.append("function: " + "\n    | ".join(alternatives))
-    return "\n".join(rules) + "\n"
-
-
-def _calls(allowed: AllowedTools, syntax: CallSyntax) -> str:
-    """What follows the first call's head."""
-    call = f"function {_text(syntax.tail)}"
-    closing = _text(syntax.closing)
-    if not allowed.may_repeat or syntax.separator is None:
-        return f"{call} {closing}"
-    # No literal may begin with another that is legal in its place.
-    if syntax.closing and syntax.separator.startswith(syntax.closing):
-        more = syntax.separator.removeprefix(syntax.closing)
-        return f"{call} {closing} ({_text(more + syntax.head)} {call} {closing})*"
-    return f"{call} ({_text(syntax.separator + syntax.head)} {call})* {closing}"
-
-
-def _free_text(syntax: CallSyntax) -> list[str]:
-    """Text without a trigger, and text with one at its end.
-
-    They cannot be mistaken for each other: where BEGIN is whole neither goes on.
-    """
-    trigger = _pattern(syntax.trigger)
-    if syntax.only_at_start:
-        return [f"FREE: /(?s:.*)/ & ~/{trigger}(?s:.*)/", f"BEGIN: /{trigger}/"]
-    return [
-        f"FREE: /(?s:.*)/ & ~/(?s:.*){trigger}(?s:.*)/",
-        f"BEGIN: /(?s:.*){trigger}/ & ~/(?s:.*){trigger}(?s:.+)/",
-    ]
-
-
-def _text(text: str) -> str:
-    """A literal; nothing for an empty one."""
-    return orjson.dumps(text).decode() if text else ""
-
-
-def _pattern(text: str) -> str:
-    return "".join(f"\\{char}" if char in _META else char for char in text)
-
-
-def constrain_to_tools(
-    raw: RawParams, allowed: AllowedTools, syntax: CallSyntax
-) -> tuple[RawParams, CallFormat]:
-    """The parameters with the grammar of the allowed calls, and the format of the calls.
-
-    A grammar that the parameters have already is that of answers without calls. Raises ToolsRefused
-    where the two cannot be combined.
-    """
-    form = None
-    parts = {
-        tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True)
-        for tool in allowed.tools
-    }
-    if raw.grammar is not None and allowed.allows_text:
-        form = _form(raw.grammar, raw.names["grammar"], syntax)
-        parts[raw.names["grammar"]] = replace(raw.grammar, cuts=True)
-    # Spaced as templates write arguments, and so as models have read them.
-    text = tool_grammar(allowed, syntax, form)
-    constrained = replace(
-        raw,
-        grammar=RawGrammar(Kind.LARK, text, whitespace=Whitespace.SPACED),
-        grammar_parts=tuple(parts.items()),
-        names={**raw.names, "grammar": "tools"},
-    )
-    # In JSON what begins calls is a text like others.
-    syntax = syntax if form is None else replace(syntax, only_at_start=True)
-    return constrained, CallFormat(syntax, allowed.allows_text)
-
-
-def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
-    """The schema of an answer that does not call, as JSON text. Raises ToolsRefused."""
-    says_more = grammar.whitespace or grammar.lenient or grammar.cuts
-    if grammar.kind is not Kind.JSON_SCHEMA or says_more:
-        raise ToolsRefused(
-            f"`{field}` and tools that may be called cannot both shape an answer, unless `{field}` "
-            "is a JSON schema and says nothing else",
-            field,
-        )
-    if syntax.only_at_start:
-        raise ToolsRefused(
-            f"`{field}` and tools that may be called cannot both shape an answer of this model, "
-            "whose calls are JSON by themselves",
-            field,
-        )
-    return grammar.constraint(field).spec.text
-
-
-def add_tools(
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
-    syntax: CallSyntax,
-    prompt: str | None = None,
-) -> list[Mapping[str, Any]]:
-    """The messages, with the tools behind the text of the last one that is not the assistant's.
-
-    For templates that show no tools; the place is TGI's. `prompt` follows the tools.
-    """
-    if prompt is None:
-        prompt = f"To call one of these functions, answer with {syntax.example}"
-    tools_text = f"\n---\n{orjson.dumps(tools).decode()}\n{prompt}"
-    for index in reversed(range(len(messages))):
-        message = messages[index]
-        if message["role"] != "assistant":
-            message = {**message, "content": f"{message.get('content', '')}{tools_text}"}
-            return [*messages[:index], message, *messages[index + 1 :]]
-    return list(messages)
-
-
 # Anthropic allows 128 characters, OpenAI 64.
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _MODES = ("none", "auto", "required")
@@ -303,6 +121,28 @@ def shown_functions(functions: Sequence[Function]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": each.for_template()} for each in functions]
 
 
+@dataclass(frozen=True, slots=True)
+class AllowedTool:
+    """A tool that may be called. `place` is the field of its parameters."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTools:
+    """What an answer may consist of.
+
+    allows_text: it may be text, before its calls or without any
+    may_repeat: it may have several calls
+    """
+
+    tools: tuple[AllowedTool, ...]
+    allows_text: bool
+    may_repeat: bool
+
+
 def allowed_functions(
     functions: Sequence[Function],
     choice: ToolChoice | None,
@@ -356,3 +196,157 @@ def _check_choice(names: Sequence[str], choice: ToolChoice) -> None:
             raise ToolsRefused(
                 f"Tool error: `{field}` names `{name[:60]}`, which is not among `tools`", field
             )
+
+
+def arguments_schema(schema: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The schema, that of an object in any case; it stands in the field `place`.
+
+    Pointers into it stay valid. Raises InvalidRequest if its `type` is not `object`.
+    """
+    if schema.get("type", "object") != "object":
+        raise wrong(f"{place}.type", "must be `object`", schema["type"])
+    reference = schema.get("$ref")
+    if not isinstance(reference, str) or not draft_of(schema).ref_is_alone:
+        return {"type": "object", **schema}
+    if _names_object(schema, reference):
+        return dict(schema)
+    # Drafts up to 7 ignore what stands beside a `$ref`, a `type` too.
+    key = _MOVED
+    while key in schema:
+        key += "_"
+    both = {"type": "object", "allOf": [{"$ref": reference}]}
+    return {**schema, "$ref": f"#/{key}", key: both}
+
+
+def _names_object(schema: Mapping[str, Any], reference: str) -> bool:
+    """Whether a pointer leads straight to the schema of an object, as generated schemas have it."""
+    target: Any = schema
+    for key in reference.removeprefix("#/").split("/"):
+        target = target.get(key) if isinstance(target, dict) else None
+    return isinstance(target, dict) and target.get("type") == "object" and "$ref" not in target
+
+
+def constrain_to_tools(
+    raw: RawParams, allowed: AllowedTools, syntax: CallSyntax
+) -> tuple[RawParams, CallFormat]:
+    """The parameters with the grammar of the allowed calls, and the format of the calls.
+
+    A grammar that the parameters have already is that of answers without calls. Raises ToolsRefused
+    where the two cannot be combined.
+    """
+    form = None
+    parts = {
+        tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True)
+        for tool in allowed.tools
+    }
+    if raw.grammar is not None and allowed.allows_text:
+        form = _form(raw.grammar, raw.names["grammar"], syntax)
+        parts[raw.names["grammar"]] = replace(raw.grammar, cuts=True)
+    # Spaced as templates write arguments, and so as models have read them.
+    text = tool_grammar(allowed, syntax, form)
+    constrained = replace(
+        raw,
+        grammar=RawGrammar(Kind.LARK, text, whitespace=Whitespace.SPACED),
+        grammar_parts=tuple(parts.items()),
+        names={**raw.names, "grammar": "tools"},
+    )
+    # In JSON what begins calls is a text like others.
+    syntax = syntax if form is None else replace(syntax, only_at_start=True)
+    return constrained, CallFormat(syntax, allowed.allows_text)
+
+
+def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
+    """The schema of an answer that does not call, as JSON text. Raises ToolsRefused."""
+    says_more = grammar.whitespace or grammar.lenient or grammar.cuts
+    if grammar.kind is not Kind.JSON_SCHEMA or says_more:
+        raise ToolsRefused(
+            f"`{field}` and tools that may be called cannot both shape an answer, unless `{field}` "
+            "is a JSON schema and says nothing else",
+            field,
+        )
+    if syntax.only_at_start:
+        raise ToolsRefused(
+            f"`{field}` and tools that may be called cannot both shape an answer of this model, "
+            "whose calls are JSON by themselves",
+            field,
+        )
+    return grammar.constraint(field).spec.text
+
+
+def tool_grammar(allowed: AllowedTools, syntax: CallSyntax, form: str | None = None) -> str:
+    """The grammar of answers, in Lark. The whitespace of JSON is chosen by its compiler.
+
+    `form` is the JSON schema of an answer that does not call, None: free text. Calls must not begin
+    as JSON does.
+    """
+    begun = syntax.opening + syntax.head
+    calls = _calls(allowed, syntax)
+    rules = [f"start: {_text(begun)} {calls}"]
+    if allowed.allows_text and form is not None:
+        rules = [f"start: answer | {_text(begun)} {calls}", f"answer: %json {form}"]
+    elif allowed.allows_text:
+        rules = [f"start: FREE | BEGIN {_text(begun.removeprefix(syntax.trigger))} {calls}"]
+        rules += _free_text(syntax)
+    alternatives = []
+    for index, tool in enumerate(allowed.tools):
+        alternatives.append(f"{_text(tool.name + syntax.middle)} arguments_{index}")
+        rules.append(f"arguments_{index}: %json {orjson.dumps(tool.parameters).decode()}")
+    rules.append("function: " + "\n    | ".join(alternatives))
+    return "\n".join(rules) + "\n"
+
+
+def _calls(allowed: AllowedTools, syntax: CallSyntax) -> str:
+    """What follows the first call's head."""
+    call = f"function {_text(syntax.tail)}"
+    closing = _text(syntax.closing)
+    if not allowed.may_repeat or syntax.separator is None:
+        return f"{call} {closing}"
+    # No literal may begin with another that is legal in its place.
+    if syntax.closing and syntax.separator.startswith(syntax.closing):
+        more = syntax.separator.removeprefix(syntax.closing)
+        return f"{call} {closing} ({_text(more + syntax.head)} {call} {closing})*"
+    return f"{call} ({_text(syntax.separator + syntax.head)} {call})* {closing}"
+
+
+def _free_text(syntax: CallSyntax) -> list[str]:
+    """Text without a trigger, and text with one at its end.
+
+    They cannot be mistaken for each other: where BEGIN is whole neither goes on.
+    """
+    trigger = _pattern(syntax.trigger)
+    if syntax.only_at_start:
+        return [f"FREE: /(?s:.*)/ & ~/{trigger}(?s:.*)/", f"BEGIN: /{trigger}/"]
+    return [
+        f"FREE: /(?s:.*)/ & ~/(?s:.*){trigger}(?s:.*)/",
+        f"BEGIN: /(?s:.*){trigger}/ & ~/(?s:.*){trigger}(?s:.+)/",
+    ]
+
+
+def _text(text: str) -> str:
+    """A literal; nothing for an empty one."""
+    return orjson.dumps(text).decode() if text else ""
+
+
+def _pattern(text: str) -> str:
+    return "".join(f"\\{char}" if char in _META else char for char in text)
+
+
+def add_tools(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    syntax: CallSyntax,
+    prompt: str | None = None,
+) -> list[Mapping[str, Any]]:
+    """The messages, with the tools behind the text of the last one that is not the assistant's.
+
+    For templates that show no tools; the place is TGI's. `prompt` follows the tools.
+    """
+    if prompt is None:
+        prompt = f"To call one of these functions, answer with {syntax.example}"
+    tools_text = f"\n---\n{orjson.dumps(tools).decode()}\n{prompt}"
+    for index in reversed(range(len(messages))):
+        message = messages[index]
+        if message["role"] != "assistant":
+            message = {**message, "content": f"{message.get('content', '')}{tools_text}"}
+            return [*messages[:index], message, *messages[index + 1 :]]
+    return list(messages)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.http.request_validator import normalize
+from router.http.openai.schema import normalize
 from router.request.errors import InvalidRequest
 from router.request.parameters import Limits, RawParams
 

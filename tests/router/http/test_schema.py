@@ -1,21 +1,26 @@
-"""Bodies: what is read, and the error of each malformed one."""
+"""Bodies as schemas: types, bounds, unknown fields, harmless values."""
 
 import json
+from types import MappingProxyType
 from typing import Any
 
+import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import Field
 
 from router.http.anthropic import CountBody, MessagesBody
-from router.http.bodies import MAX_CONTAINERS, MAX_DEPTH, JsonBounds
+from router.http.bodies import DEFAULT_BOUNDS, MAX_CONTAINERS, MAX_DEPTH, JsonBounds
 from router.http.errors import HttpError
 from router.http.lmtp.frames import BeamsFields, GenerateFields, ScoreFields
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms import VertexBody
 from router.http.responses.schema import CountInputBody, ResponseBody
-from router.http.schema import Schema, parse
+from router.http.schema import Schema, StrictSchema, parse
 from router.http.tgi import CompatBody, TokenizeBody
-from router.request.errors import InvalidRequest
+from router.request.errors import InvalidRequest, Unsupported
+from router.request.parameters import Limits
 
 BODIES = (
     ChatBody,
@@ -46,18 +51,22 @@ class Body(Schema):
     flag: bool | None = None
 
 
+def parsed(body: bytes, schema: Any, bounds: JsonBounds = DEFAULT_BOUNDS) -> Any:
+    return parse(body, schema, bounds)[0]
+
+
 def nested(depth: int) -> bytes:
     return b'{"name":"a","inner":{"anything":' + b"[" * depth + b"]" * depth + b"}}"
 
 
 def test_a_body_is_read_with_its_types_and_without_what_is_unknown() -> None:
-    body = parse(b'{"name": "a", "inner": {"weight": 1, "zeal": 2}, "other": []}', Body)
+    body = parsed(b'{"name": "a", "inner": {"weight": 1, "zeal": 2}, "other": []}', Body)
 
     assert body == Body(name="a", inner=Inner(weight=1.0))
 
 
 def test_null_stands_for_absence() -> None:
-    assert parse(b'{"name": "a", "inner": null, "flag": null}', Body) == Body(name="a")
+    assert parsed(b'{"name": "a", "inner": null, "flag": null}', Body) == Body(name="a")
 
 
 @pytest.mark.parametrize(
@@ -77,30 +86,30 @@ def test_null_stands_for_absence() -> None:
 )
 def test_what_is_no_json_is_a_400_that_says_where(body: bytes, place: str) -> None:
     with pytest.raises(HttpError, match=place) as refusal:
-        parse(body, Body)
+        parsed(body, Body)
 
     assert (refusal.value.status, refusal.value.error_type) == (400, "validation")
 
 
 def test_of_a_key_that_stands_there_twice_the_last_value_counts() -> None:
-    assert parse(b'{"name": "a", "name": "b"}', Body) == Body(name="b")
+    assert parsed(b'{"name": "a", "name": "b"}', Body) == Body(name="b")
 
 
 def test_nesting_is_bounded_and_the_field_is_named() -> None:
-    assert parse(nested(MAX_DEPTH - 2), Body).inner is not None
+    assert parsed(nested(MAX_DEPTH - 2), Body).inner is not None
 
     for depth in (MAX_DEPTH - 1, 1000):
         with pytest.raises(
             HttpError, match="`inner` is nested more than 64 levels deep"
         ) as refusal:
-            parse(nested(depth), Body)
+            parsed(nested(depth), Body)
         assert refusal.value.status == 400
 
 
 def test_a_wide_body_is_not_a_deep_one() -> None:
     wide = b'{"name":"a","inner":{"anything":[' + b",".join([b"[]"] * 1000) + b"]}}"
 
-    assert parse(wide, Body).inner == Inner(anything=[[]] * 1000)
+    assert parsed(wide, Body).inner == Inner(anything=[[]] * 1000)
 
 
 @pytest.mark.parametrize("opening", [b"[]", b"{}"])
@@ -108,7 +117,7 @@ def test_a_body_with_too_many_lists_and_objects_is_refused_with_the_numbers(open
     lists = b'{"name":"a","inner":{"anything":[' + b",".join([opening] * MAX_CONTAINERS) + b"]}}"
 
     with pytest.raises(HttpError, match=r"at most 32768 .* Given: 32771") as refusal:
-        parse(lists, Body)
+        parsed(lists, Body)
 
     assert (refusal.value.status, refusal.value.error_type) == (400, "validation")
 
@@ -126,7 +135,7 @@ def test_what_takes_long_to_validate_is_refused_before(anything: list[Any], mess
     body = {"name": "a", "inner": {"anything": anything}}
 
     with pytest.raises(HttpError, match=message) as refusal:
-        parse(json.dumps(body).encode(), Body)
+        parsed(json.dumps(body).encode(), Body)
 
     assert refusal.value.status == 400
 
@@ -135,7 +144,7 @@ def test_a_body_of_too_many_fields_is_refused() -> None:
     fields = dict.fromkeys(map(str, range(5000)))
 
     with pytest.raises(HttpError, match="the JSON may have at most 4096 keys in an object"):
-        parse(json.dumps({"name": "a", **fields}).encode(), Body)
+        parsed(json.dumps({"name": "a", **fields}).encode(), Body)
 
 
 def test_a_bias_may_have_a_key_for_each_token_of_the_model() -> None:
@@ -143,9 +152,9 @@ def test_a_bias_may_have_a_key_for_each_token_of_the_model() -> None:
     body = json.dumps({"name": "a", "inner": {"anything": [{"logit_bias": bias}]}}).encode()
 
     with pytest.raises(HttpError, match="at most 65536 keys"):
-        parse(body, Body)
+        parsed(body, Body)
     bounds = JsonBounds.of_model(vocab_size=100_000, num_prompt_ids=1)
-    assert parse(body, Body, bounds).inner == Inner(anything=[{"logit_bias": bias}])
+    assert parsed(body, Body, bounds).inner == Inner(anything=[{"logit_bias": bias}])
 
 
 @pytest.mark.parametrize(
@@ -164,7 +173,7 @@ def test_a_bias_may_have_a_key_for_each_token_of_the_model() -> None:
 def test_what_stands_in_texts_is_not_counted(text: str) -> None:
     body = {"name": text, "inner": {"anything": [{"[" * 70_000: text}]}}
 
-    assert parse(json.dumps(body).encode(), Body).model_dump(exclude_unset=True) == body
+    assert parsed(json.dumps(body).encode(), Body).model_dump(exclude_unset=True) == body
 
 
 @pytest.mark.parametrize(
@@ -210,35 +219,35 @@ def test_wrong_types_name_the_field_the_rule_and_the_value(
     body: bytes, message: str, field: str | None
 ) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        parse(body, Body)
+        parsed(body, Body)
 
     assert (str(refusal.value), refusal.value.field) == (message, field)
 
 
 def test_a_long_value_is_cut_in_the_message() -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        parse(b'{"name": "a", "inner": "' + b"long" * 500_000 + b'"}', Body)
+        parsed(b'{"name": "a", "inner": "' + b"long" * 500_000 + b'"}', Body)
 
     assert len(str(refusal.value)) < 120
 
 
 def test_a_list_with_many_faults_is_left_at_the_first() -> None:
     with pytest.raises(InvalidRequest, match=r"`inner.words\[0\]`"):
-        parse(b'{"name": "a", "inner": {"words": [' + b"1," * 100_000 + b"1]}}", Body)
+        parsed(b'{"name": "a", "inner": {"words": [' + b"1," * 100_000 + b"1]}}", Body)
 
 
 @pytest.mark.parametrize("digits", ["18446744073709551616", "-9223372036854775809", "1" * 50])
 def test_a_whole_number_beyond_64_bits_is_read_exactly_for_the_rule_of_its_field(
     digits: str,
 ) -> None:
-    body = parse(b'{"name": "a", "inner": {"count": %b}}' % digits.encode(), Body)
+    body = parsed(b'{"name": "a", "inner": {"count": %b}}' % digits.encode(), Body)
 
     assert body.inner is not None
     assert body.inner.count == int(digits)
 
 
 def test_a_whole_number_without_end_is_read_as_far_as_any_rule_cares() -> None:
-    body = parse(b'{"name": "a", "inner": {"count": %b}}' % (b"1" * 300), Body)
+    body = parsed(b'{"name": "a", "inner": {"count": %b}}' % (b"1" * 300), Body)
 
     assert body.inner is not None
     assert body.inner.count == int("1" * 100)
@@ -246,12 +255,12 @@ def test_a_whole_number_without_end_is_read_as_far_as_any_rule_cares() -> None:
 
 def test_beside_such_a_number_another_fault_is_named() -> None:
     with pytest.raises(InvalidRequest, match=r"`flag` must be a valid boolean\. Given: 5"):
-        parse(b'{"name": "a", "inner": {"count": %b}, "flag": 5}' % (b"1" * 50), Body)
+        parsed(b'{"name": "a", "inner": {"count": %b}, "flag": 5}' % (b"1" * 50), Body)
 
 
 def test_a_fraction_is_still_quoted_as_one() -> None:
     with pytest.raises(InvalidRequest, match=r"valid integer\. Given: 1\.5"):
-        parse(b'{"name": "a", "inner": {"count": 1.5}}', Body)
+        parsed(b'{"name": "a", "inner": {"count": 1.5}}', Body)
 
 
 def lists_that_go_on(schema: Any) -> list[Any]:
@@ -281,3 +290,114 @@ def test_a_list_that_goes_on_is_found() -> None:
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_no_list_of_a_body_collects_a_million_faults(body: type[Schema]) -> None:
     assert lists_that_go_on(body.__pydantic_core_schema__) == []
+
+
+class StrictBody(StrictSchema):
+    unsupported = MappingProxyType(
+        {"tools": ([],), "choice": ("auto", "none"), "image": {"size": (1,)}}
+    )
+
+    name: str | None = None
+
+
+@pytest.mark.parametrize(
+    "json",
+    [
+        b"{}",
+        b'{"name": "a", "tools": [], "choice": "none", "image": {"size": 1}}',
+        b'{"tools": null, "choice": null, "image": null}',
+        b'{"image": {"size": null, "unknown": null}}',
+    ],
+)
+def test_harmless_values_and_nulls_are_taken(json: bytes) -> None:
+    body = parsed(json, StrictBody)
+    body.refuse_unsupported()
+
+    assert body.model_dump(exclude_unset=True) == orjson.loads(json)
+
+
+@pytest.mark.parametrize(
+    ("json", "field", "message"),
+    [
+        (b'{"tools": [1]}', "tools", "`tools` is not served yet; leave it out or say `[]`"),
+        (
+            b'{"choice": "any"}',
+            "choice",
+            '`choice` is not served yet; leave it out or say `"auto"` or `"none"`',
+        ),
+        (b'{"image": {"size": 2}}', "image.size", "`image.size` is not served yet; "),
+        (b'{"image": {"kind": 0}}', "image.kind", "`image.kind` is not served yet; leave it out"),
+    ],
+)
+def test_other_values_are_refused_by_name(json: bytes, field: str, message: str) -> None:
+    with pytest.raises(Unsupported) as refused:
+        parsed(json, StrictBody).refuse_unsupported()
+
+    assert refused.value.field == field
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(("json", "field"), [(b'{"odd": null}', "odd"), (b'{"image": 1}', "image")])
+def test_what_is_no_field_or_no_object_is_no_request(json: bytes, field: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parsed(json, StrictBody).refuse_unsupported()
+
+    assert refused.value.field == field
+    assert not isinstance(refused.value, Unsupported)
+
+
+def test_the_document_says_what_is_taken() -> None:
+    schema = StrictBody.model_json_schema()
+
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["choice"] == {"enum": [None, "auto", "none"]}
+    assert schema["properties"]["image"] == {
+        "type": ["object", "null"],
+        "properties": {"size": {"enum": [None, 1]}},
+        "additionalProperties": {"type": "null"},
+    }
+    assert schema["properties"]["name"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
+
+
+LIMITS = Limits(max_input_len=100, max_total_len=200, vocab_size=50)
+ODD = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["type", "text", "role", "content", "format", "effort", "id", "a"]),
+            inner | st.sampled_from(["text", "message", "input_text", "user", "assistant"]),
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+GOOD = {"input": "hi", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
+
+
+def bodies(schema: Any) -> st.SearchStrategy[dict[str, Any]]:
+    names = [*schema.model_fields, "unknown"]
+    good = {name: value for name, value in GOOD.items() if name in schema.model_fields}
+    odd = st.dictionaries(st.sampled_from(names), ODD, max_size=3)
+    return odd.map(lambda fields: {**good, **fields})
+
+
+def outcome(raw: bytes, schema: Any) -> str:
+    """The texts of the turns, or the reason why there are none."""
+    try:
+        body = parsed(raw, schema)
+        body.check()
+        if isinstance(body, ResponseBody | MessagesBody):
+            body.to_raw(LIMITS)
+    except (InvalidRequest, HttpError) as error:
+        return str(error)
+    turns = body.messages if isinstance(body, CountBody) else [item.turn for item in body.input]
+    return " ".join(["turns:", *(turn.text for turn in turns)])
+
+
+@pytest.mark.parametrize("schema", [ResponseBody, CountInputBody, MessagesBody, CountBody])
+@given(data=st.data())
+def test_every_body_is_a_value_or_a_reason_why_not(schema: Any, data: st.DataObject) -> None:
+    raw = json.dumps(data.draw(bodies(schema))).encode()
+
+    assert outcome(raw, schema)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.http.conversation import Turn
-from router.http.responses.store import fit
+from router.http.responses.routes import fit
 
 TURNS = st.builds(
     Turn, st.sampled_from(["system", "developer", "user", "assistant"]), st.text("a", max_size=9)
