@@ -1,21 +1,26 @@
-"""The application as a whole: errors of every route, request ids, log lines, metrics."""
+"""The application as a whole: errors of every route, ids, logs, metrics; keys and their shares."""
 
 import asyncio
 import json
 import logging
+import random
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.engine.stream import Stream
+from router.http.server.auth import KeyRing
 from router.http.tgi import Parameters
-from router.request.request import GenerateRequest
+from router.request.request import ApiKey, GenerateRequest
 from tests.fake_script import saying
 from tests.fakes import FakeShard
-from tests.router.http.harness import housing, listening, record
+from tests.router.http.harness import House, housing, listening, open_request, record
+from tests.router.rig import PATIENT, methods, settled
 
 JSON = {"content-type": "application/json"}
 ROUTES = ["/", "/generate", "/generate_stream", "/tokenize", "/v1/completions"]
@@ -369,3 +374,189 @@ async def test_the_route_s_own_rules_hold_for_a_chosen_path() -> None:
 
     assert answer.status_code == 401
     assert answer.json().keys() == {"error", "error_type"}
+
+
+BODY = {"inputs": "hi", "parameters": {"max_new_tokens": 100}}
+
+
+def slow_shard() -> FakeShard:
+    shard = FakeShard()
+    shard.faults.delay_s = 0.005
+    return shard
+
+
+def ring(**limits: Any) -> KeyRing:
+    """The keys "hog" and "light", which are their names as well."""
+    names = ("hog", "light")
+    return KeyRing([ApiKey(name, sha256(name.encode()).digest(), **limits) for name in names])
+
+
+async def ask(house: House, key: str, path: str = "/generate", body: Any = BODY) -> httpx.Response:
+    async with house.client as client:
+        return await client.post(path, json=body, headers={"authorization": f"Bearer {key}"})
+
+
+async def test_a_key_has_so_many_requests_at_once() -> None:
+    async with housing(slow_shard(), api_keys=ring(max_concurrent_requests=1)) as house:
+        first = asyncio.ensure_future(ask(house, "hog"))
+        await asyncio.sleep(0.05)
+        second = await ask(house, "hog")
+        other = await ask(house, "light")
+        assert (await first).status_code == 200
+        third = await ask(house, "hog")
+        assert house.rig.metrics.rejected.value("rate_limited") == 1
+
+    assert (second.status_code, other.status_code, third.status_code) == (429, 200, 200)
+    assert second.json() == {
+        "error": "1 requests of this key are waiting or running; at most 1 may",
+        "error_type": "rate_limited",
+    }
+    assert second.headers["retry-after"] == "1"
+
+
+async def test_openais_clients_read_of_their_limit() -> None:
+    async with housing(FakeShard(), api_keys=ring(requests_per_minute=1)) as house:
+        body = {"prompt": "hi", "max_tokens": 2}
+        assert (await ask(house, "hog", "/v1/completions", body)).status_code == 200
+        answer = await ask(house, "hog", "/v1/completions", body)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (429, "rate_limit_error")
+    assert error["code"] == "rate_limit_exceeded"
+    assert 55 <= int(answer.headers["retry-after"]) <= 60
+
+
+async def test_tokens_are_those_that_were_computed() -> None:
+    async with housing(FakeShard(), api_keys=ring(tokens_per_minute=101)) as house:
+        answers = [(await ask(house, "hog")).status_code for _ in range(3)]
+        other = (await ask(house, "light")).status_code
+
+    # 102 tokens of the first one are more than there are.
+    assert (answers, other) == ([200, 429, 429], 200)
+
+
+async def test_a_key_that_fills_the_server_leaves_room_for_the_others() -> None:
+    shard = slow_shard()
+    async with housing(shard, max_concurrent_requests=4, api_keys=ring()) as house:
+        hogs = [asyncio.ensure_future(ask(house, "hog")) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        refused = await ask(house, "hog")
+        answer = await ask(house, "light", body={**BODY, "parameters": {"max_new_tokens": 2}})
+        still_running = [hog for hog in hogs if not hog.done()]
+        statuses = [(await hog).status_code for hog in hogs]
+        await settled(house.rig)
+
+    assert (refused.status_code, answer.status_code) == (429, 200)
+    assert len(still_running) == 4
+    assert statuses == [200] * 4
+
+
+PROMPT = "It was the best of times, it was"
+
+
+async def num_cached(client: httpx.AsyncClient, key: str | None = None, **fields: Any) -> int:
+    """Prompt tokens that were found in the cache."""
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    body = {"model": "fake/model", "prompt": PROMPT, "max_tokens": 2, **fields}
+    answer = await client.post("/v1/completions", json=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+    found: int = answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return found
+
+
+async def test_one_key_learns_nothing_of_what_another_has_asked() -> None:
+    async with housing(FakeShard(), api_keys=["one", "two"]) as house, house.client as client:
+        assert await num_cached(client, "one") == 0
+        assert await num_cached(client, "one") > 0
+        assert await num_cached(client, "two") == 0
+        assert await num_cached(client, "two") > 0
+
+
+async def test_without_keys_all_share() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        assert await num_cached(client) == 0
+        assert await num_cached(client) > 0
+
+
+async def test_keys_share_where_the_operator_says_so() -> None:
+    async with (
+        housing(FakeShard(), api_keys=["one", "two"], shares_prefixes=True) as house,
+        house.client as client,
+    ):
+        assert await num_cached(client, "one") == 0
+        assert await num_cached(client, "two") > 0
+
+
+@pytest.mark.parametrize("keys", [(), ("one", "two")], ids=["no keys", "two keys"])
+async def test_a_salt_divides_the_cache_further(keys: tuple[str, ...]) -> None:
+    key, *others = keys or (None,)
+    async with housing(FakeShard(), api_keys=keys) as house, house.client as client:
+        assert await num_cached(client, key) == 0
+        assert await num_cached(client, key, cache_salt="a") == 0
+        assert await num_cached(client, key, cache_salt="a") > 0
+        assert await num_cached(client, key, cache_salt="b") == 0
+        for other in others:
+            assert await num_cached(client, other, cache_salt="a") == 0
+
+
+async def test_an_empty_salt_is_refused() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        body = {"model": "fake/model", "prompt": PROMPT, "cache_salt": ""}
+        answer = await client.post("/v1/completions", json=body)
+    assert answer.status_code == 400
+    assert "`cache_salt` must be a text that is not empty" in answer.text
+
+
+NUM_CLIENTS = 1000
+NUM_AT_ONCE = 50
+LEFT_ROUTES = ("/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions")
+
+
+def body_of(path: str, index: int, num_tokens: int) -> dict[str, object]:
+    prompt = f"client {index} " + "x" * (index % 90)
+    if path.startswith("/generate"):
+        return {"inputs": prompt, "parameters": {"max_new_tokens": num_tokens}}
+    chosen = {"max_tokens": num_tokens, "stream": index % 3 > 0, "n": 1 + index % 2}
+    if path.endswith("chat/completions"):
+        return {"messages": [{"role": "user", "content": prompt[:90]}], **chosen}
+    return {"prompt": prompt, **chosen}
+
+
+async def visit(port: int, index: int, chance: random.Random) -> None:
+    """Asks, reads or does not, and hangs up: mostly long before the end."""
+    path = LEFT_ROUTES[index % len(LEFT_ROUTES)]
+    body = json.dumps(body_of(path, index, chance.randint(1, 50))).encode()
+    reader, writer = await open_request(port, "POST", path, body)
+    stays_s = chance.choice((0.0, 0.005, 0.05, 0.3)) * chance.random()
+    try:
+        async with asyncio.timeout(stays_s):
+            await reader.read()
+    except TimeoutError:
+        pass
+    # Without a farewell, as a process that is killed.
+    writer.transport.abort()
+
+
+@pytest.mark.slow
+async def test_blocks_rows_and_slots_are_all_back_when_the_last_has_left() -> None:
+    chance = random.Random(7)
+    shard = FakeShard(num_blocks=4096)
+    shard.faults.delay_s = 0.002
+    few = asyncio.Semaphore(NUM_AT_ONCE)
+    house_of_many = housing(shard, max_concurrent_requests=2 * NUM_AT_ONCE, timeouts=PATIENT)
+    async with house_of_many as house, listening(house.app) as port:
+
+        async def one(index: int) -> None:
+            async with few:
+                await visit(port, index, chance)
+
+        await asyncio.gather(*(one(index) for index in range(NUM_CLIENTS)))
+        await settled(house.rig)
+        metrics = house.rig.metrics
+        assert house.rig.batcher.num_streams == 0
+        assert house.rig.scheduler.stats().num_blocks_used == 0
+        assert shard.num_held == 0
+        num_left = metrics.sequence_ends.value("cancelled")
+        assert num_left > NUM_CLIENTS / 4
+        assert metrics.cancel_to_free.count() == num_left
+        assert "FilterBatch" not in methods(shard), "they left with the steps"

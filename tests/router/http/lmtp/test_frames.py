@@ -1,16 +1,20 @@
-"""Malformed frames close the socket with a code and a reason; others are answered."""
+"""Frames: what is read, what is refused, nonsense by chance, and prompts."""
 
 import asyncio
 import json
+import logging
+import random
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from router.http.lmtp.frames import SocketClose, read_frame
 from router.http.server.protocol import ConnectionLimits
 from tests.byte_tokenizer import VOCAB_SIZE, byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import Talk, served, talking
+from tests.router.rig import settled
 
 ONCE = byte_ids("Once")
 
@@ -214,3 +218,178 @@ async def test_broken_websocket_frames_close_the_socket(sent: bytes, code: int) 
     assert answer[0] == 0x88
     assert int.from_bytes(answer[2:4], "big") == code
     assert len(answer) > 4, "it has no reason"
+
+
+_TYPES = (
+    "GENERATE",
+    "SCORE",
+    "MODEL_INFO",
+    "HELLO",
+    "CANCEL",
+    "SYS",
+    "TOKEN",
+    "",
+)
+_FIELDS = (
+    "stream_id", "model", "prompt", "text", "messages", "max_tokens", "scored",
+    "temperature", "top_logprobs", "logit_bias", "top_p", "top_k", "min_p", "typical_p", "seed",
+    "repetition_penalty", "constraint", "stop", "include_stop", "stop_token_ids", "ignore_eos",
+    "min_tokens", "output", "timeout_s", "version", "data", "nothing",
+)  # fmt: skip
+_CONSTRAINTS = ("json", "regex", "choice", "lark", "where", "sql")
+
+
+class Nonsense:
+    """An endless source; the same seed says the same."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = random.Random(seed)
+
+    def message(self) -> str | bytes | list[str]:
+        """A text message, a binary one, or one in pieces."""
+        chance = self._chance
+        kind = chance.random()
+        text = self._frame()
+        if kind < 0.75:
+            return text
+        if kind < 0.85:
+            return self._damaged(text)
+        if kind < 0.9:
+            return [text[:3], text[3:7], text[7:]]
+        if kind < 0.95:
+            return chance.randbytes(chance.randrange(60))
+        return "".join(chr(chance.choice((32, 34, 65, 123, 233, 0x1F600))) for _ in range(9))
+
+    def _frame(self) -> str:
+        chance = self._chance
+        command = chance.choice(_TYPES[:3] * 3 + _TYPES)
+        fields = self._sensible(command) if chance.random() < 0.8 else {}
+        for _ in range(chance.randrange(4)):
+            fields[chance.choice(_FIELDS)] = self._value(3)
+        if chance.random() < 0.2 and fields:
+            del fields[chance.choice(list(fields))]
+        return f"{command} {json.dumps(fields)}"
+
+    def _sensible(self, command: str) -> dict[str, Any]:
+        chance = self._chance
+        fields: dict[str, Any] = {"stream_id": chance.randrange(8), "prompt": byte_ids("Once")}
+        if command == "SCORE":
+            fields["scored"] = chance.choice((byte_ids("ab"), ["ab", "c"], [byte_ids("a")]))
+        if command == "HELLO":
+            fields["version"] = chance.randrange(4)
+        if command == "GENERATE":
+            fields["max_tokens"] = chance.randrange(6)
+        return fields
+
+    def _value(self, depth: int) -> Any:
+        chance = self._chance
+        leaves: tuple[Any, ...] = (
+            None, True, False, 0, 1, -1, 3, 2**31, 2**63, 2**64, 2**70, -(2**63), 0.5, -0.5, 1e308,
+            "", "a", "b", "Once", "x" * 200, "\x00", "é", "\U0001f600", "1", "-1", [], {},
+            [257], [258], [-1], [3] * 130, byte_ids("Twice"), {"5": 1}, {"258": 1}, {"x": 1},
+            {"5": 1e9}, {"5": None}, [{"role": "user", "content": "hi"}],
+            [{"role": "", "content": 1}],
+        )  # fmt: skip
+        kind = chance.random()
+        if kind < 0.7 or depth == 0:
+            return chance.choice(leaves)
+        if kind < 0.8:
+            return {"type": chance.choice(_CONSTRAINTS), "value": self._value(depth - 1)}
+        if kind < 0.9:
+            return [self._value(depth - 1) for _ in range(chance.randrange(4))]
+        keys = (chance.choice(("a", "type", "5", "content")) for _ in range(chance.randrange(4)))
+        return {key: self._value(depth - 1) for key in keys}
+
+    def _damaged(self, text: str) -> str:
+        chance = self._chance
+        at = chance.randrange(len(text) + 1)
+        more = chance.choice('{}[],:" ')
+        return chance.choice((text[:at], text[at:], text[:at] + more + text[at:]))
+
+
+_PING_ID = 999_999
+_PATIENCE_S = 20.0
+
+
+async def ends_well(talk: Talk) -> bool:
+    """Whether the server still answers; False: it closed the socket, and messages why."""
+    try:
+        await talk.send("MODEL_INFO", stream_id=_PING_ID)
+        while True:
+            _, fields = await talk.hear()
+            assert fields.get("error_type") != "internal_error", fields
+            if fields["stream_id"] == _PING_ID:
+                return True
+    except ConnectionClosed as error:
+        close = error.rcvd
+    assert close is not None, "it hung up"
+    assert close.code in (1002, 1003, 1007), close
+    assert close.reason
+    return False
+
+
+async def survive(seed: int, num_messages: int, caplog: pytest.LogCaptureFixture) -> int:
+    """The number of sockets that it took."""
+    caplog.set_level(logging.ERROR, logger="router")
+    nonsense = Nonsense(seed)
+    num_sockets = 0
+    num_sent = 0
+    shard = FakeShard(num_blocks=256)
+    async with served(shard, max_concurrent_requests=64) as (house, port):
+        while num_sent < num_messages:
+            num_sockets += 1
+            async with talking(port) as talk, asyncio.timeout(_PATIENCE_S):
+                is_open = True
+                while is_open and num_sent < num_messages:
+                    num_sent += 1
+                    await talk.socket.send(nonsense.message())
+                    is_open = await ends_well(talk)
+        await settled(house.rig)
+        assert house.rig.scheduler.stats().num_blocks_used == 0
+        async with talking(port) as talk:
+            messages = await talk.ask("GENERATE", prompt=[3, 4], max_tokens=2)
+        assert messages[-1][1]["finish_reason"] == "length"
+        assert house.rig.metrics.socket_streams.value() == 0
+    assert [record.getMessage() for record in caplog.records] == []
+    return num_sockets
+
+
+async def test_300_messages_by_chance(caplog: pytest.LogCaptureFixture) -> None:
+    assert await survive(1, 300, caplog) > 10
+
+
+@pytest.mark.slow
+async def test_3_000_random_messages(caplog: pytest.LogCaptureFixture) -> None:
+    assert await survive(2, 3_000, caplog) > 90
+
+
+TURNS = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("prompt", [{"prompt": byte_ids("user: hi\n")}, {"messages": TURNS}])
+async def test_a_continuation_is_scored_behind_ids_and_messages(prompt: dict[str, Any]) -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        await talk.hello()
+        messages = await talk.ask("SCORE", scored=["x"], **prompt)
+
+    assert messages[0][1]["scores"][0]["tokens"] == byte_ids("x")
+    assert messages[0][1]["usage"]["prompt_tokens"] == len("user: hi\n") + 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "words"),
+    [
+        ({}, "prompt", "is required: token ids, or `text`, or `messages`"),
+        ({"prompt": [3], "messages": TURNS}, "messages", "exclude each other"),
+        ({"prompt": [999]}, "prompt", "between 0 and 257. Given: 999"),
+        ({"text": "x" * 161}, "text", "at most 160 tokens. Given: 161"),
+    ],
+)
+async def test_a_wrong_prompt_is_refused_by_its_field(
+    prompt: dict[str, Any], field: str, words: str
+) -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        error = await talk.error("SCORE", scored=["x"], **prompt)
+
+    assert (error["error_type"], error["field"]) == ("validation", field)
+    assert words in error["error"]

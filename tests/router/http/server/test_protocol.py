@@ -1,20 +1,35 @@
-"""One connection over real sockets: limits on what is sent, requests behind others, offers."""
+"""Connections: HTTP/1.1 as it is sent, slow readers and senders, many at once."""
 
 import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
-from router.http.server.protocol import MAX_URL_LEN, MAX_WAITING, ConnectionLimits
+from router.http.server.protocol import (
+    CUT_CAUSES,
+    HIGH_LEN,
+    KEPT_BACK,
+    MAX_URL_LEN,
+    MAX_WAITING,
+    ConnectionLimits,
+)
+from router.telemetry.metrics import CUTS
 from tests.fake_script import letters
 from tests.fakes import FakeShard
-from tests.router.http.harness import housing, listening
+from tests.router.http.harness import housing, listening, open_request, record
 from tests.router.http.server.connection import (
     GET,
     PATIENCE_S,
     QUICK,
+    endless,
     error_of,
     hello,
+    noted,
     rules,
     say,
 )
@@ -306,3 +321,355 @@ async def test_no_transfer_encoding_but_chunked_is_read(head: bytes) -> None:
         answer = await say(port, b"POST / " + head + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
 
     assert "Transfer-Encoding must be" in str(error_of(answer, 400)["error"])
+
+
+class SlowReader:
+    """A client with hardly any buffer, which reads on demand."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._socket.connect(("127.0.0.1", port))
+        self._socket.setblocking(False)
+
+    def say(self, words: bytes) -> None:
+        self._socket.sendall(words)
+
+    def read(self, most: int) -> int:
+        """Bytes that were there, up to `most`."""
+        try:
+            return len(self._socket.recv(most))
+        except BlockingIOError:
+            return 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+async def until_cut(limits: ConnectionLimits, number: int = 1) -> float:
+    """Seconds until so many readers were cut."""
+    began_s = monotonic()
+    while limits.cuts.value("slow_reader") < number:
+        assert monotonic() - began_s < PATIENCE_S, "nobody was cut"
+        await asyncio.sleep(0.01)
+    return monotonic() - began_s
+
+
+@pytest.mark.parametrize("declares", [False, True])
+@pytest.mark.parametrize("reads", [0, 1])
+async def test_a_reader_of_nothing_or_next_to_nothing_is_cut(declares: bool, reads: int) -> None:
+    limits = rules()
+    async with listening(endless(10_000_000, declares=declares), limits) as port:
+        reader = SlowReader(port)
+        reader.say(GET + b"\r\n")
+        cutting = asyncio.ensure_future(until_cut(limits))
+        while not cutting.done():
+            if reads:
+                reader.read(reads)
+            await asyncio.sleep(0.01)
+        reader.close()
+
+    assert QUICK <= await cutting < PATIENCE_S
+    assert limits.cuts.value("slow_reader") == 1
+
+
+async def test_the_rest_of_a_complete_answer_must_go_too() -> None:
+    # More than the kernel takes, less than makes the server wait.
+    answering = endless(32_000, declares=True)
+    completed = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await answering(scope, receive, send)
+        completed.set()
+
+    limits = rules()
+    async with listening(app, limits) as port:
+        reader = SlowReader(port)
+        reader.say(GET + b"connection: close\r\n\r\n")
+        await asyncio.wait_for(completed.wait(), PATIENCE_S)
+        assert limits.cuts.value("slow_reader") == 0
+        await until_cut(limits)
+        reader.close()
+
+    assert limits.cuts.value("slow_reader") == 1
+
+
+async def test_what_is_left_of_an_answer_counts_as_part_of_the_next() -> None:
+    limits = rules()
+    is_first = True
+    second = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            await endless(32_000, declares=True)(scope, receive, send)
+        else:
+            await second.wait()
+            await endless(100, declares=True)(scope, receive, send)
+
+    async with listening(app, limits) as port:
+        reader = SlowReader(port)
+        reader.say((GET + b"\r\n") * 2)
+        await asyncio.sleep(2 * QUICK)
+        assert limits.cuts.value("slow_reader") == 0
+        second.set()
+        await until_cut(limits)
+        reader.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("declares", [False, True])
+async def test_who_reads_slowly_but_reads_gets_all(declares: bool) -> None:
+    limits = rules(write_timeout_s=1.0)
+    total_len = 400_000
+    read_len = 0
+    async with listening(endless(total_len, declares=declares), limits) as port:
+        reader = SlowReader(port)
+        reader.say(GET + b"connection: close\r\n\r\n")
+        began_s = monotonic()
+        while read_len < total_len:
+            # Some 100 KB in each second, more than the rule asks for.
+            read_len += reader.read(3_000)
+            await asyncio.sleep(0.02)
+            assert monotonic() - began_s < PATIENCE_S
+        reader.close()
+
+    assert monotonic() - began_s > 2.0
+    assert limits.cuts.value("slow_reader") == 0
+
+
+async def test_a_cut_stream_ends_its_generation_and_says_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="router.http")
+    shard = FakeShard(script=letters, num_blocks=256)
+    shard.faults.delay_s = 0.02
+    limits = rules()
+    async with housing(shard) as house, listening(house.app, limits) as port:
+        reader = SlowReader(port)
+        body = b'{"messages": [{"role": "user", "content": "hello"}], "n": 4, "stream": true,'
+        body += b'"max_tokens": 100, "logprobs": true, "top_logprobs": 5}'
+        reader.say(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+            b"x-request-id: mine\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        await until_cut(limits)
+        await settled(house.rig)
+        reader.close()
+
+        assert sum(method == "Decode" for method, _ in shard.calls) < 90
+        assert shard.num_held == 0
+        assert house.rig.metrics.request_failure.value("slow_reader") == 1
+    lines = [record.getMessage() for record in caplog.records]
+    assert any("mine" in line and "bytes untaken" in line for line in lines)
+    access = [
+        vars(record) for record in caplog.records if record.name == "router.http.server.access"
+    ]
+    assert [line["error_type"] for line in access] == ["slow_reader"]
+
+
+async def test_what_waits_for_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocols = noted(monkeypatch)
+    limits = rules(write_timeout_s=1.0)
+    largest = 0
+    async with listening(endless(10_000_000), limits) as port:
+        readers = [SlowReader(port) for _ in range(20)]
+        for reader in readers:
+            reader.say(GET + b"\r\n")
+        for _ in range(50):
+            sizes = [one.transport.get_write_buffer_size() for one in protocols]
+            largest = max([largest, *sizes])
+            await asyncio.sleep(0.01)
+        await until_cut(limits, 20)
+        await asyncio.sleep(0.05)
+        assert [one for one in protocols if one in one.connections] == []
+        for reader in readers:
+            reader.close()
+
+    assert len(protocols) == 20
+    assert HIGH_LEN < largest <= HIGH_LEN + 1000
+
+
+async def test_a_client_that_reads_later_loses_nothing() -> None:
+    async with listening(endless(3_000_000), rules(write_timeout_s=5.0)) as port:
+        reader, writer = await open_request(port, "GET", "/")
+        await asyncio.sleep(1.0)
+        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        writer.close()
+
+    assert answer.count(b"x") == 3_000_000
+
+
+async def test_a_large_answer_goes_out_whole_and_with_its_length() -> None:
+    async with listening(endless(1_000_003, declares=True)) as port:
+        answer = await record(port, "GET", "/")
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"content-length: 1000003\r\n" in head + b"\r\n"
+    assert body == b"x" * 1_000_003
+
+
+def test_the_causes_are_those_of_the_metric() -> None:
+    assert CUT_CAUSES == CUTS
+
+
+async def test_a_connection_that_is_never_used_is_closed_in_silence() -> None:
+    limits = rules()
+    async with hello(limits) as port:
+        began_s = monotonic()
+        assert await say(port, b"") == b""
+
+    assert QUICK <= monotonic() - began_s < PATIENCE_S
+    assert limits.cuts.value("slow_head") == 0
+
+
+async def test_a_second_request_that_never_ends_is_answered() -> None:
+    limits = rules()
+    async with hello(limits) as port:
+        answer = await say(port, GET + b"\r\n" + GET + b"a: b")
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"\r\n\r\n0HTTP/1.1 408 " in answer
+    assert limits.cuts.value("slow_head") == 1
+
+
+async def test_headers_that_come_a_byte_now_and_then_are_cut_short() -> None:
+    limits = rules()
+    async with hello(limits) as port:
+        began_s = monotonic()
+        answer = await say(port, GET + b"a: ", *[b"x"] * 200, pause_s=0.02)
+        took_s = monotonic() - began_s
+
+    error = error_of(answer, 408)
+    assert error == {"error": "the headers did not come within 0.3 s", "error_type": "slow_sender"}
+    assert QUICK <= took_s < PATIENCE_S
+    assert limits.cuts.value("slow_head") == 1
+
+
+async def test_empty_lines_do_not_keep_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.http.server.listen._KEEP_ALIVE_S", QUICK)
+    async with hello() as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(GET + b"\r\n")
+        await reader.readuntil(b"\r\n\r\n0")
+        answer = asyncio.ensure_future(asyncio.wait_for(reader.read(), PATIENCE_S))
+        while not answer.done():
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.02)
+        writer.close()
+
+    assert await answer == b""
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/messages"])
+async def test_a_body_that_comes_too_slowly_is_a_408_in_the_paths_dialect(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="router.http.server.access")
+    async with housing(FakeShard(), body_timeout_s=QUICK) as house, listening(house.app) as port:
+        head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head += "x-request-id: mine\r\ncontent-length: 1000\r\n\r\n"
+        answer = await say(port, head.encode(), *[b" "] * 200, pause_s=0.02)
+
+    error = error_of(answer, 408)
+    assert b"x-request-id: mine\r\n" in answer
+    message = error["error"]["message"] if isinstance(error["error"], dict) else error["error"]
+    assert message == "less than 16384 bytes of the body came within 0.3 s"
+    assert b"\r\nconnection: close\r\n" in answer
+    assert house.rig.metrics.connections_cut.value("slow_body") == 1
+    (record,) = caplog.records
+    line = vars(record)
+    assert (line["status"], line["error_type"], line["request_id"]) == (408, "slow_sender", "mine")
+
+
+async def test_a_body_that_is_too_large_and_keeps_coming_is_not_read_for_ever() -> None:
+    house = housing(FakeShard(), body_timeout_s=QUICK, max_body_len=5000)
+    async with house as built, listening(built.app) as port:
+        began_s = monotonic()
+        head = b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(head + b"transfer-encoding: chunked\r\n\r\n")
+        answer = asyncio.ensure_future(reader.readuntil(b"payload_too_large"))
+        while not answer.done() and monotonic() - began_s < PATIENCE_S:
+            writer.write(b"4e20\r\n%b\r\n" % (b" " * 20_000))
+            await asyncio.sleep(0.02)
+        writer.close()
+
+    assert (await answer).startswith(b"HTTP/1.1 413 ")
+    assert QUICK <= monotonic() - began_s < PATIENCE_S / 2
+
+
+async def test_a_body_that_keeps_coming_may_take_its_time() -> None:
+    house = housing(FakeShard(), body_timeout_s=QUICK, max_body_len=300_000)
+    async with house as built, listening(built.app) as port:
+        head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head += b"connection: close\r\ncontent-length: 240016\r\n\r\n"
+        parts = (b'{"inputs": "ab"', *[b" " * 20_000] * 12, b"}")
+        answer = await say(port, head, *parts, pause_s=0.1)
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_the_next_request_may_wait_for_a_long_answer() -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.delay_s = 0.03
+    async with housing(shard) as house, listening(house.app, rules()) as port:
+        body = b'{"inputs": "hello", "parameters": {"max_new_tokens": 50}}'
+        head = b"POST /generate_stream HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head += b"content-length: %d\r\n\r\n" % len(body)
+        answer = await say(port, head + body, GET, b"connection: close\r\n\r\n", pause_s=0.5)
+
+    assert answer.count(b"HTTP/1.1 200 ") == 2
+    assert answer.count(b"data: ") == 50
+
+
+LIMITS = ConnectionLimits(max_connections=3)
+
+
+@asynccontextmanager
+async def idle(port: int, num_connections: int) -> AsyncIterator[None]:
+    """So many connections on which nothing is asked."""
+    async with AsyncExitStack() as closing:
+        for _ in range(num_connections):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            closing.callback(writer.close)
+        # The server has accepted them all.
+        await asyncio.sleep(0.1)
+        yield
+    # It has noticed that they are gone.
+    await asyncio.sleep(0.1)
+
+
+async def test_beyond_the_limit_only_probes_are_answered() -> None:
+    limits = ConnectionLimits(max_connections=3)
+    async with housing(FakeShard()) as house, listening(house.app, limits) as port:
+        async with idle(port, 2):
+            last = await record(port, "GET", "/info")
+        async with idle(port, 3):
+            info = await record(port, "GET", "/info")
+            health = await record(port, "GET", "/health")
+        again = await record(port, "GET", "/info")
+
+    assert last.startswith(b"HTTP/1.1 200 ")
+    assert error_of(info, 503) == {
+        "error": "3 connections are open, as many as there may be; try again",
+        "error_type": "too_many_connections",
+    }
+    assert health.startswith(b"HTTP/1.1 200 ")
+    assert again.startswith(b"HTTP/1.1 200 ")
+    assert limits.cuts.value("too_many") == 1
+
+
+async def test_what_is_kept_back_has_an_end() -> None:
+    async with (
+        housing(FakeShard()) as house,
+        listening(house.app, LIMITS) as port,
+        idle(port, 3 + KEPT_BACK),
+    ):
+        try:
+            answer = await record(port, "GET", "/health")
+        except ConnectionResetError:
+            answer = b""
+
+    assert answer == b""

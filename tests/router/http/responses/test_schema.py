@@ -1,0 +1,137 @@
+"""The bodies of Responses: what is refused, by field and rule."""
+
+from typing import Any
+
+import pytest
+
+from tests.fakes import FakeShard
+from tests.router.http.harness import housing
+from tests.router.http.responses.asking import PATH, refuse
+from tests.router.rig import asking
+
+IMAGE = {"type": "input_image", "image_url": "x"}
+LOOK = {"type": "function", "name": "look"}
+CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": ""}
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"context_management": [{"type": "compaction"}]}, "context_management"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
+        ({"tool_choice": {"type": "custom", "name": "look"}}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [LOOK, {"type": "custom", "name": "free"}]}, "tools[1].type"),
+        ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input[0]"),
+    ],
+)
+async def test_what_is_not_served_is_refused_by_name(fields: Any, field: str) -> None:
+    async with housing(FakeShard()) as house:
+        status, error = await refuse(house, {"input": "hi", **fields})
+
+    assert (status, error["param"], error["code"]) == (422, field, "unserved")
+    assert f"`{field}`" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"background": True, "store": False}, "background"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": [7]}, "input[0]"),
+        ({"input": [{"role": "tool", "content": "hi"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": "hi", "id": 7}]}, "input[0].id"),
+        ({"input": [{"role": "user", "content": "hi", "status": "odd"}]}, "input[0].status"),
+        ({"input": "a" * 121}, "input"),
+        ({"input": [{}]}, "input[0].role"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
+        ({"input": [{**CALL, "call_id": None}]}, "input[0].call_id"),
+        ({"input": [{**CALL, "name": 7}]}, "input[0].name"),
+        ({"input": [{**CALL, "arguments": {}}]}, "input[0].arguments"),
+        ({"input": [CALL, {**OUTPUT, "output": None}]}, "input[1].output"),
+        ({"input": [CALL, {**OUTPUT, "output": [IMAGE]}]}, "input[1].output[0]"),
+        ({"input": [OUTPUT]}, "input[0].call_id"),
+        ({"input": [OUTPUT, CALL]}, "input[0].call_id"),
+        ({"input": [{**CALL, "id": "fc_1"}, {**OUTPUT, "call_id": "fc_1"}]}, "input[1].call_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {"a": "b" * 513}}, "metadata"),
+        ({"metadata": {"a" * 65: "b"}}, "metadata"),
+        ({"metadata": {str(key): "b" for key in range(17)}}, "metadata"),
+        ({"n": 2}, "n"),
+        ({"reasoning": "much"}, "reasoning"),
+        ({"text": "plain"}, "text"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+        ({"text": {"stop": "a"}}, "text.stop"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "file_search"}, "tools": [LOOK]}, "tool_choice"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "function", "name": "look up"}]}, "tools[0].name"),
+        ({"tools": [LOOK, LOOK]}, "tools"),
+        ({"tools": [{**LOOK, "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
+        ({"top_logprobs": 21}, "top_logprobs"),
+        ({"truncation": "never"}, "truncation"),
+    ],
+)
+async def test_what_breaks_a_rule_is_refused_by_name(fields: Any, field: str) -> None:
+    async with housing(FakeShard()) as house:
+        status, error = await refuse(house, {"input": "hi", **fields})
+
+    assert (status, error["type"], error["param"]) == (400, "invalid_request_error", field)
+    assert f"`{field}`" in error["message"]
+
+
+async def test_another_model_is_a_404() -> None:
+    async with housing(FakeShard()) as house:
+        status, error = await refuse(house, {"input": "hi", "model": "gpt-9"})
+
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_full_queue_is_a_429(streams: bool) -> None:
+    async with housing(FakeShard(), max_concurrent_requests=1) as house:
+        house.shard.faults.delay_s = 0.05
+        running = house.rig.infer.generate(asking(max_new_tokens=20))
+        await anext(running)
+        status, error = await refuse(house, {"input": "hi", "stream": streams})
+        await running.aclose()
+
+    assert (status, error["code"]) == (429, "overloaded")
+
+
+async def test_tokens_are_counted_as_they_would_be_used() -> None:
+    body = {"input": "hi", "instructions": "be kind", "model": "model"}
+    async with housing(FakeShard()) as house, house.client as client:
+        answer = await client.post(f"{PATH}/input_tokens", json=body)
+
+    num_tokens = len("system: be kind\nuser: hi\n")
+    assert answer.json() == {"object": "response.input_tokens", "input_tokens": num_tokens}
+
+
+async def test_what_cannot_be_counted_is_refused_by_name() -> None:
+    async with housing(FakeShard()) as house:
+        body = {"input": "hi", "tools": [{"type": "web_search"}]}
+        status, error = await refuse(house, body, f"{PATH}/input_tokens")
+
+    assert (status, error["param"]) == (422, "tools[0].type")
+
+
+async def test_a_tool_that_is_not_there_cannot_be_chosen() -> None:
+    async with housing(FakeShard()) as house:
+        body = {"input": "hi", "tools": [LOOK], "tool_choice": {"type": "function", "name": "go"}}
+        status, error = await refuse(house, body)
+
+    assert (status, error["param"], error["code"]) == (422, "tool_choice", "tool_error")

@@ -1,0 +1,262 @@
+"""Health, from what the batcher knows; /constraints/check."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import httpx
+import pytest
+
+from constraints.worker.pool import PoolRules
+from router.engine.batcher import BatcherLimits
+from router.engine.constraints import ConstraintCheck
+from router.http.operations import ConstraintCheckResponse
+from router.shards.shards import ShardTimeouts
+from tests.constraints.worker.pools import costly, vocabulary_file
+from tests.fakes import FakeShard
+from tests.router.engine.test_constraints import metrics
+from tests.router.http.harness import housing
+from tests.router.rig import asking, events_of
+
+READY_PATHS = ("/health", "/health/ready", "/ping", "/")
+PATHS = (*READY_PATHS, "/health/live", "/health/progress")
+# Quick enough for a test, and with room for a machine that is busy with others.
+IMPATIENT = BatcherLimits(
+    max_concurrent_requests=8, health_s=0.05, patience_s=0.2, progress_s=0.3, tick_s=0.02
+)
+
+
+async def until_status(client: httpx.AsyncClient, path: str, status: int) -> httpx.Response:
+    deadline_s = monotonic() + 20.0
+    while True:
+        answer = await client.get(path)
+        if answer.status_code == status:
+            return answer
+        assert monotonic() < deadline_s, (path, answer.status_code, answer.text)
+        await asyncio.sleep(0.02)
+
+
+async def test_a_server_that_serves_answers_all_three_with_an_empty_200() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        for path in PATHS:
+            answer = await client.get(path)
+            assert (answer.status_code, answer.content) == (200, b""), path
+            assert (await client.head(path)).status_code == 200
+
+
+async def test_a_draining_server_is_there_and_gets_on_but_is_not_ready() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        await house.rig.batcher.drain(1.0)
+        for path in READY_PATHS:
+            answer = await client.get(path)
+            assert answer.status_code == 503
+            assert answer.json() == {"error": "unhealthy", "error_type": "healthcheck"}
+            assert (await client.head(path)).status_code == 503
+        for path in ("/health/live", "/health/progress"):
+            assert (await client.get(path)).status_code == 200
+
+
+async def test_a_step_that_hangs_shows_at_progress_alone() -> None:
+    shard = FakeShard()
+    patient = ShardTimeouts(step_s=2.0, control_s=0.5)
+    hung = housing(shard, batcher_limits=IMPATIENT, timeouts=patient)
+    async with hung as house, house.client as client:
+        shard.faults.hangs.add("Decode")
+        stream = house.rig.batcher.submit(asking())
+        answer = await until_status(client, "/health/progress", 503)
+        assert answer.json()["error_type"] == "healthcheck"
+        assert answer.json()["error"].startswith("a step has been under way for 0.")
+        for path in (*READY_PATHS, "/health/live"):
+            assert (await client.get(path)).status_code == 200, path
+        shard.faults.hangs.clear()
+        await events_of(stream)
+        await until_status(client, "/health/progress", 200)
+
+
+async def test_an_idle_shard_that_hangs_shows_at_ready_and_progress() -> None:
+    shard = FakeShard()
+    async with housing(shard, batcher_limits=IMPATIENT) as house, house.client as client:
+        shard.faults.hangs.add("Health")
+        for path in (*READY_PATHS, "/health/progress"):
+            await until_status(client, path, 503)
+        assert (await client.get("/health/live")).status_code == 200
+
+
+async def test_shards_that_are_gone_show_at_ready_and_progress_until_they_are_back() -> None:
+    shard = FakeShard()
+    async with housing(shard, batcher_limits=IMPATIENT) as house, house.client as client:
+        port = shard.urls[0].rpartition(":")[2]
+        await shard.stop()
+        for path in ("/health/ready", "/health/progress"):
+            await until_status(client, path, 503)
+        assert "have not begun anew" in (await client.get("/health/progress")).json()["error"]
+        await shard.start(f"127.0.0.1:{port}")
+        for path in ("/health/ready", "/health/progress"):
+            await until_status(client, path, 200)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_probe_asks_no_shard_for_anything(path: str) -> None:
+    shard = FakeShard()
+    async with housing(shard) as house, house.client as client:
+        before = len(shard.calls)
+        for _ in range(20):
+            await client.get(path)
+        assert len(shard.calls) == before
+
+
+async def test_the_document_has_the_probes() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        paths = (await client.get("/api-doc/openapi.json")).json()["paths"]
+    for path in ("/health", "/health/live", "/health/ready", "/health/progress", "/ping"):
+        assert paths[path]["get"]["responses"]["200"].get("content") is None
+    assert "503" in paths["/health/progress"]["get"]["responses"]
+    assert "503" not in paths["/health/live"]["get"]["responses"]
+
+
+DIGITS = {"type": "regex", "value": "[0-9]{2}"}
+
+
+@asynccontextmanager
+async def checking(folder: Path, **edge: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a router whose constraints are compiled by real workers."""
+    rules = edge.pop("rules", PoolRules(wait_s=30.0))
+    check = ConstraintCheck(vocabulary_file(folder), rules, metrics())
+    await check.start()
+    try:
+        async with housing(FakeShard(), judges=check, **edge) as house, house.client as client:
+            yield client
+    finally:
+        await check.close()
+
+
+async def test_texts_are_judged_in_their_order(tmp_path: Path) -> None:
+    async with checking(tmp_path) as client:
+        body = {"grammar": DIGITS, "texts": ["12", "1é", ""]}
+        answer = await client.post("/constraints/check", json=body)
+        assert answer.status_code == 200
+        checked = ConstraintCheckResponse.model_validate_json(answer.content, strict=True)
+        assert (checked.shortest, checked.shortest_tokens) == ("00", 2)
+        assert [each.text for each in checked.results] == body["texts"]
+        assert [each.accepted for each in checked.results] == [True, False, False]
+        assert [each.position for each in checked.results] == [None, 1, 0]
+        assert checked.results[1].expected == ["a digit"]
+        assert checked.results[1].num_legal_tokens == 10
+
+
+async def test_one_text_may_stand_for_a_list_and_none_asks_for_the_grammar_alone(
+    tmp_path: Path,
+) -> None:
+    async with checking(tmp_path) as client:
+        one = await client.post("/constraints/check", json={"grammar": DIGITS, "text": "12"})
+        assert [each["accepted"] for each in one.json()["results"]] == [True]
+        none = await client.post("/constraints/check", json={"grammar": DIGITS})
+        assert none.json()["results"] == []
+
+
+async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(tmp_path: Path) -> None:
+    async with checking(tmp_path) as client:
+        value = {"type": "array", "contains": {"const": 1}}
+        grammar = {"type": "json", "value": value, "lenient": True}
+        body = {"grammar": grammar, "texts": ["[1]", "[2]", "{}"]}
+        answer = (await client.post("/constraints/check", json=body)).json()
+        assert answer["not_enforced"] == ["/contains"]
+        kept, broken, other = answer["results"]
+        assert kept["accepted"]
+        assert not broken["accepted"]
+        assert broken["position"] == 3
+        assert "does not contain items" in broken["error"]
+        assert not other["accepted"]
+        assert "error" not in other
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        ({"type": "regex", "value": "a["}, "malformed"),
+        ({"type": "json", "value": {"contains": {"const": 1}}}, "not_enforced"),
+        (
+            {"type": "json", "value": {"type": "integer", "minimum": 2, "maximum": 1}},
+            "contradiction",
+        ),
+    ],
+)
+async def test_a_grammar_that_cannot_be_kept_is_refused_with_its_reason(
+    tmp_path: Path, grammar: dict[str, Any], reason: str
+) -> None:
+    async with checking(tmp_path) as client:
+        answer = await client.post("/constraints/check", json={"grammar": grammar, "text": "1"})
+        assert answer.status_code == 422
+        assert answer.json()["constraint"]["reason"] == reason
+
+
+async def test_a_grammar_that_takes_too_long_is_refused(tmp_path: Path) -> None:
+    async with checking(
+        tmp_path, rules=PoolRules(cpu_s=0.02, wait_s=30.0), max_body_len=2_000_000
+    ) as client:
+        value = json.loads(costly(num_choices=20_000).spec.text)
+        body = {"grammar": {"type": "choice", "value": value}, "text": "1"}
+        answer = await client.post("/constraints/check", json=body)
+        assert answer.status_code == 422
+        assert answer.json()["constraint"]["reason"] == "too_complex"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"grammar": DIGITS, "text": "1", "texts": ["1"]},
+        {"grammar": DIGITS, "texts": ["1"] * 257},
+        {"grammar": DIGITS, "texts": [1]},
+        {"grammar": {"type": "bnf", "value": "x"}},
+        {"text": "1"},
+    ],
+)
+async def test_a_body_that_breaks_a_rule_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
+    async with checking(tmp_path) as client:
+        answer = await client.post("/constraints/check", json=body)
+        assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
+
+
+async def test_the_route_asks_for_the_key(tmp_path: Path) -> None:
+    async with checking(tmp_path, api_keys=["secret"]) as client:
+        body = {"grammar": DIGITS, "text": "12"}
+        assert (await client.post("/constraints/check", json=body)).status_code == 401
+        headers = {"authorization": "Bearer secret"}
+        answer = await client.post("/constraints/check", json=body, headers=headers)
+        assert answer.status_code == 200
+
+
+async def test_a_server_that_takes_no_grammars_judges_none(tmp_path: Path) -> None:
+    async with checking(tmp_path, takes_grammars=False) as client:
+        answer = await client.post("/constraints/check", json={"grammar": DIGITS, "text": "12"})
+        assert answer.status_code == 422
+
+
+async def test_a_schema_in_a_string_may_have_no_key_twice(tmp_path: Path) -> None:
+    async with checking(tmp_path) as client:
+        value = '{"type": "integer", "type": "string"}'
+        answer = await client.post(
+            "/constraints/check", json={"grammar": {"type": "json", "value": value}}
+        )
+        assert answer.status_code == 422
+        assert "the key 'type' stands twice in one object" in answer.text
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ({"type": "choice", "value": ["", "a"]}, ""),
+        ({"type": "json", "value": True}, "[1]"),
+        ({"type": "json", "value": "true"}, "[1]"),
+    ],
+)
+async def test_an_empty_choice_and_a_schema_of_anything_are_grammars(
+    tmp_path: Path, grammar: dict[str, Any], text: str
+) -> None:
+    async with checking(tmp_path) as client:
+        answer = await client.post("/constraints/check", json={"grammar": grammar, "text": text})
+        assert [each["accepted"] for each in answer.json()["results"]] == [True]

@@ -1,0 +1,240 @@
+"""The forms of messages that templates read, and the syntax of their calls."""
+
+from typing import Any
+
+import pytest
+
+from router.request.errors import TemplateFailed
+from router.text.chat_template import ChatTemplate
+from router.text.template_traits import HERMES, CallSyntax
+
+TURN = "{{ '<|im_start|>' + m.role + '\\n' }}"
+CALLS = "{% if m.tool_calls %}{% for c in m.tool_calls %}"
+PLAIN = "{% endfor %}{% else %}{{ m.content }}{% endif %}"
+TAGGED = '<tool_call>\n{"name": "{{ c.function.name }}", "arguments": '
+TAGGED += "{{ c.function.arguments | tojson }}}\n</tool_call>"
+LISTED = "{% if m.tool_calls %}[TOOL_CALLS]SPACE[{% for c in m.tool_calls %}"
+LISTED += "{{ c.function | tojson }}{% endfor %}]</s>{% else %}{{ m.content }}{% endif %}"
+BARE = '{"name": "{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
+
+
+def syntax_of(inside: str) -> CallSyntax:
+    template = "{% for m in messages %}" + TURN + inside + "<|im_end|>{% endfor %}"
+    return ChatTemplate({"default": template}, None, None).call_syntax()
+
+
+def test_tags_around_an_object() -> None:
+    assert syntax_of(CALLS + TAGGED + PLAIN) == HERMES
+
+
+@pytest.mark.parametrize("space", ["", " "])
+def test_a_list_behind_a_token(space: str) -> None:
+    syntax = syntax_of(LISTED.replace("SPACE", space))
+
+    assert syntax.opening == f"[TOOL_CALLS]{space}["
+    assert (syntax.trigger, syntax.separator, syntax.closing) == ("[TOOL_CALLS]", ", ", "]")
+    assert syntax.id_len == 9
+
+
+def test_an_object_by_itself() -> None:
+    syntax = syntax_of(CALLS + BARE + PLAIN)
+
+    assert (syntax.trigger, syntax.opening, syntax.closing) == ("{", "", "")
+    assert syntax.middle == '", "parameters": '
+    assert syntax.only_at_start
+    assert syntax.separator is None
+
+
+def test_a_mark_that_nobody_knows_is_not_taken_for_an_object_by_itself() -> None:
+    assert syntax_of(CALLS + "<|my_call|>" + BARE + PLAIN) == HERMES
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["{{ m.content }}", CALLS + "{{ c.function.name }}({{ c.function.arguments }})" + PLAIN],
+)
+def test_a_template_without_calls_or_with_others_gets_the_usual_ones(inside: str) -> None:
+    assert syntax_of(inside) == HERMES
+
+
+USER = {"role": "user", "content": "hi"}
+TOOL = {"role": "tool", "content": "42", "tool_call_id": "call00001"}
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+
+# In the style of templates that write an object out as JSON.
+OBJECTS = """\
+{%- for m in messages %}
+    {%- if m.role == 'assistant' and m.tool_calls %}
+        {%- for call in m.tool_calls %}
+            {{- '<call>' ~ call.function.name ~ (call.function.arguments | tojson) ~ '</call>' }}
+        {%- endfor %}
+    {%- elif m.role == 'tool' %}{{- '<result>' + m.content + '</result>' }}
+    {%- else %}{{- m.role + ':' + m.content }}
+    {%- endif %}
+{%- endfor %}"""
+
+# In the style of templates that know a message of calls by its content, which is None.
+TEXTS = """\
+{%- for m in messages %}
+    {%- if m['role'] == 'assistant' and m['content'] is none %}
+        {%- for call in m['tool_calls'] %}
+            {{- '<call>' + call['function']['name'] + call['function']['arguments'] + '</call>' }}
+        {%- endfor %}
+    {%- elif m['role'] == 'tool' %}{{- '<result>' + m['content'] + '</result>' }}
+    {%- else %}{{- m['role'] + ':' + m['content'] }}
+    {%- endif %}
+{%- endfor %}"""
+
+# In the style of templates that look into the content for the marks of thoughts.
+LOOKS = OBJECTS.replace(
+    "{%- elif m.role == 'tool'", "{{- m.role if '</think>' in m.content }}{%- elif m.role == 'tool'"
+).replace("{%- if m.role", "{%- if '</think>' not in m.content + '' and m.role")
+
+PARTS = """\
+{%- for m in messages %}
+    {{- m.role + ':' }}
+    {%- for part in m.content %}
+        {%- if part.type == 'text' %}{{- part.text }}{% endif %}
+    {%- endfor %}
+{%- endfor %}"""
+
+# In the style of templates that know two sides, which speak in turns.
+TURNS = """\
+{%- for m in messages %}
+    {%- if m.role != ('assistant' if loop.index0 % 2 else 'user') %}
+        {{- raise_exception('turns must alternate') }}
+    {%- endif %}
+    {{- m.role ~ ':' ~ (m.content if m.content is string else m.content | length) ~ ';' }}
+{%- endfor %}"""
+
+PLAIN_MESSAGES = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+
+
+def chat(source: str) -> ChatTemplate:
+    return ChatTemplate({"default": source}, "<s>", "</s>")
+
+
+def calling(arguments: Any, **fields: Any) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    call = {"id": "call00001", "type": "function", "function": function}
+    return {"role": "assistant", "tool_calls": [call], **fields}
+
+
+@pytest.mark.parametrize("arguments", ['{"x": "é"}', {"x": "é"}])
+@pytest.mark.parametrize("fields", [{}, {"content": None}])
+@pytest.mark.parametrize(
+    ("source", "before"),
+    [(OBJECTS, "user:hi"), (TEXTS, "user:hi"), (LOOKS, "user:hi")],
+)
+def test_arguments_of_a_call_come_as_the_template_writes_them(
+    source: str, before: str, fields: Any, arguments: Any
+) -> None:
+    text = chat(source).render([USER, calling(arguments, **fields)], tools=TOOLS)
+
+    assert text == before + '<call>f{"x": "é"}</call>'
+
+
+def test_a_template_that_writes_none_of_itself_shows_calls_too() -> None:
+    source = "{{- '-> None;' if tools }}" + OBJECTS
+
+    assert chat(source).render([USER, calling({"x": 1})], tools=TOOLS) == (
+        '-> None;user:hi<call>f{"x": 1}</call>'
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [(None, ""), ("well", "well\n"), ([{"type": "text", "text": "well"}], "well")],
+)
+def test_calls_are_put_into_the_content_where_the_template_shows_none(
+    content: Any, shown: str
+) -> None:
+    source = PARTS if isinstance(content, list) else PLAIN_MESSAGES
+    text = chat(source).render([calling('{"x": 1}', content=content)])
+
+    calls = (
+        '[{"id": "call00001", "type": "function", '
+        '"function": {"name": "f", "arguments": {"x": 1}}}]'
+    )
+    assert text.rstrip(";") == f"assistant:{shown}{calls}"
+
+
+@pytest.mark.parametrize("source", [OBJECTS, TEXTS])
+def test_the_result_of_a_call_is_shown(source: str) -> None:
+    text = chat(source).render([USER, calling("{}"), TOOL])
+
+    assert text == "user:hi<call>f{}</call><result>42</result>"
+
+
+@pytest.mark.parametrize("role", ["tool", "function"])
+def test_results_become_user_messages_for_a_template_that_knows_none(role: str) -> None:
+    result = {**TOOL, "role": role}
+    answered = [USER, calling("{}", content="so"), result, {**result, "content": "43"}]
+    text = chat(TURNS).render([*answered, USER, calling("{}", content="well"), result])
+
+    calls = '[{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}]'
+    assert text == (
+        f"user:hi;assistant:so\n{calls};user:42\n43\nhi;assistant:well\n{calls};user:42;"
+    )
+
+
+def test_parts_of_results_stay_parts() -> None:
+    parts = [{"type": "text", "text": "4"}, {"type": "text", "text": "2"}]
+    text = chat(TURNS).render([USER, calling("{}"), {**TOOL, "content": parts}, TOOL])
+
+    assert text.endswith("user:4;")
+
+
+def test_users_that_follow_each_other_stay_as_they_are() -> None:
+    with pytest.raises(TemplateFailed, match="turns must alternate"):
+        chat(TURNS).render([USER, USER])
+
+
+def test_a_template_that_shows_every_role_gets_results_as_they_are() -> None:
+    assert chat(PLAIN_MESSAGES).render([USER, TOOL]) == "user:hi;tool:42;"
+
+
+def test_arguments_that_are_no_json_stay_as_the_model_wrote_them() -> None:
+    assert chat(OBJECTS).render([calling("{x")]) == '<call>f"{x"</call>'
+    assert chat(OBJECTS).render([calling("")]) == "<call>f{}</call>"
+
+
+def test_an_empty_list_of_calls_is_none() -> None:
+    message = {"role": "assistant", "content": "no", "tool_calls": []}
+    assert chat(OBJECTS).render([message]) == "assistant:no"
+
+
+def test_the_old_way_to_call_a_function_is_shown_as_the_new_one() -> None:
+    call = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    result = {"role": "function", "name": "f", "content": "42"}
+    assert chat(OBJECTS).render([USER, call, result]) == (
+        "user:hi<call>f{}</call><result>42</result>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (PLAIN_MESSAGES, "system:be brief;"),
+        (
+            "{% if messages[0].role == 'developer' %}D{% endif %}" + PLAIN_MESSAGES,
+            "Ddeveloper:be brief;",
+        ),
+        (
+            "{% if messages[0].role in ['system', 'developer'] %}D{% endif %}" + PLAIN_MESSAGES,
+            "Ddeveloper:be brief;",
+        ),
+    ],
+)
+def test_a_developer_is_the_system_where_the_template_knows_none(source: str, shown: str) -> None:
+    assert chat(source).render([{"role": "developer", "content": "be brief"}]) == shown
+
+
+@pytest.mark.parametrize("content", ["hi", [{"type": "text", "text": "hi"}]])
+def test_a_template_that_reads_parts_gets_parts(content: Any) -> None:
+    assert chat(PARTS).render([{"role": "user", "content": content}]) == "user:hi"
+
+
+def test_a_text_of_parts_is_continued() -> None:
+    messages = [USER, {"role": "assistant", "content": "well"}]
+    assert chat(PARTS).render(messages, continue_final_message=True) == "user:hiassistant:well"
