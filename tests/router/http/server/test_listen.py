@@ -15,7 +15,8 @@ from websockets.exceptions import ConnectionClosedError
 
 from processes.addresses import answers_health
 from processes.settings import BadConfig
-from router.http.server.listen import HttpServer, ListenFailed, bind, bind_unix, load_tls
+from router.front_config import load_tls
+from router.http.server.listen import HttpServer, ListenFailed, bind, bind_unix
 from router.http.server.protocol import ConnectionLimits
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.fake_script import letters
