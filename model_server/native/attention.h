@@ -3,7 +3,7 @@
 #pragma once
 
 #include "product.h"
-#include "spans.h"
+#include "tile.h"
 
 // Consecutive tokens of a sequence whose slots lie in one block.
 struct Run {

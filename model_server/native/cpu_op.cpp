@@ -5,7 +5,7 @@
 #include <memory>
 #include <new>
 
-#include "spans.h"
+#include "tile.h"
 
 namespace {
 

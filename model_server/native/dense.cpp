@@ -15,7 +15,6 @@
 #include <utility>
 
 #include "attention.h"
-#include "experts.h"
 
 namespace {
 

@@ -1,8 +1,11 @@
-// A decoder as the forward reads it, and one step of it. Mirrored field by field in
-// executor/structs.py; a null pointer or a zero is absence.
+// A decoder as the forward reads it, one step of it, and the small pieces of its layers on rows of
+// float32: norms, rotation, activations.
 //
-// A gated MLP's `ins` have panels of 16 columns of the gate and 16 of what it multiplies.
+// The structs are mirrored field by field in executor/weights.py; a null pointer or a zero is
+// absence. A gated MLP's `ins` have panels of 16 columns of the gate and 16 of what it multiplies.
 #pragma once
+
+#include <cmath>
 
 #include "gemm.h"
 
@@ -63,3 +66,130 @@ struct Step {
   const int64_t *logits_rows;
   float *logits;  // [num_logits][vocab]
 };
+
+// ---- Pieces of a layer. Each computes a row by itself and in one order: its bits are the row's own.
+
+// The sum of f(x) over a row; f takes vectors and numbers alike.
+template <class F>
+ALWAYS_INLINE float sum_over(const float *x, int64_t n, F f) {
+  Floats sums[4] = {};
+  int64_t i = 0;
+  for (; i + 64 <= n; i += 64)
+    for (int j = 0; j < 4; ++j) sums[j] = sums[j] + f(load(x + i + 16 * j));
+  for (; i + 16 <= n; i += 16) sums[0] = sums[0] + f(load(x + i));
+  float sum = sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < n; ++i) sum += f(x[i]);
+  return sum;
+}
+
+struct Moments {
+  float mean, factor;
+};
+inline Moments moments(const Norm &norm, const float *x, int64_t n) {
+  float mean = 0;
+  if (norm.kind == kLayerNorm) mean = sum_over(x, n, [](auto v) { return v; }) / n;
+  const float squares = sum_over(x, n, [mean](auto v) { return (v - mean) * (v - mean); });
+  return {mean, 1.f / std::sqrt(squares / n + static_cast<float>(norm.eps))};
+}
+
+// Applies moments to x[0..n), which are the numbers from `column` on of their row.
+inline void apply(const Norm &norm, Moments m, const float *x, int64_t column, int64_t n,
+                  float *to) {
+  const float *weights = norm.weights + column;
+  if (norm.biases == nullptr) {
+    for (int64_t i = 0; i < n; ++i) to[i] = (x[i] - m.mean) * m.factor * weights[i];
+  } else {
+    const float *biases = norm.biases + column;
+    for (int64_t i = 0; i < n; ++i) to[i] = (x[i] - m.mean) * m.factor * weights[i] + biases[i];
+  }
+}
+
+inline void normalise(const Norm &norm, const float *x, int64_t n, float *to) {
+  apply(norm, moments(norm, x, n), x, 0, n, to);
+}
+
+inline void rotate(const Rope &rope, int64_t position, float *head) {
+  const int64_t half = rope.half;
+  const float *cos = rope.cos + position * half, *sin = rope.sin + position * half;
+  float *first = head, *second = head + half;
+  for (int64_t i = 0; i < half; ++i) {
+    const float u = first[i], v = second[i];
+    first[i] = u * cos[i] - v * sin[i];
+    second[i] = v * cos[i] + u * sin[i];
+  }
+}
+
+ALWAYS_INLINE Floats absolute(Floats x) { return select(x < broadcast(0.f), x * -1.f, x); }
+
+ALWAYS_INLINE Floats sigmoid_of(Floats x) {
+  const Floats decay = exp_of(absolute(x) * -1.f);
+  return select(x < broadcast(0.f), decay, broadcast(1.f)) / (decay + 1.f);
+}
+
+// Abramowitz and Stegun 7.1.26, to 1.5e-7.
+ALWAYS_INLINE Floats erf_of(Floats x) {
+  const Floats size = absolute(x);
+  const Floats t = broadcast(1.f) / (size * 0.3275911f + 1.f);
+  Floats p = t * 1.061405429f - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  const Floats value = broadcast(1.f) - p * t * exp_of(size * size * -1.f);
+  return select(x < broadcast(0.f), value * -1.f, value);
+}
+
+ALWAYS_INLINE Floats activate(int64_t activation, Floats x) {
+  switch (activation) {
+    case kGelu:
+      return x * 0.5f * (erf_of(x * 0.70710678f) + 1.f);
+    case kGeluTanh:
+      return x * 0.5f * (tanh_of((x + x * x * x * 0.044715f) * 0.79788456f) + 1.f);
+    case kRelu:
+      return larger(x, broadcast(0.f));
+    case kRelu2:
+      return larger(x, broadcast(0.f)) * larger(x, broadcast(0.f));
+    default:
+      return x * sigmoid_of(x);
+  }
+}
+
+// What a gated MLP makes of the two halves of its inner row.
+ALWAYS_INLINE Floats gated(int64_t activation, Floats gate, Floats up) {
+  if (activation != kClampedSwiglu) return activate(activation, gate) * up;
+  const Floats limit = broadcast(7.f), lowest = broadcast(-7.f);
+  gate = select(gate < limit, gate, limit);
+  up = larger(select(up < limit, up, limit), lowest);
+  return (up + 1.f) * gate * sigmoid_of(gate * 1.702f);
+}
+
+ALWAYS_INLINE Floats softcapped(Floats x, float softcap) {
+  return softcap > 0.f ? tanh_of(x / softcap) * softcap : x;
+}
+
+ALWAYS_INLINE float widened(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+// Row `index` of [rows][n] elements.
+inline void take_row(int64_t format, const void *rows, int64_t index, int64_t n, float *to) {
+  if (format == kF32) {
+    std::memcpy(to, static_cast<const float *>(rows) + index * n, n * sizeof(float));
+    return;
+  }
+  const auto *from = static_cast<const uint16_t *>(rows) + index * n;
+  for (int64_t i = 0; i < n; ++i) to[i] = widened(from[i]);
+}
+
+// The weights of one column of a packed matrix, which is of floats or bfloat16s.
+inline void take_column(const Matrix &m, int64_t column, float *to) {
+  const char *panel = static_cast<const char *>(m.packed) + column / kColumns * m.panel_bytes();
+  const auto *from = reinterpret_cast<const uint32_t *>(panel) + column % kColumns;
+  for (int64_t i = 0; i < m.k; ++i) {
+    const uint32_t word = from[i / m.pack() * kColumns];
+    const uint32_t bits = m.format == kF32 ? word : i % 2 ? word & 0xffff0000u : word << 16;
+    std::memcpy(to + i, &bits, sizeof bits);
+  }
+}

@@ -3,7 +3,7 @@
 //
 // Bits agree because nothing depends on an order of summation: weights are made of additions and
 // multiplications that are not contracted (hence the flag below), masses are whole numbers below
-// 2^53, and their sums are exact (sampling/masses.py).
+// 2^53, and their sums are exact (sampling/filters.py).
 //
 // build: avx512 avx2 neon generic -ffp-contract=off
 #include <algorithm>
@@ -24,7 +24,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kChunk = 64;  // scores, whose masses are summed up at once
 
-// Mirrored field by field in native_chooser.py. Rows are cut off at `width`, a multiple of kChunk.
+// Mirrored field by field in sampling/choosing.py. Rows are cut off at `width`, a multiple of kChunk.
 struct Sample {
   int64_t num_rows, width;
   const float *scores;          // [step's rows][width]

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "experts.h"
+#include "product.h"
 
 int main() {
   Experts experts = {};
@@ -16,7 +16,7 @@ int main() {
   for (int i = 0; i < 64; ++i) logits[i] = std::sin(i * 1.7f) * 3;
   route(experts, logits, chosen, expected);
 
-  constexpr int kRuns = 200000;
+  constexpr int kRuns = 60000;
   std::atomic<int> started{0}, ended{0};
   std::thread other([&] {
     for (int run = 1; run <= kRuns; ++run) {

@@ -1,10 +1,9 @@
-// gemm.h and packing.h behind a plain C ABI, for packed_matrix.py, which
-// compiles it beside those headers.
+// gemm.h behind a plain C ABI, for packed_matrix.py, which compiles it beside that header.
 //
 // build: amx avx512bf16 avx512 avx2 neon -ffp-contract=off
 #include <vector>
 
-#include "packing.h"
+#include "gemm.h"
 
 namespace {
 

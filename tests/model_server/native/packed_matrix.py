@@ -48,15 +48,18 @@ class PackedMatrix:
         columns: Sequence[int | None] | None = None,
     ) -> None:
         named: Sequence[int | None] = range(len(weights)) if columns is None else columns
-        self.n, padded_n = len(named), (len(named) + COLUMNS - 1) // COLUMNS * COLUMNS
-        self._library, self._weights = library, weights
+        self.n = len(named)
+        padded_n = (len(named) + COLUMNS - 1) // COLUMNS * COLUMNS
+        self._library = library
+        self._weights = weights
         self._matrix = MatrixStruct(n=self.n, k=weights.shape[1], format=FORMATS[format])
         num_bytes = library.packed_bytes(ctypes.byref(self._matrix))
         self._memory = torch.zeros(num_bytes + 64, dtype=torch.uint8)
         self._matrix.packed = (self._memory.data_ptr() + 63) // 64 * 64
         self.scales = torch.zeros(padded_n)
         self.sums = torch.zeros(padded_n, dtype=torch.int32)
-        self._matrix.scales, self._matrix.sums = self.scales.data_ptr(), self.sums.data_ptr()
+        self._matrix.scales = self.scales.data_ptr()
+        self._matrix.sums = self.sums.data_ptr()
         self._bias = torch.zeros(padded_n)
         if bias is not None:
             self._bias[: self.n] = bias

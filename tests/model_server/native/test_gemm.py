@@ -38,7 +38,9 @@ def test_products_are_those_of_float64(
     libraries: dict[str, ctypes.CDLL], name: str, format: str, shape: tuple[int, int]
 ) -> None:
     n, k = shape
-    weights, rows, bias = normal(n, k, dtype=TYPES[format]), normal(40, k), normal(n)
+    weights = normal(n, k, dtype=TYPES[format])
+    rows = normal(40, k)
+    bias = normal(n)
     rows = rows.to(ROW_TYPES[format])
     matrix = PackedMatrix(libraries[name], weights, format, bias=bias)
     expected = rows.double() @ weights.double().T + bias.double()
@@ -68,7 +70,8 @@ def test_a_row_has_the_same_bits_whatever_rows_surround_it(
 def test_bfloat16_weights_give_rows_of_floats_the_bits_that_their_float32_gives(
     libraries: dict[str, ctypes.CDLL], name: str, shape: tuple[int, int], interleaved: bool
 ) -> None:
-    weights, rows = normal(*shape, dtype=torch.bfloat16), normal(40, shape[1])
+    weights = normal(*shape, dtype=torch.bfloat16)
+    rows = normal(40, shape[1])
     found, expected = (
         PackedMatrix(libraries[name], weights, format).times(rows, interleaved=interleaved)
         for format in ("wide", "f32")
@@ -85,7 +88,11 @@ def test_bytes_add_up_without_an_error(
     generator = torch.Generator().manual_seed(0)
     weights = torch.randint(-127, 128, (70, 515), generator=generator)
     rows = torch.randint(-127, 128, (13, 515), generator=generator)
-    weights[:, 0], rows[:, 0], weights[5], rows[2], rows[3] = 127, 127, 127, 127, -127
+    weights[:, 0] = 127
+    rows[:, 0] = 127
+    weights[5] = 127
+    rows[2] = 127
+    rows[3] = -127
     matrix = PackedMatrix(libraries[name], weights.to(dtype), "int8")
     assert torch.equal(matrix.sums[:70].long(), weights.sum(1))
     for interleaved in (False, True):
@@ -108,7 +115,8 @@ def test_a_row_with_nan_is_nan_in_bytes_too_and_leaves_its_neighbours_alone(
 def test_outputs_come_in_the_order_asked_for_and_absent_ones_are_zero(
     libraries: dict[str, ctypes.CDLL], name: str, format: str
 ) -> None:
-    weights, rows = normal(40, 64, dtype=TYPES[format]), normal(2, 64, dtype=ROW_TYPES[format])
+    weights = normal(40, 64, dtype=TYPES[format])
+    rows = normal(2, 64, dtype=ROW_TYPES[format])
     in_order = PackedMatrix(libraries[name], weights, format).times(rows, interleaved=False)
     columns = [39, None, *range(0, 40, 2), None, *range(1, 39, 2)]
     found = PackedMatrix(libraries[name], weights, format, columns=columns)
@@ -123,6 +131,7 @@ def test_instruction_sets_that_sum_alike_agree_to_the_bit(
     libraries: dict[str, ctypes.CDLL], format: str
 ) -> None:
     alike = [library for library in libraries.values() if format != "bf16" or library.widens_bf16()]
-    weights, rows = normal(64, 200, dtype=TYPES[format]), normal(7, 200, dtype=ROW_TYPES[format])
+    weights = normal(64, 200, dtype=TYPES[format])
+    rows = normal(7, 200, dtype=ROW_TYPES[format])
     found = [PackedMatrix(each, weights, format).times(rows, interleaved=True) for each in alike]
     assert all(torch.equal(found[0], each) for each in found[1:])

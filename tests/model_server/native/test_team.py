@@ -35,11 +35,11 @@ def output_of(program: Path, *arguments: str) -> str:
 def test_phases_are_whole_whatever_threads_are_late_fail_or_fork(tmp_path: Path) -> None:
     program = built(tmp_path)
     assert program is not None
-    assert output_of(program, "1500", "1", "fork") == ""
+    assert output_of(program, "600", "1", "fork") == ""
 
 
 def test_a_thread_sanitizer_finds_nothing(tmp_path: Path) -> None:
     program = built(tmp_path, "-fsanitize=thread", "-g")
     if program is None:
         pytest.skip("the compiler has no thread sanitizer")
-    assert output_of(program, "1500", "2", "-") == ""
+    assert output_of(program, "600", "2", "-") == ""
