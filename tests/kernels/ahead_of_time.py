@@ -1,16 +1,15 @@
 """Compiles kernels for GPUs that are not at hand, and reads from the machine code what they use.
 
-A module of cases defines `record(recorder: Recorder) -> None`, which calls launchers as the product
-does, on tensors of the device "meta" and with the recorder as their `launch`:
+A function of launches.py calls launchers as the product does, on tensors of the device "meta" and
+with the recorder as their `launch`:
 
-    def record(recorder: Recorder) -> None:
+    def attention(recorder: Recorder) -> None:
         with recorder.case("head_dim 128"):
-            decode_attention(call, scratch=scratch, num_programs=8, launch=recorder)
+            TritonAttention(launch=recorder).read(cache, query, step, options)
 
-A test asks for `compiled("tests.kernels.attention_launches")`. To read the code takes as long as
-to compile it: a module says `COUNTS_INSTRUCTIONS = False` where nobody asks. Kernels are compiled
-in a process of their own, since Triton's interpreter, which the other tests need, is chosen at
-import.
+A test asks for `compiled("attention")`. To read the code takes as long as to compile it. Kernels
+are compiled in a process of their own, since Triton's interpreter, which the other tests need, is
+chosen at import.
 """
 
 import json
@@ -122,19 +121,30 @@ class Recorder:
             self.cases.append(case)
 
 
-def compiled(module: str, architectures: Sequence[int] = TARGETS) -> tuple[Compiled, ...]:
-    """The cases of a module, compiled for each architecture; once for all tests of a process.
+def compiled(
+    launches: str, architectures: Sequence[int] = TARGETS, *, counts_instructions: bool = True
+) -> tuple[Compiled, ...]:
+    """The cases of a function of launches.py, compiled for each architecture; once for all tests.
 
     One whose label begins with "sm_90" is compiled for that architecture alone.
     """
-    return _compiled(module, tuple(architectures))
+    return _compiled(launches, tuple(architectures), counts_instructions)
 
 
 @cache
-def _compiled(module: str, architectures: tuple[int, ...]) -> tuple[Compiled, ...]:
+def _compiled(
+    launches: str, architectures: tuple[int, ...], counts_instructions: bool
+) -> tuple[Compiled, ...]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     finished = subprocess.run(
-        [sys.executable, "-m", __name__, module, *map(str, architectures)],
+        [
+            sys.executable,
+            "-m",
+            __name__,
+            launches,
+            str(int(counts_instructions)),
+            *map(str, architectures),
+        ],
         cwd=_ROOT,
         env=environment,
         capture_output=True,
@@ -142,7 +152,7 @@ def _compiled(module: str, architectures: tuple[int, ...]) -> tuple[Compiled, ..
         check=False,
     )
     if finished.returncode:
-        raise AssertionError(f"{module} does not compile:\n{finished.stderr[-4000:]}")
+        raise AssertionError(f"{launches} does not compile:\n{finished.stderr[-4000:]}")
     return tuple(Compiled(**row) for row in json.loads(finished.stdout))
 
 
@@ -194,14 +204,12 @@ def _tool(name: str, *arguments: str) -> str:
     ).stdout
 
 
-def main(module: str, *architectures: str) -> None:
-    """Print the compiled cases of a module as JSON."""
+def main(launches: str, counts: str, *architectures: str) -> None:
+    """Print the compiled cases of a function of launches.py as JSON."""
     recorder = Recorder()
-    cases = import_module(module)
-    cases.record(recorder)
-    counts = getattr(cases, "COUNTS_INSTRUCTIONS", True)
+    getattr(import_module("tests.kernels.launches"), launches)(recorder)
     rows = [
-        compile_case(case, int(arch), counts_instructions=counts)
+        compile_case(case, int(arch), counts_instructions=counts == "1")
         for case in recorder.cases
         for arch in architectures
         if arch == "90" or not case.label.startswith("sm_90")

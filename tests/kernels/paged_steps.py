@@ -40,7 +40,8 @@ class PagedStep:
 
     def expected(self, options: LayerOptions) -> Tensor:
         """By the reference, which multiplies what it does not see by zero: poison is no number."""
-        keys, values = self.cache.keys.nan_to_num(0.0), self.cache.values.nan_to_num(0.0)
+        keys = self.cache.keys.nan_to_num(0.0)
+        values = self.cache.values.nan_to_num(0.0)
         cache = replace(self.cache, keys=keys, values=values)
         return ReferenceAttention(BLOCK_SIZE).read(cache, self.query, self.inputs, options)
 
@@ -67,7 +68,8 @@ def paged_step(
     cache = TokenMajorLayout(BLOCK_SIZE).allocate(total + 1, heads.geometry, dtype, DEVICE)
     cache.keys.fill_(float("nan"))
     cache.values.fill_(float("nan"))
-    steps, queries = [], []
+    steps = []
+    queries = []
     for index, ((query_len, cached_len), needed) in enumerate(zip(lens, num_blocks, strict=True)):
         generator = torch.Generator().manual_seed(1000 * seed + index)
         owned = [free.pop(0) for _ in range(needed)]

@@ -18,14 +18,13 @@ from model_server.step import SequenceStep, StepInputs
 from model_server.triton_launch import Launch, launch
 from tests.kernels.paged_steps import DEVICE
 from tests.model_server.executor.decoders import NUM_BLOCKS, Decoder, decoder, distance
-from tests.model_server.executor.test_dense_cuda import FAMILIES as DENSE_FAMILIES
-from tests.model_server.executor.test_dense_cuda import run_again
+from tests.model_server.executor.test_dense_cuda import DENSE, run_again
 from tests.no_sync import no_sync
 
 # In the interpreter each takes ten seconds.
 FAMILIES: tuple[str, ...] = ("gemma2", "cohere2", "olmo3")
 if DEVICE.type == "cuda":
-    FAMILIES = DENSE_FAMILIES
+    FAMILIES = tuple(DENSE)
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6] * 2 + [5], [2, 7])
 MAX_LAUNCHES = 12  # a layer, in eager decode
 NUM_MORE = 3
@@ -41,7 +40,9 @@ def executor_of(
     """By kernels, with a pool."""
     ops = TritonLayerOps(launch)
     weights = read_weights(
-        *(own.recipe, own.parameters, own.tables),
+        own.recipe,
+        own.parameters,
+        own.tables,
         dtype=dtype,
         device=device,
         partition=Partition(),

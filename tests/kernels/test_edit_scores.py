@@ -30,7 +30,8 @@ def scores_of(num_rows: int) -> Tensor:
 
 
 def assert_edits_agree(edit: Callable[[Edits, Tensor], None], num_rows: int = 4) -> None:
-    expected, found = scores_of(num_rows), scores_of(num_rows).to(DEVICE)
+    expected = scores_of(num_rows)
+    found = scores_of(num_rows).to(DEVICE)
     edit(TorchEdits(VOCAB_SIZE, CPU), expected)
     edit(TritonEdits(VOCAB_SIZE, DEVICE, max_rows=2), found)
     # Equal as numbers: of a zero that is allowed, torch's masks lose the sign.

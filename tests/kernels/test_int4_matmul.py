@@ -7,7 +7,7 @@ from model_server.executor.int4 import Int4Weight, packed
 from model_server.executor.layer_ops import TorchLayerOps
 from model_server.executor.triton_layers import TritonLayerOps
 from tests.kernels.ahead_of_time import SHARED_LIMITS, compiled
-from tests.kernels.int4_launches import NUM_ROWS
+from tests.kernels.launches import INT4_ROWS
 from tests.kernels.paged_steps import DEVICE
 from tests.kernels.test_layer_ops import assert_near, numbers
 
@@ -43,15 +43,16 @@ def test_a_product_is_that_of_the_weight_in_full(
 
 
 def test_a_row_has_the_same_bits_alone_and_among_others_of_a_tile() -> None:
-    weight, x = weight_of(48, 128, 64), numbers(16, 128)
+    weight = weight_of(48, 128, 64)
+    x = numbers(16, 128)
     together = TritonLayerOps().multiply_int4(x, weight, None)
     assert_near(TritonLayerOps().multiply_int4(x[5:6], weight, None), together[5:6])
 
 
 @pytest.mark.slow
 def test_products_use_matrix_instructions_and_do_not_spill() -> None:
-    found = compiled("tests.kernels.int4_launches")
-    assert len(found) == 3 * len(NUM_ROWS)
+    found = compiled("int4")
+    assert len(found) == 3 * len(INT4_ROWS)
     for each in found:
         assert each.local_bytes == 0, each
         assert each.num_matrix_ops > 0, each

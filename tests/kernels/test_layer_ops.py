@@ -15,7 +15,8 @@ from tests.no_sync import no_sync
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}  # the interpreter truncates to bfloat16
 DTYPES = (torch.float32, torch.bfloat16)
-BLOCK_SIZE, NUM_BLOCKS = 16, 6
+BLOCK_SIZE = 16
+NUM_BLOCKS = 6
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -57,20 +58,24 @@ def test_a_sum_and_the_norms_around_it(norms: str, dtype: torch.dtype) -> None:
 
 
 def test_a_norm_without_a_sum_leaves_the_residual() -> None:
-    residual, norm = numbers(3, 96), norm_of("rms", 96, 96)
+    residual = numbers(3, 96)
+    norm = norm_of("rms", 96, 96)
     output = TritonLayerOps().add_norm(residual, None, norm)
     assert torch.equal(residual, numbers(3, 96))
     assert_near(output, TorchLayerOps().add_norm(residual, None, norm))
 
 
 def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
-    ops, norm, rows = TritonLayerOps(), norm_of("layer", 96, 96), numbers(9, 96)
+    ops = TritonLayerOps()
+    norm = norm_of("layer", 96, 96)
+    rows = numbers(9, 96)
     assert torch.equal(ops.add_norm(rows, None, norm)[4:5], ops.add_norm(rows[4:5], None, norm))
 
 
 PLAIN = HeadLayout(6, 2, 64)
 ROPED = HeadLayout(6, 2, 64, cos=numbers(50, 32, seed=3), sin=numbers(50, 32, seed=4))
-QUERY_NORM, KEY_NORM = norm_of("rms", 64, 384), norm_of("layer", 64, 128, has_bias=True)
+QUERY_NORM = norm_of("rms", 64, 384)
+KEY_NORM = norm_of("layer", 64, 128, has_bias=True)
 LAYOUTS = {
     "no rope": PLAIN,
     "rope": ROPED,

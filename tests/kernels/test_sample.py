@@ -166,7 +166,8 @@ def test_equal_scores_of_several_tiles_are_ranked_by_place(
 
 def test_a_cut_at_zero_takes_both_zeros_for_equal(kernels: TritonChooser) -> None:
     logits = torch.full((16, 64), -20.0)
-    logits[:, :3], logits[:, 3:6] = 0.0, -0.0
+    logits[:, :3] = 0.0
+    logits[:, 3:6] = -0.0
     requests = in_each_seed(replace(DRAWN, top_k=4, top_p=0.7), 16)
     assert_chosen_as_by_torch(kernels, requests, logits, TOLERANCE)
     assert set(sampled(requests, logits, kernels, DEVICE).token_ids) == {1, 2, 3, 4, 5}
@@ -181,7 +182,10 @@ def test_rows_without_a_distribution_fail_as_with_torch(
     kernels: TritonChooser, sampling: SamplingParams
 ) -> None:
     logits = random_logits(6, 300)
-    logits[0, 7], logits[1, 7], logits[2], logits[3] = torch.nan, torch.inf, -torch.inf, torch.nan
+    logits[0, 7] = torch.nan
+    logits[1, 7] = torch.inf
+    logits[2] = -torch.inf
+    logits[3] = torch.nan
     logits[4, 1:] = -torch.inf  # one token is left
     assert_chosen_as_by_torch(kernels, [sampling] * 6, logits)
 
@@ -191,7 +195,8 @@ def test_filters_that_keep_more_than_the_mask_leaves_keep_it_all(
     kernels: TritonChooser, sampling: SamplingParams
 ) -> None:
     logits = torch.full((2, 5000), -torch.inf)
-    logits[:, 4999], logits[:, 17] = 0.0, -0.1
+    logits[:, 4999] = 0.0
+    logits[:, 17] = -0.1
     assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 2), logits, TOLERANCE)
 
 

@@ -54,7 +54,8 @@ def launched_nothing(kernel: Any, grid: tuple[int, ...], *args: Any, **constants
 
 
 def sampler_of(requests: Sequence[SamplingParams]) -> Sampler:
-    num_rows, staging = len(requests), FakeStaging(CUDA)
+    num_rows = len(requests)
+    staging = FakeStaging(CUDA)
     sampler = Sampler(
         VOCAB_SIZE,
         CUDA,

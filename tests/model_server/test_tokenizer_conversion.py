@@ -10,7 +10,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from tokenizers import Tokenizer
 
 from launcher import BUNDLED_MODEL
-from model_server.tokenizer_conversion import NotConverted, convert, main
+from model_server.checkpoint.tokenizer_conversion import NotConverted, convert, main
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "Naïve foxes ask: where is 42?\n\tif x == {'a': 1.5}:  # 你好 🙂"

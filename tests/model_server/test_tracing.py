@@ -22,7 +22,8 @@ from proto.contract import (
     StopParams,
 )
 
-TRACE_ID, ROUTER_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+ROUTER_ID = "b7ad6b7169203331"
 BATCH = 3
 MS = 1_000_000
 

@@ -49,7 +49,8 @@ def byte_encoder(texts: Sequence[str]) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", corpus.KINDS, ids=lambda kind: kind.name)
 def test_a_kind_draws_the_same_documents_from_the_same_seed(kind: corpus.Kind) -> None:
-    one, other = Random(7), Random(7)
+    one = Random(7)
+    other = Random(7)
 
     assert [kind.draw(one) for _ in range(30)] == [kind.draw(other) for _ in range(30)]
 
@@ -113,7 +114,8 @@ def test_every_calculator_mark_and_every_answer_is_right(split: Split) -> None:
         marks = re.findall(r"([^ ]+)=<<(\d+)([-+*/])(\d+)=(\d+)>>(\d+)", example.answer_text)
         assert marks
         for term, left, operator, right, result, shown in marks:
-            a, b = int(left), int(right)
+            a = int(left)
+            b = int(right)
             value = {"+": a + b, "-": a - b, "*": a * b, "/": a / b if b else None}[operator]
             assert value == int(result)
             assert (term, shown) == (f"{left}{operator}{right}", result)

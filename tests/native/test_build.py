@@ -29,7 +29,8 @@ def load_installed(source: Path, installed: Path) -> ctypes.CDLL:
 
 @needs_compiler
 def test_what_the_install_compiled_needs_no_compiler(tmp_path: Path) -> None:
-    source, installed = write_source(tmp_path, 7), tmp_path / "built"
+    source = write_source(tmp_path, 7)
+    installed = tmp_path / "built"
     built = build([source], installed)
     assert int(load_installed(source, installed).answer()) == 7
     assert [path.parent for path in built.libraries] == [installed]
@@ -68,7 +69,8 @@ def test_without_a_compiler_the_build_says_why_and_goes_on(tmp_path: Path) -> No
 
 @needs_compiler
 def test_a_portable_build_is_for_every_cpu_of_the_architecture(tmp_path: Path) -> None:
-    source, installed = write_source(tmp_path, 7), tmp_path / "built"
+    source = write_source(tmp_path, 7)
+    installed = tmp_path / "built"
     built = build([source], installed, is_portable=True)
     assert [path.name.split("-")[1] for path in built.libraries] == [
         each.name for each in portable(USUAL)

@@ -25,7 +25,8 @@ def answer(library: ctypes.CDLL) -> int:
 
 @needs_compiler
 def test_compiles_once_and_loads_what_it_compiled(tmp_path: Path) -> None:
-    source, folder = write_source(tmp_path, 7), tmp_path / "cache"
+    source = write_source(tmp_path, 7)
+    folder = tmp_path / "cache"
     assert answer(load_native(source, folder)) == 7
     (library,) = folder.glob("*.so")
     first_written = library.stat().st_mtime_ns
@@ -50,7 +51,8 @@ def wrap_compiler(path: Path, arguments: str) -> str:
 
 @needs_compiler
 def test_another_compiler_is_another_library(tmp_path: Path) -> None:
-    source, folder = write_source(tmp_path, 7), tmp_path / "cache"
+    source = write_source(tmp_path, 7)
+    folder = tmp_path / "cache"
     load_native(source, folder)
     load_native(source, folder, (wrap_compiler(tmp_path / "wrapped", ""),))
     assert len(list(folder.glob("*.so"))) == 2
@@ -58,7 +60,8 @@ def test_another_compiler_is_another_library(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_a_compiler_that_now_means_another_cpu_is_another_library(tmp_path: Path) -> None:
-    source, folder = write_source(tmp_path, 7), tmp_path / "cache"
+    source = write_source(tmp_path, 7)
+    folder = tmp_path / "cache"
     load_native(source, folder, (wrap_compiler(tmp_path / "wrapped", ""),))
     load_native(source, folder, (wrap_compiler(tmp_path / "wrapped", "-D__NEWER_CPU__"),))
     assert len(list(folder.glob("*.so"))) == 2
@@ -70,8 +73,10 @@ def load_in_a_rank(source: Path, folder: Path, compiler: str) -> None:
 
 @needs_compiler
 def test_ranks_that_start_together_compile_once(tmp_path: Path) -> None:
-    source, folder = write_source(tmp_path, 7), tmp_path / "cache"
-    wrapper, log = tmp_path / "logging-g++", tmp_path / "log"
+    source = write_source(tmp_path, 7)
+    folder = tmp_path / "cache"
+    wrapper = tmp_path / "logging-g++"
+    log = tmp_path / "log"
     wrapper.write_text(
         f'#!/bin/sh\ncase "$*" in *-shared*) echo x >> {log}; sleep 0.3;; esac\nexec g++ "$@"\n'
     )
@@ -96,7 +101,8 @@ def test_no_compiler_is_a_reason(tmp_path: Path) -> None:
 
 @needs_compiler
 def test_a_source_that_does_not_compile_is_a_reason_and_leaves_nothing(tmp_path: Path) -> None:
-    source, folder = tmp_path / "broken.cpp", tmp_path / "cache"
+    source = tmp_path / "broken.cpp"
+    folder = tmp_path / "cache"
     source.write_text("int broken( {\n")
     with pytest.raises(NativeUnavailable, match="error: expected"):
         load_native(source, folder, only=("native",))
@@ -105,7 +111,8 @@ def test_a_source_that_does_not_compile_is_a_reason_and_leaves_nothing(tmp_path:
 
 @needs_compiler
 def test_a_library_that_does_not_load_is_a_reason(tmp_path: Path) -> None:
-    source, damaged = write_source(tmp_path, 7), tmp_path / "damaged"
+    source = write_source(tmp_path, 7)
+    damaged = tmp_path / "damaged"
     whole = load_native(source, tmp_path / "cache")
     (library,) = (tmp_path / "cache").glob("*.so")
     damaged.mkdir()
@@ -127,7 +134,8 @@ def test_without_a_place_to_keep_it_the_library_is_compiled_for_this_process(
 def test_without_any_place_to_write_that_is_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source, occupied = write_source(tmp_path, 7), tmp_path / "occupied"
+    source = write_source(tmp_path, 7)
+    occupied = tmp_path / "occupied"
     occupied.write_text("a file where the folder should be")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(NativeUnavailable, match="no place to compile in"):
@@ -136,7 +144,8 @@ def test_without_any_place_to_write_that_is_the_reason(
 
 @needs_compiler
 def test_a_lock_file_that_was_left_behind_does_not_hold(tmp_path: Path) -> None:
-    source, folder = write_source(tmp_path, 7), tmp_path / "cache"
+    source = write_source(tmp_path, 7)
+    folder = tmp_path / "cache"
     load_native(source, folder)
     (library,) = folder.glob("*.so")
     (lock,) = folder.glob("*.lock")

@@ -14,7 +14,8 @@ from tests.native.kernel import needs_slices
 if sys.platform != "linux":
     pytest.skip("the kernel's call", allow_module_level=True)
 
-DEFAULT_NS, LONG_NS = 5_000_000, 20_000_000
+DEFAULT_NS = 5_000_000
+LONG_NS = 20_000_000
 
 
 def elsewhere(work: Callable[[], int | None]) -> int | None:

@@ -166,7 +166,8 @@ def test_a_key_outside_the_window_weighs_nothing_however_large_its_value(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_broken_sequence_fails_alone(dtype: torch.dtype) -> None:
-    broken, sound = stream(HEADS, 40, dtype, 0), stream(HEADS, 40, dtype, 1)
+    broken = stream(HEADS, 40, dtype, 0)
+    sound = stream(HEADS, 40, dtype, 1)
     broken.query[20:].fill_(float("nan"))
     player = Player(backend(), HEADS, LayerOptions(0.125), dtype)
     outputs = player.play([broken, sound], whole([broken, sound]))
@@ -212,7 +213,8 @@ def test_rows_that_do_not_fit_the_cache_are_refused(
 
 def test_a_step_of_another_pool_is_refused() -> None:
     cache = backend().allocate(2, HEADS.geometry, torch.float32, CPU)
-    query, key = torch.zeros(4, 6, 64), torch.zeros(4, 2, 64)
+    query = torch.zeros(4, 6, 64)
+    key = torch.zeros(4, 2, 64)
     with pytest.raises(ValueError, match="names block 2, the cache has 2 blocks"):
         backend().attend(cache, query, key, key, step(), LayerOptions(1.0))
 

@@ -15,8 +15,9 @@ from tests.native.compiler import needs_compiler
 pytestmark = needs_compiler
 
 # Around the rows of a tile, the rows that are interleaved, and the tokens that are helped with.
-BATCH_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 13, 16, 24, 25, 32, 64, 65)
-PROMPT_LEN, NUM_NEW = 150, 6
+BATCH_SIZES = (1, 2, 4, 5, 7, 12, 13, 25, 64, 65)
+PROMPT_LEN = 150
+NUM_NEW = 6
 KINDS = ("float32", "bfloat16", "int8")
 
 
@@ -73,7 +74,7 @@ def test_in_a_batch_of_any_size(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen2_moe"])
-@pytest.mark.parametrize("num_threads", [1, 2, 4])
+@pytest.mark.parametrize("num_threads", [1, 4])
 def test_in_chunks_with_others_on_any_number_of_threads(
     family: str, kind: str, num_threads: int
 ) -> None:
@@ -88,8 +89,9 @@ def test_in_chunks_with_others_on_any_number_of_threads(
 def test_whichever_threads_are_late(family: str) -> None:
     """More threads than cores: some are stopped inside of items, which others then do again."""
     pool = Pool(executor(decoder(family), "float32", num_threads=8))
-    for _ in range(500):
-        held, mates = pool.sequence(tokens()), [pool.other(60) for _ in range(5)]
+    for _ in range(150):
+        held = pool.sequence(tokens())
+        mates = [pool.other(60) for _ in range(5)]
         answers = pool.run([(held, 1), *((mate, pool.rng.choice((1, 7, 20))) for mate in mates)])
         assert torch.equal(answers[0], alone(family, "float32")[:1])
         for sequence in (held, *mates):
@@ -113,20 +115,21 @@ def test_after_a_prefix_that_another_sequence_computed(kind: str) -> None:
     first = pool.sequence(tokens())
     pool.run([(first, 70)])
     hit = pool.sequence(tokens())
-    hit.block_ids[:4], hit.computed_len = first.block_ids[:4], 64
+    hit.block_ids[:4] = first.block_ids[:4]
+    hit.computed_len = 64
     actual = in_pieces(pool, hit, (PROMPT_LEN - 64, *[1] * NUM_NEW), num_mates=3)
     assert torch.equal(actual, alone("llama", kind)[64:])
     pool.executor.close()
 
 
 def test_a_context_so_long_that_threads_share_it() -> None:
-    own = decoder("llama", max_position_embeddings=4096)
+    own = decoder("llama", max_position_embeddings=4096, num_hidden_layers=2)
     prompt = random_tokens(3000)
     answers = []
     for num_threads in (1, 4):
         pool = Pool(own.executor(torch.bfloat16, num_threads))
         held = pool.sequence(prompt)
         pool.run([(held, 2990)])
-        answers.append([pool.run([(held, 1)])[0] for _ in range(10)])
+        answers.append([pool.run([(held, 1)])[0] for _ in range(5)])
         pool.executor.close()
     assert all(torch.equal(one, four) for one, four in zip(*answers, strict=True))

@@ -8,21 +8,16 @@ import torch
 
 from model_server.errors import InvalidStep
 from tests.model_server.executor.decoders import Pool, decoder, distance, random_tokens
+from tests.model_server.recipe.families import EXECUTED
 from tests.native.compiler import needs_compiler
 
 BF16 = torch.bfloat16
 pytestmark = needs_compiler
 
-# Together they turn every switch of the recipe.
-FAMILIES = (
-    *("llama-bias-tied", "mistral", "gemma2", "gemma3_text", "phi3-partial", "olmo", "olmo3"),
-    *("granite", "starcoder2", "stablelm-qk", "cohere2", "gpt_neox", "phi-qk", "glm4", "smollm3"),
-    *("hunyuan", "nemotron", "arcee", "mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss"),
-)
 LENS = (37, 9, 1, 70)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EXECUTED)
 def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str) -> None:
     own = decoder(family)
     pool = Pool(own.executor(torch.float32))

@@ -28,7 +28,9 @@ def test_every_parameter_is_let_go_of_once_and_layers_in_their_order() -> None:
 @needs_compiler
 def test_a_block_has_keys_and_values_of_every_layer() -> None:
     executor = decoder("llama").executor(torch.bfloat16)
-    num_layers, num_kv_heads, head_dim = 6, 2, 32
+    num_layers = 6
+    num_kv_heads = 2
+    head_dim = 32
     assert executor.bytes_per_block == num_layers * 2 * 16 * num_kv_heads * head_dim * 2
     executor.close()
 

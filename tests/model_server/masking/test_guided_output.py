@@ -11,7 +11,8 @@ from constraints.errors import EngineFailed
 from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
 
 NUM_WORDS = 2
-EOS_ID, STOP_ID = 0, 33
+EOS_ID = 0
+STOP_ID = 33
 
 
 class ScriptedGuide:

@@ -82,7 +82,8 @@ def test_a_job_behind_many_quick_ones_is_not_waited_for_beyond_its_time() -> Non
 
 def test_a_job_of_a_detached_worker_is_not_awaited_for_ever() -> None:
     pool = MaskThreadPool(1)
-    began, release = threading.Event(), threading.Event()
+    began = threading.Event()
+    release = threading.Event()
 
     def slow() -> None:
         began.set()
@@ -104,7 +105,8 @@ def test_a_job_of_a_detached_worker_is_not_awaited_for_ever() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
 def test_a_hand_that_is_left_to_its_job_steps_back_and_is_no_idle_work() -> None:
     pool = MaskThreadPool(1)
-    began, release = threading.Event(), threading.Event()
+    began = threading.Event()
+    release = threading.Event()
     found: dict[str, tuple[int, int]] = {}
 
     def priority() -> tuple[int, int]:
@@ -119,7 +121,8 @@ def test_a_hand_that_is_left_to_its_job_steps_back_and_is_no_idle_work() -> None
     def quick() -> None:
         found["quick"] = priority()
 
-    stuck, other = Job(slow, LONG_S), Job(quick, LONG_S)
+    stuck = Job(slow, LONG_S)
+    other = Job(quick, LONG_S)
     pool.submit(stuck)
     assert began.wait(LONG_S)
     assert not pool.wait(stuck, 0.01, NEVER_NS)

@@ -176,7 +176,8 @@ def test_a_prepared_language_knows_a_text_that_a_guide_can_begin_with(shard: Sha
 async def test_a_constraint_is_compiled_while_a_step_runs(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, released = threading.Event(), threading.Event()
+    begun = threading.Event()
+    released = threading.Event()
     model = served.shard.model
     forward = model.forward
 

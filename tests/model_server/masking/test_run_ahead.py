@@ -2,7 +2,6 @@
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,18 +11,13 @@ from proto.contract import FinishReason, OutputConstraint, SamplingParams
 from tests.model_server.engine.ahead_driver import AheadDriver
 from tests.model_server.engine.driver import Driver
 from tests.model_server.masking.faulty import FAULTY, FaultyLanguages
-from tests.model_server.masking.shard import NUM_BLOCKS, Shard, save
+from tests.model_server.masking.shard import NUM_BLOCKS, Shard
 from tests.model_server.masking.test_guided_steps import COLOUR, DATE, PERSON, SENTENCE
 
 HOT = SamplingParams(do_sample=True, temperature=1.5)
 PENALISED = replace(HOT, repetition_penalty=1.3, frequency_penalty=0.5, watermark=True)
 # Most of what a row draws among many candidates is found only when all are looked at.
 FILTERED = replace(HOT, temperature=1.2, top_p=0.8)
-
-
-@pytest.fixture(scope="module")
-def shard(tmp_path_factory: pytest.TempPathFactory) -> Shard:
-    return Shard.load(save(Path(tmp_path_factory.mktemp("model"))))
 
 
 def ahead_of(shard: Shard, seed: int = 0, guides: MaskScheduler | None = None) -> AheadDriver:
@@ -43,13 +37,20 @@ def add_mixed(driver: Driver, seed: int, samplings: tuple[SamplingParams, ...]) 
         )
 
 
-@pytest.mark.parametrize("step_tokens", [9, 1 << 20])
-@pytest.mark.parametrize("samplings", [(HOT,), (PENALISED, HOT), (FILTERED, PENALISED, HOT)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("seed", "samplings", "step_tokens"),
+    [
+        (0, (HOT,), 1 << 20),
+        (1, (PENALISED, HOT), 9),
+        (2, (FILTERED, PENALISED, HOT), 1 << 20),
+        (3, (FILTERED, PENALISED, HOT), 9),
+    ],
+)
 def test_constrained_and_free_requests_get_the_tokens_that_they_get_step_by_step(
     shard: Shard, seed: int, samplings: tuple[SamplingParams, ...], step_tokens: int
 ) -> None:
-    ahead, step_by_step = ahead_of(shard, seed), shard.driver()
+    ahead = ahead_of(shard, seed)
+    step_by_step = shard.driver()
     for driver in (ahead, step_by_step):
         add_mixed(driver, seed, samplings)
         driver.run(step_tokens)
@@ -58,7 +59,8 @@ def test_constrained_and_free_requests_get_the_tokens_that_they_get_step_by_step
     for request_id, request in ahead.requests.items():
         expected = step_by_step.requests[request_id]
         assert request.finish_reason is expected.finish_reason
-        last, expected_last = request.generations[-1], expected.generations[-1]
+        last = request.generations[-1]
+        expected_last = expected.generations[-1]
         assert last.constraint_satisfied is expected_last.constraint_satisfied
 
 
@@ -91,12 +93,13 @@ def refuse_every_third(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return refused
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_a_row_whose_token_is_refused_takes_its_other_token_a_step_later(
     shard: Shard, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = refuse_every_third(monkeypatch)
-    outputs, num_late = [], 0
+    outputs = []
+    num_late = 0
     for make in (lambda: ahead_of(shard, seed), shard.driver):
         driver: Driver = make()
         add_mixed(driver, seed, (HOT,))
@@ -126,7 +129,8 @@ def test_rows_whose_masks_are_late_go_on_later_and_the_others_do_not_wait(shard:
 def test_who_is_dropped_while_a_step_is_in_flight_is_not_missed(
     shard: Shard, constraint: OutputConstraint | None
 ) -> None:
-    ahead, alone = ahead_of(shard), shard.driver()
+    ahead = ahead_of(shard)
+    alone = shard.driver()
     for driver in (ahead, alone):
         driver.add(1, (300, 301), 30, sampling=PENALISED, constraint=constraint)
     ahead.add(2, (300, 302), 30, sampling=PENALISED, constraint=PERSON)
@@ -141,7 +145,8 @@ def test_who_is_dropped_while_a_step_is_in_flight_is_not_missed(
 
 def test_a_row_without_a_constraint_that_draws_again_is_never_late(shard: Shard) -> None:
     """Its step begins anew: the router takes no late answer for such a row."""
-    ahead, step_by_step = ahead_of(shard), shard.driver()
+    ahead = ahead_of(shard)
+    step_by_step = shard.driver()
     num_redrawn = 0
     for driver in (ahead, step_by_step):
         for request_id in range(3):

@@ -3,10 +3,8 @@
 import json
 from dataclasses import replace
 
-import pytest
-
 from constraints.spec import Kind
-from tests.model_server.masking.shard import Shard, of, save
+from tests.model_server.masking.shard import Shard, of
 from tests.model_server.masking.test_guided_steps import (
     HOT,
     PERSON,
@@ -16,11 +14,6 @@ from tests.model_server.masking.test_guided_steps import (
     is_person,
     is_sentence,
 )
-
-
-@pytest.fixture(scope="module")
-def shard(tmp_path_factory: pytest.TempPathFactory) -> Shard:
-    return Shard.load(save(tmp_path_factory.mktemp("model")))
 
 
 def test_searches_of_a_new_schema_get_what_they_use_behind_the_first_token(shard: Shard) -> None:
@@ -40,7 +33,8 @@ def test_searches_of_a_new_schema_get_what_they_use_behind_the_first_token(shard
 
 
 def test_quick_masks_made_between_steps_are_those_made_in_the_next_one(shard: Shard) -> None:
-    texts, num_unprepared = [], 0
+    texts = []
+    num_unprepared = 0
     for is_made_between in (True, False):
         driver = shard.driver()
         for request_id in range(3):

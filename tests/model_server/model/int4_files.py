@@ -139,7 +139,8 @@ def groups_of(num_inputs: int, kind: Kind) -> Numbers:
 
 def quantize(folder: Path, kind: Kind) -> dict[str, Tensor]:
     """Write a checkpoint's layers in 4 bits; returns what its parameters are then."""
-    tensors, values = {}, {}
+    tensors = {}
+    values = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
         values[name] = tensor
         if not name.endswith("_proj.weight"):

@@ -127,7 +127,7 @@ def test_weights_and_small_files_are_fetched_and_nothing_else(
     assert (folder / "model.safetensors").read_bytes() == b"weights"
 
 
-def test_pickled_weights_are_refused(hub_environ: dict[str, str]) -> None:
+def test_pickled_weights_of_the_hub_are_refused(hub_environ: dict[str, str]) -> None:
     refused = download(hub_environ, "someone/pickled").stdout
     assert "'someone/pickled' offers no .safetensors weights" in refused
 

@@ -1,7 +1,9 @@
 """A config of every family that a recipe describes, and of some that none does: six layers deep."""
 
+from collections.abc import Collection, Iterable
 from typing import Any
 
+import pytest
 from transformers import AutoConfig
 
 _BASE: dict[str, Any] = {
@@ -107,6 +109,41 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**EXPERTS, **_MIXED, "head_dim": 32, "rope_parameters": _DEFAULT_ROPE},
     ),
 }
+
+
+# Together they turn every switch of a recipe: executors are tried with these.
+EXECUTED = (
+    "llama-bias-tied",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "phi3-partial",
+    "olmo",
+    "olmo3",
+    "granite",
+    "starcoder2",
+    "stablelm-qk",
+    "cohere2",
+    "gpt_neox",
+    "phi-qk",
+    "glm4",
+    "smollm3",
+    "hunyuan",
+    "nemotron",
+    "arcee",
+    "mixtral",
+    "qwen3_moe",
+    "qwen2_moe",
+    "gpt_oss",
+)
+
+
+def by_night(names: Collection[str], families: Iterable[str] = tuple(FAMILIES)) -> list[Any]:
+    """Families as parameters of a test; these of them are left to the night."""
+    return [
+        pytest.param(name, marks=pytest.mark.nightly) if name in names else name
+        for name in families
+    ]
 
 
 def config(kind: str, **changes: Any) -> Any:

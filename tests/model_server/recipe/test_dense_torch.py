@@ -33,7 +33,8 @@ def test_stored_bfloat16_is_computed_in_float32() -> None:
     model = build_small(family("qwen3_moe"), trust_remote_code=False).module
     stored = {name: weight.bfloat16() for name, weight in parameters_of(model).items()}
     raised = {name: weight.float() for name, weight in stored.items()}
-    token_ids, rotary = torch.arange(7), angles_of(recipe, model)
+    token_ids = torch.arange(7)
+    rotary = angles_of(recipe, model)
 
     actual = DenseTorch(recipe, stored, rotary).logits(token_ids, (7,))
 

@@ -191,7 +191,9 @@ def test_ties_that_reach_beyond_the_candidates_are_all_seen() -> None:
 )
 def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
     """Chi-square over seeds and positions; tokens expected fewer than five times count as one."""
-    num_rows, num_steps, vocab_size = 200, 60, 50
+    num_rows = 200
+    num_steps = 60
+    vocab_size = 50
     row = random_logits(1, vocab_size, seed=5, scale=1.5)
     sampler = sampler_of([replace(sampling, seed=seed) for seed in range(num_rows)], vocab_size)
     logits = row.expand(num_rows, -1).contiguous()
@@ -203,7 +205,8 @@ def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
     common = expected >= 5.0
     observed = np.append(counts[common], counts[~common].sum())
     wanted = np.append(expected[common], expected[~common].sum())
-    observed, wanted = observed[wanted > 0.0], wanted[wanted > 0.0]
+    observed = observed[wanted > 0.0]
+    wanted = wanted[wanted > 0.0]
     chi_square = ((observed - wanted) ** 2 / wanted).sum()
     freedom = len(wanted) - 1
     # Five deviations above the mean: once in a million for a right sampler.
@@ -215,7 +218,8 @@ def test_presence_and_frequency_count_the_output_alone() -> None:
     logits = random_logits(1, 40, seed=6)
     whole = LogprobParams(num_top_tokens=40)
     sampler = sampler_of([], 40)
-    prompt, output = [4, 5, 5], [5, 6, 6, 6]
+    prompt = [4, 5, 5]
+    output = [5, 6, 6, 6]
     sampler.add(0, sampling, NO_STOP, whole, prompt + output, len(prompt))
     sampled = sampler.sample([0], logits)
     scores = logits[0].clone()

@@ -101,7 +101,8 @@ def test_the_first_token_whose_cumulative_mass_exceeds_the_target(
 def test_the_last_possible_draw_takes_the_last_token_with_mass() -> None:
     almost_one = torch.tensor([1.0 - 2.0**-53], dtype=torch.float64)
     masses = torch.zeros(1, 128, dtype=torch.float64)
-    masses[0, 3], masses[0, 90] = 2.0**52, 1.0
+    masses[0, 3] = 2.0**52
+    masses[0, 90] = 1.0
     assert int(draw(masses, almost_one)[0]) == 90
 
 

@@ -176,7 +176,9 @@ def test_only_tokens_that_were_accepted_are_remembered() -> None:
     request = replace(GREEDY, frequency_penalty=100.0)
     sampler = sampler_of([request], 64)
     logits = torch.zeros(1, 64)
-    logits[0, 5], logits[0, 6], logits[0, 7] = 9.0, 8.0, 7.0
+    logits[0, 5] = 9.0
+    logits[0, 6] = 8.0
+    logits[0, 7] = 7.0
     judge = Judge(np.array([0]), everything(1, 64), {0: (5,)})
     assert sampler.sample([0], logits, judge).token_ids == (6,)
     assert sampler.sample([0], logits).token_ids == (5,)

@@ -37,7 +37,8 @@ def test_top_ids_are_ordered_by_score_then_by_id(
 
 def test_minus_zero_and_zero_are_equal() -> None:
     scores = torch.full((1, 64), -1.0)
-    scores[0, 5], scores[0, 9] = -0.0, 0.0
+    scores[0, 5] = -0.0
+    scores[0, 9] = 0.0
     assert top_ids(scores, 2).tolist() == [[5, 9]]
 
 

@@ -143,7 +143,9 @@ def test_a_reused_row_remembers_nothing() -> None:
 def test_end_and_stop_tokens_are_masked_until_the_least_length() -> None:
     stop = StopParams(max_new_tokens=10, min_new_tokens=2, stop_token_ids=(7, 5000))
     logits = torch.zeros(1, 100)
-    logits[0, 0], logits[0, 7], logits[0, 9] = 9.0, 8.0, 1.0
+    logits[0, 0] = 9.0
+    logits[0, 7] = 8.0
+    logits[0, 9] = 1.0
     sampler = sampler_of([GREEDY], 100, stop=stop)
     tokens = [sampler.sample([0], logits).token_ids[0] for _ in range(3)]
     assert tokens == [9, 9, 0]
@@ -151,7 +153,8 @@ def test_end_and_stop_tokens_are_masked_until_the_least_length() -> None:
 
 def test_rows_reach_their_least_length_one_by_one() -> None:
     logits = torch.zeros(3, 100)
-    logits[:, 0], logits[:, 9] = 9.0, 1.0
+    logits[:, 0] = 9.0
+    logits[:, 9] = 1.0
     sampler = sampler_of([], 100)
     for request_id, least in enumerate((0, 1, 3)):
         stop = StopParams(max_new_tokens=10, min_new_tokens=least)
@@ -222,7 +225,8 @@ def test_logits_are_not_changed() -> None:
 def test_tokens_that_cannot_be_produced_are_no_reason_for_a_penalty() -> None:
     request = replace(GREEDY, repetition_penalty=2.0, frequency_penalty=1.0)
     logits = torch.full((1, 100), 1.0)
-    logits[0, 5], logits[0, 6] = 1.5, 1.2
+    logits[0, 5] = 1.5
+    logits[0, 6] = 1.2
     sampler = sampler_of([], 100)
     sampler.add(0, request, NO_STOP, LogprobParams(), [5, 100, 2000, 5], 2)
     assert sampler.sample([0], logits).token_ids == (6,)
@@ -235,7 +239,8 @@ def test_a_long_history_is_penalised_to_its_end() -> None:
     request = replace(GREEDY, frequency_penalty=1.0)
     steps = 600
     logits = torch.full((1, 64), -1000.0)
-    logits[0, 3], logits[0, 4] = 50.0, 49.5
+    logits[0, 3] = 50.0
+    logits[0, 4] = 49.5
     sampler = sampler_of([request], 64)
     tokens = [sampler.sample([0], logits).token_ids[0] for _ in range(steps)]
     assert tokens == [3, 4] * (steps // 2)

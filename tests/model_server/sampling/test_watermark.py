@@ -28,7 +28,8 @@ from tests.model_server.sampling.cases import (
 from tests.model_server.sampling.detector import z_score
 from tests.model_server.sampling.test_logits_processors import bitmask_of
 
-GAMMA, DELTA = 0.5, 2.0
+GAMMA = 0.5
+DELTA = 2.0
 
 
 def marked(sampling: SamplingParams) -> SamplingParams:
@@ -89,7 +90,8 @@ def test_scores_are_those_of_transformers(vocab_size: int, gamma: float, delta: 
     ],
 )
 def test_it_comes_before_penalties_and_filters(sampling: SamplingParams) -> None:
-    logits, prompt = random_logits(1, 500, seed=2), (4, 9, 2, 9)
+    logits = random_logits(1, 500, seed=2)
+    prompt = (4, 9, 2, 9)
     ours = warped_logprobs([marked(sampling)], logits, prompt)[0]
     theirs = expected_logprobs(sampling, lifted(logits, prompt[-1:])[0], prompt)
     assert torch.allclose(ours, theirs, atol=1e-5)
