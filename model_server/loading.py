@@ -25,6 +25,7 @@ from model_server.checkpoint.check import (
     check_zoo,
     preflight,
 )
+from model_server.checkpoint.int4_checkpoint import Int4Format, read_int4
 from model_server.config import ServeConfig
 from model_server.engine.distributed import World
 from model_server.engine.memory import (
@@ -45,7 +46,6 @@ from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import DenseCuda, build_dense_cuda
 from model_server.executor.device_weights import Partition
 from model_server.executor.executor import Executor, PagedModel
-from model_server.executor.int4 import Int4Format, read_int4
 from model_server.executor.zoo_executor import ZooExecutor
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
@@ -93,7 +93,9 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         )
     constraints = (
         ConstraintCache(
-            *(settings.tokenizer_folder or of_model.folder, model.vocab_size, model.eos_token_ids),
+            settings.tokenizer_folder or of_model.folder,
+            model.vocab_size,
+            model.eos_token_ids,
             max_bytes=settings.constraint_cache_mib * MIB,
         )
         if world.is_first
@@ -111,7 +113,10 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         keep_freed_memory()
     _log.info(
         "loaded %s in %.1f s: %s by %s",
-        *(settings.model_id, time.monotonic() - started_s, model.dtype, model.executor),
+        settings.model_id,
+        time.monotonic() - started_s,
+        model.dtype,
+        model.executor,
     )
     return runner, _info(settings, checked, model), constraints
 
@@ -156,7 +161,7 @@ def _load_dense(
             executor = load_unproven(model, recipe, build)
         else:
             executor = load_dense(
-                *(model, recipe, build), dtype=checked.dtype, quantize=settings.quantize
+                model, recipe, build, dtype=checked.dtype, quantize=settings.quantize
             )
     windows = [layer.attention.window_len for layer in recipe.layers]
     return PagedModel(
@@ -197,7 +202,10 @@ def _load_int4(
     if device == settings.device:
         max_error = MAX_ERRORS[checked.dtype] if settings.quantize is None else MAX_QUANTIZED_ERROR
     return load_int4(
-        *(recipe, parameters, angles_of(recipe, module), build),
+        recipe,
+        parameters,
+        angles_of(recipe, module),
+        build,
         num_positions=num_positions,
         max_error=max_error,
     )
@@ -246,7 +254,8 @@ def _load_zoo(
     settings: ModelSettings, checked: CheckedCheckpoint, world: World, reason: str | None
 ) -> PagedModel:
     _log.info("%s runs in its own class, not by a recipe: %s", settings.folder, reason)
-    dtype, device = checked.dtype, settings.device
+    dtype = checked.dtype
+    device = settings.device
     model = _read_weights(settings, checked, dtype, device, checked.num_shards)
     expected = gate.expected_logits(model, device)
     plans = gate.probe_layers(model, ReferenceAttention(), dtype, device, expected)

@@ -1,7 +1,7 @@
 """How kernels are launched: one seam, so that a test may count launches instead of making them.
 
-This package is the only one that imports Triton, which comes with torch for CUDA. Whoever may run
-without it imports the package by `importlib`, once a CUDA device is found.
+Triton comes with torch for CUDA and is optional. Whoever may run without it imports the modules of
+kernels inside of a function, once a CUDA device is found.
 
 Rules for every kernel here:
     values are widened to float32 right after they are loaded; bfloat16 is for memory and for the

@@ -1,18 +1,15 @@
 """Models of transformers: configs read, classes built without weights or small, checkpoints loaded.
 
     folder -> read_config -> build_empty / build_small / load -> HfModel
-
-Which model may be served is not known here; the gate decides that.
-
-A model that computes steps: a transformers class, paged attention and this rank's weights.
-
     HfModel.paged_logits:  flattened batch [1, num_tokens], attention through our own function
     HfModel.native_logits: one sequence, the model's own eager attention
 
 Models call our attention function under the name that is registered here; since no mask function
 bears that name, transformers makes no mask. It finds its step in a context variable, which also
-reaches those models that do not hand keyword arguments down. It knows no request, no sampling and
-no RPC; the caller decides who owns which block.
+reaches those models that do not hand keyword arguments down.
+
+It knows no request, no sampling and no RPC, and not which model may be served: the gate decides
+that.
 """
 
 import inspect
@@ -42,8 +39,13 @@ Attend: TypeAlias = Callable[
     [nn.Module, Tensor, Tensor, Tensor, Tensor | None, Mapping[str, Any]], Tensor
 ]
 
+
 _PAGED = "tandem_paged"
+
+
 EAGER = "eager"
+
+
 _attend: ContextVar[Attend] = ContextVar("attend")
 
 
@@ -189,6 +191,8 @@ def _no_warning(*_: object) -> None:
 
 
 _REMOTE_CODE_HINT = " (--trust-remote-code runs the code that the checkpoint brings)"
+
+
 _log = logging.getLogger(__name__)
 
 

@@ -55,7 +55,13 @@ class Deployment:
 
     def conversion_argv(self, folder: Path, target: Path) -> list[str]:
         """The command that makes a tokenizer.json of other files."""
-        argv = [sys.executable, "-m", "model_server.tokenizer_conversion", str(folder), str(target)]
+        argv = [
+            sys.executable,
+            "-m",
+            "model_server.checkpoint.tokenizer_conversion",
+            str(folder),
+            str(target),
+        ]
         return [*argv, "--trust-remote-code"] if self.trusts_code else argv
 
     def download_argv(self) -> list[str]:

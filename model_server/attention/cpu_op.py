@@ -106,7 +106,8 @@ class CpuOpAttention:
         reason = self.unfit_reason(geometry, dtype)
         if reason is not None or device.type != "cpu":
             raise ValueError(f"cpu-op cannot serve this layer: {reason or f'it is on {device}'}")
-        pack, blocks = _PACK[dtype], (num_blocks, geometry.num_kv_heads)
+        pack = _PACK[dtype]
+        blocks = (num_blocks, geometry.num_kv_heads)
         key_shape = (*blocks, geometry.head_dim // pack, _BLOCK_SIZE, pack)
         value_shape = (*blocks, _BLOCK_SIZE // pack, geometry.value_dim, pack)
         return LayerCache(
@@ -141,11 +142,16 @@ class CpuOpAttention:
         self._check(cache, query, key, value, step)
         output = query.new_empty((num_tokens, call.num_heads, call.value_dim))
         sinks = None if options.sinks is None else options.sinks.float().contiguous()
-        call.window_len, call.chunk_len = options.window_len or 0, options.chunk_len or 0
-        call.scale, call.softcap = options.scale, options.softcap or 0.0
-        call.query, call.key, call.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        call.window_len = options.window_len or 0
+        call.chunk_len = options.chunk_len or 0
+        call.scale = options.scale
+        call.softcap = options.softcap or 0.0
+        call.query = query.data_ptr()
+        call.key = key.data_ptr()
+        call.value = value.data_ptr()
         call.output = output.data_ptr()
-        call.keys, call.values = cache.keys.data_ptr(), cache.values.data_ptr()
+        call.keys = cache.keys.data_ptr()
+        call.values = cache.values.data_ptr()
         call.sinks = None if sinks is None else sinks.data_ptr()
         self._op(query.dtype, call)
         return output
@@ -166,7 +172,9 @@ class CpuOpAttention:
         self, cache: LayerCache, query: Tensor, key: Tensor, value: Tensor, step: StepInputs
     ) -> None:
         """Whether the call stays inside of its buffers."""
-        geometry, call, num_tokens = cache.geometry, self._call, step.num_tokens
+        geometry = cache.geometry
+        call = self._call
+        num_tokens = step.num_tokens
         rows = (num_tokens, geometry.num_kv_heads)
         if (
             call.head_dim != geometry.head_dim

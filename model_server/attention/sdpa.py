@@ -1,6 +1,7 @@
 """Attention by torch's scaled_dot_product_attention over gathered keys and values.
 
-It serves any GPU until a kernel of our own replaces it. Prompt chunks are computed tile by tile:
+It serves where neither Triton's kernels nor the C++ operator can be compiled, and any GPU. Prompt
+chunks are computed tile by tile:
 
     a tile's keys:  | before every window: not gathered | gathered, masked per query | (later) |
                     0                                   first_key                    end
@@ -70,7 +71,8 @@ def plan_tiles(
     first_rows = list(accumulate(step.query_lens, initial=0))
     tiles = []
     for seq in seqs:
-        end, query_len = step.context_lens[seq], step.query_lens[seq]
+        end = step.context_lens[seq]
+        query_len = step.query_lens[seq]
         positions = range(end - query_len, end)
         is_one_tile = options.is_plain and _is_causal(positions, options)
         tile_len = query_len if is_one_tile else max(1, max_scores // end)
@@ -107,7 +109,8 @@ def _tile(
 def attend_tile(query: Tensor, cache: LayerCache, tile: Tile, options: LayerOptions) -> Tensor:
     """query [query_len, heads, dim] to [query_len, heads, value_dim], in the query's dtype."""
     keys, values = gather(cache, tile.blocks, tile.keys)
-    keys, values = keys.transpose(0, 1), values.transpose(0, 1)  # [kv_heads, num_keys, dim]
+    keys = keys.transpose(0, 1)
+    values = values.transpose(0, 1)  # [kv_heads, num_keys, dim]
     if not options.is_plain:
         return _attend_explicitly(query, keys, values, tile, options)
     if tile.is_causal:
@@ -241,7 +244,8 @@ class GatherSdpaAttention(TokenMajorLayout):
 
     def _plan_of(self, step: StepInputs, options: LayerOptions) -> AttentionPlan:
         if step is not self._step:
-            self._step, self._plans = step, {}
+            self._step = step
+            self._plans = {}
         kind = (options.window_len, options.chunk_len, options.is_plain)
         if kind not in self._plans:
             self._plans[kind] = self._plan(step, options)

@@ -100,7 +100,11 @@ def _triton(
         raise KernelsUnavailable("Triton is not installed")
     if not any(shutil.which(name) for name in _COMPILERS):
         raise KernelsUnavailable(f"there is no C compiler ({', '.join(_COMPILERS)})")
-    backend = importlib.import_module("model_server.attention.triton").TritonAttention()
+    from model_server.attention.triton import (  # noqa: PLC0415 - Triton is optional
+        TritonAttention,
+    )
+
+    backend = TritonAttention()
     for geometry in geometries:
         reason = backend.unfit_reason(geometry, dtype)
         if reason is not None:

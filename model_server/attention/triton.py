@@ -1,32 +1,20 @@
 """Paged attention by Triton kernels, on CUDA: nothing is gathered, padded or read on the host.
 
-It imports the kernels' package: see model_server/triton_launch.py.
+    sequences with one query:      decode_splits -> merge_splits
+    sequences with several:        prefill
+    both leave the other's alone
 
-The softmax of attention, tile of keys by tile of keys (Milakov and Gimelshein, 2018).
+The softmax goes tile of keys by tile of keys (Milakov and Gimelshein, 2018), with
 
     top:    the largest score so far, as a logarithm to the base of 2
     total:  the sum of the weights, relative to `top`
     sums:   of values by their weights, relative to `top`
 
-The order of the sums is that of the tiles.
-
-Attention of sequences with one query each over a paged pool, by splits of their keys.
-
-    a sequence's keys:  | split 0 | split 1 | split 2 ... |     256 tokens each
-                        one program a split and key head; then they are merged in rising order
-
-A split is as long whatever the batch is, so a row's bits depend on its own sequence alone. All
-query heads of a key head are one tile, which reads the keys once (Flash-Decoding, Dao et al.,
-2023). Sequences with more queries, or none, are left alone.
-
-Attention of sequences with several queries each over a paged pool.
-
-    a tile's rows:  | query 0: heads of a key head | query 1: heads ... |
-    its keys:       from the first that its first query sees to its last query's own
-
-Keys are taken in tiles that begin at multiples of the tile's length, so a row's bits do not depend
-on how its prompt was cut. Sequences with one query are left alone: they belong to paged_decode.
+The order of the sums is that of the tiles, which depends on the sequence alone: a row's bits do not
+depend on its batch, nor on how its prompt was cut.
 """
+
+# mypy: disable-error-code="no-untyped-def"
 
 import torch
 import triton
@@ -44,13 +32,16 @@ from model_server.attention.base import (
 from model_server.step import StepInputs
 from model_server.triton_launch import Launch, launch, padded
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 # numpy has no bfloat16, so Triton's interpreter cannot multiply matrices of it.
 _WIDENS = tl.constexpr(triton.knobs.runtime.interpret)
+
+
 LOG2E = tl.constexpr(1.4426950408889634)
+
+
 MASKED = tl.constexpr(-1.0e30)  # finite: the difference of two of them is 0, not NaN
+
+
 UNBOUNDED = 1 << 30  # a window or a chunk longer than any sequence
 
 
@@ -58,7 +49,8 @@ UNBOUNDED = 1 << 30  # a window or a chunk longer than any sequence
 def multiply_add(left, right, sums):
     """`sums` and the product of two tiles, in float32."""
     if _WIDENS:
-        left, right = left.to(tl.float32), right.to(tl.float32)
+        left = left.to(tl.float32)
+        right = right.to(tl.float32)
     return tl.dot(left, right, sums, input_precision="ieee")
 
 
@@ -128,13 +120,16 @@ def take_in_tile(scores, values, is_seen, top, total, sums):
     return new_top, total, sums
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 SPLIT_LEN = 256
+
+
 _NUM_MERGED = 8  # splits at once
+
+
 # A GPU's processors hold some programs each; more of them only wait.
 _WANTED_PROGRAMS = 4 * 132
+
+
 # Matrix instructions take 16 rows at least.
 _MIN_ROWS = 16
 
@@ -147,14 +142,23 @@ def decode_splits(
     VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     SPLIT: tl.constexpr, TILE: tl.constexpr, HAS_SOFTCAP: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key heads, programs, sequences); a program has every so-many-th split."""
-    head, seq = tl.program_id(0), tl.program_id(2).to(tl.int64)
+    """Grid (key heads, programs, sequences); a program has every so-many-th split.
+
+        a sequence's keys:  | split 0 | split 1 | split 2 ... |     256 tokens each
+                            one program a split and key head; then they are merged in rising order
+
+    A split is as long whatever the batch is. All query heads of a key head are one tile, which
+    reads the keys once (Flash-Decoding, Dao et al., 2023).
+    """
+    head = tl.program_id(0)
+    seq = tl.program_id(2).to(tl.int64)
     num_kv_heads = tl.num_programs(0)
     row = tl.load(cu_query_lens + seq).to(tl.int64)
     is_decode = tl.load(cu_query_lens + seq + 1) - row == 1
     context_len = tl.where(is_decode, tl.load(context_lens + seq), 0)
     first = first_key(context_len - 1, window_len, chunk_len)
-    rows, dims = tl.arange(0, GROUP_PADDED), tl.arange(0, DIM_PADDED)
+    rows = tl.arange(0, GROUP_PADDED)
+    dims = tl.arange(0, DIM_PADDED)
     value_dims = tl.arange(0, VALUE_PADDED)
     places = head * GROUP + rows
     q = tl.load(
@@ -198,7 +202,8 @@ def merge_splits(
     WIDTH: tl.constexpr, HAS_SINKS: tl.constexpr,
 ):  # fmt: skip
     """Grid (query heads, sequences): WIDTH splits of a head at a time."""
-    head, seq = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    head = tl.program_id(0)
+    seq = tl.program_id(1).to(tl.int64)
     num_heads = tl.num_programs(0)
     row = tl.load(cu_query_lens + seq).to(tl.int64)
     is_decode = tl.load(cu_query_lens + seq + 1) - row == 1
@@ -210,7 +215,8 @@ def merge_splits(
     top = tl.full((), MASKED, tl.float32)
     total = tl.zeros((), tl.float32)
     if HAS_SINKS:
-        top, total = tl.load(sinks + head).to(tl.float32) * LOG2E, total + 1.0
+        top = tl.load(sinks + head).to(tl.float32) * LOG2E
+        total = total + 1.0
     sums = tl.zeros((VALUE_PADDED,), tl.float32)
     start = first_split
     while start < num_splits:
@@ -263,9 +269,19 @@ def attend_decodes(
     launch(
         decode_splits,
         (num_kv_heads, min(wanted, max_splits), num_seqs),
-        *(query, cache.keys, cache.values, step.block_tables),
-        *(step.device_context_lens, step.cu_query_lens, partial, logs),
-        *(options.scale, options.softcap or 1.0, *bounds, max_blocks, max_splits),
+        query,
+        cache.keys,
+        cache.values,
+        step.block_tables,
+        step.device_context_lens,
+        step.cu_query_lens,
+        partial,
+        logs,
+        options.scale,
+        options.softcap or 1.0,
+        *bounds,
+        max_blocks,
+        max_splits,
         GROUP=group,
         GROUP_PADDED=padded(group, _MIN_ROWS),
         **{"DIM": head_dim, "DIM_PADDED": padded(head_dim, _MIN_ROWS), **values},
@@ -277,8 +293,14 @@ def attend_decodes(
     launch(
         merge_splits,
         (num_heads, num_seqs),
-        *(partial, logs, step.device_context_lens, step.cu_query_lens),
-        *(logs if options.sinks is None else options.sinks, output, *bounds, max_splits),
+        partial,
+        logs,
+        step.device_context_lens,
+        step.cu_query_lens,
+        logs if options.sinks is None else options.sinks,
+        output,
+        *bounds,
+        max_splits,
         **values,
         SPLIT=SPLIT_LEN,
         WIDTH=_NUM_MERGED,
@@ -290,9 +312,6 @@ def attend_decodes(
 def _decode_tiles(head_dim: int) -> dict[str, int]:
     """Keys are two loads behind their block table, so that three stages hold one tile of them."""
     return {"TILE": 32 if head_dim > 128 else 64, "STAGES": 3, "num_warps": 4}
-
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 _MIN_DIM = 16
@@ -337,13 +356,22 @@ def prefill(
     IS_BOUNDED: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key heads, num_tokens // QUERIES + num_seqs); tiles that are too many leave at once."""
+    """Grid (key heads, num_tokens // QUERIES + num_seqs); tiles that are too many leave at once.
+
+        a tile's rows:  | query 0: heads of a key head | query 1: heads ... |
+        its keys:       from the first that its first query sees to its last query's own
+
+    Keys are taken in tiles that begin at multiples of the tile's length.
+    """
     QUERIES: tl.constexpr = ROWS // GROUP
-    head, tile, num_kv_heads = tl.program_id(0), tl.program_id(1), tl.num_programs(0)
+    head = tl.program_id(0)
+    tile = tl.program_id(1)
+    num_kv_heads = tl.num_programs(0)
     seq, begin, query_len, first_query = _sequence_of(cu_query_lens, tile, num_seqs, QUERIES)
     if (first_query >= query_len) | (query_len == 1):
         return
-    rows, dims = tl.arange(0, ROWS), tl.arange(0, DIM_PADDED)
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, DIM_PADDED)
     value_dims = tl.arange(0, VALUE_PADDED)
     index = first_query + rows // GROUP
     is_row = (rows < QUERIES * GROUP) & (index < query_len)
@@ -355,10 +383,12 @@ def prefill(
         other=0.0,
     )
     cached_len = tl.load(context_lens + seq) - query_len
-    top, total = tl.full((ROWS,), MASKED, tl.float32), tl.zeros((ROWS,), tl.float32)
+    top = tl.full((ROWS,), MASKED, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
     if HAS_SINKS:
         sink = tl.load(sinks + places, mask=rows < QUERIES * GROUP, other=0.0).to(tl.float32)
-        top, total = sink * LOG2E, total + 1.0
+        top = sink * LOG2E
+        total = total + 1.0
     sums = tl.zeros((ROWS, VALUE_PADDED), tl.float32)
     lowest = first_key(cached_len + first_query, window_len, chunk_len)
     stop = cached_len + tl.minimum(first_query + QUERIES, query_len)
@@ -403,11 +433,20 @@ def attend_prompts(
     launch(
         prefill,
         (num_kv_heads, num_tokens // (tiles["ROWS"] // group) + num_seqs),
-        *(query, cache.keys, cache.values, step.block_tables),
-        *(step.device_context_lens, step.cu_query_lens),
-        *(output if options.sinks is None else options.sinks, output),
-        *(options.scale, options.softcap or 1.0),
-        *(options.window_len or UNBOUNDED, options.chunk_len or UNBOUNDED, num_seqs, max_blocks),
+        query,
+        cache.keys,
+        cache.values,
+        step.block_tables,
+        step.device_context_lens,
+        step.cu_query_lens,
+        output if options.sinks is None else options.sinks,
+        output,
+        options.scale,
+        options.softcap or 1.0,
+        options.window_len or UNBOUNDED,
+        options.chunk_len or UNBOUNDED,
+        num_seqs,
+        max_blocks,
         GROUP=group,
         DIM=head_dim,
         DIM_PADDED=padded(head_dim, _MIN_DIM),
@@ -424,17 +463,17 @@ def attend_prompts(
 def _prefill_tiles(dim: int) -> dict[str, int]:
     """The largest without spills for sm_80, sm_90 and sm_100; what pads a head takes registers."""
     if dim > 128:
-        rows, tile, num_warps = 64, 32, 8
-    elif dim != padded(dim):
-        rows, tile, num_warps = 128, 32, 8
-    elif dim == 128:
-        rows, tile, num_warps = 128, 64, 8
-    else:
-        rows, tile, num_warps = 64, 64, 4
-    return {"ROWS": rows, "TILE": tile, "STAGES": 3, "num_warps": num_warps}
+        return {"ROWS": 64, "TILE": 32, "STAGES": 3, "num_warps": 8}
+    if dim != padded(dim):
+        return {"ROWS": 128, "TILE": 32, "STAGES": 3, "num_warps": 8}
+    if dim == 128:
+        return {"ROWS": 128, "TILE": 64, "STAGES": 3, "num_warps": 8}
+    return {"ROWS": 64, "TILE": 64, "STAGES": 3, "num_warps": 4}
 
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
 _MAX_DIM = 256
 
 

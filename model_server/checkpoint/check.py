@@ -1,26 +1,16 @@
 """The check of a checkpoint before its weights are read: whether it can be served, and how.
 
-    files, headers -> config -> class without weights -> recipe, or gate's rule and self-test
-    -> dtype, bytes
+    preflight         --device -> a device of this machine
+                      MODEL_ID -> a folder, its files, a class, how it is computed
+                      lengths  -> within the model's context
+    check_checkpoint  files, headers -> config -> class without weights
+                      -> recipe, or gate's rule and self-test -> dtype, bytes
+    unfit_reason      what recipes the dense executors do not serve, and why not
+    forecast          the check, and the pool that would be left by the rules of warm-up; on CUDA
+                      without what the largest step takes, which only a trial shows
 
-Loading begins with it. It reads no weights and keeps nothing.
-
-What recipes the dense executors do not serve, and why not.
-
-The first thing that a shard does: checks of all that is known without weights and other ranks.
-
-    --device -> a device of this machine
-    MODEL_ID -> a folder, its files, a class, how it is computed    (checkpoint_check)
-    lengths  -> within the model's context
-
-It takes a few seconds, where weights may take minutes.
-
-What serving a checkpoint would take, as far as that is known before its weights are read.
-
-parameters, dtype, context    the check
-weights                       parameters * dtype, shared out among the ranks
-pool                          what is left, by the rules of warm-up; on CUDA without what the
-                              largest step takes, which only a trial shows
+Loading begins with it, on every rank by itself. It takes a few seconds, where weights may take
+minutes, reads no weights and keeps nothing.
 """
 
 import logging
@@ -36,6 +26,7 @@ from model_server import zoo
 from model_server.attention.base import DEFAULT_BLOCK_SIZE
 from model_server.checkpoint import checkpoint, gate
 from model_server.checkpoint.checkpoint import find_checkpoint
+from model_server.checkpoint.int4_checkpoint import Int4Format
 from model_server.config import CheckConfig, ServeConfig, num_gpus
 from model_server.engine import memory
 from model_server.errors import (
@@ -46,106 +37,26 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.executor.device_weights import Partition, undivided_reason
-from model_server.executor.int4 import Int4Format
 from model_server.executor.weights import ELEMENT_NAMES
 from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import Attention, Head, Layer, Mlp, Moe, Norm, Recipe, Unreadable
 from model_server.zoo import HfModel, ModelFacts
 from processes.capacity import Capacity, Pool
 
-_VECTOR_LEN = 16
-
-
-def unfit_reason(recipe: Recipe, dtype: torch.dtype, quantize: str | None = None) -> str | None:
-    """Why DenseCpu cannot compute this recipe in `dtype`, or None when it can."""
-    return next(_reasons(recipe, dtype, quantize), None)
-
-
-def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterator[str]:
-    if dtype not in ELEMENT_NAMES:
-        yield f"it computes in float32 and bfloat16, not in {dtype}"
-    if quantize not in (None, "int8"):
-        yield f"it quantizes weights to int8, not to {quantize}"
-    for index, layer in enumerate(recipe.layers):
-        for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
-            yield f"layer {index}: {reason}"
-
-
-def unfit_reason_on_cuda(
-    recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int, quantize: str | None = None
-) -> str | None:
-    """Why DenseCuda cannot compute this recipe on so many ranks, or None when it can.
-
-    inner_lens: of each layer's MLP, what its last product reads
-    """
-    reason = next(_cuda_reasons(recipe, quantize), None)
-    if reason is None and quantize is not None:
-        reason = next(_float8_reasons(recipe, inner_lens, num_ranks), None)
-    return reason or undivided_reason(recipe, inner_lens, num_ranks)
-
-
-def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
-    if quantize not in (None, "fp8"):
-        yield f"weights are quantized to fp8 on CUDA, not to {quantize}"
-    for index, layer in enumerate(recipe.layers):
-        if not isinstance(layer.mlp, Mlp):
-            yield f"layer {index}: its MLP has experts, which are computed on a CPU alone"
-        for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
-            yield f"layer {index}: {reason}"
-
-
-def _float8_reasons(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> Iterator[str]:
-    for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
-        for width in (layer.attention.output.rows.count, inner_len // num_ranks):
-            if width % _VECTOR_LEN:
-                yield f"layer {index}: a product of {width} numbers is none in fp8"
-
-
-def _attention_reasons(attention: Attention) -> Iterator[str]:
-    head_dim, query, key = attention.head_dim, attention.query, attention.key
-    if head_dim % _VECTOR_LEN:
-        yield f"head_dim {head_dim} is not a multiple of {_VECTOR_LEN}"
-    if attention.num_heads % attention.num_kv_heads:
-        yield f"{attention.num_kv_heads} key heads do not divide {attention.num_heads} heads"
-    if attention.value.rows.count != attention.num_kv_heads * head_dim:
-        yield "values are not as wide as keys"
-    if query.rope != key.rope:
-        yield "queries and keys are rotated in different ways"
-    if query.norm and key.norm and query.norm_after_rope != key.norm_after_rope:
-        yield "queries are normalised before they are rotated, keys after, or the other way round"
-    yield from _head_norm_reasons(query, head_dim)
-    yield from _head_norm_reasons(key, head_dim)
-
-
-def _head_norm_reasons(head: Head, head_dim: int) -> Iterator[str]:
-    if head.norm is None or head.norm.width == head_dim:
-        return
-    if head.norm.width != head.linear.rows.count:
-        yield f"a norm of {head.norm.width} numbers is neither of a head nor of all heads"
-    elif head.norm_after_rope:
-        yield "all heads together are normalised after they are rotated"
-
-
-def _norm_reasons(layer: Layer) -> Iterator[str]:
-    hidden_size = layer.attention.output.rows.count
-    norms: tuple[Norm | None, ...] = (
-        *(layer.attention_norm, layer.attention_post_norm),
-        *(layer.mlp_norm, layer.mlp_post_norm),
-    )
-    for norm in norms:
-        if norm is not None and norm.width != hidden_size:
-            yield f"a norm of {norm.width} numbers is not of a row of {hidden_size}"
-
-
 _log = logging.getLogger(__name__)
+
 
 _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
 }
+
+
 # Of CUDA devices: before, bfloat16 is emulated.
 _BFLOAT16_CAPABILITY = (8, 0)
+
+
 _FLOAT8_CAPABILITY = (8, 9)
 
 
@@ -196,6 +107,80 @@ class CheckedCheckpoint:
         return (self.weights_bytes or 0) // self.num_shards
 
 
+_DRIVER = Path("/proc/driver/nvidia/version")
+
+
+def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
+    """Check all that can be checked before weights are read, and without other ranks.
+
+    Raises ConfigRefused and whatever `check_checkpoint` raises.
+    """
+    local_rank = settings.rank if settings.local_rank is None else settings.local_rank
+    device = device_of(settings.device, local_rank, num_gpus())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    of_model = ModelSettings(
+        folder=find_checkpoint(settings.model_id, settings.revision),
+        dtype=settings.dtype,
+        device=device,
+        trust_remote_code=settings.trust_remote_code,
+        attention=settings.attention,
+        quantize=settings.quantize,
+    )
+    checked = check_checkpoint(of_model, settings.world_size)
+    max_len = checked.facts.max_position_embeddings
+    if max_len is not None:
+        _require_lengths(settings, max_len)
+    return of_model, checked
+
+
+def _require_lengths(settings: ServeConfig, max_len: int) -> None:
+    """Raises ConfigRefused for requests that are longer than the model's context."""
+    for flag, asked_len, most in (
+        ("--max-total-tokens", settings.max_total_tokens, max_len),
+        # An answer has a token at least.
+        ("--max-input-tokens", settings.max_input_tokens, max_len - 1),
+    ):
+        if asked_len is not None and asked_len > most:
+            raise ConfigRefused(
+                f"{flag} {asked_len}: must be at most {most}, for the model's longest context is"
+                f" {max_len}"
+            )
+
+
+def device_of(name: str, local_rank: int, num_gpus: int) -> torch.device:
+    """The device of a rank, by --device: the GPU of its number on this machine.
+
+    num_gpus: that the machine has. Where it has some and torch finds none, nothing is computed on
+    the CPU unless that was asked for. Raises ConfigRefused.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        if name == "auto" and num_gpus == 0:
+            return torch.device("cpu")
+        raise ConfigRefused(
+            f"--device {name}: torch {torch.__version__} (CUDA {torch.version.cuda}) finds no CUDA"
+            f" device, and the machine has {num_gpus} (driver: {driver_version()}); install torch"
+            " for CUDA and a driver that it knows, or serve with --device cpu"
+        )
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigRefused(
+            f"LOCAL_RANK {local_rank} has no GPU: torch finds {torch.cuda.device_count()} on this"
+            f" machine, which has {num_gpus}"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def driver_version() -> str:
+    """NVIDIA's driver, or that there is none."""
+    try:
+        words = _DRIVER.read_text().split()
+    except OSError:
+        return "none"
+    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
+
+
 def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpoint:
     """Raises CheckpointBroken (files), ArchitectureUnfit (the gate) or another ModelRefused."""
     trust = settings.trust_remote_code
@@ -206,7 +191,8 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     if _quantization(config) is None:
         _require_shapes(settings.folder, empty, stored)
     dtype = _resolve_dtype(settings.dtype, config, settings.device)
-    recipe, fallback_reason = None, _not_dense(settings, world_size, config, dtype)
+    recipe = None
+    fallback_reason = _not_dense(settings, world_size, config, dtype)
     if fallback_reason is None:
         try:
             recipe = _dense_recipe(settings, world_size, config, dtype, empty)
@@ -402,78 +388,92 @@ def _require_divisible(class_name: str, config: Any, world_size: int) -> None:
             )
 
 
-_DRIVER = Path("/proc/driver/nvidia/version")
+_VECTOR_LEN = 16
 
 
-def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
-    """Check all that can be checked before weights are read, and without other ranks.
+def unfit_reason(recipe: Recipe, dtype: torch.dtype, quantize: str | None = None) -> str | None:
+    """Why DenseCpu cannot compute this recipe in `dtype`, or None when it can."""
+    return next(_reasons(recipe, dtype, quantize), None)
 
-    Raises ConfigRefused and whatever `check_checkpoint` raises.
+
+def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterator[str]:
+    if dtype not in ELEMENT_NAMES:
+        yield f"it computes in float32 and bfloat16, not in {dtype}"
+    if quantize not in (None, "int8"):
+        yield f"it quantizes weights to int8, not to {quantize}"
+    for index, layer in enumerate(recipe.layers):
+        for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
+            yield f"layer {index}: {reason}"
+
+
+def unfit_reason_on_cuda(
+    recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int, quantize: str | None = None
+) -> str | None:
+    """Why DenseCuda cannot compute this recipe on so many ranks, or None when it can.
+
+    inner_lens: of each layer's MLP, what its last product reads
     """
-    local_rank = settings.rank if settings.local_rank is None else settings.local_rank
-    device = device_of(settings.device, local_rank, num_gpus())
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    of_model = ModelSettings(
-        folder=find_checkpoint(settings.model_id, settings.revision),
-        dtype=settings.dtype,
-        device=device,
-        trust_remote_code=settings.trust_remote_code,
-        attention=settings.attention,
-        quantize=settings.quantize,
+    reason = next(_cuda_reasons(recipe, quantize), None)
+    if reason is None and quantize is not None:
+        reason = next(_float8_reasons(recipe, inner_lens, num_ranks), None)
+    return reason or undivided_reason(recipe, inner_lens, num_ranks)
+
+
+def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
+    if quantize not in (None, "fp8"):
+        yield f"weights are quantized to fp8 on CUDA, not to {quantize}"
+    for index, layer in enumerate(recipe.layers):
+        if not isinstance(layer.mlp, Mlp):
+            yield f"layer {index}: its MLP has experts, which are computed on a CPU alone"
+        for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
+            yield f"layer {index}: {reason}"
+
+
+def _float8_reasons(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> Iterator[str]:
+    for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
+        for width in (layer.attention.output.rows.count, inner_len // num_ranks):
+            if width % _VECTOR_LEN:
+                yield f"layer {index}: a product of {width} numbers is none in fp8"
+
+
+def _attention_reasons(attention: Attention) -> Iterator[str]:
+    head_dim = attention.head_dim
+    query = attention.query
+    key = attention.key
+    if head_dim % _VECTOR_LEN:
+        yield f"head_dim {head_dim} is not a multiple of {_VECTOR_LEN}"
+    if attention.num_heads % attention.num_kv_heads:
+        yield f"{attention.num_kv_heads} key heads do not divide {attention.num_heads} heads"
+    if attention.value.rows.count != attention.num_kv_heads * head_dim:
+        yield "values are not as wide as keys"
+    if query.rope != key.rope:
+        yield "queries and keys are rotated in different ways"
+    if query.norm and key.norm and query.norm_after_rope != key.norm_after_rope:
+        yield "queries are normalised before they are rotated, keys after, or the other way round"
+    yield from _head_norm_reasons(query, head_dim)
+    yield from _head_norm_reasons(key, head_dim)
+
+
+def _head_norm_reasons(head: Head, head_dim: int) -> Iterator[str]:
+    if head.norm is None or head.norm.width == head_dim:
+        return
+    if head.norm.width != head.linear.rows.count:
+        yield f"a norm of {head.norm.width} numbers is neither of a head nor of all heads"
+    elif head.norm_after_rope:
+        yield "all heads together are normalised after they are rotated"
+
+
+def _norm_reasons(layer: Layer) -> Iterator[str]:
+    hidden_size = layer.attention.output.rows.count
+    norms: tuple[Norm | None, ...] = (
+        layer.attention_norm,
+        layer.attention_post_norm,
+        layer.mlp_norm,
+        layer.mlp_post_norm,
     )
-    checked = check_checkpoint(of_model, settings.world_size)
-    max_len = checked.facts.max_position_embeddings
-    if max_len is not None:
-        _require_lengths(settings, max_len)
-    return of_model, checked
-
-
-def _require_lengths(settings: ServeConfig, max_len: int) -> None:
-    """Raises ConfigRefused for requests that are longer than the model's context."""
-    for flag, asked_len, most in (
-        ("--max-total-tokens", settings.max_total_tokens, max_len),
-        # An answer has a token at least.
-        ("--max-input-tokens", settings.max_input_tokens, max_len - 1),
-    ):
-        if asked_len is not None and asked_len > most:
-            raise ConfigRefused(
-                f"{flag} {asked_len}: must be at most {most}, for the model's longest context is"
-                f" {max_len}"
-            )
-
-
-def device_of(name: str, local_rank: int, num_gpus: int) -> torch.device:
-    """The device of a rank, by --device: the GPU of its number on this machine.
-
-    num_gpus: that the machine has. Where it has some and torch finds none, nothing is computed on
-    the CPU unless that was asked for. Raises ConfigRefused.
-    """
-    if name == "cpu":
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        if name == "auto" and num_gpus == 0:
-            return torch.device("cpu")
-        raise ConfigRefused(
-            f"--device {name}: torch {torch.__version__} (CUDA {torch.version.cuda}) finds no CUDA"
-            f" device, and the machine has {num_gpus} (driver: {driver_version()}); install torch"
-            " for CUDA and a driver that it knows, or serve with --device cpu"
-        )
-    if local_rank >= torch.cuda.device_count():
-        raise ConfigRefused(
-            f"LOCAL_RANK {local_rank} has no GPU: torch finds {torch.cuda.device_count()} on this"
-            f" machine, which has {num_gpus}"
-        )
-    return torch.device("cuda", local_rank)
-
-
-def driver_version() -> str:
-    """NVIDIA's driver, or that there is none."""
-    try:
-        words = _DRIVER.read_text().split()
-    except OSError:
-        return "none"
-    return next((word for word in words if word[0].isdigit() and "." in word), "unknown")
+    for norm in norms:
+        if norm is not None and norm.width != hidden_size:
+            yield f"a norm of {norm.width} numbers is not of a row of {hidden_size}"
 
 
 def bytes_of_rank(settings: ServeConfig, checked: CheckedCheckpoint) -> int | None:
@@ -492,7 +492,8 @@ def forecast(settings: CheckConfig) -> Capacity:
         # One rank stands for all but in this.
         device_of(settings.device, rank, num_gpus())
     of_model, checked = preflight(settings)
-    device, num_ranks = of_model.device, settings.world_size
+    device = of_model.device
+    num_ranks = settings.world_size
     available = memory.available_bytes(device)
     needed = memory.weights_of_all(device, checked.bytes_of_rank, num_ranks)
     memory.require_weights_fit(device, needed, available)

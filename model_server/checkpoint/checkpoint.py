@@ -17,12 +17,21 @@ from model_server.errors import CheckpointBroken, FetchStalled, ModelRefused
 from processes.hub import DownloadStalled, HubError, find_folder
 
 CONFIG_NAME = "config.json"
+
+
 WEIGHTS_NAME = "model.safetensors"
+
+
 INDEX_NAME = "model.safetensors.index.json"
 
+
 _SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
+
+
 # The format's own limit; a larger number is not a header's length.
 _MAX_HEADER_BYTES = 100_000_000
+
+
 _ITEM_BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -134,7 +143,8 @@ def _stored_tensors(path: Path) -> dict[str, StoredTensor]:
 def _end_offset(path: Path, name: str, entry: Any) -> int:
     try:
         begin, end = map(int, entry["data_offsets"])
-        shape, dtype = tuple(map(int, entry["shape"])), str(entry["dtype"])
+        shape = tuple(map(int, entry["shape"]))
+        dtype = str(entry["dtype"])
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointBroken(f"{path}: the header entry of {name!r} is malformed") from error
     bits = _ITEM_BITS.get(dtype)

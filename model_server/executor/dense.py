@@ -92,7 +92,8 @@ def load_int4(
     The oracle computes with the same weights in float32: the executor's logits may be so far from
     it. `max_error` None: nothing is compared, since this rank holds a part.
     """
-    exact, token_ids = None, _token_ids(recipe.head.rows.count, parameters.device)
+    exact = None
+    token_ids = _token_ids(recipe.head.rows.count, parameters.device)
     if max_error is not None:
         oracle = DenseTorch(recipe, parameters, angles)
         exact = oracle.logits(token_ids, [len(token_ids)])
@@ -140,7 +141,8 @@ def _device_of(parameters: Mapping[str, Tensor]) -> torch.device:
 
 @torch.inference_mode()
 def _evidence(model: HfModel, recipe: Recipe) -> _Evidence:
-    parameters, num_tokens = _parameters(model), sum(_CHUNK_LENS)
+    parameters = _parameters(model)
+    num_tokens = sum(_CHUNK_LENS)
     token_ids = _token_ids(model.facts.vocab_size, _device_of(parameters))
     oracle = DenseTorch(recipe, parameters, angles_of(recipe, model.module))
     return _Evidence(
@@ -191,9 +193,11 @@ class _Release:
         if parameter.device.type != "cpu":
             parameter.data = parameter.new_empty(0)
             return
-        start, end = parameter.data_ptr(), parameter.data_ptr() + parameter.nbytes
+        start = parameter.data_ptr()
+        end = parameter.data_ptr() + parameter.nbytes
         if any(first <= start and end <= last for first, last in self._mapped):
-            start, end = -(-start // _PAGE_SIZE) * _PAGE_SIZE, end // _PAGE_SIZE * _PAGE_SIZE
+            start = -(-start // _PAGE_SIZE) * _PAGE_SIZE
+            end = end // _PAGE_SIZE * _PAGE_SIZE
             if start < end and self._madvise(start, end - start, _MADV_DONTNEED):
                 _log.debug("a page of %s stays: %d", name, ctypes.get_errno())
         parameter.data = torch.empty(0, dtype=parameter.dtype)

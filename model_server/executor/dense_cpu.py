@@ -20,7 +20,8 @@ from native.library import NativeUnavailable, Threads, instruction_set_of, load_
 
 _SOURCE = Path(__file__).parents[1] / "native" / "dense.cpp"
 _BLOCK_SIZE = 16  # kBlock of the C++
-_OUT_OF_MEMORY, _BAD_TOKEN = 1, 2
+_OUT_OF_MEMORY = 1
+_BAD_TOKEN = 2
 
 
 def load_dense() -> ctypes.CDLL:
@@ -151,4 +152,5 @@ class DenseCpu:
         """End the threads and free the pool. `allocate` begins anew."""
         if self._engine is not None:
             self._library.tandem_dense_close(self._engine)
-        self._engine, self._pool = None, None
+        self._engine = None
+        self._pool = None

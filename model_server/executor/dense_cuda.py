@@ -4,20 +4,18 @@
               add and norm, product, activation, product, add and norm  all-reduce
 
 Each rank computes its part of a layer; after the two products that give a layer's sums they are
-added up over the ranks, and rank 0 alone gets the logits.
+added up over the ranks, and rank 0 alone gets the logits. The operations are kernels where Triton
+can compile them, else torch.
 
-Decode steps that are launched as a whole: one CUDA graph for each batch size of a few.
+Decode steps are launched as a whole, by one CUDA graph for each batch size of a few:
 
     a step of 5 sequences:  | 0 | 1 | 2 | 3 | 4 | padding |     the graph of 6
 
 A graph replays the same launches over the same memory. So a step is copied to tensors that stay,
 and filled up to the next batch size that has a graph: what is padding sees no key, and writes to
 the scratch block. All graphs share one pool of memory, since one of them runs at a time.
-
-What DenseCuda is made of on a device: kernels where Triton can compile them, else torch.
 """
 
-import importlib
 import logging
 import time
 from bisect import bisect_left
@@ -49,8 +47,12 @@ from model_server.step import StepInputs
 
 _log = logging.getLogger(__name__)
 
+
 _SMALL_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+
 _PROGRESS_INTERVAL_S = 2.0
+
 
 # A function that launches and returns a tensor -> one that does the same launches again, with the
 # same tensor as its result.
@@ -161,7 +163,8 @@ class DecodeGraphs:
                 _log.info("decode graphs: %d of %d", len(self._replays), len(self.sizes))
         _log.info(
             "captured decode graphs of up to %d sequences in %.1f s",
-            *(self.sizes[-1], time.monotonic() - started_s),
+            self.sizes[-1],
+            time.monotonic() - started_s,
         )
 
     def has(self, step: StepInputs) -> bool:
@@ -275,7 +278,8 @@ class DenseCuda:
 
     def close(self) -> None:
         """Free the pool. `allocate` begins anew."""
-        self._graphs, self._caches = None, ()
+        self._graphs = None
+        self._caches = ()
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """See Executor. The logits are of the model's dtype; on ranks but the first, zeros."""
@@ -286,7 +290,8 @@ class DenseCuda:
     @torch.inference_mode()
     def forward_eager(self, inputs: StepInputs) -> Tensor:
         """As `forward`, without graphs."""
-        weights, ops = self._weights, self._ops
+        weights = self._weights
+        ops = self._ops
         residual = F.embedding(inputs.token_ids, weights.embedding)
         if weights.embed_scale != 1.0:
             residual = residual * weights.embed_scale
@@ -396,7 +401,11 @@ def build_dense_cuda(
     attention: TokenMajorAttention = GatherSdpaAttention()
     new_capture: Callable[[], Capture] | None = None
     if backend.name == "triton":
-        ops = importlib.import_module("model_server.executor.triton_layers").TritonLayerOps()
+        from model_server.executor.triton_layers import (  # noqa: PLC0415 - Triton is optional
+            TritonLayerOps,
+        )
+
+        ops = TritonLayerOps()
         attention = backend  # type: ignore[assignment]
         # Collectives of gloo run on the host.
         if group is None or dist.get_backend(group) == "nccl":

@@ -3,17 +3,13 @@
 What a recipe leaves open is settled here, by the order of rows: interleaved ropes become halves of
 a head, paired gates a gate and an up, merged and transposed layers rows like all others.
 
-Which part of a model one of several tensor-parallel ranks holds (Shoeybi et al., 2019).
+Of several tensor-parallel ranks (Shoeybi et al., 2019) each holds a part:
 
     heads:  | rank 0 | rank 1 | ...     queries by heads; a key head that fewer than all ranks could
     inner:  | rank 0 | rank 1 | ...     have alone is held by several, each with other query heads
     vocab:  | rank 0 | rank 1 | ...     the last part may be shorter
 
 What a layer's two output products give is added up over the ranks.
-
-In which order an executor keeps the numbers of queries and keys.
-
-A linear layer's weights on a device, in the format in which they are multiplied.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,7 +72,8 @@ def undivided_reason(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int
 
 def _reasons(layer: Layer, inner_len: int, num_ranks: int) -> Iterator[str]:
     attention = layer.attention
-    num_heads, num_kv_heads = attention.num_heads, attention.num_kv_heads
+    num_heads = attention.num_heads
+    num_kv_heads = attention.num_kv_heads
     if num_heads % num_ranks:
         yield f"{num_heads} heads cannot be divided among {num_ranks} ranks"
     if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
@@ -190,8 +187,11 @@ def matrices_of(ops: LayerOps, quantize: str | None = None) -> MakeMatrix:
 
 
 Angles = tuple[Tensor, Tensor]
+
+
 # Some outputs of a layer, and their biases.
 Rows: TypeAlias = tuple[Tensor | Int4Weight, Tensor | None]
+
 
 # Of what is multiplied in 4 bits; see LayerOps.multiply_int4.
 _LEAST_GROUP_LEN = 16
@@ -249,7 +249,7 @@ def read_weights(
     int4: Mapping[str, Int4Weight] | None = None,
     release: Callable[[str], None] = lambda name: None,
 ) -> DenseWeights:
-    """The weights of a recipe that fits; see unfit.py and partition.py.
+    """The weights of a recipe that fits; see `unfit_reason_on_cuda`.
 
     parameters: by the names in the recipe, on any device and of any float dtype
     tables:     cos and sin [num_positions, n / 2] float32 of each entry of `recipe.rotary`
@@ -305,7 +305,8 @@ class _Reader:
     def layer(self, layer: Layer) -> DenseLayer:
         if not isinstance(layer.mlp, Mlp):
             raise ValueError("its MLP has experts")
-        attention, mlp = layer.attention, layer.mlp
+        attention = layer.attention
+        mlp = layer.mlp
         attention_norm = self.norm(layer.attention_norm)
         shares_norm = layer.mlp_norm is not None and layer.mlp_norm == layer.attention_norm
         return DenseLayer(
@@ -327,7 +328,8 @@ class _Reader:
 
     def head(self) -> PlainMatrix:
         """This rank's part of the vocabulary; the last ranks' are filled up with zeros."""
-        head, partition = self._recipe.head, self._partition
+        head = self._recipe.head
+        partition = self._partition
         part = partition.longest(head.rows.count)
         weight, bias = self._dense_rows(head, np.arange(part.start, part.stop))
         num_missing = len(Partition(0, partition.num_ranks).longest(head.rows.count)) - len(part)
@@ -389,7 +391,8 @@ class _Reader:
         return rows_of_heads(head, heads, head_dim, angles_len)
 
     def _heads(self, attention: Attention) -> HeadLayout:
-        query, key = attention.query, attention.key
+        query = attention.query
+        key = attention.key
         cos, sin = (None, None) if query.rope is None else self._tables[query.rope.source]
         return HeadLayout(
             num_heads=len(self._partition.part(attention.num_heads)),

@@ -1,4 +1,4 @@
-"""The interface of executors: what computes the logits of a step.
+"""Executors: what computes the logits of a step; and one rank's model, an executor and its KV pool.
 
     dense_cpu    a recipe in C++, one call a step      (weights.py packs what it reads)
     dense_cuda   a recipe in kernels and CUDA graphs   (device_weights.py merges what it reads)
@@ -6,8 +6,6 @@
 
 An executor owns its weights and its KV pool. It knows no request and no sampling; the caller
 decides who owns which block. None of them is for two threads at a time.
-
-One rank's model as its callers know it: its executor and the size of its KV pool.
 """
 
 from typing import Protocol

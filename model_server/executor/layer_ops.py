@@ -134,10 +134,8 @@ class TorchLayerOps:
         values: Tensor,
     ) -> Tensor:
         """See LayerOps.rotate_and_write."""
-        num_queries, num_keys = (
-            heads.num_heads * heads.head_dim,
-            heads.num_kv_heads * heads.head_dim,
-        )
+        num_queries = heads.num_heads * heads.head_dim
+        num_keys = heads.num_kv_heads * heads.head_dim
         query, key, value = qkv.split((num_queries, num_keys, num_keys), 1)
         query = self._rotated(query, heads, heads.query_norm, positions)
         key = self._rotated(key, heads, heads.key_norm, positions)
@@ -167,7 +165,8 @@ class TorchLayerOps:
             x = normalised(x, norm)
         x = x.unflatten(1, (-1, heads.head_dim))
         if heads.cos is not None and heads.sin is not None:
-            cos, sin = heads.cos.index_select(0, positions), heads.sin.index_select(0, positions)
+            cos = heads.cos.index_select(0, positions)
+            sin = heads.sin.index_select(0, positions)
             x = rotate(x, cos, sin, "half")
         if norm is not None and heads.norms_after_rope:
             x = normalised(x.flatten(1), norm).unflatten(1, (-1, heads.head_dim))

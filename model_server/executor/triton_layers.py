@@ -1,20 +1,13 @@
-"""A residual sum and the norms around it: one launch. See LayerOps.add_norm.
+"""The operations of a layer by Triton kernels, one launch each; see LayerOps.
 
-residual += scale * post_norm(x)
-output    = norm(residual)
-
-Heads of queries and keys: norm, rotation, and keys and values into the pool; one launch.
-
-qkv row:  | query heads | key heads | value heads |     one program a key head and its queries
-
-What an MLP's last product reads: one launch. See LayerOps.activate.
-
-Products with a weight in 4 bits: its numbers are made 16-bit ones on their way to a product.
-
-Rows of numbers in 8-bit floating point, each with a scale of its own: one launch.
-
-The operations of a layer by Triton kernels: see LayerOps. It imports the kernels' package.
+add_norm          residual += scale * post_norm(x), then norm(residual)
+rotate_and_write  norm and rotation of queries and keys; keys and values into the pool
+activate          what an MLP's last product reads
+multiply_int4     products with a weight in 4 bits, made 16-bit numbers on the way
+quantize_row      rows in 8-bit floating point, each with a scale of its own
 """
+
+# mypy: disable-error-code="no-untyped-def"
 
 from dataclasses import replace
 
@@ -28,8 +21,6 @@ from model_server.executor.int4 import Int4Weight
 from model_server.executor.layer_ops import HeadLayout, NormWeights, normalised
 from model_server.recipe.recipe import Activation
 from model_server.triton_launch import Launch, launch, padded
-
-# mypy: disable-error-code="no-untyped-def"
 
 
 @triton.jit
@@ -125,9 +116,6 @@ def _tensors(norm: NormWeights | None, unread: Tensor) -> tuple[Tensor, Tensor]:
     return norm.weight, norm.weight if norm.bias is None else norm.bias
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 @triton.jit
 def _normalised(
     x, other, weight, other_weight, bias, other_bias, inside, eps,
@@ -184,10 +172,15 @@ def rotate_and_write(
     KEY_NORM: tl.constexpr, KEY_IS_LAYER: tl.constexpr, KEY_BIAS: tl.constexpr,
     NORM_IS_LAST: tl.constexpr,
 ):  # fmt: skip
-    """Grid (key heads, tokens). Norm weights are as long as all query heads, or all key heads."""
-    head, token = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    """Grid (key heads, tokens). Norm weights are as long as all query heads, or all key heads.
+
+    qkv row:  | query heads | key heads | value heads |   one program a key head and its queries
+    """
+    head = tl.program_id(0)
+    token = tl.program_id(1).to(tl.int64)
     num_kv_heads = tl.num_programs(0)
-    dims, rows = tl.arange(0, DIM_PADDED), tl.arange(0, GROUP_PADDED)
+    dims = tl.arange(0, DIM_PADDED)
+    rows = tl.arange(0, GROUP_PADDED)
     is_rotated = dims < 2 * NUM_ANGLES
     partner = tl.where(dims < NUM_ANGLES, dims + NUM_ANGLES, dims - NUM_ANGLES)
     angle = tl.where(dims < NUM_ANGLES, dims, dims - NUM_ANGLES)
@@ -246,9 +239,15 @@ def rotate_heads(
         qkv,
         *_tensors(heads.query_norm, qkv),
         *_tensors(heads.key_norm, qkv),
-        *(heads.cos if has_rope else qkv, heads.sin if has_rope else qkv),
-        *(positions, slots, query, keys, values),
-        *(_eps(heads.query_norm), _eps(heads.key_norm)),
+        heads.cos if has_rope else qkv,
+        heads.sin if has_rope else qkv,
+        positions,
+        slots,
+        query,
+        keys,
+        values,
+        _eps(heads.query_norm),
+        _eps(heads.key_norm),
         GROUP=group,
         GROUP_PADDED=padded(group),
         DIM=head_dim,
@@ -274,9 +273,6 @@ def _switches(name: str, norm: NormWeights | None) -> dict[str, bool]:
     }
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 _KINDS: dict[Activation, int] = {
     "silu": 0,
     "gelu": 1,
@@ -285,10 +281,17 @@ _KINDS: dict[Activation, int] = {
     "relu2": 4,
     "clamped_swiglu": 5,
 }
+
+
 _LAYOUTS = {"plain": 0, "gate_up": 1, "gate_up_pairs": 2}
+
+
 _BLOCK = 1024
 
+
 _SQRT_HALF = tl.constexpr(0.7071067811865476)
+
+
 _TANH_SCALE = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
 
 
@@ -347,7 +350,8 @@ def activated(
     launch(
         activate,
         (num_rows, triton.cdiv(width, _BLOCK)),
-        *(inner, output),
+        inner,
+        output,
         WIDTH=width,
         BLOCK=_BLOCK,
         LAYOUT=_LAYOUTS[layout],
@@ -357,11 +361,10 @@ def activated(
     return output
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 # Inputs at a time, of one group: the longest that divides it.
 _INPUT_LENS = (64, 32, 16)
+
+
 _MAX_ROWS = 64  # of a tile
 
 
@@ -390,7 +393,8 @@ def multiply_int4(
     NUM_GROUPS: tl.constexpr = NUM_INPUTS // GROUP_LEN
     outputs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     rows = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
-    has_output, has_row = outputs < num_outputs, rows < num_rows
+    has_output = outputs < num_outputs
+    has_row = rows < num_rows
     columns = tl.arange(0, BLOCK_INPUTS)
     words = tl.arange(0, BLOCK_INPUTS // 8)
     shifts = tl.arange(0, 8) * 4
@@ -426,7 +430,12 @@ def multiply(x: Tensor, weight: Int4Weight, bias: Tensor | None, launch: Launch 
     launch(
         multiply_int4,
         (triton.cdiv(weight.num_outputs, block_outputs), triton.cdiv(num_rows, block_rows)),
-        *(x, weight.packed, weight.scales, weight.zeros, x if bias is None else bias, output),
+        x,
+        weight.packed,
+        weight.scales,
+        weight.zeros,
+        x if bias is None else bias,
+        output,
         num_rows,
         weight.num_outputs,
         NUM_INPUTS=num_inputs,
@@ -441,10 +450,9 @@ def multiply(x: Tensor, weight: Int4Weight, bias: Tensor | None, launch: Launch 
     return output
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 _LARGEST = tl.constexpr(448.0)  # of e4m3
+
+
 _SMALLEST_SCALE = tl.constexpr(1e-12)
 
 
@@ -469,7 +477,9 @@ def quantize_rows(x: Tensor, launch: Launch = launch) -> tuple[Tensor, Tensor]:
     launch(
         quantize_row,
         (num_rows,),
-        *(x, output, scales),
+        x,
+        output,
+        scales,
         WIDTH=width,
         WIDTH_PADDED=padded(width),
         num_warps=4 if width <= 2048 else 8 if width <= 8192 else 16,
@@ -511,7 +521,8 @@ class TritonLayerOps:
         values: Tensor,
     ) -> Tensor:
         """See LayerOps.rotate_and_write. Norms over all heads are torch's, before the kernel."""
-        query_len, key_len = heads.num_heads * heads.head_dim, heads.num_kv_heads * heads.head_dim
+        query_len = heads.num_heads * heads.head_dim
+        key_len = heads.num_kv_heads * heads.head_dim
         queries, new_keys, _ = qkv.split((query_len, key_len, key_len), 1)
         query_norm = self._left(heads.query_norm, queries, heads)
         key_norm = self._left(heads.key_norm, new_keys, heads)

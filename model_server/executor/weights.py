@@ -1,16 +1,15 @@
 """A decoder's weights for the native forward: read from its parameters once, and kept packed.
 
+    structs   of `native/model.h` and the Matrix of `native/gemm.h`, field by field
+    columns   the outputs of linear layers, wherever they lie; merged and permuted without a copy
+    packer    columns -> panels of 32, in an arena of huge pages
+    weights   a recipe and its parameters -> the struct that the library reads
+
 What a recipe leaves open is settled here, by the order of columns: interleaved ropes become halves
 of a head, paired gates panels of 16 and 16, merged and transposed layers rows like all others.
 
-The structs of `native/model.h` and the Matrix of `native/gemm.h`, field by field.
-
-A null pointer or a zero is absence. Arrays that they point to belong to whoever fills them in.
-
-Packs linear layers for the C++ products, column by column, into memory of huge pages.
-
-A column is one output of a layer: k weights in a row, wherever they lie, and a bias. Merging layers
-and permuting outputs only reorders columns, so nothing is copied but into its packed place.
+In a struct a null pointer or a zero is absence; arrays that it points to belong to whoever filled
+it in.
 """
 
 import ctypes
@@ -30,13 +29,19 @@ from model_server.recipe.recipe import Attention, Head, Layer, Linear, Mlp, Moe,
 
 # "wide" is bfloat16 weights for rows of float32, with the results of "f32".
 FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3}
+
+
 NORM_KINDS = {"rms": 1, "layer": 2}
+
+
 ACTIVATIONS = {
     name: number
     for number, name in enumerate(
         ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"),
     )
 }
+
+
 COLUMNS = 32  # of a panel
 
 
@@ -142,8 +147,14 @@ def sizes() -> int:
 
 
 _HUGE_PAGE = 2 << 20
+
+
 _CHUNK_BYTES = 64 << 20
+
+
 _ALIGNMENT = 64
+
+
 _ELEMENTS = {torch.float32: FORMATS["f32"], torch.bfloat16: FORMATS["bf16"]}
 
 
@@ -185,7 +196,10 @@ class Arena:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Columns of one length, and the tensors that they lie in."""
+    """Columns of one length, and the tensors that they lie in.
+
+    A column is one output of a layer: k weights in a row, wherever they lie, and a bias.
+    """
 
     addresses: npt.NDArray[np.uint64]  # 0: a column of zeros
     biases: npt.NDArray[np.float32]
@@ -254,8 +268,11 @@ class Packer:
     def __init__(self, library: ctypes.CDLL, arena: Arena, num_threads: int) -> None:
         self._pack = library.tandem_dense_pack
         self._pack.argtypes = (
-            *(ctypes.POINTER(MatrixStruct), ctypes.c_int64, ctypes.c_void_p),
-            *(ctypes.c_int64, ctypes.c_int64),
+            ctypes.POINTER(MatrixStruct),
+            ctypes.c_int64,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int64,
         )
         self._pack.restype = None
         self._packed_bytes = library.tandem_dense_packed_bytes
@@ -267,7 +284,8 @@ class Packer:
     def matrix(self, columns: Columns, format_name: str) -> MatrixStruct:
         """Pack `columns` as "f32", "bf16" or "int8". Raises MemoryError."""
         columns = columns.padded(COLUMNS)
-        n, is_int8 = len(columns), format_name == "int8"
+        n = len(columns)
+        is_int8 = format_name == "int8"
         matrix = MatrixStruct(
             scales=self._arena.take(4 * n) if is_int8 else None,
             sums=self._arena.take(4 * n) if is_int8 else None,
@@ -292,6 +310,8 @@ class Packer:
 
 
 _UNLIMITED = 1 << 62
+
+
 ELEMENT_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -337,7 +357,8 @@ class PackedWeights:
         del self._parameters
 
     def _model(self) -> ModelStruct:
-        recipe, embedding = self._recipe, self._parameters[self._recipe.embedding]
+        recipe = self._recipe
+        embedding = self._parameters[self._recipe.embedding]
         hidden = embedding.shape[1]
         ropes = (RopeStruct * max(1, len(self._tables)))(
             *(
@@ -365,7 +386,8 @@ class PackedWeights:
 
     def _is_tied(self) -> bool:
         """Whether the head's panels can serve as the embedding."""
-        head, embedding = self._recipe.head, self._parameters[self._recipe.embedding]
+        head = self._recipe.head
+        embedding = self._parameters[self._recipe.embedding]
         is_same = self._parameters[head.weight].data_ptr() == embedding.data_ptr()
         is_whole = head.rows.start == 0 and head.rows.count == embedding.shape[0]
         return is_same and is_whole and self._quantize is None
@@ -381,8 +403,10 @@ class PackedWeights:
         return self._packer.matrix(columns, format_name)
 
     def _layer(self, layer: Layer) -> LayerStruct:
-        attention, hidden = layer.attention, layer.attention.output.rows.count
-        query, key = attention.query, attention.key
+        attention = layer.attention
+        hidden = layer.attention.output.rows.count
+        query = attention.query
+        key = attention.key
         struct = LayerStruct(
             attention_norm=self._norm(layer.attention_norm, hidden),
             query_norm=self._head_norm(attention, query, attention.num_heads),
@@ -444,10 +468,8 @@ class PackedWeights:
         )
 
     def _experts(self, moe: Moe) -> "ctypes._Pointer[ExpertsStruct]":
-        ins, outs = (
-            (MatrixStruct * moe.num_experts)(),
-            (MatrixStruct * moe.num_experts)(),
-        )
+        ins = (MatrixStruct * moe.num_experts)()
+        outs = (MatrixStruct * moe.num_experts)()
         for index in range(moe.num_experts):
             columns = self._expert(moe, moe.gate_up, moe.gate_up_bias, index)
             ins[index] = self._packed(_in_panels(columns, moe.layout))
@@ -503,7 +525,8 @@ class PackedWeights:
         weights = self._row(norm.weights, row_len, default=1.0 - norm.plus_one) + norm.plus_one
         biases = self._row(norm.biases, row_len, default=0.0)
         if order is not None:
-            weights, biases = weights[order], biases[order]
+            weights = weights[order]
+            biases = biases[order]
         return NormStruct(
             kind=NORM_KINDS[norm.kind],
             width=norm.width,

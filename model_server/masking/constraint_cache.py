@@ -116,7 +116,8 @@ class ConstraintCache:
             vocabulary = Vocabulary.load(folder / "tokenizer.json", vocab_size, end_ids)
             _log.info(
                 "read a vocabulary of %d tokens in %.1f s",
-                *(len(vocabulary.tokens), time.monotonic() - began_s),
+                len(vocabulary.tokens),
+                time.monotonic() - began_s,
             )
             self._loading.set_result(Compiler(vocabulary, max_bytes=self._max_bytes))
         except ConstraintError as error:

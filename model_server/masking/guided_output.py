@@ -112,7 +112,8 @@ class GuidedOutput:
 
         Sets `fill_ns`, the time that it took, and `computed_ns`, the CPU time.
         """
-        began_ns, began_cpu_ns = time.perf_counter_ns(), time.thread_time_ns()
+        began_ns = time.perf_counter_ns()
+        began_cpu_ns = time.thread_time_ns()
         words = self.words
         self._present_guide.fill(words)
         self._present_guide.prepare_search()

@@ -16,18 +16,6 @@ and the cores are busy with that.
 A step waits a moment for late masks, and goes on without the rest: those rows sample in a later
 step, from the logits of the same token, so that the output does not depend on it. Rows without a
 constraint are not in here. Rank 0 alone has a scheduler.
-
-The thread pool that makes masks, with a bound on how long a step waits for one of its jobs.
-
-    device's thread:  submit ... forward ............ wait -> sample -> submit ...
-    workers:                 | job | job | job ... |
-    a detached worker:                   | job, with a smaller share of the core ......... |
-
-A job cannot be stopped. When it takes longer than a step waits, its worker is detached: it gets a
-lower priority and is replaced, so that other jobs go on. It does not get the idle class: a mask is
-made under the lock of its language, which other outputs of that language wait for, and on a busy
-machine an idle thread would hold it (0.5 s measured). Threads start with the first job. The pool
-knows neither guides nor masks.
 """
 
 import sys
@@ -114,7 +102,18 @@ class _MaskWorker(threading.Thread):
 
 
 class MaskThreadPool:
-    """`num_threads` threads for jobs; one thread submits and waits."""
+    """`num_threads` threads for jobs; one thread submits, and bounds how long a step waits.
+
+        device's thread:  submit ... forward ............ wait -> sample -> submit ...
+        workers:                 | job | job | job ... |
+        a detached worker:                   | job, with a smaller share of the core ......... |
+
+    A job cannot be stopped. When it takes longer than a step waits, its worker is detached: it gets
+    a lower priority and is replaced, so that other jobs go on. It does not get the idle class: a
+    mask is made under the lock of its language, which other outputs of that language wait for, and
+    on a busy machine an idle thread would hold it (0.5 s measured). Threads start with the first
+    job. The pool knows neither guides nor masks.
+    """
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
@@ -175,17 +174,31 @@ class MaskThreadPool:
 # How long a step waits for a late mask: with other rows to sample, and without any, where the next
 # forward alone would be delayed.
 HOLD_S = 0.005
+
+
 _HOLD_ALONE_S = 0.02
+
+
 # How long the device's thread makes masks between two steps.
 _QUICK_NS = 2_000_000
+
+
 # A step waits for so many slow masks, one after the other, at most.
 _MAX_HOLDS = 4
+
+
 # Time limits of a mask, and of the first one with the compiling before it. Engines bound their own
 # steps far below, and no step waits: the limits are for engines that hang. A detached worker runs
 # at the lowest priority, which on a busy machine is a small part of a core.
 FILL_LIMIT_S = 10.0
+
+
 OPEN_LIMIT_S = 20.0
+
+
 _REPLAY_LIMIT_S = 0.002  # in addition, for each token of output that is replayed
+
+
 _NONE: frozenset[int] = frozenset()
 
 
@@ -263,7 +276,9 @@ class MaskScheduler:
         """Start the guide of a constrained request; an error fails its first mask."""
         if new.constraint is None:
             return
-        constraint, request_id, stop = new.constraint, new.request_id, new.stop
+        constraint = new.constraint
+        request_id = new.request_id
+        stop = new.stop
         stop_ids = frozenset(stop.stop_token_ids)
         written_len = len(new.token_ids) - new.prompt_len
         output = GuidedOutput(
@@ -291,7 +306,8 @@ class MaskScheduler:
 
     def make_quick(self) -> None:
         """Make masks on the device's thread, for 2 ms at most; submit the rest to the workers."""
-        quick, self._quick = self._quick, []
+        quick = self._quick
+        self._quick = []
         until_ns = time.perf_counter_ns() + _QUICK_NS
         for output in quick:
             if self._outputs.get(output.request_id) is not output:
@@ -379,7 +395,8 @@ class MaskScheduler:
 
     def _guide(self, new: NewSequence, constraint: OutputConstraint) -> OutputConstraintState:
         """Runs on a worker. Raises ConstraintError."""
-        stop, logprobs = new.stop, new.logprobs
+        stop = new.stop
+        logprobs = new.logprobs
         key = GuideKey(
             constraint,
             Budget(stop.max_new_tokens, stop.min_new_tokens, constraint.cuts),

@@ -3,15 +3,10 @@
 It runs small models of the reader's and real checkpoints alike: weights may be stored in bfloat16
 while it computes in float32, and no more than a piece of one is converted at a time.
 
-Cosines and sines of positions, from the rotary modules of a transformers model.
-
-Frequencies come in a dozen kinds (linear, yarn, longrope, ...), and the modules that make them are
-part of the model anyway. An executor asks them once, for a table of all positions.
-
-The pieces of a recipe in plain torch: norms, linear layers, rotations, MLPs, experts.
-
-Each takes and gives [num_tokens, width] and computes in its input's dtype; weights that are stored
-in another are converted where they are used, as few at a time as there can be.
+Its pieces (norms, linear layers, rotations, MLPs, experts) take and give [num_tokens, width] and
+compute in their input's dtype. Cosines and sines come from the rotary modules of the transformers
+model: frequencies come in a dozen kinds (linear, yarn, longrope, ...), and the modules that make
+them are part of the model anyway. An executor asks them once, for a table of all positions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +62,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
 }
+
+
 CLAMPED = "clamped_swiglu"  # no product activation(gate) * up
+
 
 _MAX_ROWS = 16384  # of a weight that is converted at once
 
@@ -101,7 +99,8 @@ def multiply(linear: Linear, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor
     bias = None if linear.bias is None else weights[linear.bias].to(x.dtype)
     if linear.rows.count != weight.shape[0]:
         rows = linear.rows.indices()
-        weight, bias = weight[rows], None if bias is None else bias[rows]
+        weight = weight[rows]
+        bias = None if bias is None else bias[rows]
     product = torch.cat([F.linear(x, part.to(x.dtype)) for part in weight.split(_MAX_ROWS)], -1)
     return product if bias is None else product + bias
 
@@ -109,12 +108,14 @@ def multiply(linear: Linear, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, pairing: str) -> Tensor:
     """x [num_tokens, heads, dim], cos and sin [num_tokens, n / 2]; what lies beyond n stays."""
     turned, rest = x.split((2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]), -1)
-    cos, sin = cos.to(x.dtype).unsqueeze(-2), sin.to(x.dtype).unsqueeze(-2)
+    cos = cos.to(x.dtype).unsqueeze(-2)
+    sin = sin.to(x.dtype).unsqueeze(-2)
     if pairing == "half":
         first, second = turned.chunk(2, -1)
         turned = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     else:
-        first, second = turned[..., ::2], turned[..., 1::2]
+        first = turned[..., ::2]
+        second = turned[..., 1::2]
         pairs = (first * cos - second * sin, second * cos + first * sin)
         turned = torch.stack(pairs, -1).flatten(-2)
     return torch.cat((turned, rest), -1)
@@ -127,7 +128,8 @@ def activate(layout: str, activation: str, inner: Tensor) -> Tensor:
     is_paired = layout == "gate_up_pairs"
     gate, up = (inner[..., ::2], inner[..., 1::2]) if is_paired else inner.chunk(2, -1)
     if activation == CLAMPED:
-        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+        gate = gate.clamp(max=7.0)
+        up = up.clamp(-7.0, 7.0)
         return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
     return ACTIVATIONS[activation](gate) * up
 
@@ -230,7 +232,8 @@ class DenseTorch:
         k = self._head(attention.key, attention.head_dim, x, angles)
         v = multiply(attention.value, x, self._weights).unflatten(-1, (attention.num_kv_heads, -1))
         num_shared = attention.num_heads // attention.num_kv_heads
-        k, v = k.repeat_interleave(num_shared, 1), v.repeat_interleave(num_shared, 1)
+        k = k.repeat_interleave(num_shared, 1)
+        v = v.repeat_interleave(num_shared, 1)
         answers = [
             self._attend(attention, *(part.transpose(0, 1) for part in sequence))
             for sequence in zip(*(part.split(list(lens)) for part in (q, k, v)), strict=True)

@@ -114,7 +114,8 @@ def require_near(actual: Tensor, native: Tensor, exact: Tensor, dtype: torch.dty
     than transformers by more than a little, or if transformers itself is far from it: then the
     recipe is wrong.
     """
-    error, native_error = relative_error(actual, exact), relative_error(native, exact)
+    error = relative_error(actual, exact)
+    native_error = relative_error(native, exact)
     if not native_error <= MAX_ERRORS[native.dtype]:
         raise Unreadable(
             f"the loaded weights give other logits (relative error {native_error:.2g})"

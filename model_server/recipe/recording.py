@@ -3,9 +3,8 @@
 Of transformers it knows the attention function, the layer index and the keyword arguments that
 layers are handed, nothing of any model.
 
-Numbers of a formula, measured in the small model and found again in the real model's config.
-
-A scalar is 1, or a number of the config, its inverse or its root. The small config makes the ones
+Numbers of a formula are measured in the small model and found again in the real model's config: a
+scalar is 1, or a number of the config, its inverse or its root. The small config makes the ones
 that it changes unlike all others, so that a number says where it comes from.
 """
 
@@ -23,15 +22,25 @@ from model_server.recipe.recipe import Unreadable
 from model_server.recipe.small import NO_SCALARS, numbers
 
 NUM_TOKENS = 19  # unlike the sizes of a small model
+
+
 _TOLERANCE = 3e-5  # of the root mean square, in float32
+
+
 _RECORDED = "tandem_recorded"
+
+
 _EAGER = "eager"
+
+
 # Arguments of an attention function that change nothing in what a causal decoder attends to, and
 # those that a recipe has.
 _HARMLESS = frozenset(
     "dropout position_ids use_cache output_attentions output_hidden_states output_router_logits"
     " is_causal cache_position".split()
 )
+
+
 _KNOWN = _HARMLESS | {"scaling", "sliding_window", "softcap", "s_aux"}
 
 

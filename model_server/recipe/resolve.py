@@ -125,7 +125,8 @@ class _Resolver:
         norm = head.norm
         if norm is not None:
             width = head_dim if norm.width == small_dim else linear.rows.count
-            weights, biases = self._each(norm.weights), self._each(norm.biases)
+            weights = self._each(norm.weights)
+            biases = self._each(norm.biases)
             eps = self._eps(norm)
             norm = replace(norm, width=width, eps=eps, weights=weights, biases=biases)
         return replace(head, linear=linear, norm=norm)

@@ -19,7 +19,8 @@ from model_server.zoo import build_small
 TOP_KS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
 _HEAD_DIM = 40  # and its multiples: every usual share of it that is rotated is even
 # Heads and heads of keys, where several share one.
-_NUM_HEADS, _NUM_KV_HEADS = 6, 3
+_NUM_HEADS = 6
+_NUM_KV_HEADS = 3
 _SIZES = {
     "intermediate_size": 104,
     "ffn_dim": 104,
@@ -37,7 +38,8 @@ _SIZES = {
     "eos_token_id": 0,
     **dict.fromkeys(TOP_KS, 3),
 }
-_LOUDNESS, _SHARE_OF_LOUD = 8.0, 0.06
+_LOUDNESS = 8.0
+_SHARE_OF_LOUD = 0.06
 # What no formula of a scalar knows: counts that many numbers equal by chance.
 NO_SCALARS = frozenset((*_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim"))
 
@@ -96,8 +98,10 @@ def _narrow_sizes(text: Any, taken: set[float]) -> None:
 
 
 def _narrow_heads(text: Any, taken: set[float]) -> None:
-    num_heads, num_kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None)
-    small_heads, small_kv_heads = _NUM_HEADS, _NUM_KV_HEADS
+    num_heads = text.num_attention_heads
+    num_kv_heads = getattr(text, "num_key_value_heads", None)
+    small_heads = _NUM_HEADS
+    small_kv_heads = _NUM_KV_HEADS
     if num_kv_heads in (None, 1, num_heads):
         small_heads = 5
         small_kv_heads = 1 if num_kv_heads == 1 < num_heads else small_heads

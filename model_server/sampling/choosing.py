@@ -1,19 +1,13 @@
-"""One token for each row of a group, and the log-probabilities to report, in one transfer.
+"""The choice of one token for each row of a group, with the log-probabilities to report.
 
-Prompt tokens are scored here as well.
+    CPU:   by native/sample.cpp          edits by torch and numpy
+    CUDA:  by Triton's kernels           edits by Triton's kernels
+    else, and what those do not know (typical decoding, alternatives to report): by torch
 
-Chooses tokens by `native/sample.cpp`: the same as by torch, for rows on the CPU.
-
-What it does not know (typical decoding, alternatives to report) stays with torch.
-
-The fastest ways to sample that a device has, with torch where there is none.
-
-CPU:   choose by the native library    edit by torch and numpy
-CUDA:  choose by Triton's kernels      edit by Triton's kernels
+All choose the same tokens. Prompt tokens are scored here as well.
 """
 
 import ctypes
-import importlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,64 +34,6 @@ from model_server.sampling.plan import Group, Kind, Top
 from native.library import NativeUnavailable, Threads, load_native
 from proto.contract import TopToken
 
-# Prompt rows scored at once: 64 rows of 128 000 tokens are 33 MB in float32.
-_ROWS_AT_ONCE = 64
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScore:
-    """The log-probability of one prompt token, and the most likely tokens in its place.
-
-    NaN where the model's logits hold NaN or +inf.
-    """
-
-    logprob: float
-    top_tokens: tuple[TopToken, ...] = ()
-
-
-def padded_width(vocab_size: int) -> int:
-    """Columns of a row of scores: the vocabulary, rounded up to whole chunks."""
-    return -(-vocab_size // CHUNK_LEN) * CHUNK_LEN
-
-
-def pad_rows(rows: Tensor) -> Tensor:
-    """[n, vocab_size] with -inf up to whole chunks."""
-    missing = padded_width(rows.shape[-1]) - rows.shape[-1]
-    return functional.pad(rows, (0, missing), value=-torch.inf) if missing else rows
-
-
-def top_logprobs(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Ids and log-probabilities of the `count` best of each row, by logprob, then by id.
-
-    logprobs: [n, width], width a multiple of CHUNK_LEN, -inf beyond the vocabulary. Filtered
-    tokens have -inf too, and come last when fewer than `count` were left. Both [n, count].
-    """
-    ids = top_ids(logprobs, count)
-    return ids, logprobs.gather(-1, ids)
-
-
-def score_tokens(
-    logits: Tensor, token_ids: Sequence[int], num_top_tokens: int = 0
-) -> list[PromptScore]:
-    """The score of token_ids[i] in row i of the model's logits, [num_tokens, vocab_size].
-
-    num_top_tokens: alternatives to report beside each token, at most the vocabulary.
-    """
-    scores: list[PromptScore] = []
-    count = min(num_top_tokens, logits.shape[-1])
-    for start in range(0, len(token_ids), _ROWS_AT_ONCE):
-        rows = logits[start : start + _ROWS_AT_ONCE]
-        tokens = torch.tensor(token_ids[start : start + _ROWS_AT_ONCE], device=logits.device)
-        scored = torch.log_softmax(rows, -1, dtype=torch.float32)
-        logprobs = scored.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).tolist()
-        if count == 0:
-            scores += map(PromptScore, logprobs)
-            continue
-        ids, values = top_logprobs(pad_rows(scored), count)
-        for logprob, *top in zip(logprobs, ids.tolist(), values.tolist(), strict=True):
-            scores.append(PromptScore(logprob, tuple(map(TopToken, *top))))
-    return scores
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopLogprobs:
@@ -106,16 +42,6 @@ class TopLogprobs:
     top: Top
     token_ids: Tensor  # [num_top_rows, most that any of them wants]
     logprobs: Tensor  # the same
-
-
-def best_of(logprobs: Tensor, top: Top) -> TopLogprobs:
-    """Alternatives among these log-probabilities [num_top_rows, width], see `top_logprobs`."""
-    return TopLogprobs(top, *top_logprobs(logprobs, top.max_count))
-
-
-def take(rows: Tensor, which: Tensor | None) -> Tensor:
-    """The rows `which`, or all of them without a copy."""
-    return rows if which is None else rows.index_select(0, which)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,6 +146,37 @@ def _spread(found: Candidates, log_total: Tensor, width: int, rows: Tensor | Non
     return whole.scatter_(-1, take(found.token_ids, rows), logprobs)
 
 
+def take(rows: Tensor, which: Tensor | None) -> Tensor:
+    """The rows `which`, or all of them without a copy."""
+    return rows if which is None else rows.index_select(0, which)
+
+
+def padded_width(vocab_size: int) -> int:
+    """Columns of a row of scores: the vocabulary, rounded up to whole chunks."""
+    return -(-vocab_size // CHUNK_LEN) * CHUNK_LEN
+
+
+def pad_rows(rows: Tensor) -> Tensor:
+    """[n, vocab_size] with -inf up to whole chunks."""
+    missing = padded_width(rows.shape[-1]) - rows.shape[-1]
+    return functional.pad(rows, (0, missing), value=-torch.inf) if missing else rows
+
+
+def top_logprobs(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Ids and log-probabilities of the `count` best of each row, by logprob, then by id.
+
+    logprobs: [n, width], width a multiple of CHUNK_LEN, -inf beyond the vocabulary. Filtered
+    tokens have -inf too, and come last when fewer than `count` were left. Both [n, count].
+    """
+    ids = top_ids(logprobs, count)
+    return ids, logprobs.gather(-1, ids)
+
+
+def best_of(logprobs: Tensor, top: Top) -> TopLogprobs:
+    """Alternatives among these log-probabilities [num_top_rows, width], see `top_logprobs`."""
+    return TopLogprobs(top, *top_logprobs(logprobs, top.max_count))
+
+
 _SOURCE = Path(__file__).parents[1] / "native" / "sample.cpp"
 
 
@@ -321,8 +278,47 @@ def by_kernels(vocab_size: int, device: torch.device, max_rows: int) -> Sampling
 
     Raises ImportError where Triton is missing.
     """
-    choosing = importlib.import_module("model_server.sampling.triton")
-    editing = importlib.import_module("model_server.sampling.triton")
-    choose: Choose = choosing.TritonChooser(device, max_rows)
-    edits: Edits = editing.TritonEdits(vocab_size, device, max_rows)
-    return SamplingWays(choose, edits)
+    from model_server.sampling.triton import (  # noqa: PLC0415 - Triton is optional
+        TritonChooser,
+        TritonEdits,
+    )
+
+    return SamplingWays(TritonChooser(device, max_rows), TritonEdits(vocab_size, device, max_rows))
+
+
+# Prompt rows scored at once: 64 rows of 128 000 tokens are 33 MB in float32.
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScore:
+    """The log-probability of one prompt token, and the most likely tokens in its place.
+
+    NaN where the model's logits hold NaN or +inf.
+    """
+
+    logprob: float
+    top_tokens: tuple[TopToken, ...] = ()
+
+
+def score_tokens(
+    logits: Tensor, token_ids: Sequence[int], num_top_tokens: int = 0
+) -> list[PromptScore]:
+    """The score of token_ids[i] in row i of the model's logits, [num_tokens, vocab_size].
+
+    num_top_tokens: alternatives to report beside each token, at most the vocabulary.
+    """
+    scores: list[PromptScore] = []
+    count = min(num_top_tokens, logits.shape[-1])
+    for start in range(0, len(token_ids), _ROWS_AT_ONCE):
+        rows = logits[start : start + _ROWS_AT_ONCE]
+        tokens = torch.tensor(token_ids[start : start + _ROWS_AT_ONCE], device=logits.device)
+        scored = torch.log_softmax(rows, -1, dtype=torch.float32)
+        logprobs = scored.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).tolist()
+        if count == 0:
+            scores += map(PromptScore, logprobs)
+            continue
+        ids, values = top_logprobs(pad_rows(scored), count)
+        for logprob, *top in zip(logprobs, ids.tolist(), values.tolist(), strict=True):
+            scores.append(PromptScore(logprob, tuple(map(TopToken, *top))))
+    return scores

@@ -1,31 +1,26 @@
-"""Top-k, top-p, min-p and typical sampling: the tokens that rows may draw from, with their weights.
-
-No vocabulary is sorted as a whole. Rows are searched among so many candidates as their filters make
-likely to suffice. Rows where that fails are `short`: their result means nothing, and they are asked
-again with the whole vocabulary. It knows scores and filters, neither requests nor uniform numbers.
-
-The weights of a row's tokens, in whole numbers whose sums are exact in any order.
+"""The tokens that rows may draw from, by top-k, top-p, min-p and typical decoding, and the draw.
 
     score -> weight = e^(score - largest score), of additions and multiplications alone
           -> mass   = the weight in units of 2**-bits, rounded
-
-So a draw has the same bits on any device, for any width of the row and any number of threads, and
-`native/sample.cpp` and `kernels/token_masses.py` make the same one: change all or none.
-
-The random draw: uniform numbers by (seed, position), and one token from each row of masses.
-
-Philox 4x32-10, a counter-based generator, keeps no state, so that a token's draw is the same alone,
-in a batch, after a preemption and after a restart. It runs in numpy on the host, where seeds and
-positions are known before the logits are.
-(Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.)
-
-The token is found by the inverse of the cumulative distribution. Masses are whole numbers, whose
-sums are exact (masses.py), so the token does not depend on the order of summation: not on the row's
-width, the rows beside it, the number of threads or the device.
+          -> token  = the first whose cumulative mass exceeds the target
 
     masses:      | 3 | 0 | 5 | 1 |      total 9
     cumulative:    3   3   8   9        target = floor(uniform * total) in 0..8
-    token:         the first whose cumulative mass exceeds the target, so never one of mass 0
+
+Masses are whole numbers whose sums are exact in any order. So a token is the same on any device,
+for any width of the row, beside any rows and on any number of threads; one of mass 0 is never
+drawn. `native/sample.cpp` and `sampling/triton.py` make the same masses: change all or none.
+
+No vocabulary is sorted as a whole. Rows are searched among so many candidates as their filters make
+likely to suffice. Rows where that fails are `short`: their result means nothing, and they are asked
+again with the whole vocabulary.
+
+Uniform numbers depend on (seed, position) alone, by Philox 4x32-10, a counter-based generator that
+keeps no state: a token's draw is the same alone, in a batch, after a preemption and after a
+restart. They are made by numpy on the host, where seeds and positions are known before the logits.
+(Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011.)
+
+It knows scores and filters, no requests.
 """
 
 from dataclasses import dataclass
@@ -38,8 +33,13 @@ from torch import Tensor
 # Doubles hold whole numbers exactly up to here.
 EXACT_BITS = 53
 
+
 LOWEST = -87.3  # below it the result would be subnormal, and is 0
+
+
 ROUND = 12582912.0  # 1.5 * 2**23: adding it leaves the integer in the low bits
+
+
 # Of Cephes' expf.
 COEFFICIENTS = (
     1.9875691500e-4,
@@ -81,6 +81,7 @@ def exp_weights(log_weights: Tensor) -> Tensor:
 
 # Tokens in a chunk: the unit in which wide rows are first reduced, then looked into.
 CHUNK_LEN = 64
+
 
 # Up to here torch.topk, which uses all threads, beats numpy's partition, which uses one.
 _MAX_TOPK = 64
@@ -191,7 +192,8 @@ def cut_prefix(ordered: Tensor, filters: Filters, bits: int, total: Tensor | Non
 
     Tokens equal to the k-th stay, as in TopKLogitsWarper.
     """
-    kth, num_tied = torch.full_like(ordered[:, :1], -torch.inf), None
+    kth = torch.full_like(ordered[:, :1], -torch.inf)
+    num_tied = None
     if filters.top_k is not None:
         kth = _cut_top_k(ordered, filters.top_k.unsqueeze(-1))
     score = kth
@@ -373,10 +375,19 @@ def _unless_all(short: Tensor, token_ids: Tensor | None) -> Tensor:
 
 
 _ROUNDS = 10
+
+
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+
+
 _WEYL = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
+
+
 _LOW_WORD = np.uint64(0xFFFFFFFF)
+
+
 _WORD_BITS = np.uint64(32)
+
 
 Words = npt.NDArray[np.uint64]
 
@@ -389,12 +400,17 @@ def philox4x32(counter: npt.ArrayLike, key: npt.ArrayLike) -> Words:
     counters = np.asarray(counter, dtype=np.uint64)
     keys = np.asarray(key, dtype=np.uint64)
     c0, c1, c2, c3 = (counters[..., word] for word in range(4))
-    k0, k1 = keys[..., 0], keys[..., 1]
+    k0 = keys[..., 0]
+    k1 = keys[..., 1]
     for _ in range(_ROUNDS):
-        left, right = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c2 = (right >> _WORD_BITS) ^ c1 ^ k0, (left >> _WORD_BITS) ^ c3 ^ k1
-        c1, c3 = right & _LOW_WORD, left & _LOW_WORD
-        k0, k1 = (k0 + _WEYL[0]) & _LOW_WORD, (k1 + _WEYL[1]) & _LOW_WORD
+        left = _MULTIPLIERS[0] * c0
+        right = _MULTIPLIERS[1] * c2
+        c0 = (right >> _WORD_BITS) ^ c1 ^ k0
+        c2 = (left >> _WORD_BITS) ^ c3 ^ k1
+        c1 = right & _LOW_WORD
+        c3 = left & _LOW_WORD
+        k0 = (k0 + _WEYL[0]) & _LOW_WORD
+        k1 = (k1 + _WEYL[1]) & _LOW_WORD
     return np.stack((c0, c1, c2, c3), axis=-1)
 
 
@@ -409,7 +425,8 @@ def uniforms(seeds: npt.NDArray[np.uint64], positions: Words) -> npt.NDArray[np.
     counter = np.stack((positions & _LOW_WORD, positions >> _WORD_BITS, zero, zero), axis=-1)
     key = np.stack((seeds & _LOW_WORD, seeds >> _WORD_BITS), axis=-1)
     words = philox4x32(counter, key)
-    high, low = words[..., 0] >> np.uint64(5), words[..., 1] >> np.uint64(6)
+    high = words[..., 0] >> np.uint64(5)
+    low = words[..., 1] >> np.uint64(6)
     return (high * np.float64(2**26) + low) * np.float64(2.0**-53)
 
 

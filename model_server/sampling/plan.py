@@ -1,17 +1,16 @@
 """The sampling plan of a step: its rows in groups, with their parameters on the device.
 
-A decode step's rows are mostly those of the step before, so a plan outlives its step. It depends on
-parameters alone and knows no scores; it goes stale when the rows change, when a row reaches its
-minimum length, and when other rows of the step have a mask.
-
     rows of the step:   0 1 2 3 4 5
     groups:             greedy: 0 3    plain: 1    filtered, 64 candidates: 2 4 5
     merged:             0 3 1 2 4 5  -> order -> 0 1 2 3 4 5
 
-The sampler's table: a row of parameters and positions for each request, on the host.
+It is made from the sampler's table: a row of parameters and positions for each request, on the
+host. All that decides a step's work is in the table, so that no step reads from the device; the
+sampler is its only mutator.
 
-It has no tensors and no scores. All that decides a step's work is here, so that no step reads from
-the device. Rows are reused; the table doubles when it is full. The sampler is its only mutator.
+A decode step's rows are mostly those of the step before, so a plan outlives its step. It depends on
+parameters alone and knows no scores; it goes stale when the rows change, when a row reaches its
+minimum length, and when other rows of the step have a mask.
 """
 
 import math
@@ -31,10 +30,13 @@ from proto.contract import LogprobParams, SamplingParams, StopParams
 # A token that is sampled again draws at another position, out of reach of any sequence.
 _REDRAW_SHIFT = np.uint64(48)
 
+
 # Draws are computed for so many positions of a row at once: Philox costs the same for 1 and for 64.
 _WINDOW_LEN = 64
 
+
 _MAX_FLOAT = float(np.finfo(np.float32).max)
+
 
 ROW = np.dtype(
     [
@@ -63,7 +65,10 @@ ROW = np.dtype(
     align=True,
 )
 
+
 Rows = npt.NDArray[np.int64]
+
+
 # Token ids and what is added to their scores, one for each.
 Additions = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
@@ -234,12 +239,19 @@ def nucleus_share(top_p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 Mask = npt.NDArray[np.bool_]
 
+
 # Candidates searched for a row. NARROW holds a top-k of up to _MAX_NARROW_TOP_K with some equal
 # scores at its end; WIDE holds the .95 of nearly every step of a trained model. A vocabulary not
 # much larger is searched as a whole, and so is a row whose top-k would not fit.
 NARROW = 64
+
+
 WIDE = 1024
+
+
 _MAX_NARROW_TOP_K = 56
+
+
 _MAX_WIDE_TOP_K = 896
 
 
@@ -431,7 +443,8 @@ class SamplingPlanner:
         members = table[places]
         filters = Filters()
         if kind in (Kind.PREFIX, Kind.TYPICAL):
-            has_top_p, has_top_k = members["top_p"] < 1.0, members["top_k"] > 0
+            has_top_p = members["top_p"] < 1.0
+            has_top_k = members["top_k"] > 0
             filters = Filters(
                 top_k=self._column(members, "top_k", has_top_k),
                 nucleus=self._column(members, "nucleus", has_top_p),

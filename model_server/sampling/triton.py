@@ -1,44 +1,23 @@
-"""Changes of scores in place: masks, biases and penalties, as those of logits_processors.py.
+"""Sampling on CUDA by Triton kernels: edits of scores, and the choice of tokens.
 
-Penalties read a table of what each sequence has used:
-
-    used[slot][token]:  | 31 ............ 1 | 0 |      0: never used
-                          count in the output   1: used before the slot was opened
-
-Edits by Triton kernels: one launch each for masks, biases and penalties.
-
-Scores after temperature, and their masses: sampling/masses.py to the last bit.
-
-Whoever calls these must be launched with enable_fp_fusion=False.
-
-What each chunk of a row contributes to the choice of its token: the largest score, the mass, and
-the candidates of filters. Grids are (chunks, rows of the group).
-
-    score of a row:      top ......................... -inf
-    depth below top:     | 0 | 1 | 2 | ... buckets of 1/8 | beyond: never a candidate
-    candidates:          |----------->  the first buckets that hold the number wanted
-
-The token of a row without filters: the best, or one drawn from the whole vocabulary.
-
-Grids are (rows of the group), after those of sample_chunks.py.
-
-Top-k, top-p and min-p of a row and its draw: filters.py and draw.py to the last bit.
-
-The smallest score that stays is found by bisection over the 32 bits of a score, whose order is that
-of integers. Each step adds up what lies above the middle: counts for top-k and min-p, masses for
-top-p. A row is listed by its candidates if the cut surely lies among them, otherwise whole.
-
-    tokens     what is listed: _listed's arguments from `row` to `unit`
-    candidates scores, masses and token ids, [CAPACITY] each, of which the first `found` count
-
-Chooses tokens by Triton kernels: the same as by torch, in two to four launches, without waiting.
-
+    edits:     one launch each for masks, biases and penalties
     greedy:    chunk_bests -> take_best
     plain:     chunk_tops -> chunk_masses -> draw_from_all
     filtered:  chunk_tops -> chunk_masses -> gather_candidates -> draw_filtered
 
-What the kernels do not know (typical decoding, alternatives to report) stays with torch.
+They make the scores, masses and tokens of edits.py, filters.py and choosing.py to the last bit, and
+never wait for the device. So whoever launches them must do so with enable_fp_fusion=False: a fused
+multiplication and addition rounds once where torch rounds twice.
+
+Grids of `chunk_...` and `gather_...` are (chunks, rows of the group): what each chunk of a row
+contributes. Those of the others are (rows of the group).
+
+    score of a row:      top ......................... -inf
+    depth below top:     | 0 | 1 | 2 | ... buckets of 1/8 | beyond: never a candidate
+    candidates:          |----------->  the first buckets that hold the number wanted
 """
+
+# mypy: disable-error-code="no-untyped-def"
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,9 +36,6 @@ from model_server.sampling.filters import Filters, mass_bits
 from model_server.sampling.plan import WIDE, Bias, Group, Kind, Penalties
 from model_server.staging import PinnedStaging
 from model_server.triton_launch import Launch, launch, padded
-
-# mypy: disable-error-code="no-untyped-def"
-
 
 BITS_PER_WORD = tl.constexpr(32)
 
@@ -128,12 +104,19 @@ def count_output(used, slots, tokens, counts, vocab_size, num_tokens, BLOCK: tl.
 
 
 _CHUNK = 4096  # of a row: what one program edits
+
+
 _BLOCK = 256
+
+
 _MIN_SLOTS = 4
 
 
 class UsedTokens:
-    """The table that penalties read, see py: [num_slots, vocab_size] int32.
+    """The table that penalties read, what each sequence has used: [num_slots, vocab_size] int32.
+
+        used[slot][token]:  | 31 ............ 1 | 0 |      0: never used
+                              count in the output   1: used before the slot was opened
 
     It grows by doubling, beyond what was reserved. Its size does not depend on the lengths of
     sequences.
@@ -189,7 +172,10 @@ class UsedTokens:
         self._launch(
             count_output,
             (-(-len(slots) // _BLOCK),),
-            *(self.table, *columns, self._vocab_size, len(slots)),
+            self.table,
+            *columns,
+            self._vocab_size,
+            len(slots),
             BLOCK=_BLOCK,
         )
 
@@ -224,7 +210,11 @@ class TritonEdits:
         self._run(
             mask_scores,
             self._chunks(scores, num_rows),
-            *(scores, masks.words, rows, scores.shape[-1], num_words),
+            scores,
+            masks.words,
+            rows,
+            scores.shape[-1],
+            num_words,
             CHUNK=_CHUNK,
         )
 
@@ -234,7 +224,12 @@ class TritonEdits:
         self._run(
             add_biases,
             (-(-num_places // _BLOCK),),
-            *(scores, bias.rows, bias.token_ids, bias.values, scores.shape[-1], num_places),
+            scores,
+            bias.rows,
+            bias.token_ids,
+            bias.values,
+            scores.shape[-1],
+            num_places,
             BLOCK=_BLOCK,
         )
 
@@ -247,9 +242,17 @@ class TritonEdits:
         self._run(
             penalise_used,
             self._chunks(scores, num_rows),
-            *(scores, self.history.table, penalties.rows, penalties.slots, penalties.repetition),
-            *(presence, frequency, scores.shape[-1], self._vocab_size),
-            *(presence.stride(0), frequency.stride(0)),
+            scores,
+            self.history.table,
+            penalties.rows,
+            penalties.slots,
+            penalties.repetition,
+            presence,
+            frequency,
+            scores.shape[-1],
+            self._vocab_size,
+            presence.stride(0),
+            frequency.stride(0),
             CHUNK=_CHUNK,
         )
 
@@ -268,13 +271,17 @@ class TritonEdits:
         return self._places[:num_rows]
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 _LOWEST = tl.constexpr(filters.LOWEST)
+
+
 _ROUND = tl.constexpr(filters.ROUND)
+
+
 _C0, _C1, _C2, _C3, _C4, _C5 = map(tl.constexpr, filters.COEFFICIENTS)
+
+
 _WHOLE = tl.constexpr(2.0**23)  # float32 of at least this are whole
+
 
 _LOWER_BITS = tl.constexpr(0x7FFFFFFF)
 
@@ -330,10 +337,9 @@ def score_of(key):
     return tl.where(bits >= 0, bits, bits ^ _LOWER_BITS).to(tl.float32, bitcast=True)
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 NO_TOKEN = tl.constexpr(2**31 - 1)
+
+
 _PER_UNIT = tl.constexpr(8)  # buckets of a score's unit
 
 
@@ -343,7 +349,8 @@ def chunk_bests(scores, rows, tops, bests, sums, width, CHUNK: tl.constexpr):
 
     sums: [rows, chunks] float64, relative to the chunk's own largest score
     """
-    chunk, index = tl.program_id(0), tl.program_id(1)
+    chunk = tl.program_id(0)
+    index = tl.program_id(1)
     row = scores + tl.load(rows + index) * width
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
     score = scaled(row, tokens, width, None)
@@ -358,7 +365,8 @@ def chunk_bests(scores, rows, tops, bests, sums, width, CHUNK: tl.constexpr):
 @triton.jit
 def chunk_tops(scores, rows, temperatures, tops, width, CHUNK: tl.constexpr):
     """The largest score after temperature."""
-    chunk, index = tl.program_id(0), tl.program_id(1)
+    chunk = tl.program_id(0)
+    index = tl.program_id(1)
     row = scores + tl.load(rows + index) * width
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
     score = scaled(row, tokens, width, tl.load(temperatures + index))
@@ -384,7 +392,8 @@ def chunk_masses(
 
     masses: [rows, chunks] float64; counts: [rows, chunks, BUCKETS] int32
     """
-    chunk, index = tl.program_id(0), tl.program_id(1)
+    chunk = tl.program_id(0)
+    index = tl.program_id(1)
     row = scores + tl.load(rows + index) * width
     tokens = chunk * CHUNK + tl.arange(0, CHUNK)
     top = row_top(tops, index, num_chunks, CHUNKS_PAD)
@@ -412,8 +421,10 @@ def gather_candidates(
     num_found: [rows] int32, how many they are, or 0 for more than CAPACITY. The other three are
     [rows, CAPACITY].
     """
-    chunk, index = tl.program_id(0), tl.program_id(1)
-    chunks, buckets = tl.arange(0, CHUNKS_PAD), tl.arange(0, BUCKETS)
+    chunk = tl.program_id(0)
+    index = tl.program_id(1)
+    chunks = tl.arange(0, CHUNKS_PAD)
+    buckets = tl.arange(0, BUCKETS)
     table = tl.load(
         counts + (index * num_chunks + chunks)[:, None] * BUCKETS + buckets[None, :],
         mask=(chunks < num_chunks)[:, None],
@@ -441,15 +452,13 @@ def gather_candidates(
     tl.store(found_tokens + out, tokens, mask=chosen)
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 @triton.jit
 def take_best(tops, bests, sums, drawn, logprobs, num_chunks, CHUNKS_PAD: tl.constexpr):
     """The first of the largest scores."""
     index = tl.program_id(0)
     chunks = tl.arange(0, CHUNKS_PAD)
-    at, inside = index * num_chunks + chunks, chunks < num_chunks
+    at = index * num_chunks + chunks
+    inside = chunks < num_chunks
     tops_of = tl.load(tops + at, mask=inside, other=float("-inf"))
     top = tl.max(tops_of, 0)
     firsts = tl.load(bests + at, mask=inside & (tops_of == top), other=NO_TOKEN)
@@ -498,12 +507,13 @@ def logprob_of(score, top, total, unit):
     return tl.minimum(logprob, 0.0).to(tl.float64)
 
 
-# mypy: disable-error-code="no-untyped-def"
-
-
 # The mass of what is no candidate is below the least candidate's, but for errors of the weights.
 _SURELY_LESS = tl.constexpr(0.98)
+
+
 _ALL_TIED = tl.constexpr(2**31 - 1)
+
+
 _LOWEST_KEY = tl.constexpr(-(2**31) + (2**23 - 1))  # of -inf
 
 
@@ -514,7 +524,16 @@ def draw_filtered(
     width, num_chunks, unit, top_k_stride, nucleus_stride, min_p_stride,
     CAPACITY: tl.constexpr, TILE: tl.constexpr, CHUNKS_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows of the group): one token, and its log-probability among those that are left."""
+    """Grid (rows of the group): one token, and its log-probability among those that are left.
+
+    The smallest score that stays is found by bisection over the 32 bits of a score, whose order is
+    that of integers. Each step adds up what lies above the middle: counts for top-k and min-p,
+    masses for top-p. A row is listed by its candidates if the cut surely lies among them, otherwise
+    whole.
+
+        tokens      what is listed: _listed's arguments from `row` to `unit`
+        candidates  scores, masses and token ids, [CAPACITY] each, of which the first `found` count
+    """
     index = tl.program_id(0)
     chunks = tl.arange(0, CHUNKS_PAD)
     by_chunk = tl.load(masses + index * num_chunks + chunks, mask=chunks < num_chunks, other=0.0)
@@ -528,11 +547,14 @@ def draw_filtered(
         tl.load(nuclei + index * nucleus_stride),
         tl.load(min_ps + index * min_p_stride) * unit,
     )
-    place, top = tl.load(rows + index), row_top(tops, index, num_chunks, CHUNKS_PAD)
+    place = tl.load(rows + index)
+    top = row_top(tops, index, num_chunks, CHUNKS_PAD)
     found = tl.load(num_found + index)
-    found_scores, found_masses = found_scores + index * CAPACITY, found_masses + index * CAPACITY
+    found_scores = found_scores + index * CAPACITY
+    found_masses = found_masses + index * CAPACITY
     enough = _is_enough(found_masses, found, filters, total, TILE)
-    row, temperature = scores + place * width, tl.load(temperatures + index)
+    row = scores + place * width
+    temperature = tl.load(temperatures + index)
     length = tl.where(enough, found, width)
     tokens = (row, temperature, found_scores, found_masses, length, enough, width, top, unit)
 
@@ -589,7 +611,8 @@ def _is_enough(found_masses, found, filters, total, TILE: tl.constexpr):
 def _cut(tokens, filters, total, highest, TILE: tl.constexpr):
     """The key of the smallest score that stays, and how many of those equal to it stay."""
     top_k, nucleus, least = filters
-    low, num_tied = tl.zeros((), tl.int64) + _LOWEST_KEY, tl.zeros((), tl.int32) + _ALL_TIED
+    low = tl.zeros((), tl.int64) + _LOWEST_KEY
+    num_tied = tl.zeros((), tl.int32) + _ALL_TIED
     if top_k > 0:
         low = _search(tokens, low, highest, top_k.to(tl.float64), TILE, BY_MASS=False)
     if nucleus < 1.0:
@@ -645,7 +668,8 @@ def _search(tokens, low, high, target, TILE: tl.constexpr, BY_MASS: tl.constexpr
 @triton.jit
 def _around(tokens, cut, TILE: tl.constexpr):
     """The mass above a score, that of each token of this score, and how many there are."""
-    above, each = tl.zeros((), tl.float64), tl.zeros((), tl.float32)
+    above = tl.zeros((), tl.float64)
+    each = tl.zeros((), tl.float32)
     num_equal = tl.zeros((), tl.int32)
     for start in range(0, tokens[4], TILE):
         score, mass = _listed(tokens, start + tl.arange(0, TILE))
@@ -663,7 +687,8 @@ def _first_above(tokens, cut, num_going, target, TILE: tl.constexpr):
     Of the tokens equal to the cut the first `num_going` go.
     """
     lanes = tl.arange(0, TILE)
-    at, start = tl.full((), -1, tl.int32), tl.full((), 0, tl.int32)
+    at = tl.full((), -1, tl.int32)
+    start = tl.full((), 0, tl.int32)
     own = tl.zeros((), tl.float32)
     while (at < 0) & (start < tokens[4]):
         score, mass = _listed(tokens, start + lanes)
@@ -681,8 +706,14 @@ def _first_above(tokens, cut, num_going, target, TILE: tl.constexpr):
 
 # Of a row: what one program reads at a time, in the passes over chunks and in the search.
 _TILE = 2048
+
+
 _NUM_WARPS = 8
+
+
 _BUCKETS = 128
+
+
 # Candidates of a row, at most. A row whose filters keep more is searched whole.
 _CAPACITY = 4096
 
@@ -755,13 +786,23 @@ class TritonChooser:
         self._run(
             chunk_bests,
             call.grid,
-            *(call.scores, call.rows, tops, bests, sums, call.width),
+            call.scores,
+            call.rows,
+            tops,
+            bests,
+            sums,
+            call.width,
             CHUNK=_CHUNK,
         )
         self._run(
             take_best,
             (len(call.rows),),
-            *(tops, bests, sums, tokens, logprobs, call.num_chunks),
+            tops,
+            bests,
+            sums,
+            tokens,
+            logprobs,
+            call.num_chunks,
             CHUNKS_PAD=padded(call.num_chunks),
         )
 
@@ -772,8 +813,17 @@ class TritonChooser:
         self._run(
             draw_from_all,
             (len(call.rows),),
-            *(call.scores, call.rows, call.temperature, uniforms, tops, masses),
-            *(tokens, logprobs, call.width, call.num_chunks, call.unit),
+            call.scores,
+            call.rows,
+            call.temperature,
+            uniforms,
+            tops,
+            masses,
+            tokens,
+            logprobs,
+            call.width,
+            call.num_chunks,
+            call.unit,
             CHUNK=_CHUNK,
             CHUNKS_PAD=padded(call.num_chunks),
         )
@@ -782,7 +832,9 @@ class TritonChooser:
         self, call: _Call, filters: Filters, uniforms: Tensor, tokens: Tensor, logprobs: Tensor
     ) -> None:
         tops, masses, counts = self._weigh(call, num_buckets=_BUCKETS)
-        num_rows, num_chunks, unit = len(call.rows), call.num_chunks, call.unit
+        num_rows = len(call.rows)
+        num_chunks = call.num_chunks
+        unit = call.unit
         columns = [
             off.expand(num_rows) if values is None else values
             for values, off in zip(filters.of_prefixes, self._off, strict=True)
@@ -797,8 +849,17 @@ class TritonChooser:
         self._run(
             gather_candidates,
             call.grid,
-            *(call.scores, call.rows, call.temperature, columns[0], tops, counts, *found),
-            *(call.width, num_chunks, unit, strides[0]),
+            call.scores,
+            call.rows,
+            call.temperature,
+            columns[0],
+            tops,
+            counts,
+            *found,
+            call.width,
+            num_chunks,
+            unit,
+            strides[0],
             WANTED=WIDE,
             CAPACITY=_CAPACITY,
             CHUNK=_CHUNK,
@@ -808,30 +869,52 @@ class TritonChooser:
         self._run(
             draw_filtered,
             (num_rows,),
-            *(call.scores, call.rows, call.temperature, uniforms, *columns),
-            *(tops, masses, *found, tokens, logprobs),
-            *(call.width, num_chunks, unit, *strides),
+            call.scores,
+            call.rows,
+            call.temperature,
+            uniforms,
+            *columns,
+            tops,
+            masses,
+            *found,
+            tokens,
+            logprobs,
+            call.width,
+            num_chunks,
+            unit,
+            *strides,
             CAPACITY=_CAPACITY,
             TILE=_TILE,
             CHUNKS_PAD=padded(num_chunks),
         )
 
     def _weigh(self, call: _Call, num_buckets: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Each chunk's largest score, mass and counts, see sample_chunks."""
+        """Each chunk's largest score, mass and counts, see `chunk_masses`."""
         tops = call.scratch(call.num_chunks)
         masses = call.scratch(call.num_chunks, dtype=torch.float64)
         counts = call.scratch(call.num_chunks, num_buckets, dtype=torch.int32)
         self._run(
             chunk_tops,
             call.grid,
-            *(call.scores, call.rows, call.temperature, tops, call.width),
+            call.scores,
+            call.rows,
+            call.temperature,
+            tops,
+            call.width,
             CHUNK=_CHUNK,
         )
         self._run(
             chunk_masses,
             call.grid,
-            *(call.scores, call.rows, call.temperature, tops, masses, counts),
-            *(call.width, call.num_chunks, call.unit),
+            call.scores,
+            call.rows,
+            call.temperature,
+            tops,
+            masses,
+            counts,
+            call.width,
+            call.num_chunks,
+            call.unit,
             CHUNK=_CHUNK,
             CHUNKS_PAD=padded(call.num_chunks),
             BUCKETS=num_buckets,

@@ -1,6 +1,6 @@
 """Makes the tokenizer.json that a checkpoint lacks, from its sentencepiece or tiktoken files.
 
-    python -m model_server.tokenizer_conversion FOLDER TARGET [--trust-remote-code]
+    python -m model_server.checkpoint.tokenizer_conversion FOLDER TARGET [--trust-remote-code]
 
 TARGET gets all files of the tokenizer, chat templates among them. transformers converts; whether
 what comes out cuts texts as sentencepiece's own library does is tried here, since a tokenizer that
@@ -73,7 +73,7 @@ def _require_same_pieces(tokenizer: Any, path: Path) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Convert one folder's; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m model_server.tokenizer_conversion")
+    parser = argparse.ArgumentParser(prog="python -m model_server.checkpoint.tokenizer_conversion")
     parser.add_argument("folder", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--trust-remote-code", action="store_true")
