@@ -9,7 +9,7 @@ import pytest
 from bench.dry_runs import CASES, judge
 from launcher import BUNDLED_MODEL
 from tests.integration.server import launched
-from tests.model_server.test_tokenizer_conversion import sentencepiece_folder
+from tests.model_server.checkpoint.test_tokenizer_conversion import sentencepiece_folder
 
 pytestmark = pytest.mark.slow
 

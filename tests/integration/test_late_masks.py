@@ -9,7 +9,7 @@ from model_server.masking.constraint_cache import ConstraintCache
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.request import Constraint, GenerateRequest
 from tests.integration.engine import Engine, Told, running_engine
-from tests.model_server.masking.faulty import FAULTY, FaultyLanguages
+from tests.model_server.masking.shard import FAULTY, FaultyLanguages
 
 SAMPLED = SamplingParams(do_sample=True, temperature=0.9, seed=7)
 SLOW_S = 0.03

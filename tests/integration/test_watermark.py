@@ -10,7 +10,7 @@ import pytest
 
 from launcher import BUNDLED_MODEL
 from tests.integration.server import RunningServer
-from tests.model_server.sampling.detector import z_score
+from tests.model_server.sampling.cases import z_score
 
 pytestmark = pytest.mark.slow
 

@@ -35,7 +35,7 @@ DRAWS: dict[str, Draw] = {
     "facts": facts.draw,
     "unknown": chat.draw_unknown,
 }
-NUM_DRAWN = 200
+NUM_DRAWN = 100
 
 
 def drawn(draw: Draw, split: Split, count: int = NUM_DRAWN) -> list[Example]:

@@ -20,9 +20,9 @@ from proto.contract import (
     SamplingParams,
     StopParams,
 )
+from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import driver_of, load
-from tests.model_server.model import tiny_models
 
 NUM_NEW = 40
 # The output has these tokens alone, so that it repeats itself, and not always.

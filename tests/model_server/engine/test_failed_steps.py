@@ -10,10 +10,10 @@ from model_server.errors import OutOfMemory, UnknownBatch
 from model_server.executor.executor import PagedModel
 from model_server.step import StepInputs
 from proto.contract import FinishReason, LogprobParams
+from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import NUM_BLOCKS, driver_of, load, warmed_up
 from tests.model_server.engine.test_runner import PROMPT, new, token_ids
-from tests.model_server.model import tiny_models
 
 # A token whose embedding is not a number: whoever reads it has no logits. Loading tries others.
 POISONED_ID = 79

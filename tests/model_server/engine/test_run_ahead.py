@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from model_server.engine.distributed import World
 from model_server.executor.executor import PagedModel
 from proto.contract import FinishReason, LogprobParams, SamplingParams
+from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.ahead_driver import AheadDriver
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import NUM_BLOCKS, load, warmed_up
-from tests.model_server.model import tiny_models
 
 GREEDY = SamplingParams()
 DRAWN = SamplingParams(do_sample=True, temperature=1.3)

@@ -19,9 +19,9 @@ from proto.contract import (
     SamplingParams,
     StopParams,
 )
+from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.shards import NUM_BLOCKS, driver_of, load, runner_of, warmed_up
-from tests.model_server.model import tiny_models
 
 PROMPT = tuple(range(10, 30))
 

@@ -9,9 +9,9 @@ from model_server.engine.sequences import PlannedChunk, SequenceState
 from model_server.errors import InvalidStep, UnknownBatch
 from model_server.executor.executor import PagedModel
 from proto.contract import FinishReason, OutputConstraint, RunningUpdate, StopParams
+from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.shards import load, warmed_up
 from tests.model_server.engine.test_runner import new, token_ids
-from tests.model_server.model import tiny_models
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,10 @@ from model_server.step import StepInputs
 from processes.addresses import free_port
 from proto.contract import SamplingParams
 from tests.listeners import is_every_interface, listening_at
+from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import Driver
 from tests.model_server.engine.ranks import Work, on_two_ranks
 from tests.model_server.engine.shards import NUM_BLOCKS, load, warmed_up
-from tests.model_server.model import tiny_models
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_server.checkpoint.check import unfit_reason_on_cuda
 from model_server.engine.distributed import World
 from model_server.executor.dense_cuda import DecodeGraphs, batch_sizes, build_dense_cuda
-from model_server.executor.device_weights import Partition, matrices_of, undivided_reason
+from model_server.executor.device_weights import Partition, matrices_of
 from model_server.executor.layer_ops import TorchLayerOps
 from model_server.recipe.recipe import Mlp
 from model_server.step import StepInputs
@@ -163,8 +163,8 @@ def inner_lens(own: Decoder) -> tuple[int, ...]:
 
 def test_heads_that_cannot_be_divided_are_named() -> None:
     own = decoder("llama")
-    assert undivided_reason(own.recipe, inner_lens(own), 2) is None
-    reason = undivided_reason(own.recipe, inner_lens(own), 3)
+    assert unfit_reason_on_cuda(own.recipe, inner_lens(own), 2) is None
+    reason = unfit_reason_on_cuda(own.recipe, inner_lens(own), 3)
     assert reason == "layer 0: 8 heads cannot be divided among 3 ranks"
 
 

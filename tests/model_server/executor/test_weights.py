@@ -1,18 +1,9 @@
-"""Packed weights: what is let go of, and what recipes are refused."""
+"""Packed weights: what is let go of."""
 
-from dataclasses import replace
-
-import pytest
 import torch
 
-from model_server.checkpoint.check import unfit_reason
-from model_server.recipe.recipe import Attention, Recipe
 from tests.model_server.executor.decoders import decoder
 from tests.native.compiler import needs_compiler
-
-
-def with_attention(recipe: Recipe, attention: Attention) -> Recipe:
-    return replace(recipe, layers=(replace(recipe.layers[0], attention=attention),))
 
 
 @needs_compiler
@@ -33,23 +24,3 @@ def test_a_block_has_keys_and_values_of_every_layer() -> None:
     head_dim = 32
     assert executor.bytes_per_block == num_layers * 2 * 16 * num_kv_heads * head_dim * 2
     executor.close()
-
-
-@pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2", "phi-qk", "gpt_oss"])
-def test_such_recipes_are_served(family: str) -> None:
-    assert unfit_reason(decoder(family).recipe, torch.bfloat16) is None
-
-
-def test_the_reason_of_a_refusal_names_what_is_not_served() -> None:
-    recipe = decoder("llama").recipe
-    attention = recipe.layers[0].attention
-    assert unfit_reason(recipe, torch.float16) is not None
-    assert (
-        unfit_reason(with_attention(recipe, replace(attention, head_dim=40)), torch.float32)
-        == "layer 0: head_dim 40 is not a multiple of 16"
-    )
-    unlike = replace(attention, key=replace(attention.key, rope=None))
-    assert (
-        unfit_reason(with_attention(recipe, unlike), torch.float32)
-        == "layer 0: queries and keys are rotated in different ways"
-    )

@@ -1,11 +1,14 @@
-"""A sampler built in one line, and transformers' own processors as its oracle."""
+"""A sampler built in one line, and what others make of its tokens: torch and transformers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
+from transformers import GPT2Config, WatermarkDetector, WatermarkingConfig
 from transformers.generation.logits_process import (
     LogitsProcessorList,
     MinPLogitsWarper,
@@ -16,7 +19,9 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+from transformers.generation.watermarking import WatermarkDetectorOutput
 
+from model_server.sampling.choosing import Choose, choose_by_torch
 from model_server.sampling.edits import Masks
 from model_server.sampling.filters import uniforms
 from model_server.sampling.sampler import SampledRows, Sampler
@@ -141,3 +146,59 @@ def expected_token(sampling: SamplingParams, logprobs: Tensor, position: int) ->
 def random_logits(num_rows: int, vocab_size: int, *, seed: int = 0, scale: float = 2.5) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(num_rows, vocab_size, generator=generator) * scale
+
+
+REQUESTS = st.builds(
+    SamplingParams,
+    do_sample=st.booleans(),
+    temperature=st.sampled_from([0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([None, 1, 2, 40, 56, 300, 5000]),
+    top_p=st.sampled_from([None, 1e-6, 0.3, 0.95, 0.9999]),
+    min_p=st.sampled_from([None, 1e-4, 0.05, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+def sampled(
+    requests: list[SamplingParams], logits: Tensor, choose: Choose, device: torch.device = CPU
+) -> SampledRows:
+    """One token for each request, of its row of logits [num_requests, vocab_size]."""
+    sampler = Sampler(logits.shape[-1], device, (0,), len(requests), choose=choose)
+    for request_id, sampling in enumerate(requests):
+        sampler.add(request_id, sampling, NO_STOP, LogprobParams(), PROMPT, len(PROMPT))
+    return sampler.sample(range(len(requests)), logits.to(device, copy=True))
+
+
+def assert_chooses_as_torch(
+    choose: Choose,
+    requests: list[SamplingParams],
+    logits: Tensor,
+    *,
+    tolerance: float = 1e-4,
+    device: torch.device = CPU,
+) -> None:
+    """The same tokens on the device as torch chooses on the host, log-probabilities alike."""
+    expected = sampled(requests, logits, choose_by_torch)
+    found = sampled(requests, logits, choose, device)
+    assert found.token_ids == expected.token_ids
+    assert found.errors == expected.errors
+    assert found.logprobs == pytest.approx(expected.logprobs, abs=tolerance, nan_ok=True)
+
+
+def z_score(vocab_size: int, token_ids: Sequence[int], gamma: float, delta: float) -> float:
+    """How many standard deviations more green tokens there are than chance brings.
+
+    The detector thinks a text marked from 3 on. A pair of tokens counts once, since one that is
+    repeated says nothing new. Of the model it reads the size of the vocabulary, and which token to
+    skip at the beginning.
+    """
+    detector = WatermarkDetector(
+        GPT2Config(vocab_size=vocab_size, bos_token_id=0, eos_token_id=0),
+        "cpu",
+        WatermarkingConfig(greenlist_ratio=gamma, bias=delta),
+        ignore_repeated_ngrams=True,
+    )
+    found = detector(torch.LongTensor([list(token_ids)]), return_dict=True)
+    assert isinstance(found, WatermarkDetectorOutput)
+    assert found.z_score is not None
+    return float(found.z_score[0])

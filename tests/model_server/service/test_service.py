@@ -26,8 +26,8 @@ from proto import generate_pb2_grpc as pb_grpc
 from proto.contract import ModelInfo
 from router.request.errors import StartupFailed
 from router.shards.shards import Shards, ShardTimeouts
+from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.shards import NUM_BLOCKS, load, runner_of
-from tests.model_server.model import tiny_models
 
 EPOCH = 7
 SERVICE = "tandem.v1.TextGenerationService"

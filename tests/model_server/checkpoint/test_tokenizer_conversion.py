@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from launcher import BUNDLED_MODEL
 from model_server.checkpoint.tokenizer_conversion import NotConverted, convert, main
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TEXT = "Naïve foxes ask: where is 42?\n\tif x == {'a': 1.5}:  # 你好 🙂"
 
 

@@ -19,7 +19,7 @@ from model_server.errors import ArchitectureUnfit
 from model_server.executor.zoo_executor import LayerPlan
 from model_server.step import StepInputs
 from model_server.zoo import HfModel
-from tests.model_server.model import tiny_models
+from tests.model_server.checkpoint import tiny_models
 
 build_small = partial(zoo.build_small, trust_remote_code=False)
 

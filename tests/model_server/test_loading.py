@@ -23,7 +23,7 @@ from model_server.errors import (
 from model_server.executor.executor import PagedModel
 from model_server.loading import load_model
 from model_server.step import SequenceStep, StepInputs
-from tests.model_server.model import tiny_models
+from tests.model_server.checkpoint import tiny_models
 
 
 def load(folder: Path, **settings: Any) -> PagedModel:

@@ -1,4 +1,4 @@
-"""The kernels attend as the reference does, and a row's bits depend on its own sequence alone."""
+"""The kernels attend as the reference does; a row's bits depend on its own sequence alone."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +12,7 @@ from torch import Tensor
 from model_server.attention.base import LayerOptions
 from model_server.attention.triton import TritonAttention
 from model_server.step import StepInputs
+from tests.kernels.ahead_of_time import SHARED_LIMITS, compiled
 from tests.kernels.paged_steps import BLOCK_SIZE, DEVICE, Heads, PagedStep, paged_step
 
 PLAIN = LayerOptions(scale=0.125)
@@ -115,3 +116,31 @@ def test_any_step_attends_as_the_reference(
     options = LayerOptions(0.125, window_len=window_len, chunk_len=chunk_len)
     step = paged_step(lens, Heads(4, 2, 64), options, seed=seed)
     assert_near(attended(step, options), step.expected(options))
+
+
+@pytest.mark.slow
+def test_no_kernel_of_attention_spills_registers() -> None:
+    spills = {
+        (each.kernel, each.label, each.architecture): each.local_bytes
+        for each in compiled("attention")
+        if each.local_bytes
+    }
+    assert spills == {}
+
+
+@pytest.mark.slow
+def test_tiles_are_multiplied_by_matrix_instructions_and_loaded_16_bytes_at_a_time() -> None:
+    found = [each for each in compiled("attention") if each.kernel != "merge_splits"]
+    assert len(found) == 2 * (3 * 2 + 3)
+    assert all(each.num_matrix_ops > 0 for each in found)
+    assert all(each.num_wide_loads > 0 for each in found)
+    assert all(
+        each.num_wgmma > 0 for each in found if each.kernel == "prefill" and each.architecture == 90
+    )
+
+
+@pytest.mark.slow
+def test_shared_memory_is_within_the_limit() -> None:
+    assert all(
+        each.shared_bytes < SHARED_LIMITS[each.architecture] for each in compiled("attention")
+    )

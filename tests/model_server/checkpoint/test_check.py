@@ -1,0 +1,245 @@
+"""A model checked before its weights are read: what is known then, and which faults it refuses."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model_server.checkpoint.check import (
+    CheckedCheckpoint,
+    ModelSettings,
+    _resolve_dtype,
+    check_checkpoint,
+    device_of,
+    forecast,
+    unfit_reason,
+)
+from model_server.config import CheckConfig
+from model_server.engine import memory
+from model_server.engine.distributed import World
+from model_server.errors import (
+    ArchitectureUnfit,
+    CheckpointBroken,
+    ConfigRefused,
+    ModelRefused,
+    OutOfMemory,
+)
+from model_server.recipe.recipe import Attention, Recipe
+from processes.capacity import Capacity, Pool
+from tests.model_server.checkpoint import tiny_models
+from tests.model_server.engine.shards import load
+from tests.model_server.executor.decoders import decoder
+
+
+def look(folder: Path, world_size: int = 1, **options: Any) -> CheckedCheckpoint:
+    settings = ModelSettings(folder, torch.device("cpu"), **{"dtype": "float32", **options})
+    return check_checkpoint(settings, world_size)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "mixtral"])
+def test_the_bytes_of_the_weights_are_known_before_they_are_read(name: str, tmp_path: Path) -> None:
+    folder = tiny_models.save(name, tmp_path)
+    stored = load_file(folder / "model.safetensors").values()
+    num_bytes = sum(tensor.numel() * 4 for tensor in stored)
+    assert look(folder).weights_bytes == num_bytes
+    assert look(folder, dtype="bfloat16").weights_bytes == num_bytes // 2
+
+
+def test_bfloat16_stays_so_where_a_recipe_computes_float32(tmp_path: Path) -> None:
+    wide = look(tiny_models.save("llama", tmp_path))
+    tiny_models.build("llama").bfloat16().save_pretrained(tmp_path)
+    narrow = look(tmp_path)
+    assert (narrow.dtype, narrow.weights_dtype) == (torch.float32, torch.bfloat16)
+    assert wide.weights_bytes == 2 * (narrow.weights_bytes or 0)
+    in_its_class = look(tmp_path, attention="sdpa")
+    assert in_its_class.weights_dtype == torch.float32
+
+
+def test_ranks_divide_the_bytes_where_they_divide_the_weights(tmp_path: Path) -> None:
+    whole = look(tiny_models.save("llama", tmp_path))
+    assert whole.bytes_of_rank == whole.weights_bytes
+    divided = look(tmp_path, world_size=2)
+    assert divided.num_shards == 2
+    assert divided.bytes_of_rank == whole.bytes_of_rank // 2
+
+
+def changed(folder: Path, name: str, **changes: Any) -> None:
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**content, **changes}))
+
+
+def test_what_is_wrong_is_told_with_its_file(tmp_path: Path) -> None:
+    folder = tiny_models.save("llama", tmp_path)
+    changed(folder, "generation_config.json", eos_token_id="</s>")
+    with pytest.raises(CheckpointBroken, match=r"eos_token_id '</s>': must be the id of a token"):
+        look(folder)
+    (folder / "generation_config.json").write_text("{")
+    with pytest.raises(CheckpointBroken, match=r"generation_config\.json"):
+        look(folder)
+    (folder / "generation_config.json").unlink()
+    changed(folder, "config.json", model_type="no-such-type")
+    with pytest.raises(ModelRefused, match=r"config\.json.*no-such-type"):
+        look(folder)
+    changed(folder, "config.json", model_type="t5")
+    with pytest.raises(ArchitectureUnfit, match="an encoder and a decoder"):
+        look(folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(CheckpointBroken, match=r"model\.safetensors: is truncated"):
+        look(folder)
+
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_a_rank_takes_the_gpu_of_its_number_on_this_machine() -> None:
+    assert device_of("auto", 1, num_gpus=2) == torch.device("cuda", 1)
+    assert device_of("cpu", 1, num_gpus=2) == torch.device("cpu")
+    with pytest.raises(ConfigRefused, match="LOCAL_RANK 2 has no GPU: torch finds 2"):
+        device_of("auto", 2, num_gpus=4)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_gpus_auto_is_the_cpu() -> None:
+    assert device_of("auto", 0, num_gpus=0) == torch.device("cpu")
+    with pytest.raises(ConfigRefused, match=r"--device cuda: torch .* finds no CUDA device"):
+        device_of("cuda", 0, num_gpus=0)
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_gpus_that_torch_does_not_find_are_no_reason_to_compute_on_the_cpu() -> None:
+    with pytest.raises(ConfigRefused, match=r"the machine has 8 \(driver: .*--device cpu"):
+        device_of("auto", 0, num_gpus=8)
+    assert device_of("cpu", 0, num_gpus=8) == torch.device("cpu")
+
+
+def config(dtype: torch.dtype) -> Any:
+    text = SimpleNamespace(dtype=dtype)
+    return SimpleNamespace(get_text_config=lambda: text)
+
+
+@pytest.mark.parametrize(
+    ("capability", "checkpoint", "expected"),
+    [
+        ((9, 0), torch.bfloat16, torch.bfloat16),
+        ((9, 0), torch.float16, torch.float16),
+        ((9, 0), torch.float32, torch.bfloat16),
+        ((7, 5), torch.bfloat16, torch.float16),
+    ],
+)
+def test_auto_is_a_dtype_that_the_gpu_computes_in(
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int],
+    checkpoint: torch.dtype,
+    expected: torch.dtype,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert _resolve_dtype("auto", config(checkpoint), CUDA) is expected
+    assert _resolve_dtype("float32", config(checkpoint), CUDA) is torch.float32
+
+
+def test_bfloat16_is_refused_where_a_gpu_only_emulates_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    with pytest.raises(ModelRefused, match=r"Tesla T4 has compute capability 7\.5, .* try float16"):
+        _resolve_dtype("bfloat16", config(torch.bfloat16), CUDA)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
+
+
+def check(folder: Path, **settings: Any) -> Capacity:
+    chosen: dict[str, Any] = {"dtype": "float32", "device": "cpu", **settings}
+    return forecast(CheckConfig(model_id=str(folder), **chosen))
+
+
+def test_it_is_what_the_loaded_model_takes(llama: Path) -> None:
+    expected = load(llama, World())
+    capacity = check(llama, max_batch_size=3)
+    assert capacity.dtype == "float32"
+    assert capacity.executor == "dense"
+    assert capacity.max_total_len == expected.max_position_embeddings
+    assert capacity.weights_bytes == 4 * capacity.num_parameters
+    num_blocks = 3 * -(-capacity.max_total_len // 16)
+    assert capacity.pool == Pool(num_blocks, 16, expected.bytes_per_block)
+
+
+def test_the_pool_of_a_model_without_a_recipe_is_not_foretold(llama: Path) -> None:
+    capacity = check(llama, attention="reference", world_size=2)
+    assert capacity.executor == "zoo"
+    assert capacity.pool is None
+    assert capacity.weights_bytes == 2 * capacity.num_parameters
+    assert "on each of 2 shards" in str(capacity)
+
+
+def test_requests_that_neither_model_nor_pool_holds_are_refused(llama: Path) -> None:
+    with pytest.raises(ConfigRefused, match=r"--max-total-tokens 9999: must be at most \d+, for"):
+        check(llama, max_total_tokens=9999)
+    with pytest.raises(ConfigRefused, match="--max-input-tokens 32: must be at most 31"):
+        check(llama, kv_blocks=2, max_input_tokens=32)
+
+
+def test_heads_that_the_ranks_cannot_share_are_refused(llama: Path) -> None:
+    with pytest.raises(ModelRefused, match="is no multiple of 3 shards"):
+        check(llama, world_size=3)
+
+
+def test_weights_and_a_pool_need_memory(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights_bytes = check(llama).weights_bytes
+    assert weights_bytes is not None
+    for available, said in ((1000, "weights of"), (weights_bytes + 1000, "no memory is left")):
+        monkeypatch.setattr(memory, "available_bytes", lambda _, free=available: free)
+        with pytest.raises(OutOfMemory, match=said):
+            check(llama)
+
+
+def test_it_is_one_sentence() -> None:
+    pool = Pool(num_blocks=2560, block_size=16, bytes_per_block=2**20)
+    capacity = Capacity(8_030_000_000, "bfloat16", "dense", 1, 8192, 16 * 2**30, pool)
+    assert str(capacity) == (
+        "8.03 B parameters in bfloat16 by dense; 16.00 GiB of weights and a KV pool of 2.50 GiB "
+        "(2560 blocks of 16 tokens); requests of up to 8192 tokens, 5 at once"
+    )
+
+
+def with_attention(recipe: Recipe, attention: Attention) -> Recipe:
+    return replace(recipe, layers=(replace(recipe.layers[0], attention=attention),))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2", "phi-qk", "gpt_oss"])
+def test_such_recipes_are_served(family: str) -> None:
+    assert unfit_reason(decoder(family).recipe, torch.bfloat16) is None
+
+
+def test_the_reason_of_a_refusal_names_what_is_not_served() -> None:
+    recipe = decoder("llama").recipe
+    attention = recipe.layers[0].attention
+    assert unfit_reason(recipe, torch.float16) is not None
+    assert (
+        unfit_reason(with_attention(recipe, replace(attention, head_dim=40)), torch.float32)
+        == "layer 0: head_dim 40 is not a multiple of 16"
+    )
+    unlike = replace(attention, key=replace(attention.key, rope=None))
+    assert (
+        unfit_reason(with_attention(recipe, unlike), torch.float32)
+        == "layer 0: queries and keys are rotated in different ways"
+    )
