@@ -36,7 +36,7 @@ from model_server.errors import (
     ModelRefused,
     OutOfMemory,
 )
-from model_server.executor.device_weights import Partition, undivided_reason
+from model_server.executor.device_weights import Partition
 from model_server.executor.weights import ELEMENT_NAMES
 from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import Attention, Head, Layer, Mlp, Moe, Norm, Recipe, Unreadable
@@ -416,7 +416,7 @@ def unfit_reason_on_cuda(
     reason = next(_cuda_reasons(recipe, quantize), None)
     if reason is None and quantize is not None:
         reason = next(_float8_reasons(recipe, inner_lens, num_ranks), None)
-    return reason or undivided_reason(recipe, inner_lens, num_ranks)
+    return reason or _undivided_reason(recipe, inner_lens, num_ranks)
 
 
 def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
@@ -434,6 +434,37 @@ def _float8_reasons(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int)
         for width in (layer.attention.output.rows.count, inner_len // num_ranks):
             if width % _VECTOR_LEN:
                 yield f"layer {index}: a product of {width} numbers is none in fp8"
+
+
+def _undivided_reason(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> str | None:
+    """Why the recipe cannot be divided, or None when it can.
+
+    inner_lens: of each layer's MLP, what its last product reads
+    """
+    if num_ranks == 1:
+        return None
+    for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
+        for reason in _undivided_reasons(layer, inner_len, num_ranks):
+            return f"layer {index}: {reason}"
+    return None
+
+
+def _undivided_reasons(layer: Layer, inner_len: int, num_ranks: int) -> Iterator[str]:
+    attention = layer.attention
+    num_heads = attention.num_heads
+    num_kv_heads = attention.num_kv_heads
+    if num_heads % num_ranks:
+        yield f"{num_heads} heads cannot be divided among {num_ranks} ranks"
+    if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
+        yield (
+            f"{num_kv_heads} key heads can neither be divided among {num_ranks} ranks, nor held"
+            " by as many ranks each"
+        )
+    if isinstance(layer.mlp, Mlp) and inner_len % num_ranks:
+        yield f"an MLP of {inner_len} numbers cannot be divided among {num_ranks} ranks"
+    for head in (attention.query, attention.key):
+        if head.norm is not None and head.norm.width != attention.head_dim:
+            yield "a norm over all heads needs those of every rank"
 
 
 def _attention_reasons(attention: Attention) -> Iterator[str]:

@@ -12,7 +12,7 @@ Of several tensor-parallel ranks (Shoeybi et al., 2019) each holds a part:
 What a layer's two output products give is added up over the ranks.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -55,37 +55,6 @@ class Partition:
         """This rank's of `count` things; all but the last ranks have as many as each other."""
         each = -(-count // self.num_ranks)
         return range(min(count, self.rank * each), min(count, (self.rank + 1) * each))
-
-
-def undivided_reason(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> str | None:
-    """Why the recipe cannot be divided, or None when it can.
-
-    inner_lens: of each layer's MLP, what its last product reads
-    """
-    if num_ranks == 1:
-        return None
-    for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
-        for reason in _reasons(layer, inner_len, num_ranks):
-            return f"layer {index}: {reason}"
-    return None
-
-
-def _reasons(layer: Layer, inner_len: int, num_ranks: int) -> Iterator[str]:
-    attention = layer.attention
-    num_heads = attention.num_heads
-    num_kv_heads = attention.num_kv_heads
-    if num_heads % num_ranks:
-        yield f"{num_heads} heads cannot be divided among {num_ranks} ranks"
-    if num_kv_heads % num_ranks and num_ranks % num_kv_heads:
-        yield (
-            f"{num_kv_heads} key heads can neither be divided among {num_ranks} ranks, nor held"
-            " by as many ranks each"
-        )
-    if isinstance(layer.mlp, Mlp) and inner_len % num_ranks:
-        yield f"an MLP of {inner_len} numbers cannot be divided among {num_ranks} ranks"
-    for head in (attention.query, attention.key):
-        if head.norm is not None and head.norm.width != attention.head_dim:
-            yield "a norm over all heads needs those of every rank"
 
 
 def rows_of_heads(
