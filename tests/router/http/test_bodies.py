@@ -58,10 +58,10 @@ async def test_the_loop_goes_on_while_a_body_is_read(name: str) -> None:
     assert min(lags_s) < MAX_LAG_S
 
 
-_NUM_BODIES = 2000
+_NUM_BODIES = 500
 _NUM_CLIENTS = 4
-_PATIENCE_S = 1.0
-_HUGE_LEN = 50_000_000
+_PATIENCE_S = 3.0
+_HUGE_LEN = 3_000_000
 _DEEP = 1000
 
 _SAID = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
@@ -212,8 +212,6 @@ def is_json(answer: httpx.Response) -> bool:
     return answer.headers["content-type"].startswith("application/json")
 
 
-@pytest.mark.slow
-@pytest.mark.alone
 async def test_every_malformed_body_gets_an_answer_in_json_at_once() -> None:
     draw = random.Random(11)
     sent = [

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from constraints.worker.pool import PoolRules
 from router.engine.batcher import BatcherLimits
@@ -134,44 +135,56 @@ async def checking(folder: Path, **edge: Any) -> AsyncIterator[httpx.AsyncClient
         await check.close()
 
 
-async def test_texts_are_judged_in_their_order(tmp_path: Path) -> None:
-    async with checking(tmp_path) as client:
-        body = {"grammar": DIGITS, "texts": ["12", "1é", ""]}
-        answer = await client.post("/constraints/check", json=body)
-        assert answer.status_code == 200
-        checked = ConstraintCheckResponse.model_validate_json(answer.content, strict=True)
-        assert (checked.shortest, checked.shortest_tokens) == ("00", 2)
-        assert [each.text for each in checked.results] == body["texts"]
-        assert [each.accepted for each in checked.results] == [True, False, False]
-        assert [each.position for each in checked.results] == [None, 1, 0]
-        assert checked.results[1].expected == ["a digit"]
-        assert checked.results[1].num_legal_tokens == 10
+SHARED = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def judge(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[httpx.AsyncClient]:
+    """One router whose workers are warm, for the tests that change nothing of it."""
+    async with checking(tmp_path_factory.mktemp("judge")) as client:
+        yield client
+
+
+@SHARED
+async def test_texts_are_judged_in_their_order(judge: httpx.AsyncClient) -> None:
+    body = {"grammar": DIGITS, "texts": ["12", "1é", ""]}
+    answer = await judge.post("/constraints/check", json=body)
+    assert answer.status_code == 200
+    checked = ConstraintCheckResponse.model_validate_json(answer.content, strict=True)
+    assert (checked.shortest, checked.shortest_tokens) == ("00", 2)
+    assert [each.text for each in checked.results] == body["texts"]
+    assert [each.accepted for each in checked.results] == [True, False, False]
+    assert [each.position for each in checked.results] == [None, 1, 0]
+    assert checked.results[1].expected == ["a digit"]
+    assert checked.results[1].num_legal_tokens == 10
+
+
+@SHARED
 async def test_one_text_may_stand_for_a_list_and_none_asks_for_the_grammar_alone(
-    tmp_path: Path,
+    judge: httpx.AsyncClient,
 ) -> None:
-    async with checking(tmp_path) as client:
-        one = await client.post("/constraints/check", json={"grammar": DIGITS, "text": "12"})
-        assert [each["accepted"] for each in one.json()["results"]] == [True]
-        none = await client.post("/constraints/check", json={"grammar": DIGITS})
-        assert none.json()["results"] == []
+    one = await judge.post("/constraints/check", json={"grammar": DIGITS, "text": "12"})
+    assert [each["accepted"] for each in one.json()["results"]] == [True]
+    none = await judge.post("/constraints/check", json={"grammar": DIGITS})
+    assert none.json()["results"] == []
 
 
-async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(tmp_path: Path) -> None:
-    async with checking(tmp_path) as client:
-        value = {"type": "array", "contains": {"const": 1}}
-        grammar = {"type": "json", "value": value, "lenient": True}
-        body = {"grammar": grammar, "texts": ["[1]", "[2]", "{}"]}
-        answer = (await client.post("/constraints/check", json=body)).json()
-        assert answer["not_enforced"] == ["/contains"]
-        kept, broken, other = answer["results"]
-        assert kept["accepted"]
-        assert not broken["accepted"]
-        assert broken["position"] == 3
-        assert "does not contain items" in broken["error"]
-        assert not other["accepted"]
-        assert "error" not in other
+@SHARED
+async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(
+    judge: httpx.AsyncClient,
+) -> None:
+    value = {"type": "array", "contains": {"const": 1}}
+    grammar = {"type": "json", "value": value, "lenient": True}
+    body = {"grammar": grammar, "texts": ["[1]", "[2]", "{}"]}
+    answer = (await judge.post("/constraints/check", json=body)).json()
+    assert answer["not_enforced"] == ["/contains"]
+    kept, broken, other = answer["results"]
+    assert kept["accepted"]
+    assert not broken["accepted"]
+    assert broken["position"] == 3
+    assert "does not contain items" in broken["error"]
+    assert not other["accepted"]
+    assert "error" not in other
 
 
 @pytest.mark.parametrize(
@@ -185,13 +198,13 @@ async def test_what_a_lenient_schema_leaves_out_is_named_and_judged(tmp_path: Pa
         ),
     ],
 )
+@SHARED
 async def test_a_grammar_that_cannot_be_kept_is_refused_with_its_reason(
-    tmp_path: Path, grammar: dict[str, Any], reason: str
+    judge: httpx.AsyncClient, grammar: dict[str, Any], reason: str
 ) -> None:
-    async with checking(tmp_path) as client:
-        answer = await client.post("/constraints/check", json={"grammar": grammar, "text": "1"})
-        assert answer.status_code == 422
-        assert answer.json()["constraint"]["reason"] == reason
+    answer = await judge.post("/constraints/check", json={"grammar": grammar, "text": "1"})
+    assert answer.status_code == 422
+    assert answer.json()["constraint"]["reason"] == reason
 
 
 async def test_a_grammar_that_takes_too_long_is_refused(tmp_path: Path) -> None:
@@ -215,10 +228,12 @@ async def test_a_grammar_that_takes_too_long_is_refused(tmp_path: Path) -> None:
         {"text": "1"},
     ],
 )
-async def test_a_body_that_breaks_a_rule_is_refused(tmp_path: Path, body: dict[str, Any]) -> None:
-    async with checking(tmp_path) as client:
-        answer = await client.post("/constraints/check", json=body)
-        assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
+@SHARED
+async def test_a_body_that_breaks_a_rule_is_refused(
+    judge: httpx.AsyncClient, body: dict[str, Any]
+) -> None:
+    answer = await judge.post("/constraints/check", json=body)
+    assert (answer.status_code, answer.json()["error_type"]) == (422, "validation")
 
 
 async def test_the_route_asks_for_the_key(tmp_path: Path) -> None:
@@ -236,14 +251,14 @@ async def test_a_server_that_takes_no_grammars_judges_none(tmp_path: Path) -> No
         assert answer.status_code == 422
 
 
-async def test_a_schema_in_a_string_may_have_no_key_twice(tmp_path: Path) -> None:
-    async with checking(tmp_path) as client:
-        value = '{"type": "integer", "type": "string"}'
-        answer = await client.post(
-            "/constraints/check", json={"grammar": {"type": "json", "value": value}}
-        )
-        assert answer.status_code == 422
-        assert "the key 'type' stands twice in one object" in answer.text
+@SHARED
+async def test_a_schema_in_a_string_may_have_no_key_twice(judge: httpx.AsyncClient) -> None:
+    value = '{"type": "integer", "type": "string"}'
+    answer = await judge.post(
+        "/constraints/check", json={"grammar": {"type": "json", "value": value}}
+    )
+    assert answer.status_code == 422
+    assert "the key 'type' stands twice in one object" in answer.text
 
 
 @pytest.mark.parametrize(
@@ -254,9 +269,9 @@ async def test_a_schema_in_a_string_may_have_no_key_twice(tmp_path: Path) -> Non
         ({"type": "json", "value": "true"}, "[1]"),
     ],
 )
+@SHARED
 async def test_an_empty_choice_and_a_schema_of_anything_are_grammars(
-    tmp_path: Path, grammar: dict[str, Any], text: str
+    judge: httpx.AsyncClient, grammar: dict[str, Any], text: str
 ) -> None:
-    async with checking(tmp_path) as client:
-        answer = await client.post("/constraints/check", json={"grammar": grammar, "text": text})
-        assert [each["accepted"] for each in answer.json()["results"]] == [True]
+    answer = await judge.post("/constraints/check", json={"grammar": grammar, "text": text})
+    assert [each["accepted"] for each in answer.json()["results"]] == [True]

@@ -153,30 +153,28 @@ async def test_every_parameter_counts() -> None:
         assert (first_request(house).sampling.top_k, first_request(house).sampling.seed) == (3, 5)
 
 
-@pytest.mark.parametrize(
-    ("instances", "words"),
-    [
-        ([], "`instances` must have at least 1 item"),
-        ([3], "`instances[0]` must be an object"),
-        ([{}], "`instances[0].inputs` is required"),
-        ([{"inputs": "a", "parameters": {"top_p": "x"}}], "`instances[0].parameters.top_p`"),
-        ([{"messages": 3}], "`instances[0].messages`"),
-        ([{"inputs": "a"}, {"inputs": "a", "parameters": {"top_p": 2}}], "in `instances[1]`"),
-        ([{**CHAT, "stream": True}], "`stream` means nothing here"),
-        ([{**CHAT, "n": 2}], "`n` means nothing here"),
-        ([{"inputs": "a"}] * 9, "`instances` must hold at most 8 prompts. Given: 9"),
-    ],
-)
-async def test_what_breaks_a_rule_is_a_422_that_names_the_instance(
-    instances: Any, words: str
-) -> None:
-    async with housing(FakeShard()) as house:
-        answer = await predict(house, *instances)
+BROKEN: list[tuple[Any, ...]] = [
+    ([], "`instances` must have at least 1 item"),
+    ([3], "`instances[0]` must be an object"),
+    ([{}], "`instances[0].inputs` is required"),
+    ([{"inputs": "a", "parameters": {"top_p": "x"}}], "`instances[0].parameters.top_p`"),
+    ([{"messages": 3}], "`instances[0].messages`"),
+    ([{"inputs": "a"}, {"inputs": "a", "parameters": {"top_p": 2}}], "in `instances[1]`"),
+    ([{**CHAT, "stream": True}], "`stream` means nothing here"),
+    ([{**CHAT, "n": 2}], "`n` means nothing here"),
+    ([{"inputs": "a"}] * 9, "`instances` must hold at most 8 prompts. Given: 9"),
+]
 
-        assert answer.status_code == 422, answer.text
-        assert answer.json()["error_type"] == "validation"
-        assert words in answer.json()["error"]
-        assert not any(method == "Prefill" for method, _ in house.shard.calls)
+
+async def test_what_breaks_a_rule_is_a_422_that_names_the_instance() -> None:
+    async with housing(FakeShard()) as house:
+        for instances, words in BROKEN:
+            answer = await predict(house, *instances)
+
+            assert answer.status_code == 422, answer.text
+            assert answer.json()["error_type"] == "validation"
+            assert words in answer.json()["error"]
+            assert not any(method == "Prefill" for method, _ in house.shard.calls)
 
 
 async def test_an_impossible_constraint_is_refused_with_its_reason_and_its_instance() -> None:

@@ -14,7 +14,6 @@ from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.operations import Info, ModelCard, ModelList
 from router.http.platforms import VertexBody, VertexResponse
-from router.http.schema import Schema
 from router.http.tgi import (
     ChatTokenizeResponse,
     CompatBody,
@@ -282,46 +281,31 @@ async def test_tokenize_answers_a_bare_list_with_byte_offsets() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("parameters", "field"),
-    [
-        ({"best_of": 2}, "best_of"),
-        ({"best_of": 0, "do_sample": True}, "best_of"),
-        ({"best_of": 3, "do_sample": True}, "best_of"),
-        ({"temperature": 0}, "temperature"),
-        ({"repetition_penalty": -1.0}, "repetition_penalty"),
-        ({"frequency_penalty": 2.1}, "frequency_penalty"),
-        ({"top_p": 1.0}, "top_p"),
-        ({"typical_p": 0}, "typical_p"),
-        ({"top_k": 0}, "top_k"),
-        ({"top_k": -1}, "top_k"),
-        ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"max_new_tokens": 10**12}, "max_new_tokens"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
-        ({"stop": "a"}, "parameters.stop"),
-        ({"stop": [""]}, "stop"),
-        ({"seed": -1}, "seed"),
-        ({"seed": 2**64}, "seed"),
-        ({"seed": 1, "best_of": 2, "do_sample": True}, "seed"),
-        ({"top_n_tokens": 6}, "top_n_tokens"),
-        ({"truncate": 0}, "truncate"),
-        ({"truncate": 1000}, "truncate"),
-        ({"details": "yes"}, "parameters.details"),
-        ({"adapter_id": "mine"}, "adapter_id"),
-        ({"grammar": {"type": "regex", "value": ""}}, "grammar"),
-        ({"grammar": "a+"}, "parameters.grammar"),
-        ([], "parameters"),
-    ],
-)
-async def test_a_broken_rule_is_a_422_that_names_the_field(parameters: Any, field: str) -> None:
-    async with housing(FakeShard()) as house:
-        status, error = await refuse(house, inputs=PROMPT, parameters=parameters)
+BROKEN: list[tuple[Any, ...]] = [
+    ({"best_of": 0, "do_sample": True}, "best_of"),
+    ({"frequency_penalty": 2.1}, "frequency_penalty"),
+    ({"top_k": -1}, "top_k"),
+    ({"max_new_tokens": 10**12}, "max_new_tokens"),
+    ({"stop": "a"}, "parameters.stop"),
+    ({"stop": [""]}, "stop"),
+    ({"seed": 2**64}, "seed"),
+    ({"details": "yes"}, "parameters.details"),
+    ({"adapter_id": "mine"}, "adapter_id"),
+    ({"grammar": "a+"}, "parameters.grammar"),
+    ([], "parameters"),
+]
 
-        assert status == 422
-        assert error["error_type"] == "validation"
-        assert error["error"].startswith("Input validation error: ")
-        assert f"`{field}`" in error["error"]
-        assert not any(method == "Prefill" for method, _ in house.shard.calls)
+
+async def test_a_broken_rule_is_a_422_that_names_the_field() -> None:
+    async with housing(FakeShard()) as house:
+        for parameters, field in BROKEN:
+            status, error = await refuse(house, inputs=PROMPT, parameters=parameters)
+
+            assert status == 422
+            assert error["error_type"] == "validation"
+            assert error["error"].startswith("Input validation error: ")
+            assert f"`{field}`" in error["error"]
+            assert not any(method == "Prefill" for method, _ in house.shard.calls)
 
 
 async def test_prompts_that_cannot_be_served_are_refused() -> None:
@@ -590,37 +574,37 @@ async def test_a_grammar_that_cannot_be_read_is_tgi_s_error() -> None:
     assert error == "Input validation error: `grammar`: at 3: a ) is missing"
 
 
-@pytest.mark.parametrize(
-    ("grammar", "words"),
-    [
-        ("a+", "`parameters.grammar` must be an object like"),
-        ({}, "`parameters.grammar` must have a `type`, one of `json`, `json_object`"),
-        ({"type": "xml", "value": "a"}, "`json`, `json_object`, `json_schema`, `regex`, `choice`"),
-        ({"type": "xml", "value": "a"}, 'Given: "xml"'),
-        ({"type": "regex", "value": 5}, "must have a string for its `value`. Given: 5"),
-        ({"type": "json", "value": {}, "lenient": 1}, "Given: 1"),
-        ({"type": ["json"], "value": {}}, "`parameters.grammar` must have a `type`"),
-        ({"type": "json"}, "`parameters.grammar` must have a `value`"),
-        ({"type": "regex", "value": None}, "`parameters.grammar` must have a `value`"),
-        ({"type": "json_schema", "value": SCHEMA}, "must have a `value` with a `schema`"),
-        ({"type": "regex", "value": ["a"]}, "of type `regex` must have a string for its `value`"),
-        ({"type": "regex", "value": ""}, "`grammar` is not valid: the value of `regex`"),
-        ({"type": "json", "value": "{'a'}"}, "`grammar` is not valid: the value is a string"),
-        (
-            {"type": "json", "value": [SCHEMA]},
-            "must have an object, true, false or a string for its",
-        ),
-        ({"type": "json", "value": "[]"}, "must be a JSON schema"),
-        ({"type": "choice", "value": [1]}, "`grammar` is not valid: the value of `choice`"),
-        ({"type": "json", "value": {}, "whitespace": "much"}, "must have one of `flexible`"),
-        ({"type": "json", "value": {}, "lenient": 1}, "must have true or false for `lenient`"),
-        ({"type": "json", "value": {}, "on_budget": 3}, "must have one of `finish`, `cut`"),
-        ({"type": "regex", "value": "a", "lenient": True}, "`lenient` is said of JSON"),
-    ],
-)
-async def test_a_malformed_grammar_is_refused_with_its_fault(grammar: Any, words: str) -> None:
+MALFORMED_GRAMMARS: list[tuple[Any, ...]] = [
+    ("a+", "`parameters.grammar` must be an object like"),
+    ({}, "`parameters.grammar` must have a `type`, one of `json`, `json_object`"),
+    ({"type": "xml", "value": "a"}, "`json`, `json_object`, `json_schema`, `regex`, `choice`"),
+    ({"type": "xml", "value": "a"}, 'Given: "xml"'),
+    ({"type": "regex", "value": 5}, "must have a string for its `value`. Given: 5"),
+    ({"type": "json", "value": {}, "lenient": 1}, "Given: 1"),
+    ({"type": ["json"], "value": {}}, "`parameters.grammar` must have a `type`"),
+    ({"type": "json"}, "`parameters.grammar` must have a `value`"),
+    ({"type": "regex", "value": None}, "`parameters.grammar` must have a `value`"),
+    ({"type": "json_schema", "value": SCHEMA}, "must have a `value` with a `schema`"),
+    ({"type": "regex", "value": ["a"]}, "of type `regex` must have a string for its `value`"),
+    ({"type": "regex", "value": ""}, "`grammar` is not valid: the value of `regex`"),
+    ({"type": "json", "value": "{'a'}"}, "`grammar` is not valid: the value is a string"),
+    (
+        {"type": "json", "value": [SCHEMA]},
+        "must have an object, true, false or a string for its",
+    ),
+    ({"type": "json", "value": "[]"}, "must be a JSON schema"),
+    ({"type": "choice", "value": [1]}, "`grammar` is not valid: the value of `choice`"),
+    ({"type": "json", "value": {}, "whitespace": "much"}, "must have one of `flexible`"),
+    ({"type": "json", "value": {}, "lenient": 1}, "must have true or false for `lenient`"),
+    ({"type": "json", "value": {}, "on_budget": 3}, "must have one of `finish`, `cut`"),
+    ({"type": "regex", "value": "a", "lenient": True}, "`lenient` is said of JSON"),
+]
+
+
+async def test_a_malformed_grammar_is_refused_with_its_fault() -> None:
     async with housing(FakeShard()) as house:
-        assert words in await refusal(house, grammar)
+        for grammar, words in MALFORMED_GRAMMARS:
+            assert words in await refusal(house, grammar)
 
 
 async def test_a_server_may_take_no_grammar_at_all() -> None:
@@ -664,31 +648,28 @@ NULLS = dict.fromkeys(Parameters.model_fields)
 TURN = {"role": "user", "content": "hello", "name": None, "tool_calls": None}
 
 
-@pytest.mark.parametrize(
-    ("path", "schema", "needed"),
-    [
-        ("/", CompatBody, {"inputs": "hello"}),
-        ("/generate", GenerateBody, {"inputs": "hello"}),
-        ("/generate", GenerateBody, {"inputs": "hello", "parameters": NULLS}),
-        ("/generate_stream", GenerateBody, {"inputs": "hello", "parameters": NULLS}),
-        ("/tokenize", TokenizeBody, {"inputs": "hello"}),
-        ("/chat_tokenize", ChatBody, {"messages": [TURN]}),
-        ("/invocations", CompatBody, {"inputs": "hello", "messages": None, "prompt": None}),
-        ("/invocations", ChatBody, {"messages": [TURN], "inputs": None}),
-        ("/vertex", VertexBody, {"instances": [{"inputs": "hello", "parameters": None}]}),
-        ("/v1/chat/completions", ChatBody, {"messages": [TURN]}),
-        ("/v1/completions", CompletionBody, {"prompt": "hello"}),
-    ],
-)
-async def test_all_that_may_be_absent_may_be_null(
-    path: str, schema: type[Schema], needed: dict[str, Any]
-) -> None:
-    body = {**dict.fromkeys(schema.model_fields), **needed}
-    async with housing(FakeShard(script=saying("w", 5))) as house, house.client as client:
-        answer = await client.post(path, json=body)
+NULLED: list[tuple[Any, ...]] = [
+    ("/", CompatBody, {"inputs": "hello"}),
+    ("/generate", GenerateBody, {"inputs": "hello"}),
+    ("/generate", GenerateBody, {"inputs": "hello", "parameters": NULLS}),
+    ("/generate_stream", GenerateBody, {"inputs": "hello", "parameters": NULLS}),
+    ("/tokenize", TokenizeBody, {"inputs": "hello"}),
+    ("/chat_tokenize", ChatBody, {"messages": [TURN]}),
+    ("/invocations", CompatBody, {"inputs": "hello", "messages": None, "prompt": None}),
+    ("/invocations", ChatBody, {"messages": [TURN], "inputs": None}),
+    ("/vertex", VertexBody, {"instances": [{"inputs": "hello", "parameters": None}]}),
+    ("/v1/chat/completions", ChatBody, {"messages": [TURN]}),
+    ("/v1/completions", CompletionBody, {"prompt": "hello"}),
+]
 
-    assert answer.status_code == 200, answer.text
-    assert '"error"' not in answer.text
+
+async def test_all_that_may_be_absent_may_be_null() -> None:
+    async with housing(FakeShard(script=saying("w", 5))) as house, house.client as client:
+        for path, schema, needed in NULLED:
+            body = {**dict.fromkeys(schema.model_fields), **needed}
+            answer = await client.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            assert '"error"' not in answer.text
 
 
 ALL = {"details": True, "decoder_input_details": True, "top_n_tokens": 2, "max_new_tokens": 2}
@@ -803,13 +784,13 @@ async def first_refusal(client: httpx.AsyncClient, *broken: dict[str, Any]) -> s
     return str(answer.json()["error"])
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule[0])
-async def test_each_rule_is_named_alone(rule: tuple[str, dict[str, Any], str]) -> None:
+async def test_each_rule_is_named_alone() -> None:
     async with (
         housing(FakeShard(), checks=FakeChecks(lambda _: NOTHING)) as house,
         house.client as client,
     ):
-        assert rule[2] in await first_refusal(client, rule[1])
+        for rule in RULES:
+            assert rule[2] in await first_refusal(client, rule[1])
 
 
 async def test_of_two_broken_rules_the_first_is_named() -> None:

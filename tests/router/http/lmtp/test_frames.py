@@ -26,50 +26,55 @@ async def closed(talk: Talk) -> tuple[int, str]:
     return close
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("", "a frame is TYPE"),
-        ("GENERATE", "a frame is TYPE"),
-        (" {}", "a frame is TYPE"),
-        ("GENERATE {", "malformed"),
-        ("GENERATE []", "an object"),
-        ("GENERATE 5", "an object"),
-        ('GENERATE {"stream_id": NaN}', "malformed"),
-        ('GENERATE {"text": "\\ud800"}', "malformed"),
-        ('GENERATE {"stream_id": 1267650600228229401496703205376, "top_p": NaN}', "malformed"),
-        ("X" * 41 + " {}", "a frame is TYPE"),
-        ("GENERÄTE {}", "a frame is TYPE"),
-        ('GENERATE {"x": ' + "[" * 70 + "]" * 70 + "}", "levels deep"),
-        ('GENERATE {"x": [[]' + ",[]" * 32_767 + "]}", "at most 32768 lists and objects"),
-    ],
-)
-async def test_a_text_that_is_no_frame_closes_the_socket(text: str, words: str) -> None:
-    async with served(FakeShard()) as (_, port), talking(port) as talk:
-        await talk.socket.send(text)
-        code, reason = await closed(talk)
-
-    assert code == 1007
-    assert words in reason
+NO_FRAMES: list[tuple[Any, ...]] = [
+    ("", "a frame is TYPE"),
+    ("GENERATE", "a frame is TYPE"),
+    (" {}", "a frame is TYPE"),
+    ("GENERATE {", "malformed"),
+    ("GENERATE []", "an object"),
+    ("GENERATE 5", "an object"),
+    ('GENERATE {"stream_id": NaN}', "malformed"),
+    ('GENERATE {"text": "\\ud800"}', "malformed"),
+    ('GENERATE {"stream_id": 1267650600228229401496703205376, "top_p": NaN}', "malformed"),
+    ("X" * 41 + " {}", "a frame is TYPE"),
+    ("GENERÄTE {}", "a frame is TYPE"),
+    ('GENERATE {"x": ' + "[" * 70 + "]" * 70 + "}", "levels deep"),
+    ('GENERATE {"x": [[]' + ",[]" * 32_767 + "]}", "at most 32768 lists and objects"),
+]
 
 
-@pytest.mark.parametrize("fault", ['"temperature": NaN', '"top_p": -Infinity', '"text": "\\ud800"'])
-async def test_what_pythons_json_writes_beside_json_fails_its_own_stream_alone(fault: str) -> None:
+async def test_a_text_that_is_no_frame_closes_the_socket() -> None:
+    async with served(FakeShard()) as (_, port):
+        for text, words in NO_FRAMES:
+            async with talking(port) as talk:
+                await talk.socket.send(text)
+                code, reason = await closed(talk)
+            assert code == 1007
+            assert words in reason
+
+
+async def test_what_pythons_json_writes_beside_json_fails_its_own_stream_alone() -> None:
+    faults = ['"temperature": NaN', '"top_p": -Infinity', '"text": "\\ud800"']
     shard = FakeShard()
     shard.faults.delay_s = 0.02
     async with served(shard) as (_, port), talking(port) as talk:
         await talk.send("GENERATE", stream_id=1, prompt=ONCE, max_tokens=20)
-        await talk.socket.send(f'GENERATE {{"stream_id": 2, "prompt": [1], {fault}}}')
-        await talk.socket.send(f'MODEL_INFO {{"stream_id": 3, {fault}}}')
-        objects: dict[int, list[dict[str, Any]]] = {1: [], 2: [], 3: []}
+        for index, fault in enumerate(faults):
+            await talk.socket.send(
+                f'GENERATE {{"stream_id": {10 + index}, "prompt": [1], {fault}}}'
+            )
+            await talk.socket.send(f'MODEL_INFO {{"stream_id": {20 + index}, {fault}}}')
+        objects: dict[int, list[dict[str, Any]]] = {
+            stream_id: [] for stream_id in (1, 10, 11, 12, 20, 21, 22)
+        }
         while not any(fields.get("finish_reason") for fields in objects[1]):
             _, fields = await talk.hear()
             objects[fields["stream_id"]].append(fields)
 
-    for (fields,) in (objects[2], objects[3]):
+    assert len(objects.pop(1)) == 20
+    for (fields,) in objects.values():
         assert fields["error_type"] == "validation"
         assert fields["error"].startswith("the frame's JSON is malformed: ")
-    assert len(objects[1]) == 20
 
 
 async def test_a_binary_message_closes_the_socket() -> None:
@@ -109,38 +114,34 @@ async def test_a_message_in_pieces_is_one() -> None:
     assert messages[0][1]["finish_reason"] == "length"
 
 
-@pytest.mark.parametrize("stream_id", ["1", None, 1.5, True, [1]])
-async def test_a_frame_without_a_number_is_answered_without_one(stream_id: object) -> None:
+async def test_a_frame_without_a_number_is_answered_without_one() -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
-        await talk.send("GENERATE", stream_id=stream_id, prompt=ONCE)
-        command, fields = await talk.hear()
-        messages = await talk.ask("GENERATE", 2, prompt=ONCE, max_tokens=1)
+        for stream_id in ("1", None, 1.5, True, [1]):
+            await talk.send("GENERATE", stream_id=stream_id, prompt=ONCE)
+            command, fields = await talk.hear()
+            messages = await talk.ask("GENERATE", 2, prompt=ONCE, max_tokens=1)
+            assert (command, fields["stream_id"], fields["field"]) == ("MSG", None, "stream_id")
+            assert messages[0][1]["finish_reason"] == "length"
 
-    assert (command, fields["stream_id"], fields["field"]) == ("MSG", None, "stream_id")
-    assert messages[0][1]["finish_reason"] == "length"
+
+NO_NUMBERS: list[tuple[Any, ...]] = [
+    ("1" + "0" * 30, "1" + "0" * 30),
+    ("-9223372036854775809", "-9223372036854775809"),
+    ("1.5", "1.5"),
+    ("true", "true"),
+    ("null", "null"),
+    ('"7"', '"7"'),
+    ("[7]", "a list of 1"),
+]
 
 
-@pytest.mark.parametrize(
-    ("written", "shown"),
-    [
-        ("1" + "0" * 30, "1" + "0" * 30),
-        ("-9223372036854775809", "-9223372036854775809"),
-        ("1.5", "1.5"),
-        ("true", "true"),
-        ("null", "null"),
-        ('"7"', '"7"'),
-        ("[7]", "a list of 1"),
-    ],
-)
-async def test_what_is_no_streams_number_is_quoted_as_it_was_written(
-    written: str, shown: str
-) -> None:
+async def test_what_is_no_streams_number_is_quoted_as_it_was_written() -> None:
     async with served(FakeShard()) as (_, port), talking(port) as talk:
-        await talk.socket.send(f'CANCEL {{"stream_id": {written}}}')
-        _, fields = await talk.hear()
-
-    rule = "`stream_id` must be a whole number of at most 64 bits"
-    assert fields["error"] == f"{rule}. Given: {shown}"
+        for written, shown in NO_NUMBERS:
+            await talk.socket.send(f'CANCEL {{"stream_id": {written}}}')
+            _, fields = await talk.hear()
+            rule = "`stream_id` must be a whole number of at most 64 bits"
+            assert fields["error"] == f"{rule}. Given: {shown}"
 
 
 async def test_numbers_of_64_bits_are_streams() -> None:
@@ -192,32 +193,31 @@ def test_no_text_is_no_frame() -> None:
     assert raised.value.code == 1003
 
 
-@pytest.mark.parametrize(
-    ("sent", "code"),
-    [
-        (b"\x81\x02hi", 1002),  # not masked
-        (b"\xf1\x80\0\0\0\0", 1002),  # reserved bits
-        (b"\x83\x80\0\0\0\0", 1002),  # no such opcode
-        (b"\x80\x80\0\0\0\0", 1002),  # goes on with nothing
-        (b"\x09\x80\0\0\0\0", 1002),  # a ping in pieces
-        (b"\x81\xff\x00\x00\x01\x00\x00\x00\x00\x00\0\0\0\0", 1009),  # a petabyte
-    ],
-)
-async def test_broken_websocket_frames_close_the_socket(sent: bytes, code: int) -> None:
-    async with served(FakeShard()) as (_, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(
-            b"GET /lmtp HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
-            b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
-        )
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(sent)
-        answer = await asyncio.wait_for(reader.read(), 30)
-        writer.close()
+BROKEN_FRAMES: list[tuple[Any, ...]] = [
+    (b"\x81\x02hi", 1002),
+    (b"\xf1\x80\0\0\0\0", 1002),
+    (b"\x83\x80\0\0\0\0", 1002),
+    (b"\x80\x80\0\0\0\0", 1002),
+    (b"\x09\x80\0\0\0\0", 1002),
+    (b"\x81\xff\x00\x00\x01\x00\x00\x00\x00\x00\0\0\0\0", 1009),
+]
 
-    assert answer[0] == 0x88
-    assert int.from_bytes(answer[2:4], "big") == code
-    assert len(answer) > 4, "it has no reason"
+
+async def test_broken_websocket_frames_close_the_socket() -> None:
+    async with served(FakeShard()) as (_, port):
+        for sent, code in BROKEN_FRAMES:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(
+                b"GET /lmtp HTTP/1.1\r\nhost: x\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+                b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-version: 13\r\n\r\n"
+            )
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(sent)
+            answer = await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+            assert answer[0] == 0x88
+            assert int.from_bytes(answer[2:4], "big") == code
+            assert len(answer) > 4, "it has no reason"
 
 
 _TYPES = (
@@ -358,7 +358,7 @@ async def test_300_messages_by_chance(caplog: pytest.LogCaptureFixture) -> None:
     assert await survive(1, 300, caplog) > 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_3_000_random_messages(caplog: pytest.LogCaptureFixture) -> None:
     assert await survive(2, 3_000, caplog) > 90
 
@@ -376,20 +376,17 @@ async def test_a_continuation_is_scored_behind_ids_and_messages(prompt: dict[str
     assert messages[0][1]["usage"]["prompt_tokens"] == len("user: hi\n") + 1
 
 
-@pytest.mark.parametrize(
-    ("prompt", "field", "words"),
-    [
-        ({}, "prompt", "is required: token ids, or `text`, or `messages`"),
-        ({"prompt": [3], "messages": TURNS}, "messages", "exclude each other"),
-        ({"prompt": [999]}, "prompt", "between 0 and 257. Given: 999"),
-        ({"text": "x" * 161}, "text", "at most 160 tokens. Given: 161"),
-    ],
-)
-async def test_a_wrong_prompt_is_refused_by_its_field(
-    prompt: dict[str, Any], field: str, words: str
-) -> None:
-    async with served(FakeShard()) as (_, port), talking(port) as talk:
-        error = await talk.error("SCORE", scored=["x"], **prompt)
+WRONG_PROMPTS: list[tuple[Any, ...]] = [
+    ({}, "prompt", "is required: token ids, or `text`, or `messages`"),
+    ({"prompt": [3], "messages": TURNS}, "messages", "exclude each other"),
+    ({"prompt": [999]}, "prompt", "between 0 and 257. Given: 999"),
+    ({"text": "x" * 161}, "text", "at most 160 tokens. Given: 161"),
+]
 
-    assert (error["error_type"], error["field"]) == ("validation", field)
-    assert words in error["error"]
+
+async def test_a_wrong_prompt_is_refused_by_its_field() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        for prompt, field, words in WRONG_PROMPTS:
+            error = await talk.error("SCORE", scored=["x"], **prompt)
+            assert (error["error_type"], error["field"]) == ("validation", field)
+            assert words in error["error"]

@@ -283,30 +283,27 @@ KEY = b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ=="
 VERSION = b"sec-websocket-version: 13"
 
 
-@pytest.mark.parametrize(
-    ("method", "headers", "words"),
-    [
-        (b"GET", [KEY], b"missing Sec-WebSocket-Version"),
-        (b"GET", [VERSION], b"missing Sec-WebSocket-Key"),
-        (b"GET", [KEY, b"sec-websocket-version: 12"], b"invalid Sec-WebSocket-Version header: 12"),
-        (b"GET", [VERSION, b"sec-websocket-key: short"], b"invalid Sec-WebSocket-Key header"),
-        (b"GET", [KEY, VERSION, b"content-length: 5"], b"request body"),
-        (b"GET", [KEY, VERSION, b"transfer-encoding: chunked"], b"transfer codings"),
-        (b"POST", [KEY, VERSION, b"content-length: 0"], b"unsupported HTTP method"),
-    ],
-)
-async def test_a_broken_handshake_is_refused_with_the_reason(
-    method: bytes, headers: list[bytes], words: bytes
-) -> None:
-    async with served(FakeShard()) as (_, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        offer = (b"host: x", b"connection: Upgrade", b"upgrade: websocket", *headers)
-        writer.write(b"%b /lmtp HTTP/1.1\r\n%b\r\n\r\n" % (method, b"\r\n".join(offer)))
-        answer = await asyncio.wait_for(reader.read(), 30)
-        writer.close()
+BROKEN_HANDSHAKES: list[tuple[Any, ...]] = [
+    (b"GET", [KEY], b"missing Sec-WebSocket-Version"),
+    (b"GET", [VERSION], b"missing Sec-WebSocket-Key"),
+    (b"GET", [KEY, b"sec-websocket-version: 12"], b"invalid Sec-WebSocket-Version header: 12"),
+    (b"GET", [VERSION, b"sec-websocket-key: short"], b"invalid Sec-WebSocket-Key header"),
+    (b"GET", [KEY, VERSION, b"content-length: 5"], b"request body"),
+    (b"GET", [KEY, VERSION, b"transfer-encoding: chunked"], b"transfer codings"),
+    (b"POST", [KEY, VERSION, b"content-length: 0"], b"unsupported HTTP method"),
+]
 
-    assert answer.startswith(b"HTTP/1.1 400 " if method == b"GET" else b"HTTP/1.1 405 ")
-    assert words in answer
+
+async def test_a_broken_handshake_is_refused_with_the_reason() -> None:
+    async with served(FakeShard()) as (_, port):
+        for method, headers, words in BROKEN_HANDSHAKES:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            offer = (b"host: x", b"connection: Upgrade", b"upgrade: websocket", *headers)
+            writer.write(b"%b /lmtp HTTP/1.1\r\n%b\r\n\r\n" % (method, b"\r\n".join(offer)))
+            answer = await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 400 " if method == b"GET" else b"HTTP/1.1 405 ")
+            assert words in answer
 
 
 async def test_a_handshake_with_a_long_line_is_answered() -> None:
@@ -425,6 +422,7 @@ async def test_what_outlasts_the_drain_ends_where_its_client_sees_it(tmp_path: P
     assert (fields["error_type"], fields["retryable"]) == ("incomplete_generation", True)
 
 
+@pytest.mark.nightly
 async def test_a_second_signal_does_not_wait_for_sockets(tmp_path: Path) -> None:
     async with slow_router(tmp_path) as router, talking(router.port) as talk:
         await talk.hello()

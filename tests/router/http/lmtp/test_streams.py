@@ -89,7 +89,7 @@ async def test_nobody_waits_for_a_socket_that_is_gone() -> None:
 
 def slow() -> FakeShard:
     shard = FakeShard(num_blocks=48)
-    shard.faults.delay_s = 0.02
+    shard.faults.delay_s = 0.014
     return shard
 
 
@@ -347,7 +347,8 @@ async def test_who_does_not_answer_pings_is_closed() -> None:
     async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
         # Its library answers pings by itself, so it has to be deaf for a while.
         stop_reading(talk)
-        await asyncio.sleep(0.5)
+        while not rules.cuts.value("no_pong"):
+            await asyncio.sleep(0.01)
         talk.socket.transport.resume_reading()
         close = await talk.closed()
 
@@ -358,7 +359,7 @@ async def test_who_does_not_answer_pings_is_closed() -> None:
 async def test_who_answers_pings_may_be_silent_for_long() -> None:
     rules = ConnectionLimits(ping_interval_s=0.05)
     async with served(FakeShard(), rules) as (_, port), talking(port) as talk:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.3)
         messages = await talk.ask("GENERATE", prompt=byte_ids("Once"), max_tokens=1)
 
     assert messages[0][1]["finish_reason"] == "length"

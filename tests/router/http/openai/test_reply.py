@@ -86,12 +86,11 @@ def told_of(choices: list[Any]) -> list[Any]:
     ]
 
 
-@pytest.mark.slow
 async def test_chats_are_the_same_streamed_whole_and_token_by_token() -> None:
     draw = random.Random(7)
     shard = FakeShard()
     async with housing(shard, timeouts=PATIENT) as house:
-        for _ in range(300):
+        for _ in range(60):
             text = draw_text(draw, 12)
             shard.script = saying(text, len(PROMPT))
             stops = [draw_text(draw, 2) for _ in range(draw.randint(0, 3))]
@@ -119,12 +118,11 @@ async def test_chats_are_the_same_streamed_whole_and_token_by_token() -> None:
                 assert data.decode(errors="ignore") == content, body
 
 
-@pytest.mark.slow
 async def test_completions_are_the_same_streamed_whole_and_token_by_token() -> None:
     draw = random.Random(8)
     shard = FakeShard()
     async with housing(shard, timeouts=PATIENT) as house:
-        for _ in range(300):
+        for _ in range(60):
             prompt = draw_text(draw, 6)
             text = draw_text(draw, 12)
             shard.script = saying(text, len(prompt.encode()))

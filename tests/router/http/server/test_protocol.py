@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -52,36 +53,34 @@ async def test_a_url_has_a_longest_length() -> None:
     assert fits.startswith(b"HTTP/1.1 200 ")
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        pytest.param([GET + b"a: %b\r\n\r\n" % (b"x" * 4096)], id="one-long"),
-        pytest.param([GET + (b"a: %b\r\n" % (b"x" * 500)) * 9 + b"\r\n"], id="many"),
-        pytest.param([GET + b"a: ", *[b"x" * 1000] * 9], id="without-end"),
-        pytest.param([b"\r\n" * 3000], id="empty-lines"),
-        pytest.param([b"GET /" + b"x" * 100, *[b"x" * 50_000] * 3], id="a-method-and-a-flood"),
-    ],
-)
-async def test_headers_have_a_largest_length(parts: list[bytes]) -> None:
+LONG_HEADS: list[Any] = [
+    [GET + b"a: %b\r\n\r\n" % (b"x" * 4096)],
+    [GET + (b"a: %b\r\n" % (b"x" * 500)) * 9 + b"\r\n"],
+    [GET + b"a: ", *[b"x" * 1000] * 9],
+    [b"\r\n" * 3000],
+    [b"GET /" + b"x" * 100, *[b"x" * 50_000] * 3],
+]
+
+
+async def test_headers_have_a_largest_length() -> None:
     async with hello(ConnectionLimits(max_head_len=4096, head_timeout_s=5.0)) as port:
-        answer = await say(port, *parts, pause_s=0.005)
+        for parts in LONG_HEADS:
+            answer = await say(port, *parts, pause_s=0.005)
+            assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 414 "))
 
-    assert answer.startswith((b"HTTP/1.1 431 ", b"HTTP/1.1 414 "))
+
+LONG_FRAMING: list[Any] = [
+    b"0\r\na: " + b"x" * 300_000,
+    b"0\r\n" + b"a: b\r\n" * 6000,
+    b"5;" + b"x" * 300_000,
+]
 
 
-@pytest.mark.parametrize(
-    "framing",
-    [
-        pytest.param(b"0\r\na: " + b"x" * 300_000, id="a-trailer-without-end"),
-        pytest.param(b"0\r\n" + b"a: b\r\n" * 6000, id="trailers"),
-        pytest.param(b"5;" + b"x" * 300_000, id="a-chunk-extension"),
-    ],
-)
-async def test_framing_without_a_body_has_a_largest_length_too(framing: bytes) -> None:
+async def test_framing_without_a_body_has_a_largest_length_too() -> None:
     async with hello() as port:
-        answer = await say(port, GET + b"transfer-encoding: chunked\r\n\r\n" + framing)
-
-    assert error_of(answer, 431)["error_type"] == "headers_too_large"
+        for framing in LONG_FRAMING:
+            answer = await say(port, GET + b"transfer-encoding: chunked\r\n\r\n" + framing)
+            assert error_of(answer, 431)["error_type"] == "headers_too_large"
 
 
 async def test_small_chunks_are_no_abuse() -> None:
@@ -191,7 +190,7 @@ async def test_a_refusal_reaches_a_client_that_still_writes() -> None:
 
 async def test_garbage_behind_a_request_does_not_get_into_its_answer() -> None:
     async with housing(FakeShard(script=letters)) as house, listening(house.app) as port:
-        house.shard.faults.delay_s = 0.02
+        house.shard.faults.delay_s = 0.005
         body = b'{"inputs": "hello", "parameters": {"max_new_tokens": 50}}'
         head = b"POST /generate_stream HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         head += b"content-length: %d\r\n\r\n" % len(body)
@@ -209,22 +208,21 @@ async def test_garbage_behind_a_request_does_not_get_into_its_answer() -> None:
     assert answer.endswith(b"0\r\n\r\n")
 
 
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        pytest.param(b"}}\r\n", id="a-body-longer-than-its-length"),
-        pytest.param(GET + b"content-length: x\r\n\r\n", id="a-bad-header"),
-        pytest.param(GET + b"transfer-encoding: chunked\r\n\r\nz\r\n", id="a-bad-chunk"),
-        pytest.param(GET + b"a: %b\r\n\r\n" % (b"x" * 40_000), id="a-header-too-long"),
-    ],
-)
-async def test_an_answer_before_garbage_is_the_last(garbage: bytes) -> None:
-    async with hello() as port:
-        good = GET + b"content-length: 4\r\n\r\nabcd"
-        answer = await say(port, good + garbage)
+GARBAGE: list[Any] = [
+    b"}}\r\n",
+    GET + b"content-length: x\r\n\r\n",
+    GET + b"transfer-encoding: chunked\r\n\r\nz\r\n",
+    GET + b"a: %b\r\n\r\n" % (b"x" * 40_000),
+]
 
-    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == 1
-    assert answer.endswith(b"\r\n\r\n4")
+
+async def test_an_answer_before_garbage_is_the_last() -> None:
+    async with hello() as port:
+        for garbage in GARBAGE:
+            good = GET + b"content-length: 4\r\n\r\nabcd"
+            answer = await say(port, good + garbage)
+            assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 ") == 1
+            assert answer.endswith(b"\r\n\r\n4")
 
 
 @pytest.mark.parametrize(
@@ -263,64 +261,60 @@ async def test_an_offer_of_another_protocol_is_passed_over(offer: bytes, pause_s
     assert b"\r\n\r\n3HTTP/1.1 " in chunked
 
 
-@pytest.mark.parametrize("target", [b"a:443", b"/", b"http://a/"])
-async def test_no_tunnel_is_opened(target: bytes) -> None:
+async def test_no_tunnel_is_opened() -> None:
     async with hello() as port:
-        answer = await say(port, b"CONNECT " + target + b" HTTP/1.1\r\nhost: a\r\n\r\n")
+        for target in (b"a:443", b"/", b"http://a/"):
+            answer = await say(port, b"CONNECT " + target + b" HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert error_of(answer, 400)["error_type"] == "bad_request"
 
-    assert error_of(answer, 400)["error_type"] == "bad_request"
+
+NO_REQUESTS: list[tuple[Any, ...]] = [
+    (b"FOO / HTTP/1.1", "Invalid method"),
+    (b"GET / HTTP/3.7", "Invalid HTTP version"),
+    (b"POST / HTTP/1.1\r\ncontent-length: -5", "Content-Length"),
+    (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2", "Content-Length"),
+    (
+        b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 2",
+        "Transfer-Encoding",
+    ),
+    (b"GET / HTTP/1.1\r\na b: c", "header"),
+]
 
 
-@pytest.mark.parametrize(
-    ("head", "reason"),
-    [
-        (b"FOO / HTTP/1.1", "Invalid method"),
-        (b"GET / HTTP/3.7", "Invalid HTTP version"),
-        (b"POST / HTTP/1.1\r\ncontent-length: -5", "Content-Length"),
-        (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2", "Content-Length"),
-        (
-            b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 2",
-            "Transfer-Encoding",
-        ),
-        (b"GET / HTTP/1.1\r\na b: c", "header"),
-    ],
-)
-async def test_what_is_no_request_is_refused_with_the_reason(head: bytes, reason: str) -> None:
+async def test_what_is_no_request_is_refused_with_the_reason() -> None:
     async with hello() as port:
-        answer = await say(port, head + b"\r\n\r\n")
+        for head, reason in NO_REQUESTS:
+            answer = await say(port, head + b"\r\n\r\n")
+            error = str(error_of(answer, 400)["error"])
+            assert error.startswith("this is no HTTP request: ")
+            assert reason in error
 
-    error = str(error_of(answer, 400)["error"])
-    assert error.startswith("this is no HTTP request: ")
-    assert reason in error
 
-
-@pytest.mark.parametrize("version", [b"1.1", b"1.0"])
-@pytest.mark.parametrize("hosts", [b"", b"host: a\r\nhost: b\r\n", b"host: a\r\nhost: a\r\n"])
-async def test_a_request_names_one_host(hosts: bytes, version: bytes) -> None:
+async def test_a_request_names_one_host() -> None:
     async with hello() as port:
-        head = b"GET / HTTP/%b\r\n%bconnection: close\r\n\r\n" % (version, hosts)
-        answer = await say(port, head)
+        for hosts in (b"", b"host: a\r\nhost: b\r\n", b"host: a\r\nhost: a\r\n"):
+            for version in (b"1.1", b"1.0"):
+                head = b"GET / HTTP/%b\r\n%bconnection: close\r\n\r\n" % (version, hosts)
+                answer = await say(port, head)
+                if version == b"1.0" and not hosts:
+                    assert answer.startswith(b"HTTP/1.1 200 ")
+                else:
+                    assert "one Host header" in str(error_of(answer, 400)["error"])
 
-    if version == b"1.0" and not hosts:
-        assert answer.startswith(b"HTTP/1.1 200 ")
-    else:
-        assert "one Host header" in str(error_of(answer, 400)["error"])
+
+CODED_HEADS: list[Any] = [
+    b"HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked",
+    b"HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip",
+    b"HTTP/1.1\r\nhost: a\r\ntransfer-encoding: identity",
+    b"HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked",
+]
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        pytest.param(b"HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip, chunked", id="a-list"),
-        pytest.param(b"HTTP/1.1\r\nhost: a\r\ntransfer-encoding: gzip", id="gzip"),
-        pytest.param(b"HTTP/1.1\r\nhost: a\r\ntransfer-encoding: identity", id="identity"),
-        pytest.param(b"HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked", id="1.0"),
-    ],
-)
-async def test_no_transfer_encoding_but_chunked_is_read(head: bytes) -> None:
+async def test_no_transfer_encoding_but_chunked_is_read() -> None:
     async with hello() as port:
-        answer = await say(port, b"POST / " + head + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
-
-    assert "Transfer-Encoding must be" in str(error_of(answer, 400)["error"])
+        for head in CODED_HEADS:
+            answer = await say(port, b"POST / " + head + b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
+            assert "Transfer-Encoding must be" in str(error_of(answer, 400)["error"])
 
 
 class SlowReader:
@@ -355,8 +349,7 @@ async def until_cut(limits: ConnectionLimits, number: int = 1) -> float:
     return monotonic() - began_s
 
 
-@pytest.mark.parametrize("declares", [False, True])
-@pytest.mark.parametrize("reads", [0, 1])
+@pytest.mark.parametrize(("declares", "reads"), [(False, 0), (True, 1)])
 async def test_a_reader_of_nothing_or_next_to_nothing_is_cut(declares: bool, reads: int) -> None:
     limits = rules()
     async with listening(endless(10_000_000, declares=declares), limits) as port:
@@ -418,24 +411,23 @@ async def test_what_is_left_of_an_answer_counts_as_part_of_the_next() -> None:
         reader.close()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("declares", [False, True])
 async def test_who_reads_slowly_but_reads_gets_all(declares: bool) -> None:
-    limits = rules(write_timeout_s=1.0)
-    total_len = 400_000
+    limits = rules()
+    total_len = 200_000
     read_len = 0
     async with listening(endless(total_len, declares=declares), limits) as port:
         reader = SlowReader(port)
         reader.say(GET + b"connection: close\r\n\r\n")
         began_s = monotonic()
         while read_len < total_len:
-            # Some 100 KB in each second, more than the rule asks for.
-            read_len += reader.read(3_000)
-            await asyncio.sleep(0.02)
+            # Some 200 KB in each second, more than the rule asks for.
+            read_len += reader.read(10_000)
+            await asyncio.sleep(0.05)
             assert monotonic() - began_s < PATIENCE_S
         reader.close()
 
-    assert monotonic() - began_s > 2.0
+    assert monotonic() - began_s > 2 * QUICK
     assert limits.cuts.value("slow_reader") == 0
 
 
@@ -471,7 +463,7 @@ async def test_a_cut_stream_ends_its_generation_and_says_why(
 
 async def test_what_waits_for_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     protocols = noted(monkeypatch)
-    limits = rules(write_timeout_s=1.0)
+    limits = rules(write_timeout_s=2 * QUICK)
     largest = 0
     async with listening(endless(10_000_000), limits) as port:
         readers = [SlowReader(port) for _ in range(20)]
@@ -494,7 +486,7 @@ async def test_what_waits_for_a_reader_is_bounded(monkeypatch: pytest.MonkeyPatc
 async def test_a_client_that_reads_later_loses_nothing() -> None:
     async with listening(endless(3_000_000), rules(write_timeout_s=5.0)) as port:
         reader, writer = await open_request(port, "GET", "/")
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(QUICK)
         answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
         writer.close()
 
@@ -562,7 +554,7 @@ async def test_empty_lines_do_not_keep_a_connection(monkeypatch: pytest.MonkeyPa
     assert await answer == b""
 
 
-@pytest.mark.parametrize("path", ["/generate", "/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("path", ["/generate", "/v1/messages"])
 async def test_a_body_that_comes_too_slowly_is_a_408_in_the_paths_dialect(
     path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -604,21 +596,21 @@ async def test_a_body_that_keeps_coming_may_take_its_time() -> None:
     house = housing(FakeShard(), body_timeout_s=QUICK, max_body_len=300_000)
     async with house as built, listening(built.app) as port:
         head = b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
-        head += b"connection: close\r\ncontent-length: 240016\r\n\r\n"
-        parts = (b'{"inputs": "ab"', *[b" " * 20_000] * 12, b"}")
-        answer = await say(port, head, *parts, pause_s=0.1)
+        head += b"connection: close\r\ncontent-length: 160016\r\n\r\n"
+        parts = (b'{"inputs": "ab"', *[b" " * 20_000] * 8, b"}")
+        answer = await say(port, head, *parts, pause_s=0.06)
 
     assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 async def test_the_next_request_may_wait_for_a_long_answer() -> None:
     shard = FakeShard(script=letters)
-    shard.faults.delay_s = 0.03
+    shard.faults.delay_s = 0.015
     async with housing(shard) as house, listening(house.app, rules()) as port:
         body = b'{"inputs": "hello", "parameters": {"max_new_tokens": 50}}'
         head = b"POST /generate_stream HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
         head += b"content-length: %d\r\n\r\n" % len(body)
-        answer = await say(port, head + body, GET, b"connection: close\r\n\r\n", pause_s=0.5)
+        answer = await say(port, head + body, GET, b"connection: close\r\n\r\n", pause_s=0.35)
 
     assert answer.count(b"HTTP/1.1 200 ") == 2
     assert answer.count(b"data: ") == 50
