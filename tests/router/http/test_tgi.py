@@ -1,6 +1,5 @@
 """TGI's routes: shapes, defaults and semantics that its clients look at."""
 
-import asyncio
 import json
 from itertools import combinations
 from typing import Any
@@ -212,17 +211,6 @@ async def test_a_seed_of_the_request_is_used_and_answered() -> None:
         assert sampling_of(house).seed == 2**64 - 1
 
 
-async def test_null_stands_for_the_absence_of_every_optional_field() -> None:
-    nulls: dict[str, Any] = dict.fromkeys(EVERY_OPTIONAL_PARAMETER)
-    async with housing(saying_after_prompt("world")) as house:
-        assert await post(house, **nulls) == {"generated_text": "world"}
-
-
-async def test_unknown_fields_are_ignored() -> None:
-    async with housing(saying_after_prompt("w")) as house:
-        assert await post(house, zeal=3, details=False) == {"generated_text": "w"}
-
-
 async def test_truncate_keeps_the_end_of_the_prompt() -> None:
     async with housing(FakeShard(script=saying("w", 2))) as house:
         answer = await post(house, truncate=2, decoder_input_details=True)
@@ -253,21 +241,6 @@ async def test_the_root_answers_a_list_of_one() -> None:
         answer = await post(house, "/", return_full_text=False, details=True)
 
     assert [sorted(item) for item in answer] == [["details", "generated_text"]]
-
-
-async def test_timing_headers_are_those_of_tgi() -> None:
-    async with housing(saying_after_prompt("wo")) as house, house.client as client:
-        answer = await client.post("/generate", json={"inputs": PROMPT, "parameters": {}})
-
-    headers = answer.headers
-    assert headers["x-compute-type"] == "test"
-    assert headers["x-compute-characters"] == "5"
-    assert headers["x-prompt-tokens"] == "5"
-    assert headers["x-generated-tokens"] == "3"
-    assert 0 < float(headers["x-compute-time"]) < 10
-    for name in ("total", "validation", "queue", "inference"):
-        assert 0 <= int(headers[f"x-{name}-time"]) < 10_000
-    assert int(headers["x-time-per-token"]) <= int(headers["x-inference-time"])
 
 
 async def test_tokenize_answers_a_bare_list_with_byte_offsets() -> None:
@@ -315,29 +288,6 @@ async def test_prompts_that_cannot_be_served_are_refused() -> None:
             status, error = await refuse(house, inputs=inputs)
             assert (status, error["error_type"]) == (422, "validation")
             assert "`inputs`" in error["error"]
-
-
-async def test_a_full_house_is_a_429_that_says_when_to_come_again() -> None:
-    shard = FakeShard()
-    shard.faults.delay_s = 0.02
-    async with housing(shard, max_concurrent_requests=1) as house, house.client as client:
-        first = asyncio.ensure_future(client.post("/generate", json={"inputs": PROMPT}))
-        while house.rig.batcher.num_streams == 0:
-            await asyncio.sleep(0.001)
-        answer = await client.post("/generate", json={"inputs": PROMPT})
-        first.cancel()
-
-    assert answer.status_code == 429
-    assert answer.json() == {"error": "Model is overloaded", "error_type": "overloaded"}
-    assert int(answer.headers["retry-after"]) >= 1
-
-
-async def test_a_draining_house_is_a_503() -> None:
-    async with housing(FakeShard()) as house:
-        await house.rig.batcher.drain(1.0)
-        status, error = await refuse(house, inputs=PROMPT)
-
-    assert (status, error["error_type"]) == (503, "draining")
 
 
 async def test_a_failing_shard_is_a_424_with_its_reason() -> None:
@@ -460,26 +410,6 @@ async def test_a_prompt_that_is_shorter_than_truncate_is_whole() -> None:
         answer = await post(house, truncate=6, decoder_input_details=True)
 
     assert len(answer["details"]["prefill"]) == len(PROMPT)
-
-
-async def test_a_token_is_silent_until_its_character_is_whole() -> None:
-    async with housing(saying_after_prompt("é")) as house:
-        whole = await post(house, details=True)
-        events = await stream(house)
-
-    assert [token["text"] for token in whole["details"]["tokens"]] == ["", "é", "</s>"]
-    assert [event["token"]["text"] for event in events] == ["", "é", "</s>"]
-    assert whole["generated_text"] == events[-1]["generated_text"] == "é"
-
-
-@pytest.mark.parametrize("field", ["decoder_input_details", "best_of"])
-async def test_what_cannot_be_streamed_is_refused_in_the_stream(field: str) -> None:
-    asked = {"decoder_input_details": True} if field != "best_of" else {"best_of": 2, "top_k": 2}
-    async with housing(saying_after_prompt("w")) as house:
-        (event,) = await stream(house, **asked)
-
-    assert event["error_type"] == "validation"
-    assert f"`{field}`" in event["error"]
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -828,11 +758,6 @@ async def test_asking_for_it_does_not_turn_sampling_on() -> None:
     parameters = {"watermark": True, "max_new_tokens": 2}
     sampling = await sampling_told("/generate", {"inputs": "hello", "parameters": parameters})
     assert not sampling.do_sample
-
-
-async def test_openai_has_no_word_for_it() -> None:
-    body = {"prompt": "hello", "model": "model", "max_tokens": 2}
-    assert not (await sampling_told("/v1/completions", body)).watermark
 
 
 async def test_a_chat_is_templated_and_tokenized() -> None:

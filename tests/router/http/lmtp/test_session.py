@@ -400,6 +400,7 @@ async def test_what_runs_may_finish_and_then_all_sockets_are_closed(tmp_path: Pa
     assert not any("Traceback" in line for line in router.log)
 
 
+@pytest.mark.nightly
 async def test_what_outlasts_the_drain_ends_where_its_client_sees_it(tmp_path: Path) -> None:
     flags = ("--graceful-termination-timeout", "0.3")
     async with slow_router(tmp_path, *flags) as router, talking(router.port) as talk:

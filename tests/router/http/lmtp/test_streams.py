@@ -87,14 +87,14 @@ async def test_nobody_waits_for_a_socket_that_is_gone() -> None:
     await asyncio.wait_for(outbox.until_empty(), 30)
 
 
-def slow() -> FakeShard:
+def slow(delay_s: float = 0.012) -> FakeShard:
     shard = FakeShard(num_blocks=48)
-    shard.faults.delay_s = 0.014
+    shard.faults.delay_s = delay_s
     return shard
 
 
 async def test_a_waiting_request_gets_its_place_and_its_start() -> None:
-    async with served(slow()) as (_, port), talking(port) as talk:
+    async with served(slow(0.02)) as (_, port), talking(port) as talk:
         await talk.hello()
         # The blocks are for one of these at a time.
         for stream_id in (1, 2, 3):
@@ -372,7 +372,7 @@ async def test_who_asks_much_and_reads_nothing_is_closed() -> None:
 
         async def flood() -> None:
             while True:
-                await talk.send("MODEL_INFO", stream_id=1, model="x" * 50)
+                await talk.send("MODEL_INFO", stream_id=1, model="x" * 5000)
 
         flooding = asyncio.create_task(flood())
         begun_s = time.monotonic()

@@ -2,12 +2,9 @@
 
 from typing import Any
 
-import pytest
-
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
 from tests.router.http.responses.asking import PATH, refuse
-from tests.router.rig import asking
 
 IMAGE = {"type": "input_image", "image_url": "x"}
 LOOK = {"type": "function", "name": "look"}
@@ -96,18 +93,6 @@ async def test_another_model_is_a_404() -> None:
         status, error = await refuse(house, {"input": "hi", "model": "gpt-9"})
 
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
-
-
-@pytest.mark.parametrize("streams", [False, True])
-async def test_a_full_queue_is_a_429(streams: bool) -> None:
-    async with housing(FakeShard(), max_concurrent_requests=1) as house:
-        house.shard.faults.delay_s = 0.05
-        running = house.rig.infer.generate(asking(max_new_tokens=20))
-        await anext(running)
-        status, error = await refuse(house, {"input": "hi", "stream": streams})
-        await running.aclose()
-
-    assert (status, error["code"]) == (429, "overloaded")
 
 
 async def test_tokens_are_counted_as_they_would_be_used() -> None:
