@@ -15,9 +15,7 @@ Exit codes: 0 stopped when asked; 1 could not start, or could not go on; 2 a bad
 import asyncio
 import gc
 import logging
-import os
 import resource
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -29,33 +27,31 @@ from importlib.metadata import version
 import orjson
 import uvloop
 from prometheus_client import CollectorRegistry
-from starlette.types import ASGIApp
 
 from constraints.worker.pool import PoolRules, VocabularyFile
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, Stopped, first_of
 from processes.worker_threads import NoThreads
-from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig, read_config
 from router.engine.admission import KeyLimits
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.constraints import ConstraintCheck
 from router.engine.infer import Infer
+from router.engine.launcher import Launcher
 from router.engine.observer import StepObserver
-from router.engine.validation import Limits, Validation
+from router.engine.validation import Validation
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import SocketLimits
 from router.http.server.auth import KeyRing, plain_keys, read_key_file
 from router.http.server.listen import (
-    BoundSocket,
     HttpServer,
     ListenFailed,
     bind_configured,
     configured_limits,
 )
-from router.http.server_info import ServerInfo, capacity_of, limits_of, server_info
+from router.http.server_info import capacity_of, limits_of, server_info
 from router.request.errors import Displaced, ShardFailed, StartupFailed
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
@@ -138,10 +134,8 @@ class _Router:
 
 async def _run(config: RouterConfig) -> int:
     keys = _read_keys(config)
-    signals = Signals(
-        config.parent_pid,
-        on_hangup=None if config.api_key_file is None else partial(_reload_keys, config, keys),
-    )
+    reload = None if config.api_key_file is None else partial(_reload_keys, config, keys)
+    signals = Signals(config.parent_pid, on_hangup=reload)
     try:
         router = await signals.unless_stopped(_start(config, keys))
     except Stopped:
@@ -246,127 +240,85 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         )
         closed_on_failure.push_async_callback(shards.close)
         info = await shards.info()
-        text = text or _load_text(config, info.model_id)
+        tokenizer, template = text or _load_text(config, info.model_id)
         pool = await shards.warmup(
             config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
         )
-        router = _wire(config, keys, bound, *text, shards, info, pool, tracer)
+        limits = limits_of(config, info, pool)
+        capacity = capacity_of(info, pool, limits)
+        _logger.info("%s on %s: %s", info.model_id, info.device_type, capacity)
+        metrics = Metrics(
+            CollectorRegistry(),
+            max_input_len=limits.max_input_len,
+            max_total_len=limits.max_total_len,
+        )
+        key_limits = KeyLimits()
+        about = server_info(config, shards.num_ranks, info, pool, limits)
+        checks = ConstraintCheck(
+            VocabularyFile(
+                tokenizer.path, info.vocab_size, info.eos_token_ids, limits.max_total_len
+            ),
+            PoolRules(
+                cpu_s=config.constraint_timeout,
+                wait_s=config.constraint_timeout + _QUEUE_S,
+                memory_bytes=config.constraint_memory << 20,
+                max_waiting=config.max_constraints_waiting,
+            ),
+            metrics,
+            spells_ascii=tokenizer.spells_ascii(),
+            keys=key_limits,
+        )
+        scheduler = Scheduler(
+            SchedulerLimits(
+                config.max_batch_prefill_tokens, config.batch_size, max_drafts=about.max_drafts
+            ),
+            Allocator(pool.num_blocks, pool.block_size, config.prefix_caching),
+            checks_steps=config.check_invariants,
+        )
+        batcher = Batcher(
+            scheduler,
+            shards,
+            tokenizer,
+            StepObserver(metrics, pool.block_size, tracer),
+            BatcherLimits(
+                max_concurrent_requests=config.max_concurrent_requests,
+                progress_s=config.progress_timeout,
+                restart_s=config.shard_restart_timeout,
+            ),
+            launcher=Launcher(config.parent_pid),
+            keys=key_limits,
+        )
+        template.start()
+        services = Services(
+            infer=Infer(batcher, checks),
+            validation=Validation(limits, tokenizer, checks),
+            tokenizer=tokenizer,
+            chat_template=template,
+            metrics=metrics,
+            info=about,
+            tracer=tracer,
+            judges=checks,
+        )
+        app = create_app(
+            services,
+            max_body_len=config.payload_limit,
+            body_timeout_s=config.body_timeout,
+            api_keys=keys if keys else None,
+            protects_metrics=config.protect_metrics,
+            allowed_origins=config.cors_allow_origin,
+            aliases=_aliases(config),
+            resume_grace_s=config.resume_grace,
+            strict_fields=config.strict_fields,
+            socket_limits=SocketLimits(
+                max_message_len=config.socket_message_limit,
+                max_streams=config.max_socket_streams,
+                max_beams=config.max_beams,
+            ),
+        )
+        connection_limits = configured_limits(config, metrics.connections_cut)
+        http = HttpServer(app, bound, _LAST_BYTES_S, connection_limits)
         closed_on_failure.pop_all()
-    return router
-
-
-def _wire(
-    config: RouterConfig,
-    keys: KeyRing,
-    bound: BoundSocket,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    shards: Shards,
-    info: ModelInfo,
-    pool: PoolLimits,
-    tracer: Tracer,
-) -> _Router:
-    limits = limits_of(config, info, pool)
-    _logger.info("%s on %s: %s", info.model_id, info.device_type, capacity_of(info, pool, limits))
-    metrics = Metrics(
-        CollectorRegistry(),
-        max_input_len=limits.max_input_len,
-        max_total_len=limits.max_total_len,
-    )
-    key_limits = KeyLimits()
-    checks = _constraint_check(config, tokenizer, info, limits, metrics, key_limits)
-    observer = StepObserver(metrics, pool.block_size, tracer)
-    about = server_info(config, shards.num_ranks, info, pool, limits)
-    batcher = _batcher(config, about, tokenizer, shards, pool, observer, key_limits)
-    template.start()
-    services = Services(
-        infer=Infer(batcher, checks.violation),
-        validation=Validation(limits, tokenizer, checks),
-        tokenizer=tokenizer,
-        chat_template=template,
-        metrics=metrics,
-        info=about,
-        tracer=tracer,
-        judges=checks,
-    )
-    http = HttpServer(
-        *(_app(config, keys, services), bound, _LAST_BYTES_S),
-        configured_limits(config, metrics.connections_cut),
-    )
     return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks)
-
-
-def _app(config: RouterConfig, keys: KeyRing, services: Services) -> ASGIApp:
-    return create_app(
-        services,
-        max_body_len=config.payload_limit,
-        body_timeout_s=config.body_timeout,
-        api_keys=keys if keys else None,
-        protects_metrics=config.protect_metrics,
-        allowed_origins=config.cors_allow_origin,
-        aliases=_aliases(config),
-        resume_grace_s=config.resume_grace,
-        strict_fields=config.strict_fields,
-        socket_limits=SocketLimits(
-            max_message_len=config.socket_message_limit,
-            max_streams=config.max_socket_streams,
-            max_beams=config.max_beams,
-        ),
-    )
-
-
-def _batcher(
-    config: RouterConfig,
-    about: ServerInfo,
-    tokenizer: Tokenizer,
-    shards: Shards,
-    pool: PoolLimits,
-    observer: StepObserver,
-    key_limits: KeyLimits,
-) -> Batcher:
-    scheduler = Scheduler(
-        SchedulerLimits(
-            config.max_batch_prefill_tokens, config.batch_size, max_drafts=about.max_drafts
-        ),
-        Allocator(pool.num_blocks, pool.block_size, config.prefix_caching),
-        checks_steps=config.check_invariants,
-    )
-    limits = BatcherLimits(
-        max_concurrent_requests=config.max_concurrent_requests,
-        progress_s=config.progress_timeout,
-        restart_s=config.shard_restart_timeout,
-    )
-    ask_restart = partial(_ask_restart, config.parent_pid)
-    return Batcher(
-        *(scheduler, shards, tokenizer, observer, limits), ask_restart=ask_restart, keys=key_limits
-    )
-
-
-def _ask_restart(launcher_pid: int | None) -> None:
-    """Asks the launcher, if it has started us, for new shards: these hang, so it sees no end."""
-    if launcher_pid is not None and os.getppid() == launcher_pid:
-        os.kill(launcher_pid, signal.SIGUSR1)
-
-
-def _constraint_check(
-    config: RouterConfig,
-    tokenizer: Tokenizer,
-    info: ModelInfo,
-    limits: Limits,
-    metrics: Metrics,
-    key_limits: KeyLimits,
-) -> ConstraintCheck:
-    vocabulary = VocabularyFile(
-        tokenizer.path, info.vocab_size, info.eos_token_ids, limits.max_total_len
-    )
-    rules = PoolRules(
-        cpu_s=config.constraint_timeout,
-        wait_s=config.constraint_timeout + _QUEUE_S,
-        memory_bytes=config.constraint_memory << 20,
-        max_waiting=config.max_constraints_waiting,
-    )
-    spells_ascii = tokenizer.spells_ascii()
-    return ConstraintCheck(vocabulary, rules, metrics, spells_ascii=spells_ascii, keys=key_limits)
 
 
 def _aliases(config: RouterConfig) -> dict[str, str]:
@@ -380,7 +332,9 @@ def _load_text(config: RouterConfig, name: str) -> tuple[Tokenizer, ChatTemplate
     tokenizer = Tokenizer.load(folder, config.tokenizer_config_path, config.validation_workers)
     tokenizer.try_out()
     template = ChatTemplate(
-        *(tokenizer.chat_templates, tokenizer.bos_token, tokenizer.eos_token),
+        tokenizer.chat_templates,
+        tokenizer.bos_token,
+        tokenizer.eos_token,
         control_tokens=None if config.allow_control_tokens else tokenizer.control_tokens,
     )
     for fault in template.faults:

@@ -269,7 +269,8 @@ class RouterConfig(FrontConfig):
 
     def __post_init__(self) -> None:
         FrontConfig.__post_init__(self)
-        total, prompt = self.max_total_tokens, self.max_input_tokens
+        total = self.max_total_tokens
+        prompt = self.max_input_tokens
         if total is not None and prompt is not None and prompt >= total:
             raise BadConfig(
                 f"--max-input-tokens {prompt}: must be below --max-total-tokens {total}, so that "

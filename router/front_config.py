@@ -175,7 +175,8 @@ class FrontConfig:
         if self.api_key and self.api_key_file:
             raise BadConfig("--api-key and --api-key-file: only one of them can be given")
         if (self.ssl_certfile is None) is not (self.ssl_keyfile is None):
-            given, missing = "--ssl-certfile", "--ssl-keyfile"
+            given = "--ssl-certfile"
+            missing = "--ssl-keyfile"
             if self.ssl_certfile is None:
                 given, missing = missing, given
             raise BadConfig(f"{given} needs {missing} beside it")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from constraints.spec import StopRule
+from router.engine.constraints import ConstraintCheck
 from router.request.errors import ConstraintRefused
 from router.request.request import NO_KEY, ApiKey, Constraint
 
@@ -11,7 +12,7 @@ Refuse = Callable[[Constraint], ConstraintRefused | None]
 
 
 @dataclass
-class FakeChecks:
+class FakeChecks(ConstraintCheck):
     """Remembers what it was asked, in order: (constraint, stops, max_new_tokens, cuts)."""
 
     refuse: Refuse = lambda constraint: None
@@ -26,3 +27,6 @@ class FakeChecks:
         if refusal is not None:
             raise refusal
         return constraint
+
+    async def violation(self, constraint: Constraint, text: str) -> str | None:
+        """None: every finished text is in order."""

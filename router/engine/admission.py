@@ -1,30 +1,38 @@
-"""Which requests enter the bounded queue, when refused ones retry, and whether steps get done.
+"""Which requests enter, which are refused, and when those may come again.
 
-Whether the limits of an API key admit a further request, and the key's part of the slots.
+    a request -> closed? -> broken too long? -> its key's limits -> a slot for each sequence
+                                                                      none left: Retry-After
 
-It knows no clock but the one passed in.
+It knows no clock but the one passed in, and no sequence: a slot is a number and a key.
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections import Counter
 from math import exp, floor
-from typing import Self
 
-from router.engine.observer import StepObserver
 from router.request.errors import (
     Draining,
     InvalidRequest,
     Overloaded,
     RateLimited,
-    Refused,
     Unhealthy,
 )
 from router.request.request import NO_KEY, ApiKey
 
 _MINUTE_S = 60.0
 _SOON_S = 1.0
+# A client's whole range: `openai` ignores what is above 60 s.
+MIN_RETRY_S = 1.0
+MAX_RETRY_S = 60.0
+# For each slot. So nobody waits longer than four times the time to drain.
+_MAX_RETURNING = 3
+
+MEMORY_S = 20.0
+# What the guess says of a sequence, and how many seconds it weighs.
+_GUESSED_DURATION_S = 2.0
+_GUESS_S = 1.0
+# A server that hangs is not infinitely slow, only slower than anybody waits.
+_SLOWEST_PER_S = 1e-6
 
 
 class Allowance:
@@ -50,27 +58,6 @@ class Allowance:
         earned = (now_s - self._seen_s) / _MINUTE_S * self._per_minute
         self._left = min(self._left + max(earned, 0.0), self._per_minute)
         self._seen_s = now_s
-
-
-@dataclass(frozen=True, slots=True)
-class KeySlots:
-    """The slots that a key has, and its part of all slots by its weight among those that have some.
-
-    `taken` are the keys of all taken slots, one for each.
-    """
-
-    num_taken: int
-    num_fair: int
-
-    @classmethod
-    def of(cls, key: ApiKey, taken: Iterable[ApiKey], num_slots: int) -> Self:
-        """As they are now; the part is 1 at least."""
-        num_taken, weights = 0, {key.name: key.weight}
-        for each in taken:
-            num_taken += each.name == key.name
-            weights.setdefault(each.name, each.weight)
-        num_fair = floor(num_slots * key.weight / sum(weights.values()))
-        return cls(num_taken, max(1, num_fair))
 
 
 class KeyLimits:
@@ -140,87 +127,6 @@ class KeyLimits:
         return known[1]
 
 
-class Wait(Enum):
-    """The calls that the batcher waits for."""
-
-    STEP = "a step"
-    CHECK = "the shards' sign of life"
-
-
-class Progress:
-    """Owned and written by the batcher; read by its health routes.
-
-    A step may take `timeout_s` before it counts as stuck; a check, which is no work, `patience_s`.
-    """
-
-    def __init__(self, timeout_s: float, patience_s: float) -> None:
-        self._limits_s = {Wait.STEP: timeout_s, Wait.CHECK: patience_s}
-        self._since_s: dict[Wait, float] = {}
-        self._broken_since_s: float | None = None
-
-    @property
-    def is_broken(self) -> bool:
-        """True from a failure of the shards until they are reset."""
-        return self._broken_since_s is not None
-
-    def start_wait(self, wait: Wait, now_s: float) -> None:
-        """A call was sent."""
-        self._since_s[wait] = now_s
-
-    def end_wait(self, wait: Wait) -> None:
-        """The call was answered, or failed."""
-        self._since_s.pop(wait, None)
-
-    def mark_broken(self, now_s: float) -> None:
-        """The shards failed; no effect if they had before."""
-        if self._broken_since_s is None:
-            self._broken_since_s = now_s
-
-    def mark_recovered(self) -> None:
-        """The shards were reset."""
-        self._broken_since_s = None
-
-    def broken_s(self, now_s: float) -> float | None:
-        """How long the shards have been broken."""
-        return None if self._broken_since_s is None else now_s - self._broken_since_s
-
-    def is_answering(self, now_s: float) -> bool:
-        """False while the shards are broken or miss a health check; a long step does not count."""
-        return not self.is_broken and self._overdue_s(Wait.CHECK, now_s) is None
-
-    def trouble(self, now_s: float) -> str | None:
-        """Why there is no progress, and for how long; None: there is, or there is no work."""
-        broken_s = self.broken_s(now_s)
-        if broken_s is not None:
-            return f"the shards failed {broken_s:.1f} s ago and have not begun anew"
-        for wait, limit_s in self._limits_s.items():
-            waited_s = self._overdue_s(wait, now_s)
-            if waited_s is not None:
-                return (
-                    f"{wait.value} has been under way for {waited_s:.1f} s; {limit_s:g} s is usual"
-                )
-        return None
-
-    def _overdue_s(self, wait: Wait, now_s: float) -> float | None:
-        """How long a call has been under way that takes longer than usual."""
-        waited_s = now_s - self._since_s.get(wait, now_s)
-        return waited_s if waited_s > self._limits_s[wait] else None
-
-
-# A client's whole range: `openai` ignores what is above 60 s.
-MIN_RETRY_S, MAX_RETRY_S = 1.0, 60.0
-
-MEMORY_S = 20.0
-# What the guess says of a sequence, and how many seconds it weighs.
-_GUESSED_DURATION_S, _GUESS_S = 2.0, 1.0
-# A server that hangs is not infinitely slow, only slower than anybody waits.
-_SLOWEST_PER_S = 1e-6
-
-
-# For each slot. So nobody waits longer than four times the time to drain.
-_MAX_RETURNING = 3
-
-
 class DrainRate:
     """Sequences that end well per second, measured while the server is busy.
 
@@ -287,18 +193,20 @@ class Returning:
 
 
 class Admission:
-    """Admits sequences while there are slots. Owner of the drain rate.
+    """Owner of the server's slots, one for each sequence that waits or runs, and of the drain rate.
 
     When all slots are taken, a key that has less than its share of them is admitted all the same:
     so one key cannot keep the others out, and there are never more than twice as many. Failed
-    shards have `restart_s` to begin anew. It knows no clock but the one passed in.
+    shards have `restart_s` to begin anew.
     """
 
     def __init__(self, num_slots: int, restart_s: float, keys: KeyLimits | None = None) -> None:
         self.num_slots = num_slots
-        self._restart_s = restart_s
         self.is_closed = False
         self.keys = keys or KeyLimits()
+        self._restart_s = restart_s
+        self._taken: Counter[ApiKey] = Counter()
+        self.num_taken = 0
         self._rate = DrainRate(num_slots)
         self._returning = Returning(_MAX_RETURNING * num_slots)
 
@@ -306,16 +214,10 @@ class Admission:
         """Admits nothing from now on."""
         self.is_closed = True
 
-    def admit(
-        self,
-        now_s: float,
-        num_taken: int,
-        num_wanted: int,
-        key: ApiKey = NO_KEY,
-        of_key: KeySlots | None = None,
-        broken_s: float | None = None,
+    def take(
+        self, num_wanted: int, now_s: float, key: ApiKey = NO_KEY, broken_s: float | None = None
     ) -> None:
-        """Admits all sequences of a client's request together. `of_key` are its key's slots.
+        """Takes slots for all sequences of a client's request together, or none.
 
         Raises Draining, Unhealthy when the shards have been broken (for `broken_s`) for longer than
         they may take to begin anew, RateLimited by its key's limits, Overloaded with the time to
@@ -324,84 +226,66 @@ class Admission:
         if self.is_closed:
             raise Draining("the server is shutting down")
         if broken_s is not None and broken_s > self._restart_s:
-            raise self.unhealthy(f"the shards have not answered for {broken_s:.1f} s")
+            raise unhealthy(f"the shards have not answered for {broken_s:.1f} s")
         if num_wanted > self.num_slots:
             raise InvalidRequest(
                 f"the request needs {num_wanted} sequences at once; this server has "
                 f"{self.num_slots}"
             )
-        if of_key is None:
-            of_key = KeySlots(num_taken, self.num_slots)
-        self.keys.check(key, of_key.num_taken, num_wanted, now_s)
-        self._rate.observe(now_s, num_taken)
-        is_within_share = of_key.num_taken + num_wanted <= of_key.num_fair
-        if num_taken + num_wanted > self.num_slots and not is_within_share:
-            reason = f"{num_taken} requests are waiting or running; at most {self.num_slots} may"
+        num_of_key = self.num_taken_by(key)
+        self.keys.check(key, num_of_key, num_wanted, now_s)
+        self._rate.observe(now_s, self.num_taken)
+        is_within_share = num_of_key + num_wanted <= self.fair_share(key)
+        if self.num_taken + num_wanted > self.num_slots and not is_within_share:
+            reason = (
+                f"{self.num_taken} requests are waiting or running; at most {self.num_slots} may"
+            )
             if num_wanted > 1:
                 reason += f"; this one needs {num_wanted}"
-            raise Overloaded(reason, self._retry_after_s(now_s, num_taken))
-        self._rate.observe(now_s, num_taken + num_wanted)
+            raise Overloaded(reason, self._retry_after_s(now_s))
+        self._taken[key] += num_wanted
+        self.num_taken += num_wanted
+        self._rate.observe(now_s, self.num_taken)
+        self.keys.spend(key, now_s, requests=1)
 
-    def _retry_after_s(self, now_s: float, num_taken: int) -> float:
-        """When all before it will have ended: those that are here, and those that will return."""
-        num_before = num_taken + self._returning.count(now_s)
-        wait_s = num_before / self._rate.per_second(now_s)
-        wait_s = min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
-        self._returning.add(now_s + wait_s)
-        return wait_s
-
-    def unhealthy(self, reason: str) -> Unhealthy:
-        """The refusal of a request that would have to wait for broken shards."""
-        return Unhealthy(reason, MIN_RETRY_S)
-
-    def release(self, now_s: float, num_taken: int, num_finished: int) -> None:
-        """Slots were freed, `num_finished` of them by good ends; `num_taken` are left.
+    def free(
+        self, num_slots: int, now_s: float, key: ApiKey = NO_KEY, *, is_good: bool = False
+    ) -> None:
+        """Frees slots of a key, by good ends of their sequences or others.
 
         Those of failed or cancelled sequences do not count for the drain rate: shards that break
         end many at once.
         """
-        self._rate.observe(now_s, num_taken, num_ended=num_finished)
+        self._taken[key] -= num_slots
+        if not self._taken[key]:
+            del self._taken[key]
+        self.num_taken -= num_slots
+        self._rate.observe(now_s, self.num_taken, num_ended=num_slots if is_good else 0)
+
+    def num_taken_by(self, key: ApiKey) -> int:
+        """The slots of all that has the key's name: it may have been read anew meanwhile."""
+        return sum(num for each, num in self._taken.items() if each.name == key.name)
+
+    def fair_share(self, key: ApiKey) -> int:
+        """The key's part of all slots, by its weight among those that have some; 1 at least."""
+        weights = {key.name: key.weight}
+        for each in self._taken:
+            weights.setdefault(each.name, each.weight)
+        return max(1, floor(self.num_slots * key.weight / sum(weights.values())))
 
     def drain_rate(self, now_s: float) -> float:
         """Sequences that end per second, as measured while the server was busy."""
         return self._rate.per_second(now_s)
 
+    def _retry_after_s(self, now_s: float) -> float:
+        """When all before it will have ended: those that are here, and those that will return."""
+        num_before = self.num_taken + self._returning.count(now_s)
+        wait_s = num_before / self._rate.per_second(now_s)
+        wait_s = min(max(wait_s, MIN_RETRY_S), MAX_RETRY_S)
+        self._returning.add(now_s + wait_s)
+        return wait_s
 
-class Slots:
-    """The slots of the server, one for each sequence that waits or runs.
 
-    A slot is taken by an open stream, or by a group between two of its streams: `taken` has the key
-    of each.
-    """
-
-    def __init__(
-        self,
-        admission: Admission,
-        progress: Progress,
-        observer: StepObserver,
-        taken: Callable[[], Sequence[ApiKey]],
-        clock: Callable[[], float],
-    ) -> None:
-        self._admission = admission
-        self._progress = progress
-        self._observer = observer
-        self._taken = taken
-        self._clock = clock
-
-    def take(self, num_slots: int, key: ApiKey) -> None:
-        """Takes so many together. Raises Refused; InvalidRequest for more than there are."""
-        now_s = self._clock()
-        broken_s = self._progress.broken_s(now_s)
-        taken = self._taken()
-        of_key = KeySlots.of(key, taken, self._admission.num_slots)
-        try:
-            self._admission.admit(now_s, len(taken), num_slots, key, of_key, broken_s)
-        except Refused as error:
-            self._observer.rejected(error, key)
-            raise
-        self._admission.keys.spend(key, now_s, requests=1)
-
-    def free(self, num_slots: int, *, is_good: bool) -> None:
-        """Frees so many, by a good end or another."""
-        num_finished = num_slots if is_good else 0
-        self._admission.release(self._clock(), len(self._taken()), num_finished)
+def unhealthy(reason: str) -> Unhealthy:
+    """The refusal of a request that would have to wait for broken shards."""
+    return Unhealthy(reason, MIN_RETRY_S)

@@ -32,8 +32,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from proto.contract import FinishReason, LogprobParams, SamplingParams
 from router.engine.batcher import Batcher, bug_error
-from router.engine.stream import Stream
-from router.engine.stream_groups import StreamGroup
+from router.engine.stream import Stream, StreamGroup
 from router.request.errors import ConstraintRefused, GenerationFailed, RouterError
 from router.request.request import Failed, Finished, GenerateRequest, TokenGenerated
 from router.text.output_text import OutputText
@@ -64,7 +63,8 @@ class Hole:
         The check of a constraint covers stop strings, and bytes that no token spells, but not stop
         tokens.
         """
-        constraint, stop = self.request.constraint, self.request.stop
+        constraint = self.request.constraint
+        stop = self.request.stop
         return constraint is not None and (constraint.has_dead_ends or bool(stop.stop_token_ids))
 
 
@@ -346,7 +346,8 @@ class BeamSearch:
 
     def _probe(self) -> Search[Sequence[AskResult]]:
         """The next tokens of each live beam."""
-        probed, self._probed = self._probed, {}
+        probed = self._probed
+        self._probed = {}
         if not probed:
             return (yield [ProbeTokens(beam) for beam in self.live])
         missing = [beam for beam in self.live if beam not in probed]
@@ -369,7 +370,8 @@ class BeamSearch:
 
     def _select(self, found: Sequence[Alternative]) -> Search[Sequence[Beam] | None]:
         """The next live beams; None: a hole ends behind which the client's program goes on."""
-        width, num_considered = self._group.width, self._group.num_considered
+        width = self._group.width
+        num_considered = self._group.num_considered
         live: list[Beam] = []
         ended: list[Place] = []
         dropped: list[tuple[Place, RouterError | None]] = []
@@ -630,7 +632,7 @@ class BeamUsage:
     num_output_tokens: int = 0
 
 
-class BeamRun:
+class BeamRun(StreamGroup):
     """Owner of a search's streams. The caller awaits `next` until the end, and closes the run.
 
     `report_s`: seconds between two reports; None: no reports.
@@ -639,6 +641,7 @@ class BeamRun:
     def __init__(
         self, group: BeamGroup, texts: OutputTexts, batcher: Batcher, report_s: float | None
     ) -> None:
+        super().__init__(group.width, group.holes[0].request.key)
         self.group = group
         self.search = BeamSearch(group, texts)
         self.num_steps = 0
@@ -657,9 +660,7 @@ class BeamRun:
         self._failure: RouterError | None = None
         self._changed = asyncio.Event()
         # Last, since it may raise.
-        self._slots: StreamGroup = batcher.groups.open(
-            group.width, group.holes[0].request.key, self._advance
-        )
+        batcher.open_group(self)
 
     @property
     def place(self) -> int | None:
@@ -683,11 +684,12 @@ class BeamRun:
         """Ends the search; its blocks are free after the current step. May be called again."""
         for stream in self._streams:
             self._batcher.cancel(stream)
-        self._batcher.groups.close(self._slots, is_good=self._outcome is not None)
+        self._batcher.close_group(self, is_good=self._outcome is not None)
 
     # Between two steps
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Takes the results, and submits what the search asks for next."""
         self._guarded(self._take_results)
 
     def _guarded(self, act: Callable[[], None]) -> None:
@@ -708,7 +710,8 @@ class BeamRun:
         self._resume(lambda: next(self._search_steps))
 
     def _go_on(self) -> None:
-        results, self._results = self._results, []
+        results = self._results
+        self._results = []
         self._resume(lambda: self._search_steps.send(results))
 
     def _resume(self, step: Callable[[], Sequence[Ask]]) -> None:
@@ -731,10 +734,10 @@ class BeamRun:
     def _submit(self) -> None:
         """Submits the next asks, as many as there are slots."""
         done = len(self._results)
-        wave = self._asks[done : done + self._slots.num_slots]
+        wave = self._asks[done : done + self.num_slots]
         requests = [request_of(ask, self.group.holes[ask.beam.hole]) for ask in wave]
         texts = [self._text_behind(ask) for ask in wave]
-        self._streams = self._batcher.groups.submit(self._slots, requests, texts)
+        self._streams = self._batcher.submit_in(self, requests, texts)
 
     def _text_behind(self, ask: Ask) -> OutputText:
         return self._texts.behind(self.group.holes[ask.beam.hole], output_before(ask))

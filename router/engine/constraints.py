@@ -6,13 +6,9 @@ once, however often it is sent. Equal texts at the same time are checked once.
     constraint, stops -> obvious? -> remembered? -> worker -> a text -> does it fit max_new_tokens?
                                                                 no: is there one that does?
 
-What is accepted is compiled by rank 0 beside the running steps (`preparing.py`) before its request
-enters one, so that no step stands still for it. Quick ones are not waited for: the first step of
-their request compiles them beside its forward.
-
-What was found out about constraints, remembered by key.
-
-Constraints that rank 0 compiles beside the running steps, and who waits for them.
+What is accepted is compiled by rank 0 beside the running steps before its request enters one, so
+that no step stands still for it. Quick ones are not waited for: the first step of their request
+compiles them beside its forward.
 """
 
 import asyncio
@@ -21,8 +17,8 @@ import hashlib
 import json
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Generic, TypeVar
@@ -42,6 +38,7 @@ from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
 from constraints.worker.zygote_client import ZygoteFailed
 from router.engine.admission import KeyLimits
+from router.engine.observer import StepObserver
 from router.request.errors import (
     ConstraintRefused,
     Overloaded,
@@ -50,7 +47,10 @@ from router.request.errors import (
     Unsupported,
 )
 from router.request.request import NO_KEY, ApiKey, Constraint
+from router.shards.shards import Shards
 from router.telemetry.metrics import Metrics
+
+_logger = logging.getLogger("router")
 
 F = TypeVar("F")
 
@@ -85,12 +85,11 @@ class ConstraintMemory(Generic[F]):
             self._findings.popitem(last=False)
 
 
-_logger = logging.getLogger("router")
-
 _RETRY_AFTER_S = 2.0
 _MAX_REMEMBERED = 4096
 # A text for which the time was too short this often is not checked again for a while.
-_NUM_CHANCES, _REST_S = 2, 60.0
+_NUM_CHANCES = 2
+_REST_S = 60.0
 # Compiling and finding a text that a step may wait for. It takes a new worker twice as long as a
 # shard, where nothing is done for the first time.
 _QUICK_S = 0.01
@@ -374,38 +373,27 @@ def _digest(text: str) -> bytes:
 
 # Of those that the shards hold: far fewer than they keep, and none that is long, of which they keep
 # fewer.
-_MAX_KNOWN, _MAX_KNOWN_CHARS = 64, 8192
+_MAX_KNOWN = 64
+_MAX_KNOWN_CHARS = 8192
 
 
 class Preparing:
-    """Has the shards compile constraints ahead, and holds the requests that wait for them.
-
-        start -> rank 0 compiles -> ready: the request may be scheduled
-                                 -> failed: the shard cannot serve it, or took too long
+    """Has the shards compile constraints ahead of the first step of their requests.
 
     Requests with the same constraint wait for it together. The last few that were compiled are not
-    sent again. A shard that does not answer at all is not the constraint's fault: then the request
-    is ready, and waits with all others for the shards to be reset; its first step compiles what is
-    missing. `prepare` raises what the request is to fail with, or ShardFailed.
+    sent again.
     """
 
     def __init__(
-        self,
-        prepare: Callable[[Constraint], Awaitable[None]],
-        ready: Callable[[int], None],
-        failed: Callable[[int, Exception], None],
+        self, shards: Shards, observer: StepObserver, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._prepare = prepare
-        self._ready = ready
-        self._failed = failed
-        # The call under way, and the requests that wait for it.
-        self._compiling: dict[ConstraintSpec, tuple[asyncio.Task[None], set[int]]] = {}
-        self._specs: dict[int, ConstraintSpec] = {}
+        self._shards = shards
+        self._observer = observer
+        self._clock = clock
+        # The calls under way, each with the number of requests that wait for it.
+        self._compiling: dict[ConstraintSpec, asyncio.Task[None]] = {}
+        self._num_waiting: Counter[ConstraintSpec] = Counter()
         self._known: ConstraintMemory[bool] = ConstraintMemory(_MAX_KNOWN)
-
-    def __len__(self) -> int:
-        """Requests that wait."""
-        return len(self._specs)
 
     def is_ready(self, constraint: Constraint) -> bool:
         """True for one that the shard has, or compiles quickly."""
@@ -415,39 +403,33 @@ class Preparing:
         """The shards were reset, and may have none."""
         self._known = ConstraintMemory(_MAX_KNOWN)
 
-    def start(self, request_id: int, constraint: Constraint) -> None:
-        """Makes a request wait until its constraint is compiled."""
+    async def compiled(self, constraint: Constraint) -> None:
+        """Until the shards have it; a call for which nobody waits any more is cancelled.
+
+        Raises as `Shards.prepare`, but not ShardFailed: a shard that does not answer at all is not
+        the constraint's fault. Its request then waits with all others for the shards to be reset,
+        and its first step compiles what is missing.
+        """
         spec = constraint.spec
         if spec not in self._compiling:
-            self._compiling[spec] = (asyncio.create_task(self._compile(constraint)), set())
-        self._compiling[spec][1].add(request_id)
-        self._specs[request_id] = spec
-
-    def remove(self, request_id: int) -> None:
-        """A request has ended; a call that no request waits for is cancelled."""
-        spec = self._specs.pop(request_id, None)
-        if spec is None:
-            return
-        task, request_ids = self._compiling[spec]
-        request_ids.discard(request_id)
-        if not request_ids:
-            del self._compiling[spec]
-            task.cancel()
+            self._compiling[spec] = asyncio.create_task(self._compile(constraint))
+        compiling = self._compiling[spec]
+        self._num_waiting[spec] += 1
+        try:
+            await asyncio.shield(compiling)
+        finally:
+            self._num_waiting[spec] -= 1
+            if not self._num_waiting[spec]:
+                del self._num_waiting[spec]
+                del self._compiling[spec]
+                compiling.cancel()
 
     async def _compile(self, constraint: Constraint) -> None:
-        spec = constraint.spec
-        failure: Exception | None = None
+        begun_s = self._clock()
         try:
-            await self._prepare(constraint)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the waiting requests fail with it)
-            failure = None if isinstance(error, ShardFailed) else error
-        else:
-            if len(spec.text) <= _MAX_KNOWN_CHARS:
-                self._known.keep(spec, True)
-        _, request_ids = self._compiling.pop(spec)
-        for request_id in sorted(request_ids):
-            del self._specs[request_id]
-            if failure is None:
-                self._ready(request_id)
-            else:
-                self._failed(request_id, failure)
+            prepared = await self._shards.prepare(constraint)
+        except ShardFailed:
+            return
+        self._observer.prepared(prepared, self._clock() - begun_s)
+        if len(constraint.spec.text) <= _MAX_KNOWN_CHARS:
+            self._known.keep(constraint.spec, True)

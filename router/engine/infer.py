@@ -1,23 +1,24 @@
-"""Generation as the routes use it: a request in, events or a whole answer out.
+"""Generation as the routes use it: requests in, events or whole answers out.
 
-It knows no scheduler, no shard and no HTTP. A reader that stops, for whatever reason, cancels.
+    submit -> Accepted -> bursts of events -> closed: what has not ended is cancelled
 
-A schema that masks enforce only in part is checked once more when the text is finished: the last
-event waits for that, and has the violation.
+It knows no scheduler, no shard and no HTTP.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import inf
+from typing import Self
 
 from router.engine.batcher import Batcher
 from router.engine.beam_search import BeamGroup, BeamRun, OutputTexts
+from router.engine.constraints import ConstraintCheck
 from router.engine.stream import Stream
-from router.request.errors import RouterError, ServerStopped
+from router.request.errors import ServerStopped
 from router.request.request import (
-    Constraint,
     Event,
     Failed,
     Finished,
@@ -25,9 +26,6 @@ from router.request.request import (
     PromptScored,
     TokenGenerated,
 )
-
-# What a finished text breaks of its constraint, in words; None: nothing.
-Verify = Callable[[Constraint, str], Awaitable[str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +44,25 @@ class Completion:
         return sum(event.token.logprob or 0.0 for event in self.tokens) / len(self.tokens)
 
 
-class Accepted:
-    """A submitted request. The reader of `events` owns it: closing them cancels the request."""
+def ranked(completions: Iterable[Completion]) -> list[Completion]:
+    """The completions by their mean log-probability, the best first."""
+    return sorted(completions, key=lambda completion: -completion.mean_logprob)
 
-    def __init__(self, batcher: Batcher, stream: Stream, verify: Verify) -> None:
-        self._batcher = batcher
+
+class Accepted:
+    """An accepted request: an iterator of its events, in bursts.
+
+    A burst is all that is there when the reader comes for more. The last one ends with the one
+    Finished or Failed. The reader owns it, and closes it: that cancels what has not ended.
+
+    A schema that masks enforce only in part is checked once more when the text is finished: the
+    last burst waits for that, and has the violation.
+    """
+
+    def __init__(self, stream: Stream, batcher: Batcher, checks: ConstraintCheck) -> None:
         self._stream = stream
-        self._verify = verify
+        self._batcher = batcher
+        self._checks = checks
 
     @property
     def place(self) -> int | None:
@@ -64,24 +74,55 @@ class Accepted:
         """Prompt tokens that were found in the prefix cache, once it has begun."""
         return self._stream.cached_len
 
-    async def events(self) -> AsyncGenerator[Sequence[Event], None]:
-        """The events, in bursts: all that is there whenever the reader comes for more.
+    def __aiter__(self) -> Self:
+        return self
 
-        The last burst ends with the one Finished or Failed.
-        """
-        try:
-            while burst := await _next_burst(self._stream, self._verify):
-                yield burst
-        finally:
-            self._batcher.cancel(self._stream)
+    async def __anext__(self) -> Sequence[Event]:
+        burst = await self._stream.take()
+        if not burst:
+            raise StopAsyncIteration
+        end = burst[-1]
+        constraint = self._stream.request.constraint
+        if constraint is None or not constraint.is_judged_at_end or not isinstance(end, Finished):
+            return burst
+        if not end.constraint_satisfied:
+            return burst
+        text = self._stream.text_before + end.text
+        violation = await self._checks.violation(constraint, text)
+        end = replace(end, constraint_satisfied=violation is None, violation=violation)
+        return [*burst[:-1], end]
+
+    def cancel(self) -> None:
+        """The reader leaves; nothing happens if the request has ended."""
+        self._batcher.cancel(self._stream)
+
+    async def aclose(self) -> None:
+        """As `cancel`."""
+        self.cancel()
+
+    async def completion(self) -> Completion:
+        """The whole answer. Raises the RouterError of a failure."""
+        prompt: PromptScored | None = None
+        tokens: list[TokenGenerated] = []
+        async for burst in self:
+            for event in burst:
+                if isinstance(event, TokenGenerated):
+                    tokens.append(event)
+                elif isinstance(event, PromptScored):
+                    prompt = event
+                elif isinstance(event, Failed):
+                    raise event.error
+                else:
+                    return Completion(prompt, tuple(tokens), event)
+        raise ServerStopped("the stream ended without an end")
 
 
 class Infer:
-    """The facade over the batcher."""
+    """The engine behind the routes. `checks` judges the finished texts of lenient schemas."""
 
-    def __init__(self, batcher: Batcher, verify: Verify) -> None:
+    def __init__(self, batcher: Batcher, checks: ConstraintCheck) -> None:
         self._batcher = batcher
-        self._verify = verify
+        self._checks = checks
 
     @property
     def is_draining(self) -> bool:
@@ -98,45 +139,30 @@ class Infer:
         """Why there is no progress although there is work; None: there is, or there is no work."""
         return self._batcher.trouble
 
-    def accept(self, request: GenerateRequest) -> Accepted:
-        """Submits a request whose events are read at once. Raises Refused, InvalidRequest."""
-        return Accepted(self._batcher, self._batcher.submit(request), self._verify)
+    def submit(self, requests: Sequence[GenerateRequest]) -> list[Accepted]:
+        """Sequences that are accepted together or not at all, in their order.
 
-    def generate(self, request: GenerateRequest) -> AsyncGenerator[Sequence[Event], None]:
-        """The events, as of `Accepted`, of a request that is submitted when the first is read.
-
-        Raises Refused or InvalidRequest before the first burst.
-        """
-        return self.generate_all([request])[0]
-
-    def generate_all(
-        self, requests: Sequence[GenerateRequest]
-    ) -> list[AsyncGenerator[Sequence[Event], None]]:
-        """The events of sequences that are accepted together or not at all, each as by `generate`.
-
-        The first generator to start submits all; one that closes before its end cancels those that
-        have not started.
-        """
-        group = _Group(self._batcher, requests, self._verify)
-        return [group.events(index) for index in range(len(requests))]
-
-    def search_beams(self, group: BeamGroup, texts: OutputTexts, report_s: float | None) -> BeamRun:
-        """Starts a search; the caller awaits its end, and closes it. Raises as `accept`."""
-        return BeamRun(group, texts, self._batcher, report_s)
-
-    async def complete_all(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """Whole answers to sequences that are accepted together or not at all, in their order.
-
-        Raises the RouterError of the first that fails, and `generate`'s; if one fails, the others
-        are cancelled.
+        Raises Refused, InvalidRequest.
         """
         streams = self._batcher.submit_all(requests)
-        readers = [asyncio.ensure_future(_completion(stream, self._verify)) for stream in streams]
+        return [Accepted(stream, self._batcher, self._checks) for stream in streams]
+
+    async def complete_all(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """The whole answers of sequences that are accepted together or not at all.
+
+        Raises the RouterError of the first that fails, and `submit`'s; if one fails, the others
+        are cancelled.
+        """
+        accepted = self.submit(requests)
+        if len(accepted) == 1:
+            async with aclosing(accepted[0]) as one:
+                return [await one.completion()]
+        readers = [asyncio.ensure_future(one.completion()) for one in accepted]
         try:
             return await asyncio.gather(*readers)
         finally:
-            for stream, reader in zip(streams, readers, strict=True):
-                self._batcher.cancel(stream)
+            for one, reader in zip(accepted, readers, strict=True):
+                one.cancel()
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
 
@@ -148,78 +174,10 @@ class Infer:
         Draw i has the seed of the request plus i. All are accepted together or not at all. Raises
         as `complete_all`.
         """
-        completions = iter(
-            await self.complete_all([one.draw(index) for one, n in draws for index in range(n)])
-        )
-        return [ranked(islice(completions, n)) for _, n in draws]
+        requests = [request.draw(index) for request, num in draws for index in range(num)]
+        completions = iter(await self.complete_all(requests))
+        return [ranked(islice(completions, num)) for _, num in draws]
 
-
-def ranked(completions: Iterable[Completion]) -> list[Completion]:
-    """The completions by their mean log-probability, the best first."""
-    return sorted(completions, key=lambda completion: -completion.mean_logprob)
-
-
-class _Group:
-    """Sequences that are submitted together when the first of their readers begins."""
-
-    def __init__(
-        self, batcher: Batcher, requests: Sequence[GenerateRequest], verify: Verify
-    ) -> None:
-        self._batcher = batcher
-        self._verify = verify
-        self._requests = requests
-        self._refusal: RouterError | None = None
-        # Those without a reader yet; None before they are submitted.
-        self._unread: dict[int, Stream] | None = None
-
-    async def events(self, index: int) -> AsyncGenerator[Sequence[Event], None]:
-        """The events of one of them. Raises Refused or InvalidRequest before the first burst."""
-        unread = self._submitted()
-        stream = unread.pop(index)
-        try:
-            while burst := await _next_burst(stream, self._verify):
-                yield burst
-        finally:
-            others = () if stream.end is not None else unread.values()
-            for each in (stream, *others):
-                self._batcher.cancel(each)
-
-    def _submitted(self) -> dict[int, Stream]:
-        """Submits all once; raises the same refusal for each."""
-        if self._refusal is not None:
-            raise self._refusal
-        if self._unread is None:
-            try:
-                self._unread = dict(enumerate(self._batcher.submit_all(self._requests)))
-            except RouterError as error:
-                self._refusal = error
-                raise
-        return self._unread
-
-
-async def _next_burst(stream: Stream, verify: Verify) -> Sequence[Event]:
-    """The next burst; an end whose constraint masks enforce only in part is checked before."""
-    burst = await stream.take()
-    end, constraint = burst[-1] if burst else None, stream.request.constraint
-    if constraint is None or not constraint.is_judged_at_end or not isinstance(end, Finished):
-        return burst
-    if not end.constraint_satisfied:
-        return burst
-    violation = await verify(constraint, stream.text_before + end.text)
-    return [*burst[:-1], replace(end, constraint_satisfied=violation is None, violation=violation)]
-
-
-async def _completion(stream: Stream, verify: Verify) -> Completion:
-    prompt: PromptScored | None = None
-    tokens: list[TokenGenerated] = []
-    while burst := await _next_burst(stream, verify):
-        for event in burst:
-            if isinstance(event, TokenGenerated):
-                tokens.append(event)
-            elif isinstance(event, PromptScored):
-                prompt = event
-            elif isinstance(event, Failed):
-                raise event.error
-            else:
-                return Completion(prompt, tuple(tokens), event)
-    raise ServerStopped("the stream ended without an end")
+    def search_beams(self, group: BeamGroup, texts: OutputTexts, report_s: float | None) -> BeamRun:
+        """Starts a search; the caller awaits its end, and closes it. Raises as `submit`."""
+        return BeamRun(group, texts, self._batcher, report_s)

@@ -77,7 +77,8 @@ class StepObserver:
 
     def finished(self, batch: Batch, result: StepResult, step_s: float, apply_s: float) -> None:
         """A step was answered after `step_s` and applied in `apply_s`."""
-        metrics, method = self._metrics, _method(batch)
+        metrics = self._metrics
+        method = _method(batch)
         if not batch.has_work:
             metrics.batch_filter_duration.observe(step_s, method)
             return
@@ -104,7 +105,8 @@ class StepObserver:
 
         Several tokens of one step have no latency between them.
         """
-        metrics, num_tokens = self._metrics, len(generation.tokens)
+        metrics = self._metrics
+        num_tokens = len(generation.tokens)
         metrics.output_tokens.inc(amount=num_tokens)
         if last_s is not None:
             metrics.inter_token_latency.observe(now_s - last_s)
@@ -156,7 +158,8 @@ class StepObserver:
 
     def ended(self, stream: Stream) -> None:
         """A stream has ended."""
-        metrics, end = self._metrics, stream.end
+        metrics = self._metrics
+        end = stream.end
         if stream.request.account is not None:
             stream.request.account(stream.cached_len, stream.num_generated)
         if stream.request.trace is not None:

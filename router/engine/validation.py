@@ -8,10 +8,10 @@ HTTP; names are spelt as the caller says.
 import secrets
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
-from typing import Protocol
 
 from constraints.spec import StopRule
 from proto.contract import StopParams
+from router.engine.constraints import ConstraintCheck
 from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, cut
 from router.request.parameters import (
     Limits,
@@ -32,15 +32,6 @@ __all__ = ["Limits", "RawParams", "Validation"]
 _MAX_TOKENS = 1 << 18
 
 
-class Checks(Protocol):
-    """Checks whether a constraint can be kept."""
-
-    async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, key: ApiKey
-    ) -> Constraint:
-        """See `ConstraintCheck`. Raises ConstraintRefused, Refused."""
-
-
 def _draw_seed() -> int:
     return secrets.randbits(64)
 
@@ -55,7 +46,7 @@ class Validation:
         self,
         limits: Limits,
         tokenizer: Tokenizer,
-        checks: Checks | None = None,
+        checks: ConstraintCheck | None = None,
         *,
         draw_seed: Callable[[], int] = _draw_seed,
     ) -> None:
@@ -124,7 +115,8 @@ class Validation:
             rule = f"less than the prompt's {len(prompt_ids)} tokens"
             raise raw.refuse("prompt_from", rule, raw.prompt_from)
         if len(raw.output_ids) >= max_new_tokens:
-            name, num_made = raw.name("max_new_tokens"), len(raw.output_ids)
+            name = raw.name("max_new_tokens")
+            num_made = len(raw.output_ids)
             rule = f"of fewer tokens than `{name}`, which is {max_new_tokens} and counts them"
             raise raw.refuse("output_ids", rule, f"{num_made} tokens")
         stop = stop_params(raw, max_new_tokens)
@@ -179,7 +171,9 @@ class Validation:
 
     def _room(self, prompt_len: int, raw: RawParams) -> int:
         """max_new_tokens: as given, or all that the prompt leaves. Raises InvalidRequest."""
-        limits, inputs, new = self.limits, raw.name("inputs"), raw.name("max_new_tokens")
+        limits = self.limits
+        inputs = raw.name("inputs")
+        new = raw.name("max_new_tokens")
         max_new_tokens = raw.max_new_tokens
         if max_new_tokens is not None and prompt_len + max_new_tokens > limits.max_total_len:
             raise InvalidRequest(
@@ -201,7 +195,7 @@ class Validation:
 
 
 async def _checked(
-    checks: Checks,
+    checks: ConstraintCheck,
     constraint: Constraint,
     stops: StopRule,
     max_new_tokens: int,

@@ -1,6 +1,8 @@
 """The HTTP application: every route over one `Infer`, errors in the dialect of the path.
 
 Access (ids, log line, metrics) -> Cors -> ApiKeyAuth (keys) -> Starlette (routing) -> the routes
+                                                             -> Resumption -> Starlette
+                                                             -> Sockets (LMTP)
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +36,7 @@ from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
-from router.http.resumption import Resumption
+from router.http.resumption import ID_HEADER, OPT_IN_HEADER, Resumption
 from router.http.schema import SchemaReader
 from router.http.server.access import ANY_ORIGIN, Access, Cors
 from router.http.server.auth import ApiKeyAuth, KeyRing
@@ -49,6 +51,7 @@ from router.text.chat_template import ChatTemplate
 from router.text.tokenizer import Tokenizer
 
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
+_RESUMPTION_HEADERS = frozenset({ID_HEADER.encode(), OPT_IN_HEADER.encode()})
 _INFO = {
     "title": "Tandem",
     "description": "A two-tier language-model server with TGI's and OpenAI's HTTP interfaces.",
@@ -96,11 +99,12 @@ def create_app(
     parser = ParserThread(JsonBounds.of_model(limits.vocab_size, num_prompt_ids))
     parser.start()
     bodies = SchemaReader(reader, parser, strict_fields=strict_fields)
-    sockets = services.sockets.app(_lmtp(services, parser, socket_limits or SocketLimits()))
-    app: ASGIApp = Resumption(
-        routing(services, bodies), reader, resume_grace_s, services.metrics.stream_resumes
+    routes = routing(services, bodies)
+    app: ASGIApp = ByKind(
+        routes,
+        Resumption(routes, reader, resume_grace_s, services.metrics.stream_resumes),
+        services.sockets.app(_lmtp(services, parser, socket_limits or SocketLimits())),
     )
-    app = _with_sockets(app, sockets)
     if api_keys is not None:
         app = ApiKeyAuth(
             app,
@@ -110,27 +114,43 @@ def create_app(
         )
     app = Cors(app, allowed_origins)
     if aliases:
-        app = _aliased(app, aliases)
-    metrics, model = services.metrics, services.info.model_id
+        app = Aliases(app, aliases)
+    metrics = services.metrics
+    model = services.info.model_id
     new_record = partial(RequestRecord, metrics=metrics, model=model)
     return Access(app, new_record, services.errors)
 
 
-def _with_sockets(app: ASGIApp, sockets: ASGIApp) -> ASGIApp:
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        await (sockets if scope["type"] == "websocket" else app)(scope, receive, send)
+class ByKind:
+    """Parts WebSockets, requests whose streams may be resumed, and all others."""
 
-    return serve
+    def __init__(self, routes: ASGIApp, resumption: ASGIApp, sockets: ASGIApp) -> None:
+        self._routes = routes
+        self._resumption = resumption
+        self._sockets = sockets
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request or socket."""
+        if scope["type"] == "websocket":
+            await self._sockets(scope, receive, send)
+        elif any(name in _RESUMPTION_HEADERS for name, _ in scope["headers"]):
+            await self._resumption(scope, receive, send)
+        else:
+            await self._routes(scope, receive, send)
 
 
-def _aliased(app: ASGIApp, paths: Mapping[str, str]) -> ASGIApp:
-    """`app`, which sees the route's own path for each of a platform's paths, and so its dialect."""
+class Aliases:
+    """The application sees the route's own path for each of a platform's, and so its dialect."""
 
-    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-        path = paths.get(scope["path"]) if scope["type"] == "http" else None
-        await app(scope if path is None else {**scope, "path": path}, receive, send)
+    def __init__(self, app: ASGIApp, paths: Mapping[str, str]) -> None:
+        self._app = app
+        self._paths = paths
 
-    return serve
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves one request."""
+        if scope["type"] == "http" and scope["path"] in self._paths:
+            scope = {**scope, "path": self._paths[scope["path"]]}
+        await self._app(scope, receive, send)
 
 
 def _lmtp(services: Services, parser: ParserThread, limits: SocketLimits) -> LmtpServices:
@@ -167,12 +187,15 @@ def routing(services: Services, bodies: SchemaReader) -> Starlette:
 
 
 def _api_routes(services: Services, bodies: SchemaReader) -> list[ApiRoute]:
-    infer, info, tokenizer = services.infer, services.info, services.tokenizer
+    infer = services.infer
+    info = services.info
+    tokenizer = services.tokenizer
     validator = RequestValidator(services.validation, services.metrics, services.tracer)
     template = services.chat_template
     service = AnswerService(infer, validator, bodies, template, tokenizer, info)
     names = TokenNames(tokenizer, by_id=False, shows_special=False)
-    chat, completions = ChatRoutes(service), CompletionRoutes(service)
+    chat = ChatRoutes(service)
+    completions = CompletionRoutes(service)
     tgi = TgiRoutes(infer, validator, tokenizer, bodies, info, chat)
     invoked = {"inputs": tgi.compat, "messages": chat.chat, "prompt": completions.completions}
     groups = (

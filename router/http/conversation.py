@@ -20,7 +20,7 @@ from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.schema import Schema, SchemaReader
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
-from router.http.sse import EventStream, Frames
+from router.http.sse import EventStream, Frames, Source
 from router.http.tools.calls import CallFormat
 from router.http.tools.grammar import AllowedTools, add_tools, constrain_to_tools
 from router.request.errors import InvalidRequest, RouterError, Unsupported, quoted, wrong
@@ -337,7 +337,7 @@ class AnswerService:
         headers: Mapping[str, str] | None = None,
     ) -> EventStream[Event]:
         """The answers' events as one stream. Raises Refused before anything is sent."""
-        sources = self._infer.generate_all(draws)
+        sources: list[Source[Event]] = [*self._infer.submit(draws)]
         if isinstance(frames, AnswerFrames):
             sources.insert(0, _opening())
         shared = stream_headers(self.info, record.num_prompt_characters)

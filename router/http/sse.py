@@ -9,7 +9,7 @@ long gets a comment line. It knows no API's events.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
@@ -26,7 +26,18 @@ EVENT_HEADERS: Mapping[str, str] = MappingProxyType(
 KEEP_ALIVE = b":\n\n"
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class Source(Protocol[T_co]):
+    """Bursts of events; who closes it before its end wants no more."""
+
+    def __aiter__(self) -> AsyncIterator[Sequence[T_co]]:
+        """For its one reader."""
+
+    async def aclose(self) -> None:
+        """Ends it, also one that was never begun; may be called again."""
 
 
 class Frames(Protocol[T_contra]):
@@ -47,7 +58,7 @@ class EventStream(Response, Generic[T]):
 
     def __init__(
         self,
-        sources: Sequence[AsyncGenerator[Sequence[T], None]],
+        sources: Sequence[Source[T]],
         frames: Frames[T],
         headers: Mapping[str, str],
         keep_alive_s: float = KEEP_ALIVE_S,
@@ -135,7 +146,7 @@ class EventStream(Response, Generic[T]):
             if writer.done():
                 writer.result()
 
-    async def _write(self, index: int, source: AsyncGenerator[Sequence[T], None]) -> None:
+    async def _write(self, index: int, source: Source[T]) -> None:
         clock = asyncio.get_running_loop().time
         render = self._frames.render
         async for burst in source:

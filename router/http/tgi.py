@@ -535,6 +535,7 @@ class TgiRoutes:
                 field="decoder_input_details",
             )
         checked = await self._validator.check(record, body.inputs, to_raw(parameters))
-        async with aclosing(self._infer.generate(checked)) as bursts:
-            async for burst in bursts:
+        (accepted,) = self._infer.submit([checked])
+        async with aclosing(accepted):
+            async for burst in accepted:
                 yield burst

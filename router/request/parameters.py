@@ -353,7 +353,8 @@ def _check_best_of(raw: RawParams, limits: Limits) -> None:
 
 
 def _check_stops(raw: RawParams, limits: Limits) -> None:
-    name, stops = raw.name("stop"), raw.stop or ()
+    name = raw.name("stop")
+    stops = raw.stop or ()
     most = max(limits.max_stop_sequences, raw.max_stop_sequences)
     if len(stops) > most:
         raise InvalidRequest(

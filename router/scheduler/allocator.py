@@ -204,7 +204,9 @@ class Allocator:
                 self._evictable[cached] = None
         if forget:
             self._forget(path)
-        allocation.path, allocation.block_ids, allocation.capacity = [], [], 0
+        allocation.path = []
+        allocation.block_ids = []
+        allocation.capacity = 0
 
     def clear(self) -> None:
         """Frees all blocks and forgets all prefixes; every allocation becomes void."""

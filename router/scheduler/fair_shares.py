@@ -28,7 +28,8 @@ _SAMPLE_COST = 1
 _LATELY_S = 60.0
 # What a key was served counts for less with time: times `_KEPT` every `_FORGET_S`. Who was served
 # more than twice as much as the least is greedy.
-_KEPT, _FORGET_S = 0.9, 10.0
+_KEPT = 0.9
+_FORGET_S = 10.0
 _GREEDY_RATIO = 2.0
 _NOBODY: frozenset[str] = frozenset()
 
@@ -66,7 +67,8 @@ class FairShares:
 
     def comes_before(self, waiting: Sequence, running: Sequence) -> bool:
         """Whether one that waits comes before the prompt of another key that is being computed."""
-        key, other = waiting.request.key, running.request.key
+        key = waiting.request.key
+        other = running.request.key
         return key.name != other.name and self.served(key) <= self.served(other)
 
     def arrive(self, key: ApiKey, now_s: float) -> None:
@@ -154,7 +156,8 @@ class RunningCounts:
         """
         key = waiting.request.key
         wanted = (self._num.get(key.name, 0) + 1) / key.weight
-        victim, most = None, 0.0
+        victim = None
+        most = 0.0
         names = {key.name}
         for sequence in self._running:
             other = sequence.request.key
@@ -162,7 +165,8 @@ class RunningCounts:
             is_oldest = other.name not in names
             names.add(other.name)
             if other.name != key.name and not is_oldest and ratio >= max(wanted, most):
-                victim, most = sequence, ratio
+                victim = sequence
+                most = ratio
         if victim is not None:
             self._running.remove(victim)
             self._num[victim.request.key.name] -= 1

@@ -59,7 +59,8 @@ def _shared_len(sequence: Sequence, other: Sequence, block_size: int) -> int:
     most = min(sequence.max_cached_len, soon_len) // block_size * block_size
     if sequence.token_ids(0, block_size) != other.token_ids(0, block_size):
         return 0
-    ours, theirs = sequence.token_ids(0, most), other.token_ids(0, most)
+    ours = sequence.token_ids(0, most)
+    theirs = other.token_ids(0, most)
     if ours == theirs:
         return most
     pairs = enumerate(zip(ours, theirs, strict=False))
@@ -77,7 +78,8 @@ def _soon_len(sequence: Sequence) -> int:
 # A step that is made before it is known how many tokens a constraint has forced has room for so
 # many. Where there are more, a further step computes them.
 _MAX_AWAITED = 16
-_GREEDY_PARTS, _MIN_GREEDY = 16, 64
+_GREEDY_PARTS = 16
+_MIN_GREEDY = 64
 # Drafts fill a step of few rows, which waits for the weights to be read; of one that computes for
 # longer than that each row costs its time, and most drafts are wrong.
 _MAX_DRAFT_ROWS = 32
@@ -201,7 +203,8 @@ class Planner:
         if is_paused or sequence.is_fully_scheduled:
             plan.sit_out(sequence)
             return
-        chunk_len, sent_len = 1, None
+        chunk_len = 1
+        sent_len = None
         if sequence.is_multi_token:
             chunk_len = self._multi_token_len(sequence, plan, num_behind)
             sent_len = chunk_len if chunk_len > 1 else None
@@ -223,7 +226,8 @@ class Planner:
         """Tokens to compute where samples may bring several; those behind need one each."""
         most = plan.num_tokens_left - num_behind
         if sequence.takes_drafts:
-            allocation, chunk_len = sequence.allocation, min(1 + plan.num_drafts, most)
+            allocation = sequence.allocation
+            chunk_len = min(1 + plan.num_drafts, most)
             assert allocation is not None, f"request {sequence.request_id} has no blocks"
             stop_len = min(sequence.scheduled_len + chunk_len, sequence.max_computed_len)
             # Nobody is preempted for a guess.

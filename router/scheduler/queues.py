@@ -353,7 +353,8 @@ def _excess(sequence: Sequence, chunk: ComputedChunk, generation: Generation | N
     """The fault in the number of tokens, if there are too many."""
     if generation is None:
         return None
-    num_tokens, num_accepted = len(generation.tokens), generation.num_accepted
+    num_tokens = len(generation.tokens)
+    num_accepted = generation.num_accepted
     num_left = sequence.max_new_tokens - len(sequence.output_ids)
     most = (num_left if sequence.is_multi_token else 1) if chunk.samples else 0
     if num_tokens > most:

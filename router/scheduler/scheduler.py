@@ -93,7 +93,10 @@ class Scheduler:
             limits.max_step_tokens,
             limits.max_batch_size,
             limits.max_drafts,
-            *(allocator, self._waiting, self._running, self._shares),
+            allocator,
+            self._waiting,
+            self._running,
+            self._shares,
         )
         self._live: dict[int, Sequence] = {}
         self._deadlines_s: dict[int, float] = {}

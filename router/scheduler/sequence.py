@@ -253,7 +253,8 @@ class Sequence:
     def computed(self, chunk: ScheduledChunk) -> ComputedChunk:
         """What the oldest of its steps in flight computes, now that all before it are answered."""
         start_len = self.computed_len
-        stop_len, samples = start_len + chunk.num_tokens, chunk.samples
+        stop_len = start_len + chunk.num_tokens
+        samples = chunk.samples
         if self.is_multi_token:
             stop_len = min(stop_len, self.known_len)
             samples = stop_len == self.known_len

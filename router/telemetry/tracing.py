@@ -108,7 +108,8 @@ class RequestSpan:
                 value = tuple(str(value).split(","))
             if isinstance(value, str | bool | int | float | tuple):
                 self._span.set_attribute(_ATTRIBUTES.get(key, f"tandem.{key}"), value)
-        status, error_type = log_fields.get("status"), log_fields.get("error_type")
+        status = log_fields.get("status")
+        error_type = log_fields.get("error_type")
         is_refusal = isinstance(status, int) and 400 <= status < 500
         is_failure = error_type not in (None, "cancelled") and not is_refusal
         self._span.end(error=str(error_type) if is_failure else None)
@@ -171,7 +172,8 @@ class Tracer:
         """
         if not self._inferences:
             return None
-        pairs, len_left = [], _MAX_METADATA_LEN
+        pairs = []
+        len_left = _MAX_METADATA_LEN
         for request_id in request_ids:
             inference = self._inferences.get(request_id)
             if inference is None:

@@ -28,8 +28,9 @@ from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards
 from router.telemetry.metrics import Metrics
 from router.text.tokenizer import Tokenizer
+from tests.checks import FakeChecks
 from tests.model_server.engine.shards import load
-from tests.router.rig import PATIENT, RESTLESS, end_of, events_of, finds_nothing
+from tests.router.rig import PATIENT, RESTLESS, end_of, events_of
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ async def running_engine(
             observer = StepObserver(metrics, pool.block_size)
             batcher = Batcher(scheduler, shards, tokenizer, observer, RESTLESS)
             running = asyncio.ensure_future(batcher.run())
-            infer = Infer(batcher, finds_nothing)
+            infer = Infer(batcher, FakeChecks())
             try:
                 yield Engine(model, tokenizer, batcher, infer, scheduler, registry)
             finally:

@@ -108,8 +108,9 @@ async def neighbour(engine: Engine, dice: random.Random) -> None:
     """Asks, and leaves in the middle, again and again."""
     while True:
         num_bursts = dice.randrange(1, 12)
-        async with aclosing(engine.infer.generate(request_of(engine, dice))) as bursts:
-            async for _ in bursts:
+        (accepted,) = engine.infer.submit([request_of(engine, dice)])
+        async with aclosing(accepted):
+            async for _ in accepted:
                 num_bursts -= 1
                 if num_bursts == 0:
                     break

@@ -48,7 +48,12 @@ class RouterProcess:
 async def launched(*flags: str) -> AsyncIterator[RouterProcess]:
     """A router that may still be starting; killed with the block if it is still there."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "--port", "0", *flags),
+        sys.executable,
+        "-m",
+        "router",
+        "--port",
+        "0",
+        *flags,
         stderr=asyncio.subprocess.PIPE,
         limit=1 << 20,
     )

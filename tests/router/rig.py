@@ -13,8 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from constraints.spec import ConstraintSpec, Kind
 from proto.contract import LogprobParams, SamplingParams, StopParams
-from router.engine.batcher import Batcher, BatcherLimits
-from router.engine.infer import Infer, Verify
+from router.engine.batcher import NO_LAUNCHER, Batcher, BatcherLimits
+from router.engine.constraints import ConstraintCheck
+from router.engine.infer import Infer
+from router.engine.launcher import Launcher
 from router.engine.observer import StepObserver
 from router.engine.stream import Stream
 from router.request.request import (
@@ -32,6 +34,7 @@ from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, Tracer
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
+from tests.checks import FakeChecks
 from tests.fake_script import letters, saying
 from tests.fakes import FakeShard, serving
 
@@ -63,10 +66,6 @@ class Rig:
     shards: Shards
     metrics: Metrics
     running: "asyncio.Future[None]"
-
-
-async def finds_nothing(constraint: Constraint, text: str) -> None:
-    """A check of finished texts that all of them pass."""
 
 
 def asking(
@@ -113,8 +112,8 @@ async def routing(
     prefix_caching: bool = True,
     scheduler_class: type[Scheduler] = Scheduler,
     tracer: Tracer = NO_TRACES,
-    verify: Verify = finds_nothing,
-    ask_restart: Callable[[], None] = lambda: None,
+    checks: ConstraintCheck | None = None,
+    launcher: Launcher = NO_LAUNCHER,
 ) -> AsyncIterator[Rig]:
     """A router that runs; in the end all blocks must be back and none may have been misused."""
     async with serving(*ranks) as address:
@@ -124,11 +123,11 @@ async def routing(
         scheduler = scheduler_class(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
         metrics = Metrics(CollectorRegistry(), max_input_len=64, max_total_len=128)
         observer = StepObserver(metrics, pool.block_size, tracer)
-        batcher = Batcher(
-            *(scheduler, shards, byte_tokenizer(), observer, limits, clock, ask_restart)
-        )
+        batcher = Batcher(scheduler, shards, byte_tokenizer(), observer, limits, clock, launcher)
         running = asyncio.ensure_future(batcher.run())
-        rig = Rig(batcher, Infer(batcher, verify), scheduler, shards, metrics, running)
+        rig = Rig(
+            batcher, Infer(batcher, checks or FakeChecks()), scheduler, shards, metrics, running
+        )
         try:
             yield rig
         finally:

@@ -36,7 +36,8 @@ def tokenizer(tmp_path: Path) -> Path:
 def own_logging() -> Iterator[None]:
     """`main` sets up the root logger as a process would; pytest wants its own back."""
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers = list(root.handlers)
+    level = root.level
     yield
     root.handlers[:] = handlers
     root.setLevel(level)

@@ -232,11 +232,11 @@ class GenerateStream:
             has_tops=bool(request.logprobs.num_top_tokens) or self._context.version == 1,
             has_deadline=request.deadline_s is not None,
         )
-        accepted = self._services.infer.accept(request)
+        (accepted,) = self._services.infer.submit([request])
         notices = QueueNotices(self._context, lambda: accepted.place)
         try:
-            async with aclosing(accepted.events()) as events:
-                async for burst in events:
+            async with aclosing(accepted):
+                async for burst in accepted:
                     notices.started()
                     self._num_cached_tokens = accepted.num_cached_tokens
                     end = burst[-1]

@@ -1,79 +1,77 @@
-"""Admission: slots, refusals with their Retry-After, and a rush of clients that obey it."""
+"""Slots, parts of keys, refusals with their Retry-After, and a rush of clients that obey it."""
 
 import heapq
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil, isclose
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
-from router.engine.admission import MEMORY_S, Admission, DrainRate, Progress, Slots
-from router.engine.observer import StepObserver
-from router.engine.stream_groups import StreamGroups
-from router.request.errors import Draining, InvalidRequest, Overloaded, Unhealthy
-from router.request.request import NO_KEY
-from router.telemetry.metrics import Metrics
-from router.telemetry.tracing import NO_TRACES
+from router.engine.admission import MEMORY_S, Admission, DrainRate, KeyLimits
+from router.request.errors import Draining, InvalidRequest, Overloaded, RateLimited, Unhealthy
+from router.request.request import NO_KEY, ApiKey
 
 
 def test_as_many_enter_as_there_are_slots() -> None:
     admission = Admission(2, restart_s=1.0)
-    admission.admit(0.0, 0, 1)
-    admission.admit(0.0, 1, 1)
+    admission.take(1, 0.0)
+    admission.take(1, 0.0)
     with pytest.raises(Overloaded, match="2 requests are waiting or running; at most 2 may") as no:
-        admission.admit(0.0, 2, 1)
+        admission.take(1, 0.0)
     assert 1.0 <= no.value.retry_after_s <= 60.0
 
 
 def test_several_sequences_enter_together_or_not_at_all() -> None:
     admission = Admission(4, restart_s=1.0)
+    admission.take(2, 0.0)
     with pytest.raises(Overloaded, match="this one needs 3"):
-        admission.admit(0.0, 2, 3)
-    admission.admit(0.0, 1, 3)
+        admission.take(3, 0.0)
+    admission.free(1, 0.0)
+    admission.take(3, 0.0)
 
 
 def test_more_sequences_than_slots_can_never_enter() -> None:
     with pytest.raises(InvalidRequest, match="5 sequences at once; this server has 4"):
-        Admission(4, restart_s=1.0).admit(0.0, 0, 5)
+        Admission(4, restart_s=1.0).take(5, 0.0)
 
 
 def test_a_closed_door_says_so() -> None:
     admission = Admission(4, restart_s=1.0)
     admission.close()
     with pytest.raises(Draining):
-        admission.admit(0.0, 0, 1)
+        admission.take(1, 0.0)
 
 
 def test_broken_shards_refuse_once_they_had_their_time_to_begin_anew() -> None:
     admission = Admission(4, restart_s=3.0)
-    admission.admit(0.0, 0, 1, broken_s=3.0)
+    admission.take(1, 0.0, broken_s=3.0)
     with pytest.raises(Unhealthy, match=r"have not answered for 3\.1 s") as no:
-        admission.admit(0.0, 0, 1, broken_s=3.1)
+        admission.take(1, 0.0, broken_s=3.1)
     assert no.value.retry_after_s == 1.0
 
 
 def test_sequences_that_fail_at_once_are_no_sign_of_a_fast_server() -> None:
-    fast, broken = Admission(8, restart_s=1.0), Admission(8, restart_s=1.0)
-    for admission, num_finished in ((fast, 1), (broken, 0)):
-        admission.admit(0.0, 0, 8)
-        for num_left in reversed(range(4, 8)):
-            admission.release(0.1, num_left, num_finished)
+    fast = Admission(8, restart_s=1.0)
+    broken = Admission(8, restart_s=1.0)
+    for admission, is_good in ((fast, True), (broken, False)):
+        admission.take(8, 0.0)
+        for _ in range(4):
+            admission.free(1, 0.1, is_good=is_good)
     assert fast.drain_rate(0.1) > 6
     assert broken.drain_rate(0.1) < 4
 
 
 def test_a_refused_client_is_asked_to_return_when_those_before_it_will_have_ended() -> None:
     admission = Admission(4, restart_s=1.0)
-    admission.admit(0.0, 0, 4)
+    admission.take(4, 0.0)
     for end_s in range(5, 300, 5):
-        admission.release(float(end_s), 3, num_finished=1)
-        admission.admit(float(end_s), 3, 1)
+        admission.free(1, float(end_s), is_good=True)
+        admission.take(1, float(end_s))
     with pytest.raises(Overloaded) as no:
-        admission.admit(300.0, 4, 1)
+        admission.take(1, 300.0)
     # One ends every 5 s, and four are there.
     assert no.value.retry_after_s == pytest.approx(20.0, rel=0.2)
     assert no.value.retry_after_s == pytest.approx(4 / admission.drain_rate(300.0))
@@ -82,25 +80,31 @@ def test_a_refused_client_is_asked_to_return_when_those_before_it_will_have_ende
 @pytest.mark.parametrize(("end_s", "retry_s"), [(0.001, 1.0), (1000.0, 60.0)])
 def test_the_time_to_return_is_one_that_clients_accept(end_s: float, retry_s: float) -> None:
     admission = Admission(4, restart_s=1.0)
-    admission.admit(0.0, 0, 4)
+    admission.take(4, 0.0)
     for index in range(1, 100):
-        admission.release(index * end_s, 3, num_finished=1)
-        admission.admit(index * end_s, 3, 1)
+        admission.free(1, index * end_s, is_good=True)
+        admission.take(1, index * end_s)
     with pytest.raises(Overloaded) as no:
-        admission.admit(100 * end_s, 4, 1)
+        admission.take(1, 100 * end_s)
     assert no.value.retry_after_s == retry_s
 
 
-def refused_at(admission: Admission, now_s: float, num_taken: int) -> float:
+def full(num_slots: int) -> Admission:
+    admission = Admission(num_slots, restart_s=1.0)
+    admission.take(num_slots, 0.0)
+    return admission
+
+
+def refused_at(admission: Admission, now_s: float) -> float:
     """The time to return of a request that finds no slot."""
     with pytest.raises(Overloaded) as no:
-        admission.admit(now_s, num_taken, 1)
+        admission.take(1, now_s)
     return no.value.retry_after_s
 
 
 def test_who_was_refused_before_returns_before() -> None:
-    admission = Admission(4, restart_s=1.0)
-    waits_s = [refused_at(admission, 0.0, 4) for _ in range(100)]
+    admission = full(4)
+    waits_s = [refused_at(admission, 0.0) for _ in range(100)]
     # A slot is guessed to be free every half second.
     assert waits_s[:4] == [2.0, 2.5, 3.0, 3.5]
     # Perhaps not all come back.
@@ -108,10 +112,10 @@ def test_who_was_refused_before_returns_before() -> None:
 
 
 def test_those_who_should_have_come_back_by_now_are_no_longer_before_anybody() -> None:
-    admission = Admission(4, restart_s=1.0)
+    admission = full(4)
     for _ in range(1000):
-        refused_at(admission, 0.0, 4)
-    wait_s = refused_at(admission, 8.0, 4)
+        refused_at(admission, 0.0)
+    wait_s = refused_at(admission, 8.0)
     assert wait_s == pytest.approx(4 / admission.drain_rate(8.0))
 
 
@@ -136,7 +140,8 @@ class Rush:
     def run(self) -> "Rush":
         chance = random.Random(5)
         admission = Admission(self.num_slots, restart_s=1.0)
-        order, prompts, num_taken = count(), count(), 0
+        order = count()
+        prompts = count()
         todo: list[tuple[float, int, int, int]] = []
 
         def later(at_s: float, prompt: int, tries: int) -> None:
@@ -147,13 +152,12 @@ class Rush:
         while todo and todo[0][0] < self.end_s:
             now_s, _, prompt, tries = heapq.heappop(todo)
             if tries == 0:
-                num_taken -= 1
-                admission.release(now_s, num_taken, num_finished=1)
+                admission.free(1, now_s, is_good=True)
                 self.num_answered += 1
                 later(now_s + 0.002, next(prompts), 1)
                 continue
             try:
-                admission.admit(now_s, num_taken, 1)
+                admission.take(1, now_s)
             except Overloaded as error:
                 wait_s = error.retry_after_s
                 self.num_refused += 1
@@ -163,7 +167,6 @@ class Rush:
                     wait_s = float(ceil(wait_s)) if self.in_whole_seconds else wait_s
                     later(now_s + wait_s + 0.005, prompt, tries + 1)
                 continue
-            num_taken += 1
             duration_s = self.duration_s * chance.uniform(1 - self.spread, 1 + self.spread)
             later(now_s + duration_s, prompt, 0)
         return self
@@ -267,7 +270,8 @@ def test_looking_twice_is_looking_once(
     history: list[tuple[float, int, int]], first_s: float, second_s: float
 ) -> None:
     end_s = sum(gap_s for gap_s, _, _ in history)
-    once, twice = watched(8, history, 0.0), watched(8, history, 0.0)
+    once = watched(8, history, 0.0)
+    twice = watched(8, history, 0.0)
     num_taken = history[-1][2] if history else 8
     twice.observe(end_s + first_s, num_taken)
     later_s = end_s + first_s + second_s
@@ -293,52 +297,140 @@ def test_a_clock_that_stands_or_steps_back_breaks_nothing() -> None:
     assert rate.per_second(9.0) > 0
 
 
-NUM_SLOTS = 8
+HOG = ApiKey("hog")
+LIGHT = ApiKey("light")
+HEAVY = ApiKey("heavy", weight=3.0)
 
 
-class BoundSocket:
-    """Slots on a clock of their own, before which nobody has streams."""
+def admits(limits: KeyLimits, key: ApiKey, num_wanted: int = 1) -> bool:
+    try:
+        limits.check(key, 0, num_wanted, 0.0)
+    except RateLimited:
+        return False
+    return True
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.admission = Admission(NUM_SLOTS, restart_s=1.0)
-        metrics = Metrics(CollectorRegistry(), max_input_len=64, max_total_len=128)
-        observer = StepObserver(metrics, 16, NO_TRACES)
-        slots = Slots(
-            self.admission,
-            Progress(4.0, 2.0),
-            observer,
-            lambda: self.groups.idle_slots,
-            lambda: self.now_s,
-        )
-        self.groups = StreamGroups(lambda requests, texts: [], slots)
 
-    def rate_behind(self, widths: list[int], *, is_good: bool) -> float:
-        """Slots that come free per second, as reckoned when groups so wide end after a second."""
-        groups = [self.groups.open(width, NO_KEY, lambda: None) for width in widths]
-        self.now_s += 1.0
-        for group in groups:
-            self.groups.close(group, is_good=is_good)
-        assert self.groups.idle_slots == []
-        return self.admission.drain_rate(self.now_s)
+def test_a_key_without_limits_is_admitted() -> None:
+    assert admits(KeyLimits(), NO_KEY, 1000)
+
+
+def test_so_many_requests_at_once_and_no_more() -> None:
+    key = ApiKey("a", max_concurrent_requests=2)
+    limits = KeyLimits()
+    limits.check(key, 1, 1, 0.0)
+
+    with pytest.raises(RateLimited, match="2 requests of this key are waiting or running"):
+        limits.check(key, 2, 1, 0.0)
+    with pytest.raises(InvalidRequest, match="needs 3 sequences at once; its key may have 2"):
+        limits.check(key, 0, 3, 0.0)
+
+
+def test_requests_of_a_minute_come_back_with_time() -> None:
+    key = ApiKey("a", requests_per_minute=6)
+    limits = KeyLimits()
+    for _ in range(6):
+        limits.check(key, 0, 1, 0.0)
+        limits.spend(key, 0.0, requests=1)
+
+    with pytest.raises(RateLimited) as refused:
+        limits.check(key, 0, 1, 0.0)
+    assert refused.value.retry_after_s == pytest.approx(10.0)
+    limits.check(key, 0, 1, 10.0)
+
+
+def test_tokens_are_overdrawn_and_paid_back() -> None:
+    key = ApiKey("a", tokens_per_minute=60)
+    limits = KeyLimits()
+    limits.check(key, 0, 1, 0.0)
+    limits.spend(key, 0.0, tokens=90)
+
+    with pytest.raises(RateLimited, match="has had its 60 tokens per minute") as refused:
+        limits.check(key, 0, 1, 0.0)
+    assert refused.value.retry_after_s == pytest.approx(31.0)
+    limits.check(key, 0, 1, 31.0)
+
+
+def test_nothing_is_saved_up_beyond_a_minute() -> None:
+    key = ApiKey("a", tokens_per_minute=60)
+    limits = KeyLimits()
+    limits.check(key, 0, 1, 0.0)
+    limits.spend(key, 1000.0, tokens=60)
+
+    with pytest.raises(RateLimited):
+        limits.check(key, 0, 1, 1000.0)
+
+
+def test_a_limit_that_was_changed_begins_anew() -> None:
+    limits = KeyLimits()
+    old = ApiKey("a", tokens_per_minute=60)
+    new = ApiKey("a", tokens_per_minute=61)
+    limits.spend(old, 0.0, tokens=600)
+
+    assert not admits(limits, old)
+    assert admits(limits, new)
+
+
+@pytest.mark.parametrize(
+    ("key", "taken", "num_taken", "num_fair"),
+    [
+        (HOG, [], 0, 8),
+        (HOG, [HOG] * 8, 8, 8),
+        (LIGHT, [HOG] * 8, 0, 4),
+        (HOG, [HOG] * 8 + [LIGHT], 8, 4),
+        (HEAVY, [HOG] * 8, 0, 6),
+        (LIGHT, [ApiKey(str(number)) for number in range(8)], 0, 1),
+        (replace(HOG, weight=0.5), [HOG] * 8 + [LIGHT], 8, 2),
+    ],
+)
+def test_slots_are_parted_by_weight(
+    key: ApiKey, taken: list[ApiKey], num_taken: int, num_fair: int
+) -> None:
+    admission = Admission(8, restart_s=1.0)
+    for each in taken:
+        admission.take(1, 0.0, each)
+    assert (admission.num_taken_by(key), admission.fair_share(key)) == (num_taken, num_fair)
+
+
+def test_a_key_that_fills_the_server_does_not_keep_the_others_out() -> None:
+    admission = Admission(8, restart_s=1.0)
+    admission.take(8, 0.0, HOG)
+    admission.take(4, 0.0, LIGHT)
+    for key in (LIGHT, HOG):
+        with pytest.raises(Overloaded):
+            admission.take(1, 0.0, key)
+    admission.free(8, 0.0, HOG)
+    assert admission.fair_share(LIGHT) == 8
+
+
+def test_a_refused_request_takes_no_slot_and_nothing_of_the_key_s_allowance() -> None:
+    key = ApiKey("a", requests_per_minute=1)
+    admission = full(4)
+    for _ in range(2):
+        with pytest.raises(Overloaded):
+            admission.take(4, 0.0, key)
+    assert (admission.num_taken, admission.num_taken_by(key)) == (4, 0)
+    admission.take(1, 0.0, key)
+    with pytest.raises(RateLimited):
+        admission.take(1, 0.0, key)
+
+
+def rate_behind(widths: list[int], *, is_good: bool) -> float:
+    """Slots that come free per second, as reckoned when groups so wide end after a second."""
+    admission = Admission(8, restart_s=1.0)
+    for width in widths:
+        admission.take(width, 0.0)
+    for width in widths:
+        admission.free(width, 1.0, is_good=is_good)
+    assert admission.num_taken == 0
+    return admission.drain_rate(1.0)
 
 
 @pytest.mark.parametrize("widths", [[8], [4, 4], [7, 1]])
 def test_a_wide_groups_end_counts_for_each_of_its_slots(widths: list[int]) -> None:
     # The last of many ends leave a server that has little to do, and say nothing of it.
-    one_by_one = BoundSocket().rate_behind([1] * NUM_SLOTS, is_good=True)
-    assert BoundSocket().rate_behind(widths, is_good=True) >= one_by_one > 4
+    one_by_one = rate_behind([1] * 8, is_good=True)
+    assert rate_behind(widths, is_good=True) >= one_by_one > 4
 
 
 def test_a_group_that_fails_says_nothing_of_how_fast_slots_come_free() -> None:
-    assert BoundSocket().rate_behind([8], is_good=False) < 4
-
-
-def test_a_group_is_closed_once() -> None:
-    door = BoundSocket()
-    group = door.groups.open(8, NO_KEY, lambda: None)
-    door.now_s = 1.0
-    door.groups.close(group, is_good=True)
-    rate = door.admission.drain_rate(1.0)
-    door.groups.close(group, is_good=True)
-    assert door.admission.drain_rate(1.0) == rate
+    assert rate_behind([8], is_good=False) < 4

@@ -24,8 +24,10 @@ def num_steps(shard: FakeShard) -> int:
 
 async def steps_until_free(rig: Rig, shard: FakeShard, stream: Stream) -> int:
     """Cancels, and counts the steps that begin before nothing of it is anywhere."""
-    histogram, before = rig.metrics.cancel_to_free, num_steps(shard)
-    num_gone, num_streams = histogram.count(), rig.batcher.num_streams
+    histogram = rig.metrics.cancel_to_free
+    before = num_steps(shard)
+    num_gone = histogram.count()
+    num_streams = rig.batcher.num_streams
     rig.batcher.cancel(stream)
     assert rig.batcher.num_streams == num_streams - 1
     async with asyncio.timeout(30):

@@ -152,7 +152,8 @@ async def test_masks_are_measured_where_there_are_any() -> None:
     def masked(answer: pb.StepResponse) -> None:
         if answer.generations and answer.generations[0].request_id == 2:
             answer.num_masked_rows = 1
-            answer.mask_ns, answer.mask_wait_ns = 2_000_000, 500_000
+            answer.mask_ns = 2_000_000
+            answer.mask_wait_ns = 500_000
 
     shard = FakeShard()
     shard.faults.spoil = masked

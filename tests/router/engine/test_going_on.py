@@ -96,7 +96,7 @@ class TestRefusals:
 
 
 async def all_events(infer: Infer, request: GenerateRequest) -> list[Event]:
-    return [event async for burst in infer.generate(request) for event in burst]
+    return [event async for burst in infer.submit([request])[0] for event in burst]
 
 
 def token_events(events: Sequence[Event]) -> list[TokenGenerated]:
@@ -192,7 +192,8 @@ def test_pieces_of_cut_streams_are_the_text_of_the_whole(
     ids = byte_ids(text)[: data.draw(st.integers(1, len(text.encode())), "made")]
     whole_ids, _, whole = fed(request, ids)
     cuts = data.draw(st.lists(st.integers(0, len(whole_ids) - 1), max_size=3).map(sorted), "cuts")
-    pieces, done = [], 0
+    pieces = []
+    done = 0
     for cut in dict.fromkeys(cuts):
         if cut > done:
             output_ids = tuple(ids[:done])

@@ -17,7 +17,7 @@ from tests.router.rig import PROMPT, asking, end_of, expected_text, routing, set
 
 async def test_bursts_end_with_the_one_end() -> None:
     async with routing(FakeShard()) as rig:
-        bursts = [burst async for burst in rig.infer.generate(asking(max_new_tokens=5))]
+        bursts = [burst async for burst in rig.infer.submit([asking(max_new_tokens=5)])[0]]
         events = [event for burst in bursts for event in burst]
         assert [isinstance(event, TokenGenerated) for event in events] == [True] * 5 + [False]
         assert isinstance(bursts[-1][-1], Finished)
@@ -27,8 +27,9 @@ async def test_bursts_end_with_the_one_end() -> None:
 async def test_closing_the_generator_cancels() -> None:
     shard = FakeShard(num_blocks=256)
     async with routing(shard) as rig:
-        async with aclosing(rig.infer.generate(asking(max_new_tokens=900))) as bursts:
-            await anext(bursts)
+        (accepted,) = rig.infer.submit([asking(max_new_tokens=900)])
+        async with aclosing(accepted):
+            await anext(accepted)
         await settled(rig)
         assert shard.num_held == 0
         assert rig.scheduler.stats().num_blocks_used == 0
@@ -69,7 +70,7 @@ async def test_a_failure_is_the_last_event_of_a_stream() -> None:
     shard = FakeShard()
     async with routing(shard) as rig:
         shard.faults.fail_for_good("Decode", grpc.StatusCode.INTERNAL, "device lost")
-        bursts = [burst async for burst in rig.infer.generate(asking())]
+        bursts = [burst async for burst in rig.infer.submit([asking()])[0]]
         assert isinstance(bursts[-1][-1], Failed)
 
 
@@ -115,10 +116,9 @@ async def test_readiness_follows_shards_and_drain() -> None:
 async def test_sequences_that_are_taken_together_each_have_their_events() -> None:
     async with routing(FakeShard()) as rig:
         requests = [asking("one", 4), asking("three", 8)]
-        together = rig.infer.generate_all(requests)
         ends = []
-        for bursts in together:
-            events = [event async for burst in bursts for event in burst]
+        for accepted in rig.infer.submit(requests):
+            events = [event async for burst in accepted for event in burst]
             ends.append(end_of(events).text)
         assert ends == [expected_text("one", 4), expected_text("three", 8)]
 
@@ -127,22 +127,21 @@ async def test_sequences_that_do_not_fit_together_are_refused_once_and_take_no_s
     limits = BatcherLimits(max_concurrent_requests=2)
     async with routing(FakeShard(num_blocks=256), limits=limits) as rig:
         runs = rig.batcher.submit(asking(max_new_tokens=900))
-        for bursts in rig.infer.generate_all([asking("a"), asking("b")]):
-            with pytest.raises(Overloaded, match="this one needs 2"):
-                await anext(bursts)
+        with pytest.raises(Overloaded, match="this one needs 2"):
+            rig.infer.submit([asking("a"), asking("b")])
         assert rig.batcher.num_streams == 1
         assert rig.metrics.rejected.value("overloaded") == 1
         rig.batcher.cancel(runs)
 
 
-async def test_a_reader_that_leaves_takes_those_along_that_nobody_reads_yet() -> None:
+async def test_one_that_is_closed_before_it_is_read_is_cancelled() -> None:
     async with routing(FakeShard(num_blocks=256)) as rig:
-        first, second = rig.infer.generate_all([asking("a", 900), asking("b", 900)])
-        await anext(first)
-        assert rig.batcher.num_streams == 2
-        await first.aclose()
+        read, unread = rig.infer.submit([asking("a", 900), asking("b", 900)])
+        await anext(read)
+        await unread.aclose()
+        assert rig.batcher.num_streams == 1
+        await read.aclose()
         assert rig.batcher.num_streams == 0
-        await second.aclose()
         await settled(rig)
 
 

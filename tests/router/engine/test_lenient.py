@@ -8,6 +8,7 @@ import pytest
 
 from constraints.spec import ConstraintSpec, Kind
 from router.request.request import Constraint, Event, Finished
+from tests.checks import FakeChecks
 from tests.fake_script import Followed
 from tests.fakes import FakeShard
 from tests.router.engine.test_constraints import checking
@@ -19,29 +20,30 @@ LENIENT = Constraint(ConstraintSpec(Kind.JSON_SCHEMA, SCHEMA, lenient=True))
 STRICT = Constraint(ConstraintSpec(Kind.JSON_SCHEMA, SCHEMA))
 
 
-class Verifier:
+class Verifier(FakeChecks):
     """Finds always the same, and remembers what it was asked."""
 
-    def __init__(self, violation: str | None) -> None:
-        self.violation = violation
-        self.asked: list[str] = []
+    def __init__(self, found: str | None) -> None:
+        super().__init__()
+        self.found = found
+        self.texts: list[str] = []
 
-    async def verify(self, constraint: Constraint, text: str) -> str | None:
-        self.asked.append(text)
+    async def violation(self, constraint: Constraint, text: str) -> str | None:
+        self.texts.append(text)
         await asyncio.sleep(0)
-        return self.violation
+        return self.found
 
 
 async def end_after(
     shard: FakeShard, verifier: Verifier, constraint: Constraint, *, whole: bool
 ) -> Finished:
     """The end, of an answer that comes as a whole or in bursts."""
-    async with routing(shard, verify=verifier.verify) as rig:
+    async with routing(shard, checks=verifier) as rig:
         request = asking(max_new_tokens=20, constraint=constraint)
         if whole:
             return (await rig.infer.complete_all([request]))[0].finished
         events: Sequence[Event] = [
-            event for burst in [b async for b in rig.infer.generate(request)] for event in burst
+            event async for burst in rig.infer.submit([request])[0] for event in burst
         ]
         end = events[-1]
         assert isinstance(end, Finished)
@@ -55,13 +57,13 @@ async def test_the_end_says_what_the_check_found(violation: str | None, whole: b
     verifier = Verifier(violation)
     end = await end_after(says(TEXT), verifier, LENIENT, whole=whole)
     assert (end.constraint_satisfied, end.violation) == (violation is None, violation)
-    assert verifier.asked == [TEXT]
+    assert verifier.texts == [TEXT]
 
 
 async def test_what_masks_enforce_whole_is_not_checked_again() -> None:
     verifier = Verifier("nonsense")
     end = await end_after(says(TEXT), verifier, STRICT, whole=True)
-    assert (end.constraint_satisfied, end.violation, verifier.asked) == (True, None, [])
+    assert (end.constraint_satisfied, end.violation, verifier.texts) == (True, None, [])
 
 
 async def test_a_text_that_was_cut_is_not_checked() -> None:
@@ -69,7 +71,7 @@ async def test_a_text_that_was_cut_is_not_checked() -> None:
     shard = says(TEXT)
     shard.followed = Followed(satisfied=False)
     end = await end_after(shard, verifier, LENIENT, whole=True)
-    assert (end.constraint_satisfied, verifier.asked) == (False, [])
+    assert (end.constraint_satisfied, verifier.texts) == (False, [])
 
 
 async def test_workers_check_finished_texts(tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from tests.router.rig import PATIENT, Rig, asking, routing, settled
 
 NUM_SLOTS = 32
 # A step takes some 15 ms, so that a sequence takes about 1.5 s and a slot comes free each 50 ms.
-NUM_TOKENS, STEP_S = (45, 135), 0.01
+NUM_TOKENS = (45, 135)
+STEP_S = 0.01
 
 
 async def ask(rig: Rig, prompt: str, num_tokens: int) -> int:

@@ -1,6 +1,6 @@
 """What the batcher waits for, and whether that is too long."""
 
-from router.engine.admission import Progress, Wait
+from router.engine.batcher import Progress, Wait
 
 
 def test_with_nothing_to_do_all_is_well() -> None:

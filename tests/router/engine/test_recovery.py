@@ -8,6 +8,7 @@ import grpc
 import pytest
 
 from router.engine.batcher import BatcherLimits
+from router.engine.launcher import Launcher
 from router.request.errors import (
     FailedAlone,
     Unhealthy,
@@ -29,6 +30,17 @@ from tests.router.rig import (
     texts_of,
     until,
 )
+
+
+class RecordingLauncher(Launcher):
+    """Starts nothing, and remembers whether it was asked to."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.was_asked = False
+
+    def restart_shards(self) -> None:
+        self.was_asked = True
 
 
 @pytest.mark.parametrize("method", ["Prefill", "Decode"])
@@ -119,13 +131,13 @@ async def test_a_hanging_step_is_tried_again_after_its_deadline() -> None:
 
 async def test_shards_that_cannot_be_reset_in_time_are_to_be_started_anew() -> None:
     shard = FakeShard()
-    asked: list[None] = []
+    launcher = RecordingLauncher()
     timeouts = replace(QUICK, control_s=0.2)
-    async with routing(shard, timeouts=timeouts, ask_restart=lambda: asked.append(None)) as rig:
+    async with routing(shard, timeouts=timeouts, launcher=launcher) as rig:
         shard.faults.hangs.add("ClearCache")
         shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
         stream = rig.batcher.submit(asking())
-        await until(lambda: bool(asked))
+        await until(lambda: launcher.was_asked)
         shard.faults.hangs.clear()
         assert end_of(await events_of(stream)).text == expected_text(PROMPT, 6)
 
@@ -160,13 +172,15 @@ async def test_while_shards_are_gone_requests_wait_and_health_says_so() -> None:
 
 async def test_shards_that_come_back_with_another_pool_are_to_be_started_anew() -> None:
     shard = FakeShard(num_blocks=64)
-    asked: list[None] = []
-    async with routing(shard, ask_restart=lambda: asked.append(None)) as rig:
-        shard.is_warm, shard.num_blocks = False, 32
+    launcher = RecordingLauncher()
+    async with routing(shard, launcher=launcher) as rig:
+        shard.is_warm = False
+        shard.num_blocks = 32
         shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
         stream = rig.batcher.submit(asking())
-        await until(lambda: bool(asked))
-        shard.is_warm, shard.num_blocks = False, 64
+        await until(lambda: launcher.was_asked)
+        shard.is_warm = False
+        shard.num_blocks = 64
         assert end_of(await events_of(stream)).text == expected_text(PROMPT, 6)
 
 
@@ -174,14 +188,12 @@ async def test_a_shard_without_a_sign_of_life_is_not_waited_for() -> None:
     shard = FakeShard(num_blocks=256)
     timeouts = replace(QUICK, step_s=60.0, health_s=0.2)
     limits = replace(RESTLESS, health_s=0.1)
-    asked: list[None] = []
-    async with routing(
-        shard, timeouts=timeouts, limits=limits, ask_restart=lambda: asked.append(None)
-    ) as rig:
+    launcher = RecordingLauncher()
+    async with routing(shard, timeouts=timeouts, limits=limits, launcher=launcher) as rig:
         stream = rig.batcher.submit(asking(max_new_tokens=200))
         await stream.take()
         shard.faults.hangs |= {"Health", "Decode", "Prefill"}
-        await until(lambda: bool(asked))
+        await until(lambda: launcher.was_asked)
         shard.faults.hangs.clear()
         assert end_of(await events_of(stream)).text == expected_text(PROMPT, 200)
 

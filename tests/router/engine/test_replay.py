@@ -106,7 +106,8 @@ async def break_now_and_then(shard: FakeShard, dice: random.Random) -> None:
 async def read(rig: Rig, index: int, dice: random.Random) -> None:
     """One of the streams: most are read to the end, some leave."""
     await asyncio.sleep(dice.uniform(0.0, 2.0))
-    prompt, num_tokens = f"story {index}", dice.randint(1, 60)
+    prompt = f"story {index}"
+    num_tokens = dice.randint(1, 60)
     request = asking(
         prompt,
         num_tokens,

@@ -6,8 +6,8 @@ from time import monotonic
 import pytest
 
 from proto.contract import FinishReason
-from router.engine.batcher import BatcherLimits
-from router.engine.stream import MANY_UNREAD, Stream
+from router.engine.batcher import MANY_UNREAD, BatcherLimits
+from router.engine.stream import Stream
 from router.request.errors import (
     Cancelled,
     Draining,

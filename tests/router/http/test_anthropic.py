@@ -376,7 +376,7 @@ async def test_a_body_that_is_too_large_has_a_type_of_its_own() -> None:
 async def test_a_full_queue_is_a_rate_limit() -> None:
     async with housing(FakeShard(), max_concurrent_requests=1) as house:
         house.shard.faults.delay_s = 0.05
-        running = house.rig.infer.generate(asking(max_new_tokens=20))
+        (running,) = house.rig.infer.submit([asking(max_new_tokens=20)])
         await anext(running)
         status, kind, _ = await refuse(house, {"max_tokens": 3, "messages": HI})
         await running.aclose()

@@ -21,7 +21,8 @@ def case(field: str, given_text: str, bound: str = "", /, **params: Any) -> Any:
     return pytest.param(params, field, bound, given_text, id=names)
 
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
+INF = math.inf
 RULES = [
     case("best_of", "0", "between 1 and 2", best_of=0, do_sample=True),
     case("best_of", "3", "between 1 and 2", best_of=3, do_sample=True),

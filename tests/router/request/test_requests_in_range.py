@@ -75,7 +75,8 @@ def assert_refused_or_in_range(outcome: GenerateRequest | InvalidRequest) -> Non
 
 
 def assert_in_range(request: GenerateRequest) -> None:
-    sampling, stop = request.sampling, request.stop
+    sampling = request.sampling
+    stop = request.stop
     assert 1 <= len(request.prompt_ids) <= LIMITS.max_input_len
     assert all(0 <= token_id < LIMITS.vocab_size for token_id in request.prompt_ids)
     assert 1 <= stop.max_new_tokens <= LIMITS.max_total_len - len(request.prompt_ids)

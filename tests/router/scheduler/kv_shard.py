@@ -50,7 +50,9 @@ def draw_run(
     request: GenerateRequest, tokens: Prefix, seed: int
 ) -> tuple[Prefix, FinishReason | None]:
     """A token, and what is forced behind it; that may go beyond a pause."""
-    first, num_left, reason = len(tokens), 1, None
+    first = len(tokens)
+    num_left = 1
+    reason = None
     while num_left and reason is None:
         token_id, ends = draw(tokens, seed)
         tokens += (token_id,)
@@ -73,7 +75,8 @@ def num_late(prefix: Prefix, seed: int) -> int:
 def draft(prefix: Prefix, seed: int, most: int) -> Prefix:
     """At most so many guesses of what follows; none that is right is an end."""
     noise = crc32(bytes(prefix), seed) >> 12
-    num_right, num_wrong = (0, 1, 2, 4)[noise % 4], (0, 1, 3)[noise // 4 % 3]
+    num_right = (0, 1, 2, 4)[noise % 4]
+    num_wrong = (0, 1, 3)[noise // 4 % 3]
     guesses: Prefix = ()
     while len(guesses) < num_right:
         token_id, ends = draw(prefix + guesses, seed)
@@ -187,7 +190,8 @@ class KvShard:
         return step.result
 
     def _keep(self, batch: Batch) -> None:
-        running_ids, dropped_ids = set(batch.running_ids), set(batch.dropped_ids)
+        running_ids = set(batch.running_ids)
+        dropped_ids = set(batch.dropped_ids)
         assert not running_ids & dropped_ids
         assert self.held_ids <= running_ids | dropped_ids, "a request is neither kept nor dropped"
         if not self._is_ahead:
@@ -210,7 +214,8 @@ class KvShard:
 
     def _grow(self, request_id: int, update: RunningUpdate | None) -> tuple[int, bool]:
         sequence = self._sequences[request_id]
-        decodes, sequence.drafts = sequence.is_decoding, ()
+        decodes = sequence.is_decoding
+        sequence.drafts = ()
         if update is not None:
             sequence.block_ids += update.block_ids
         if update is None or update.chunk_len is None:
@@ -235,7 +240,8 @@ class KvShard:
         return block_id * self._block_size + position % self._block_size
 
     def _write(self, sequence: _Sequence, count: int, writes: dict[int, Prefix]) -> None:
-        start, tokens = sequence.computed_len, sequence.tokens + sequence.drafts
+        start = sequence.computed_len
+        tokens = sequence.tokens + sequence.drafts
         sequence.computed_len += count - len(sequence.drafts)
         assert sequence.computed_len <= len(sequence.tokens), "a token that nobody drew"
         for position in range(start, start + count):
@@ -292,7 +298,9 @@ class KvShard:
         for offset in range(len(sequence.drafts) - num_accepted):
             del writes[self._slot(sequence, sequence.computed_len + offset)]
         return Generation(
-            *(request_id, tokens, reason),
+            request_id,
+            tokens,
+            reason,
             num_drafts=len(sequence.drafts),
             num_accepted=num_accepted,
         )

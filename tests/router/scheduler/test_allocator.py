@@ -178,7 +178,8 @@ def test_equal_tokens_behind_other_tokens_are_another_block() -> None:
 
 def test_the_end_of_a_prefix_is_evicted_before_its_beginning() -> None:
     allocator = Allocator(3, 1)
-    old, new = compute(allocator, (1, 2)), compute(allocator, (1, 3))
+    old = compute(allocator, (1, 2))
+    new = compute(allocator, (1, 3))
     allocator.free(new)
     allocator.free(old)
     assert allocator.num_cached == 3
@@ -230,7 +231,9 @@ class AllocatorMachine(RuleBasedStateMachine):
     )
     def begin(self, num_blocks: int, size: int, caching: bool) -> None:
         self.allocator = Allocator(num_blocks, size, prefix_caching=caching)
-        self.num_blocks, self.size, self.caching = num_blocks, size, caching
+        self.num_blocks = num_blocks
+        self.size = size
+        self.caching = caching
         self.live: list[tuple[BlockAllocation, Tokens]] = []
         # The block of each cached prefix.
         self.cached: dict[Tokens, int] = {}

@@ -11,7 +11,9 @@ from router.scheduler.scheduler import Scheduler
 from tests.router.scheduler.steps import answer, make_scheduler, run, step, token
 from tests.strategies import make_request
 
-HOG, LIGHT, HEAVY = ApiKey("hog"), ApiKey("light"), ApiKey("heavy", weight=3.0)
+HOG = ApiKey("hog")
+LIGHT = ApiKey("light")
+HEAVY = ApiKey("heavy", weight=3.0)
 
 
 def add(

@@ -7,7 +7,8 @@ from router.scheduler.scheduler import Scheduler
 from tests.router.scheduler.steps import make_scheduler
 from tests.strategies import make_request
 
-ONE, TWO = ApiKey("one"), ApiKey("two")
+ONE = ApiKey("one")
+TWO = ApiKey("two")
 
 
 def step(scheduler: Scheduler, begun_s: float, answered_s: float, *ended_ids: int) -> None:

@@ -9,7 +9,8 @@ class TestRunAhead:
     def test_the_next_step_is_made_before_the_last_ones_token_is_known(self) -> None:
         scheduler = make_scheduler(max_steps_in_flight=2)
         scheduler.add(0, make_request((1, 2, 3)), 0.0)
-        first, second = step(scheduler), step(scheduler)
+        first = step(scheduler)
+        second = step(scheduler)
         assert (second.running_ids, second.num_decode_tokens) == ((0,), 1)
         assert scheduler.schedule(0.0) is None
         assert answer(scheduler, first, token(0, 7)) == (token(0, 7),)
@@ -19,7 +20,8 @@ class TestRunAhead:
     def test_no_token_is_drawn_beyond_the_limit(self) -> None:
         scheduler = make_scheduler(max_steps_in_flight=3)
         scheduler.add(0, make_request(max_new_tokens=2), 0.0)
-        first, second = step(scheduler), step(scheduler)
+        first = step(scheduler)
+        second = step(scheduler)
         assert scheduler.schedule(0.0) is None
         answer(scheduler, first, token(0, 7))
         assert scheduler.schedule(0.0) is None
@@ -29,7 +31,8 @@ class TestRunAhead:
     def test_a_late_token_is_cut_and_the_blocks_stay_until_its_step_is_answered(self) -> None:
         scheduler = make_scheduler(max_steps_in_flight=2)
         scheduler.add(0, make_request((1, 2, 3)), 0.0)
-        first, second = step(scheduler), step(scheduler)
+        first = step(scheduler)
+        second = step(scheduler)
         answer(scheduler, first, token(0, 7, FinishReason.EOS))
         assert scheduler.stats().num_blocks_used == 2
         assert scheduler.schedule(0.0) is None
@@ -40,7 +43,8 @@ class TestRunAhead:
     def test_a_shard_that_skips_the_late_row_is_right_too(self) -> None:
         scheduler = make_scheduler(max_steps_in_flight=2)
         scheduler.add(0, make_request(), 0.0)
-        first, second = step(scheduler), step(scheduler)
+        first = step(scheduler)
+        second = step(scheduler)
         answer(scheduler, first, token(0, 7, FinishReason.EOS))
         assert scheduler.apply(StepResult(second.step_id, (), ()), 0.0) == ()
         assert not scheduler.has_work

@@ -68,10 +68,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.keys = keys
         self.max_total_len = num_blocks * block_size
         self.scheduler = Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching))
-        self.block_size, self.prefix_caching = block_size, prefix_caching
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
         is_ahead = limits.max_steps_in_flight > 1
         self.shard = KvShard(
-            *(num_blocks, block_size, seed),
+            num_blocks,
+            block_size,
+            seed,
             is_ahead=is_ahead,
             runs_late=runs_late,
             max_drafts=limits.max_drafts,

@@ -11,7 +11,8 @@ TOKEN = SampledToken(1, -0.5)
 
 def decoding(request_id: int, max_new_tokens: int = 9) -> ScheduledChunk:
     sequence = Sequence(request_id, make_request((0, 1), max_new_tokens), order=request_id)
-    sequence.state, sequence.computed_len = SequenceState.DECODING, 1
+    sequence.state = SequenceState.DECODING
+    sequence.computed_len = 1
     return ScheduledChunk(sequence, 1, samples=True)
 
 

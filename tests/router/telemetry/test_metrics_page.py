@@ -123,7 +123,8 @@ def labels_asked_for() -> list[tuple[str, str]]:
 
 def ends() -> set[str]:
     """What a sequence may end by: reasons, and the errors of one that fails."""
-    errors, found = [RouterError], {reason.value for reason in FinishReason}
+    errors = [RouterError]
+    found = {reason.value for reason in FinishReason}
     while errors:
         error = errors.pop()
         errors += error.__subclasses__()

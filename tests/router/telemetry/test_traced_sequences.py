@@ -68,7 +68,8 @@ def id_of(span: ReadableSpan) -> str:
 
 
 async def test_the_shards_get_the_metadata_of_traced_sequences_with_them() -> None:
-    shard, traces = ListeningShard(), Traces()
+    shard = ListeningShard()
+    traces = Traces()
     async with routing(shard, tracer=traces.tracer) as rig:
         other = rig.batcher.submit(asking("other", 4))
         stream = rig.batcher.submit(traced(asking("mine", 4)))
@@ -94,7 +95,8 @@ async def test_one_that_left_while_it_waited_has_a_queue_alone() -> None:
 
 
 async def test_failed_shards_end_the_spans_of_what_ran() -> None:
-    shard, traces = FakeShard(), Traces()
+    shard = FakeShard()
+    traces = Traces()
     async with routing(shard, tracer=traces.tracer) as rig:
         shard.faults.fail_for_good("Decode", grpc.StatusCode.INTERNAL, "device lost")
         stream = rig.batcher.submit(traced(asking(max_new_tokens=10)))
@@ -105,7 +107,8 @@ async def test_failed_shards_end_the_spans_of_what_ran() -> None:
 
 
 async def test_a_preempted_sequence_stays_under_its_span() -> None:
-    shard, traces = ListeningShard(num_blocks=8), Traces()
+    shard = ListeningShard(num_blocks=8)
+    traces = Traces()
     async with routing(shard, tracer=traces.tracer) as rig:
         streams = [rig.batcher.submit(traced(asking(word, 14))) for word in ("ab", "cd", "ef")]
         for stream in streams:

@@ -15,7 +15,8 @@ from processes.spans import TRACE_KEY, TraceContext
 from router.request.errors import Cancelled, InvalidRequest, ServerStopped, StartupFailed
 from router.telemetry.tracing import NO_TRACES, SequenceLife, Tracer, start_tracing
 
-TRACE_ID, CLIENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+CLIENT_ID = "b7ad6b7169203331"
 SAMPLED = f"00-{TRACE_ID}-{CLIENT_ID}-01"
 NOT_SAMPLED = f"00-{TRACE_ID}-{CLIENT_ID}-00"
 
@@ -131,7 +132,8 @@ def test_a_sequence_has_a_queue_and_an_inference(traced: Traced) -> None:
     context = begun(traced)
     traced.tracer.start_inference(5, context, step_id=9, elapsed_s=2.0)
     traced.tracer.end_sequence(life(context))
-    queue, inference = traced.spans["queue"], traced.spans["inference"]
+    queue = traced.spans["queue"]
+    inference = traced.spans["inference"]
     for span in (queue, inference):
         assert span.parent is not None
         assert f"{span.parent.span_id:016x}" == context.span_id

@@ -98,16 +98,19 @@ def test_outputs_that_grow_and_fork_read_as_those_read_at_once(
     width: int,
 ) -> None:
     tokenizer = tokenizers[kind]
-    hole, texts = Hole(request_), OutputTexts(tokenizer, width)
+    hole = Hole(request_)
+    texts = OutputTexts(tokenizer, width)
     outputs = grown(growth)
     # Twice: what grew out of an output must not have changed it.
     for output_ids in [*outputs, *outputs]:
         whole = afresh(request_, output_ids, tokenizer)
-        shown, matched = whole.text_before, whole.matched
+        shown = whole.text_before
+        matched = whole.matched
         assert texts.shown(hole, output_ids) == shown
         assert texts.text(hole, output_ids) == shown + whole.flush()
         assert texts.is_ended(hole, output_ids) == (matched is not None)
-        behind, again = texts.behind(hole, output_ids), afresh(request_, output_ids, tokenizer)
+        behind = texts.behind(hole, output_ids)
+        again = afresh(request_, output_ids, tokenizer)
         assert behind.text_before == again.text_before
         assert [behind.push(each) for each in SOME_BYTES[:3]] == [
             again.push(each) for each in SOME_BYTES[:3]
@@ -164,7 +167,8 @@ async def test_a_step_decodes_no_more_tokens_for_long_outputs_than_for_short_one
 def test_a_closing_takes_the_last_token_again_as_the_probes_took_it() -> None:
     hole = Hole(asking(constraint=ANY_TEXT, logprobs=LogprobParams(num_top_tokens=5)))
     beam = Beam(hole=0, output_ids=(5, 6, 7))
-    probe, close = request_of(ProbeTokens(beam), hole), request_of(CheckHole(beam), hole)
+    probe = request_of(ProbeTokens(beam), hole)
+    close = request_of(CheckHole(beam), hole)
 
     assert probe.output_ids == output_before(ProbeTokens(beam)) == (5, 6, 7)
     assert close.output_ids == output_before(CheckHole(beam)) == (5, 6)

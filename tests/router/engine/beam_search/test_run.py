@@ -34,7 +34,7 @@ async def ended(run: BeamRun) -> SearchOutcome:
 
 
 def assert_nothing_is_left(rig: Rig) -> None:
-    assert rig.batcher.num_streams == len(rig.batcher.taken_slots()) == 0
+    assert rig.batcher.num_streams == rig.batcher.admission.num_taken == 0
 
 
 @pytest.mark.parametrize("max_batch_size", [8, 1], ids=["all run", "some wait"])
@@ -164,5 +164,5 @@ async def test_searches_that_stay_find_the_same_whatever_becomes_of_the_others(s
         await asyncio.gather(late, *leaving)
         await settled(rig)
         assert not shard.faults.fails
-        assert rig.batcher.num_streams == len(rig.batcher.taken_slots()) == 0
+        assert rig.batcher.num_streams == rig.batcher.admission.num_taken == 0
     assert dict(zip(prompts, result, strict=True)) == expected

@@ -101,7 +101,8 @@ def test_candidates_are_as_many_without_dead_ends() -> None:
         )
         return outcome
 
-    few, more = search(1), search(2)
+    few = search(1)
+    more = search(2)
     assert candidate_outputs(few) == [((), True)]
     assert few.has_more
     assert candidate_outputs(more) == [((), True), ((C,), False)]
@@ -126,7 +127,9 @@ def test_nothing_is_asked_early_where_masks_see_all_dead_ends(
     assert num_probes == 1 + 2 + 2
 
 
-_WIDTH, _NUM_TOPS, _OUTPUT_LEN = 64, 136, 500
+_WIDTH = 64
+_NUM_TOPS = 136
+_OUTPUT_LEN = 500
 
 
 def test_a_step_copies_the_outputs_of_those_beams_alone_that_go_on() -> None:

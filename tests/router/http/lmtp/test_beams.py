@@ -228,7 +228,7 @@ async def test_a_cancelled_search_says_where_it_stood_and_gives_its_blocks_back(
         await talk.send("CANCEL", stream_id=1)
         done = await ended(talk)
         await settled(house.rig)
-        assert house.rig.batcher.taken_slots() == []
+        assert house.rig.batcher.admission.num_taken == 0
 
     assert done["finish_reason"] == "cancelled"
     assert 0 < len(done["beams"][0]["output"]) < 100
@@ -242,7 +242,7 @@ async def test_a_search_ends_with_its_socket() -> None:
             await talk.hear()
         await asyncio.sleep(0.1)
         await settled(house.rig)
-        assert house.rig.batcher.taken_slots() == []
+        assert house.rig.batcher.admission.num_taken == 0
 
 
 async def test_a_deadline_ends_a_search_where_it_stands() -> None:
