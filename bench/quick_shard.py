@@ -42,12 +42,12 @@ class QuickShard(FakeShard):
         async with self._turn("Prefill", request, context):
             for new in request.batch.requests:
                 self._left[new.id] = new.stopping.max_new_tokens
-            return await self._answer(request.cached_batch_id or request.batch.id, request)
+            return await self._answer(request)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         """Every row draws a token."""
         async with self._turn("Decode", request, context):
-            return await self._answer(request.batch_ids[0], request)
+            return await self._answer(request)
 
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
@@ -56,9 +56,7 @@ class QuickShard(FakeShard):
         self._left.clear()
         return await super().ClearCache(request, context)
 
-    async def _answer(
-        self, batch_id: int, request: pb.PrefillRequest | pb.DecodeRequest
-    ) -> pb.StepResponse:
+    async def _answer(self, request: pb.PrefillRequest | pb.DecodeRequest) -> pb.StepResponse:
         self.calls.clear()
         for key in request.dropped_ids:
             self._left.pop(key, None)
@@ -77,9 +75,7 @@ class QuickShard(FakeShard):
             if not self._left[key]:
                 generation.finish_reason = pb.FINISH_REASON_LENGTH
                 del self._left[key]
-        if self._left:
-            answer.batch.id = batch_id
-            answer.batch.request_ids.extend(self._left)
+        answer.request_ids.extend(self._left)
         return answer
 
 

@@ -79,8 +79,8 @@ def measure(model: PagedModel, batch_size: int, context_len: int, num_steps: int
     runner = Runner(model, sampler, World())
     runner.warmup(_MAX_PREFILL_TOKENS, batch_size, None, num_blocks * batch_size)
     rng = random.Random(0)
-    for index in range(batch_size):
-        sequence = NewSequence(
+    new = [
+        NewSequence(
             request_id=index,
             token_ids=tuple(rng.randrange(3, model.vocab_size) for _ in range(start_len)),
             prompt_len=start_len,
@@ -90,11 +90,12 @@ def measure(model: PagedModel, batch_size: int, context_len: int, num_steps: int
             sampling=SamplingParams(),
             stop=StopParams(max_new_tokens=num_warm + num_steps + 1, ignore_eos=True),
         )
-        runner.prefill(index, [sequence], None, ())
-    runner.decode(range(batch_size), ())
-    for _ in range(num_warm - 1):
-        runner.decode([0], ())
-    return _times(batch_size, context_len, [runner.decode([0], ()) for _ in range(num_steps)])
+        for index in range(batch_size)
+    ]
+    runner.step(new)
+    for _ in range(num_warm):
+        runner.step()
+    return _times(batch_size, context_len, [runner.step() for _ in range(num_steps)])
 
 
 def _times(batch_size: int, context_len: int, outputs: Sequence[StepOutput]) -> StepTimes:

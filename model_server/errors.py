@@ -8,7 +8,7 @@ ShardError
  |    +-- ArchitectureUnfit  the load-time gate found attention that cannot be paged
  |    +-- FetchStalled       the hub began to send it, or not, and sends nothing any more
  +-- InvalidStep         a call breaks the contract: lengths, blocks, ids
- |    +-- UnknownBatch       no batch of that id
+ |    +-- NoBatch            a step of requests that were never sent, or were cleared
  |    +-- ConstraintRefused  a constraint cannot be compiled for this model
  |    +-- StaleEpoch         the call is from before a restart, or from another router
  +-- OutOfMemory         the pool or the largest step does not fit
@@ -48,8 +48,8 @@ class InvalidStep(ShardError):
     """A call that breaks the contract between the tiers."""
 
 
-class UnknownBatch(InvalidStep):
-    """No batch of that id is held here."""
+class NoBatch(InvalidStep):
+    """A step of running requests where none was prefilled since the shard was cleared."""
 
 
 class ConstraintRefused(InvalidStep):

@@ -245,14 +245,13 @@ def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The answer to a step. `batch_id` None: no request is left and the batch is forgotten.
+    """The answer to a step. `request_ids` are those that go on.
 
     `mask_ns` is the time of all threads that made this step's `num_masked_rows` masks, before
     the forward and beside it; the step had to wait `mask_wait_ns` for them.
     """
 
     generations: tuple[Generation, ...]
-    batch_id: int | None
     request_ids: tuple[int, ...]
     forward_ns: int
     sample_ns: int

@@ -133,7 +133,7 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 @_typing.final
 class HealthRequest(_message.Message):
     """Every call that touches state carries the epoch of the router's present connection, and every
-    answer returns it. ClearCache without an id begins a new epoch; a call of any other epoch is
+    answer returns it. ClearCache begins a new epoch; a call of any other epoch is
     refused with FAILED_PRECONDITION, and an answer of another epoch is dropped by the router.
     """
 
@@ -768,20 +768,17 @@ Global___Request: _TypeAlias = Request  # noqa: Y015
 class Batch(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: _builtins.int
     REQUESTS_FIELD_NUMBER: _builtins.int
-    id: _builtins.int
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___Request]: ...
     def __init__(
         self,
         *,
-        id: _builtins.int = ...,
         requests: _abc.Iterable[Global___Request] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "requests", b"requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -825,82 +822,49 @@ class RunningUpdate(_message.Message):
 Global___RunningUpdate: _TypeAlias = RunningUpdate  # noqa: Y015
 
 @_typing.final
-class CachedBatch(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    ID_FIELD_NUMBER: _builtins.int
-    REQUEST_IDS_FIELD_NUMBER: _builtins.int
-    id: _builtins.int
-    @_builtins.property
-    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    def __init__(
-        self,
-        *,
-        id: _builtins.int = ...,
-        request_ids: _abc.Iterable[_builtins.int] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "request_ids", b"request_ids"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CachedBatch: _TypeAlias = CachedBatch  # noqa: Y015
-
-@_typing.final
 class PrefillRequest(_message.Message):
     """Steps may be sent before those before them are answered. A shard runs them one after the other, so
-    that one begins with the tokens that the one before it sampled. What ended leaves its batch by
-    itself: a later step that was sent before this was known may still name it, and passes over it.
-    So the last batch that a step emptied counts as held until the next step of another one.
+    that one begins with the tokens that the one before it sampled. A request that ended is forgotten
+    by itself: a later step that was sent before this was known may still name it, and passes over it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
-    CACHED_BATCH_ID_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
     DROPPED_IDS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    cached_batch_id: _builtins.int
-    """A batch that the shard holds; its requests take part in the step as in Decode, and the
-    result keeps its id.
-    """
     step: _builtins.int
     """The step's place in its epoch, from 1 on: steps run in this order, whatever order they arrive
     in, and none runs after one that failed. Absent: it runs when it arrives.
     """
     @_builtins.property
-    def batch(self) -> Global___Batch: ...
+    def batch(self) -> Global___Batch:
+        """The new requests; those that run take part as in Decode."""
+
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningUpdate]: ...
     @_builtins.property
     def dropped_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Requests that leave their batches before the step; those that have ended are passed over."""
+        """Requests that leave before the step; those that have ended are passed over."""
 
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         batch: Global___Batch | None = ...,
-        cached_batch_id: _builtins.int | None = ...,
         updates: _abc.Iterable[Global___RunningUpdate] | None = ...,
         dropped_ids: _abc.Iterable[_builtins.int] | None = ...,
         step: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id", "_step", b"_step", "batch", b"batch", "cached_batch_id", b"cached_batch_id", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "batch", b"batch", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id", "_step", b"_step", "batch", b"batch", "cached_batch_id", b"cached_batch_id", "dropped_ids", b"dropped_ids", "epoch", b"epoch", "step", b"step", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "batch", b"batch", "dropped_ids", b"dropped_ids", "epoch", b"epoch", "step", b"step", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__cached_batch_id: _TypeAlias = _typing.Literal["cached_batch_id"]  # noqa: Y015
-    _WhichOneofArgType__cached_batch_id: _TypeAlias = _typing.Literal["_cached_batch_id", b"_cached_batch_id"]  # noqa: Y015
     _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
     _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
-    @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__cached_batch_id) -> _WhichOneofReturnType__cached_batch_id | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
 
 Global___PrefillRequest: _TypeAlias = PrefillRequest  # noqa: Y015
@@ -910,14 +874,11 @@ class DecodeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
-    BATCH_IDS_FIELD_NUMBER: _builtins.int
     UPDATES_FIELD_NUMBER: _builtins.int
     DROPPED_IDS_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     step: _builtins.int
-    @_builtins.property
-    def batch_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def updates(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningUpdate]: ...
     @_builtins.property
@@ -928,14 +889,13 @@ class DecodeRequest(_message.Message):
         self,
         *,
         epoch: _builtins.int = ...,
-        batch_ids: _abc.Iterable[_builtins.int] | None = ...,
         updates: _abc.Iterable[Global___RunningUpdate] | None = ...,
         dropped_ids: _abc.Iterable[_builtins.int] | None = ...,
         step: _builtins.int | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "batch_ids", b"batch_ids", "dropped_ids", b"dropped_ids", "epoch", b"epoch", "step", b"step", "updates", b"updates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_step", b"_step", "dropped_ids", b"dropped_ids", "epoch", b"epoch", "step", b"step", "updates", b"updates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
     _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
@@ -1100,13 +1060,13 @@ class StepResponse(_message.Message):
 
     EPOCH_FIELD_NUMBER: _builtins.int
     GENERATIONS_FIELD_NUMBER: _builtins.int
-    BATCH_FIELD_NUMBER: _builtins.int
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     SAMPLE_NS_FIELD_NUMBER: _builtins.int
     TOTAL_NS_FIELD_NUMBER: _builtins.int
     MASK_NS_FIELD_NUMBER: _builtins.int
     NUM_MASKED_ROWS_FIELD_NUMBER: _builtins.int
     MASK_WAIT_NS_FIELD_NUMBER: _builtins.int
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     forward_ns: _builtins.int
     sample_ns: _builtins.int
@@ -1121,25 +1081,25 @@ class StepResponse(_message.Message):
         """Rank 0 only; in no particular order."""
 
     @_builtins.property
-    def batch(self) -> Global___CachedBatch:
-        """The requests that go on. Absent: none is left, and the shard forgot the batch."""
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The requests that go on."""
 
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
         generations: _abc.Iterable[Global___Generation] | None = ...,
-        batch: Global___CachedBatch | None = ...,
         forward_ns: _builtins.int = ...,
         sample_ns: _builtins.int = ...,
         total_ns: _builtins.int = ...,
         mask_ns: _builtins.int = ...,
         num_masked_rows: _builtins.int = ...,
         mask_wait_ns: _builtins.int = ...,
+        request_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "epoch", b"epoch", "forward_ns", b"forward_ns", "generations", b"generations", "mask_ns", b"mask_ns", "mask_wait_ns", b"mask_wait_ns", "num_masked_rows", b"num_masked_rows", "sample_ns", b"sample_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "forward_ns", b"forward_ns", "generations", b"generations", "mask_ns", b"mask_ns", "mask_wait_ns", b"mask_wait_ns", "num_masked_rows", b"num_masked_rows", "request_ids", b"request_ids", "sample_ns", b"sample_ns", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1150,22 +1110,19 @@ class FilterBatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
-    BATCH_ID_FIELD_NUMBER: _builtins.int
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    batch_id: _builtins.int
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
-        batch_id: _builtins.int = ...,
         request_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "epoch", b"epoch", "request_ids", b"request_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_ids", b"request_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1176,21 +1133,21 @@ class FilterBatchResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
-    BATCH_FIELD_NUMBER: _builtins.int
+    REQUEST_IDS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     @_builtins.property
-    def batch(self) -> Global___CachedBatch:
-        """Absent: nothing was kept."""
+    def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those that were kept."""
 
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
-        batch: Global___CachedBatch | None = ...,
+        request_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "request_ids", b"request_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1201,22 +1158,17 @@ class ClearCacheRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
-    BATCH_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    batch_id: _builtins.int
     def __init__(
         self,
         *,
         epoch: _builtins.int = ...,
-        batch_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch_id", b"_batch_id", "batch_id", b"batch_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch_id", b"_batch_id", "batch_id", b"batch_id", "epoch", b"epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType__batch_id: _TypeAlias = _typing.Literal["batch_id"]  # noqa: Y015
-    _WhichOneofArgType__batch_id: _TypeAlias = _typing.Literal["_batch_id", b"_batch_id"]  # noqa: Y015
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch_id) -> _WhichOneofReturnType__batch_id | None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ClearCacheRequest: _TypeAlias = ClearCacheRequest  # noqa: Y015
 

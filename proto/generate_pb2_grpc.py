@@ -113,21 +113,21 @@ class TextGenerationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Prefill(self, request, context):
-        """One step: chunks of new prompts and, with cached_batch, its running requests as well.
+        """One step: chunks of new prompts, beside one token, or more, of each running request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Decode(self, request, context):
-        """One step for the named batches. Several are concatenated; the first one's id stays.
+        """One step of the running requests. NOT_FOUND: there was no Prefill since ClearCache.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FilterBatch(self, request, context):
-        """Keeps the named requests of a batch and forgets its others.
+        """Keeps the named requests and forgets the others; NOT_FOUND as for Decode.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -135,14 +135,14 @@ class TextGenerationServiceServicer:
 
     def PrepareConstraint(self, request, context):
         """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
-        Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
+        Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ClearCache(self, request, context):
-        """Forgets one batch, or, without an id, all of them; the latter adopts the call's epoch.
+        """Forgets all requests, and adopts the call's epoch.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

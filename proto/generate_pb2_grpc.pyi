@@ -48,17 +48,17 @@ class TextGenerationServiceStub:
     Warmup: _grpc.UnaryUnaryMultiCallable[_generate_pb2.WarmupRequest, _generate_pb2.WarmupResponse]
     """Runs the largest step once, sizes the KV pool and answers the limits."""
     Prefill: _grpc.UnaryUnaryMultiCallable[_generate_pb2.PrefillRequest, _generate_pb2.StepResponse]
-    """One step: chunks of new prompts and, with cached_batch, its running requests as well."""
+    """One step: chunks of new prompts, beside one token, or more, of each running request."""
     Decode: _grpc.UnaryUnaryMultiCallable[_generate_pb2.DecodeRequest, _generate_pb2.StepResponse]
-    """One step for the named batches. Several are concatenated; the first one's id stays."""
+    """One step of the running requests. NOT_FOUND: there was no Prefill since ClearCache."""
     FilterBatch: _grpc.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]
-    """Keeps the named requests of a batch and forgets its others."""
+    """Keeps the named requests and forgets the others; NOT_FOUND as for Decode."""
     PrepareConstraint: _grpc.UnaryUnaryMultiCallable[_generate_pb2.PrepareConstraintRequest, _generate_pb2.PrepareConstraintResponse]
     """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
-    Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
+    Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
     """
     ClearCache: _grpc.UnaryUnaryMultiCallable[_generate_pb2.ClearCacheRequest, _generate_pb2.ClearCacheResponse]
-    """Forgets one batch, or, without an id, all of them; the latter adopts the call's epoch."""
+    """Forgets all requests, and adopts the call's epoch."""
 
 @_typing.type_check_only
 class TextGenerationServiceAsyncStub(TextGenerationServiceStub):
@@ -72,17 +72,17 @@ class TextGenerationServiceAsyncStub(TextGenerationServiceStub):
     Warmup: _aio.UnaryUnaryMultiCallable[_generate_pb2.WarmupRequest, _generate_pb2.WarmupResponse]  # type: ignore[assignment]
     """Runs the largest step once, sizes the KV pool and answers the limits."""
     Prefill: _aio.UnaryUnaryMultiCallable[_generate_pb2.PrefillRequest, _generate_pb2.StepResponse]  # type: ignore[assignment]
-    """One step: chunks of new prompts and, with cached_batch, its running requests as well."""
+    """One step: chunks of new prompts, beside one token, or more, of each running request."""
     Decode: _aio.UnaryUnaryMultiCallable[_generate_pb2.DecodeRequest, _generate_pb2.StepResponse]  # type: ignore[assignment]
-    """One step for the named batches. Several are concatenated; the first one's id stays."""
+    """One step of the running requests. NOT_FOUND: there was no Prefill since ClearCache."""
     FilterBatch: _aio.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]  # type: ignore[assignment]
-    """Keeps the named requests of a batch and forgets its others."""
+    """Keeps the named requests and forgets the others; NOT_FOUND as for Decode."""
     PrepareConstraint: _aio.UnaryUnaryMultiCallable[_generate_pb2.PrepareConstraintRequest, _generate_pb2.PrepareConstraintResponse]  # type: ignore[assignment]
     """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
-    Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
+    Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
     """
     ClearCache: _aio.UnaryUnaryMultiCallable[_generate_pb2.ClearCacheRequest, _generate_pb2.ClearCacheResponse]  # type: ignore[assignment]
-    """Forgets one batch, or, without an id, all of them; the latter adopts the call's epoch."""
+    """Forgets all requests, and adopts the call's epoch."""
 
 class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -123,7 +123,7 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.PrefillRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.StepResponse, _abc.Awaitable[_generate_pb2.StepResponse]]:
-        """One step: chunks of new prompts and, with cached_batch, its running requests as well."""
+        """One step: chunks of new prompts, beside one token, or more, of each running request."""
 
     @_abc_1.abstractmethod
     def Decode(
@@ -131,7 +131,7 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.DecodeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.StepResponse, _abc.Awaitable[_generate_pb2.StepResponse]]:
-        """One step for the named batches. Several are concatenated; the first one's id stays."""
+        """One step of the running requests. NOT_FOUND: there was no Prefill since ClearCache."""
 
     @_abc_1.abstractmethod
     def FilterBatch(
@@ -139,7 +139,7 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.FilterBatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.FilterBatchResponse, _abc.Awaitable[_generate_pb2.FilterBatchResponse]]:
-        """Keeps the named requests of a batch and forgets its others."""
+        """Keeps the named requests and forgets the others; NOT_FOUND as for Decode."""
 
     @_abc_1.abstractmethod
     def PrepareConstraint(
@@ -148,7 +148,7 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.PrepareConstraintResponse, _abc.Awaitable[_generate_pb2.PrepareConstraintResponse]]:
         """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
-        Answers while a step runs, and touches no batch. INVALID_ARGUMENT: it cannot be served.
+        Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
         """
 
     @_abc_1.abstractmethod
@@ -157,6 +157,6 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generate_pb2.ClearCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_generate_pb2.ClearCacheResponse, _abc.Awaitable[_generate_pb2.ClearCacheResponse]]:
-        """Forgets one batch, or, without an id, all of them; the latter adopts the call's epoch."""
+        """Forgets all requests, and adopts the call's epoch."""
 
 def add_TextGenerationServiceServicer_to_server(servicer: TextGenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

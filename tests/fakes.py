@@ -58,11 +58,11 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self.calls: list[tuple[str, Any]] = []
         self.epoch = 0
         self.is_warm = False
-        # The next step of the epoch, and a batch whose last request ended in the last one.
+        # The next step of the epoch.
         self._next_step = 1
-        self._ended_id: int | None = None
         self._turns = asyncio.Condition()
-        self.batches: dict[int, dict[int, Row]] = {}
+        # What the shard remembers, by request; None: there was no Prefill yet.
+        self.rows: dict[int, Row] | None = None
         self._kv = SimulatedKv(num_blocks, block_size)
         self._server: grpc.aio.Server | None = None
 
@@ -92,7 +92,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
     @property
     def num_held(self) -> int:
         """Requests that the shard remembers."""
-        return sum(len(rows) for rows in self.batches.values())
+        return len(self.rows or ())
 
     async def Health(self, request: pb.HealthRequest, context: Context) -> pb.HealthResponse:
         await self._enter("Health", request, context)
@@ -134,35 +134,30 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
         async with self._turn("Prefill", request, context):
-            cached_id = request.cached_batch_id if request.HasField("cached_batch_id") else None
-            rows = await self._rows(() if cached_id is None else (cached_id,), request, context)
-            batch_id = cached_id if cached_id is not None else request.batch.id
+            rows = self._running(request)
             chunks = self._chunks(rows, request.updates)
             for new in request.batch.requests:
                 rows[new.id] = Row(new, list(new.token_ids), list(new.block_ids), new.cached_len)
                 chunks[new.id] = new.chunk_len
-            return await self._step(batch_id, rows, chunks, context)
+            return await self._step(rows, chunks, context)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         async with self._turn("Decode", request, context):
-            rows = await self._rows(request.batch_ids, request, context)
+            if self.rows is None:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "no batch")
+            rows = self._running(request)
             chunks = self._chunks(rows, request.updates)
-            return await self._step(request.batch_ids[0], rows, chunks, context)
+            return await self._step(rows, chunks, context)
 
     async def FilterBatch(
         self, request: pb.FilterBatchRequest, context: Context
     ) -> pb.FilterBatchResponse:
         await self._enter("FilterBatch", request, context)
         await self._require_epoch(request, context)
-        if request.batch_id not in self.batches:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {request.batch_id}")
-        rows = self.batches.pop(request.batch_id)
-        kept = {key: row for key, row in rows.items() if key in set(request.request_ids)}
-        if not kept:
-            return pb.FilterBatchResponse(epoch=self._epoch_out())
-        self.batches[request.batch_id] = kept
-        batch = pb.CachedBatch(id=request.batch_id, request_ids=list(kept))
-        return pb.FilterBatchResponse(epoch=self._epoch_out(), batch=batch)
+        if self.rows is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no batch")
+        self.rows = {key: row for key, row in self.rows.items() if key in request.request_ids}
+        return pb.FilterBatchResponse(epoch=self._epoch_out(), request_ids=list(self.rows))
 
     async def PrepareConstraint(
         self, request: pb.PrepareConstraintRequest, context: Context
@@ -184,20 +179,15 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self, request: pb.ClearCacheRequest, context: Context
     ) -> pb.ClearCacheResponse:
         await self._enter("ClearCache", request, context)
-        if request.HasField("batch_id"):
-            await self._require_epoch(request, context)
-            if self.batches.pop(request.batch_id, None) is None:
-                await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {request.batch_id}")
-        else:
-            if request.epoch < self.epoch:
-                await context.abort(
-                    grpc.StatusCode.FAILED_PRECONDITION,
-                    f"epoch {request.epoch} is over: epoch {self.epoch} has begun",
-                )
-            self.epoch = request.epoch
-            self._next_step, self._ended_id = 1, None
-            self.batches.clear()
-            self._kv.clear()
+        if request.epoch < self.epoch:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"epoch {request.epoch} is over: epoch {self.epoch} has begun",
+            )
+        self.epoch = request.epoch
+        self._next_step = 1
+        self.rows = None
+        self._kv.clear()
         return pb.ClearCacheResponse(epoch=self._epoch_out(), is_warm=self.is_warm)
 
     @asynccontextmanager
@@ -214,18 +204,9 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             self._next_step = request.step + 1
             self._turns.notify_all()
 
-    async def _rows(
-        self,
-        batch_ids: Iterable[int],
-        request: pb.PrefillRequest | pb.DecodeRequest,
-        context: Context,
-    ) -> dict[int, Row]:
-        """What runs in these batches and is not dropped."""
-        rows: dict[int, Row] = {}
-        for batch_id in batch_ids:
-            if batch_id not in self.batches and batch_id != self._ended_id:
-                await context.abort(grpc.StatusCode.NOT_FOUND, f"no batch {batch_id}")
-            rows |= self.batches.pop(batch_id, {})
+    def _running(self, request: pb.PrefillRequest | pb.DecodeRequest) -> dict[int, Row]:
+        """What runs and is not dropped."""
+        rows = self.rows or {}
         return {key: row for key, row in rows.items() if key not in request.dropped_ids}
 
     async def _enter(self, method: str, request: Any, context: Context) -> None:
@@ -263,7 +244,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         return chunks
 
     async def _step(
-        self, batch_id: int, rows: dict[int, Row], chunks: dict[int, int], context: Context
+        self, rows: dict[int, Row], chunks: dict[int, int], context: Context
     ) -> pb.StepResponse:
         epoch = self.epoch
         if self.faults.delay_s:
@@ -286,11 +267,8 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         answer.total_ns = 4000
         if self.rank == 0:
             answer.generations.extend(generations)
-        self._ended_id = None if rows else batch_id
-        if rows:
-            self.batches[batch_id] = rows
-            answer.batch.id = batch_id
-            answer.batch.request_ids.extend(rows)
+        self.rows = rows
+        answer.request_ids.extend(rows)
         if self.faults.spoil is not None:
             self.faults.spoil(answer)
         return answer

@@ -39,7 +39,7 @@ def _rate(server: Server, num_requests: int) -> float:
     """Tokens a second of prompts that come at once and are answered to their end."""
     runner, block_size = server.runner, server.model.block_size
     num_blocks = -(-(_PROMPT_LEN + _NUM_NEW + 1) // block_size)
-    runner.clear(None)
+    runner.clear()
     started_s = time.perf_counter()
     new = [
         NewSequence(
@@ -55,8 +55,8 @@ def _rate(server: Server, num_requests: int) -> float:
         for index in range(num_requests)
     ]
     half = len(new) // 2
-    runner.prefill(0, new[:half], None, ())
-    runner.prefill(0, new[half:], 0, ())
+    runner.step(new[:half])
+    runner.step(new[half:])
     server.decode(_NUM_NEW)
     return num_requests * _NUM_NEW / (time.perf_counter() - started_s)
 

@@ -70,18 +70,18 @@ def _waits(server: Server, load: Load, sizes: Sizes) -> list[Row]:
     """Decode steps are launched while every hidden wait for the device is an error."""
     server.enter(load, 12)
     server.decode(4)
-    step = server.runner.begin_decode([0], ())
+    step = server.launched()
     if sizes.device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(5):
-            following = server.runner.begin_decode([0], ())
-            step.finish()
+            following = server.launched()
+            server.runner.finish(step)
             step = following
     finally:
         if sizes.device.type == "cuda":
             torch.cuda.set_sync_debug_mode("default")
-    step.finish()
+    server.runner.finish(step)
     return [Row("decode steps that waited for the device unasked", 0, wanted=0, is_most=True)]
 
 
@@ -99,7 +99,7 @@ def _out_of_memory(server: Server, sizes: Sizes) -> list[Row]:
     server.enter(Load(2, 64), 12)
     num_tokens = 32 if sizes.is_rehearsal else 8192
     block_size = server.model.block_size
-    first = server.runner.begin_decode([0], ()).finish().request_ids
+    first = server.runner.step().request_ids
     num_blocks = -(-num_tokens // block_size)
     prompt = NewSequence(
         request_id=9,
@@ -112,14 +112,14 @@ def _out_of_memory(server: Server, sizes: Sizes) -> list[Row]:
         stop=StopParams(max_new_tokens=2),
     )
     if sizes.device.type != "cuda":
-        server.runner.prefill(1, [prompt], 0, ())
+        server.runner.step([prompt])
         return []
     filler = _fill_memory(sizes.device)
-    output = server.runner.prefill(1, [prompt], 0, ())
+    output = server.runner.step([prompt])
     del filler
     torch.cuda.empty_cache()
     reasons = {each.request_id: each.finish_reason for each in output.generations}
-    survived = server.runner.decode([0], ()).request_ids == first
+    survived = server.runner.step().request_ids == first
     is_right = reasons.get(9) is FinishReason.ERROR and survived
     return [Row("a prompt that does not fit fails alone", float(is_right), wanted=1)]
 

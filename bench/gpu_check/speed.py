@@ -14,6 +14,7 @@ from bench.gpu_check.machine import copy_bytes_per_s, matmul_flops, median_s
 from bench.gpu_check.random_model import config_of, random_model
 from bench.gpu_check.rows import Row, Sizes
 from model_server.engine.distributed import World
+from model_server.engine.first_rank import StepInFlight
 from model_server.engine.runner import Runner
 from model_server.executor.executor import PagedModel
 from model_server.loading import new_sampler
@@ -90,7 +91,7 @@ class Server:
         runner, block_size = self.runner, self.model.block_size
         start_len = load.context_len - num_steps // 2
         num_blocks = -(-(start_len + num_steps + 2) // block_size)
-        runner.clear(None)
+        runner.clear()
         new = [
             NewSequence(
                 request_id=index,
@@ -105,21 +106,28 @@ class Server:
             )
             for index in range(load.batch_size)
         ]
-        runner.prefill(0, new, None, ())
+        runner.step(new)
 
     def decode(self, num_steps: int) -> list[float]:
         """The seconds of each of so many steps; each is sent before the last one is answered."""
-        runner, times_s = self.runner, []
-        step = runner.begin_decode([0], ())
+        runner = self.runner
+        times_s = []
+        step = self.launched()
         last_s = time.perf_counter()
         for _ in range(num_steps - 1):
-            following = runner.begin_decode([0], ())
-            self._require_no_error(step.finish())
+            following = self.launched()
+            self._require_no_error(runner.finish(step))
             times_s.append(time.perf_counter() - last_s)
             last_s = time.perf_counter()
             step = following
-        self._require_no_error(step.finish())
+        self._require_no_error(runner.finish(step))
         return times_s
+
+    def launched(self) -> StepInFlight:
+        """The next decode step, which nobody has waited for."""
+        step = self.runner.begin()
+        self.runner.launch(step)
+        return step
 
     @staticmethod
     def _require_no_error(output: StepOutput) -> None:
@@ -160,7 +168,7 @@ def served(
     num_blocks = max(max_batch_size * 1152, 8 * max_len) // model.block_size
     runner.warmup(128 if sizes.is_rehearsal else 8192, max_batch_size, max_len, num_blocks)
     yield Server(config, model, runner, _num_read(config))
-    runner.clear(None)
+    runner.clear()
 
 
 def _num_read(config: Any) -> int:

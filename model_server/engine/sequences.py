@@ -1,14 +1,14 @@
-"""The sequences that a shard holds between steps, and the batches that they belong to.
+"""The sequences that a shard holds between steps, and the part of a step that each computes.
 
     token_ids:  | computed_len: keys and values are in the pool | not computed yet |
     block_ids:  | cover at least the tokens that the next step computes            |
 
 A sequence decodes once it has sampled here; from then on the tokens of its last generation are
-uncomputed: one, or more where a constraint forced some. Draft tokens may follow the last one in a
-step; those that are sampled become tokens. These are books: no tensor, no model, and the runner is
-their only mutator.
+uncomputed: one, or more where a constraint forced some. These are books: no tensor, no model, and
+the runner is their only mutator.
 
-Guesses the next tokens of a sequence from its own text: prompt lookup, or n-gram speculation.
+Draft tokens may follow the last one in a step; those that are sampled become tokens. A sequence's
+drafter guesses them from its own text: prompt lookup, or n-gram speculation.
 
     token_ids:  ... x a b | c d e f ... y x a b
                            draft: c d e f
@@ -21,7 +21,7 @@ arXiv:2211.17192, of a draft without probabilities.)
 """
 
 from array import array
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import isnan
@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
-from model_server.errors import InvalidStep, UnknownBatch
+from model_server.errors import InvalidStep
 from model_server.sampling.choosing import PromptScore, score_tokens
 from model_server.step import SequenceStep
 from proto.contract import FinishReason, LogprobParams, NewSequence, RunningUpdate, StopParams
@@ -260,60 +260,52 @@ class PlannedChunk(NamedTuple):
         update: RunningUpdate | None,
         block_size: int,
         rules: DraftRules = DraftRules(),  # noqa: B008 -- it is frozen
+        *,
+        before: "PlannedChunk | None" = None,
+        before_is_late: bool = False,
     ) -> "PlannedChunk":
-        """Raises InvalidStep when a prompt's chunk exceeds the tokens left, or any its blocks."""
-        chunk_len, num_spare = update.chunk_len if update is not None else None, 0
-        if chunk_len is None:
-            chunk_len = 1 if sequence.is_decoding else 0
-        elif sequence.is_decoding:
-            # The step was planned before it was known how many tokens the last one forced.
-            num_spare = max(0, chunk_len - sequence.uncomputed_len)
-            chunk_len -= num_spare
-        block_ids = update.block_ids if update else ()
-        chunk = cls.first(sequence, chunk_len, block_ids, block_size)
-        if not num_spare or sequence.is_constrained:
-            return chunk
-        room_len = len(chunk.block_ids) * block_size - chunk.start - chunk_len
-        drafts = sequence.draft(min(num_spare, room_len), rules)
-        return chunk._replace(num_logits=1 + len(drafts), drafts=drafts)
+        """Raises InvalidStep when a prompt's chunk exceeds the tokens left, or any its blocks.
 
-    @classmethod
-    def first(
-        cls,
-        sequence: SequenceState,
-        chunk_len: int,
-        new_block_ids: tuple[int, ...],
-        block_size: int,
-    ) -> "PlannedChunk":
-        """As `of`, with the chunk's length."""
-        start, num_left = sequence.computed_len, sequence.uncomputed_len
-        block_ids = _covering(sequence, start, chunk_len, num_left, new_block_ids, block_size)
-        samples = 0 < chunk_len == num_left
-        num_logits = int(samples)
-        if scored := sequence.scored(chunk_len):
-            num_logits = start + chunk_len - (scored.start - 1)
-        return cls(sequence, start, chunk_len, block_ids, num_logits, samples)
-
-    def next(
-        self, update: RunningUpdate | None, block_size: int, *, is_late: bool
-    ) -> "PlannedChunk":
-        """The chunk after this one, whose step has not ended: as `of`, if the sequence goes on.
-
-        is_late: this one samples nothing, and the next one computes its last token again
+        before:         the sequence's chunk in a step that has not ended; the sequence goes on
+        before_is_late: that one samples nothing, and its last token is computed again
         """
-        sequence, start = self.sequence, self.start + self.chunk_len - is_late
-        draws = self.samples and not is_late
+        start = sequence.computed_len
+        decodes = sequence.is_decoding
+        draws = False
+        if before is not None:
+            start = before.start + before.chunk_len - before_is_late
+            decodes = decodes or before.samples
+            draws = before.samples and not before_is_late
         num_left = len(sequence.token_ids) + draws - start
         chunk_len = update.chunk_len if update is not None else None
+        num_spare = 0
         if chunk_len is None:
-            chunk_len = 1 if sequence.is_decoding or self.samples else 0
-        elif (sequence.is_decoding or self.samples) and sequence.is_constrained:
-            chunk_len = min(chunk_len, num_left)  # as in `of`
+            chunk_len = 1 if decodes else 0
+        elif decodes and (before is None or sequence.is_constrained):
+            # The step was planned before it was known how many tokens the last one forced.
+            num_spare = max(0, chunk_len - num_left)
+            chunk_len -= num_spare
         new_block_ids = update.block_ids if update is not None else ()
         block_ids = _covering(sequence, start, chunk_len, num_left, new_block_ids, block_size)
         samples = 0 < chunk_len == num_left
-        awaits = draws and samples
-        return PlannedChunk(sequence, start, chunk_len, block_ids, int(samples), samples, awaits)
+        num_logits = int(samples)
+        drafts: tuple[int, ...] = ()
+        if sequence.logprobs.prompt and (scored := sequence.scored(chunk_len)):
+            num_logits = start + chunk_len - (scored.start - 1)
+        elif num_spare and not sequence.is_constrained:
+            room_len = len(block_ids) * block_size - start - chunk_len
+            drafts = sequence.draft(min(num_spare, room_len), rules)
+            num_logits = 1 + len(drafts)
+        return cls(
+            sequence,
+            start,
+            chunk_len,
+            block_ids,
+            num_logits,
+            samples,
+            awaits=draws and samples,
+            drafts=drafts,
+        )
 
     def settled(self) -> "PlannedChunk":
         """This chunk once the step before it has ended and its sequence goes on.
@@ -368,66 +360,6 @@ def _covering(
             f" do not cover {end} tokens"
         )
     return block_ids
-
-
-class Batches:
-    """The batches and their sequences. A request is in one batch; a batch is never empty."""
-
-    def __init__(self) -> None:
-        self._batches: dict[int, dict[int, SequenceState]] = {}
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def of(self, batch_id: int) -> dict[int, SequenceState]:
-        """A batch's sequences by request id, in order. Raises UnknownBatch."""
-        try:
-            return self._batches[batch_id]
-        except KeyError:
-            raise UnknownBatch(f"batch {batch_id} is not held here") from None
-
-    def require_new(self, batch_id: int, request_ids: Sequence[int]) -> None:
-        """Raise InvalidStep when the batch or one of the requests is held already."""
-        if batch_id in self._batches:
-            raise InvalidStep(f"batch {batch_id} exists already")
-        self.require_new_requests(request_ids)
-
-    def require_new_requests(self, request_ids: Sequence[int]) -> None:
-        """Raise InvalidStep when one of the requests is held already, or comes twice."""
-        if len(set(request_ids)) != len(request_ids):
-            raise InvalidStep(f"a request comes twice among {list(request_ids)}")
-        for batch_id, held in self._batches.items():
-            for request_id in request_ids:
-                if request_id in held:
-                    raise InvalidStep(f"request {request_id} is in batch {batch_id} already")
-
-    def add(self, batch_id: int, sequences: Iterable[SequenceState]) -> None:
-        """Put sequences into a batch, made if it does not exist."""
-        added = {sequence.request_id: sequence for sequence in sequences}
-        if added:
-            self._batches.setdefault(batch_id, {}).update(added)
-
-    def merge(self, batch_ids: Sequence[int]) -> None:
-        """Move everything into the first of these batches."""
-        first, *others = batch_ids
-        for batch_id in others:
-            self.add(first, self._batches.pop(batch_id, {}).values())
-
-    def remove(self, batch_id: int, request_ids: Iterable[int]) -> None:
-        """Remove requests from a batch, which ends with its last one."""
-        held = self._batches[batch_id]
-        for request_id in request_ids:
-            del held[request_id]
-        if not held:
-            del self._batches[batch_id]
-
-    def request_ids(self, batch_id: int) -> tuple[int, ...]:
-        """The requests of a batch; none when it is not held."""
-        return tuple(self._batches.get(batch_id, ()))
-
-    def batch_ids(self) -> tuple[int, ...]:
-        """All batches."""
-        return tuple(self._batches)
 
 
 # By request, of the tokens that follow the chunk's rows.

@@ -49,10 +49,9 @@ def warm_up(
     *,
     num_blocks: int | None,
     memory_fraction: float,
-) -> tuple[PoolLimits, int]:
+) -> tuple[PoolLimits, "StepRoom"]:
     """Run the largest steps once, then allocate the pool: of the requested size, or what fits.
 
-    Returns the pool, and the bytes of the device that a prompt step takes for each of its tokens.
     Raises OutOfMemory when a step or the pool does not fit.
     """
     total_len = min(model.max_position_embeddings, largest.total_len or 1 << 62)
@@ -81,7 +80,32 @@ def warm_up(
         model.block_size,
         num_blocks * model.bytes_per_block / 2**20,
     )
-    return PoolLimits(num_blocks, model.block_size, total_len), peak.bytes_per_token
+    room = StepRoom(world, model.device, peak.bytes_per_token)
+    return PoolLimits(num_blocks, model.block_size, total_len), room
+
+
+@dataclass(frozen=True, slots=True)
+class StepRoom:
+    """Whether every rank has the memory for a step, asked before one of them enters a collective.
+
+    A rank that runs out of memory in the middle of a forward leaves the others in a collective that
+    it will never enter. So ranks agree first, on the host, before each step of more tokens than a
+    decode has.
+
+    bytes_per_token: what a prompt step takes of the device; 0: not known, or it is the host
+    """
+
+    world: World
+    device: torch.device
+    bytes_per_token: int
+
+    def require(self, num_tokens: int) -> None:
+        """Raise OutOfMemory on all ranks, or on none."""
+        if self.world.world_size == 1 or not self.bytes_per_token:
+            return
+        has_room = memory.has_room(self.device, num_tokens * self.bytes_per_token)
+        if not self.world.smallest(int(has_room)):
+            raise OutOfMemory(f"a step of {num_tokens} tokens does not fit on every rank")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,6 @@
 
 Domain errors become gRPC codes here, and messages the classes of the contract: it is the only file
 of this tier that names message fields.
-
-The router's lease on what a shard holds for it: it ends when the router says nothing for long.
-
-A router asks for a sign of life every second, so one that is silent is gone or stands still. What
-it had is freed; the weights stay, and the next router, or the same one, begins a new epoch.
 """
 
 import asyncio
@@ -28,14 +23,14 @@ from model_server.engine.runner import Runner
 from model_server.errors import (
     ConstraintRefused,
     InvalidStep,
+    NoBatch,
     OutOfMemory,
     RanksDiverged,
     ShardError,
     StaleEpoch,
-    UnknownBatch,
 )
 from model_server.masking.constraint_cache import ConstraintCache
-from model_server.service.step_queue import Step, StepQueue
+from model_server.service.step_queue import StepQueue
 from model_server.service.tracing import NO_TRACES, StepCall, StepTracer
 from model_server.step import StepOutput
 from proto import generate_pb2 as pb
@@ -63,7 +58,12 @@ from proto.convert import (
 
 
 class Lease:
-    """Renewed by each call, at its begin and its end; a call under way keeps it."""
+    """The router's lease on what a shard holds for it: over when it says nothing for long.
+
+    A router asks for a sign of life every second, so one that is silent is gone or stands still.
+    What it had is freed; the weights stay, and the next router, or the same one, begins a new
+    epoch. Each call renews the lease, at its begin and its end; a call under way keeps it.
+    """
 
     def __init__(self, length_s: float) -> None:
         self._length_s = length_s
@@ -100,7 +100,7 @@ _WHITESPACE_FROM_PB = {number: whitespace for whitespace, number in WHITESPACES.
 
 # The first class that fits decides, so the more special ones stand first.
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
-    (UnknownBatch, grpc.StatusCode.NOT_FOUND),
+    (NoBatch, grpc.StatusCode.NOT_FOUND),
     (StaleEpoch, grpc.StatusCode.FAILED_PRECONDITION),
     (InvalidStep, grpc.StatusCode.INVALID_ARGUMENT),
     (OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -184,7 +184,7 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._device_thread = device_thread
         self._tracer = tracer
         self._constraints = constraints
-        self._step_queue = StepQueue(device_thread)
+        self._step_queue = StepQueue(runner, device_thread)
         self._epoch = 0
 
     async def Health(self, request: pb.HealthRequest, context: Context) -> pb.HealthResponse:
@@ -200,10 +200,8 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
 
     async def Warmup(self, request: pb.WarmupRequest, context: Context) -> pb.WarmupResponse:
         self._require_epoch(request.epoch)
-        max_total_len, num_blocks = (
-            _optional(request, "max_total_len"),
-            _optional(request, "num_blocks"),
-        )
+        max_total_len = _optional(request, "max_total_len")
+        num_blocks = _optional(request, "num_blocks")
         limits = await self._on_device(
             lambda: self._runner.warmup(
                 request.max_step_tokens, request.max_batch_size, max_total_len, num_blocks
@@ -213,42 +211,29 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:
         self._require_epoch(request.epoch)
-        new = tuple(map(sequence_from_pb, request.batch.requests))
-        updates, batch_id = updates_from_pb(request), request.batch.id
-        cached_id, dropped_ids = _optional(request, "cached_batch_id"), tuple(request.dropped_ids)
-        metadata = context.invocation_metadata()
         call = StepCall(
-            (batch_id if cached_id is None else cached_id,), new, updates, metadata, dropped_ids
+            new=tuple(map(sequence_from_pb, request.batch.requests)),
+            updates=updates_from_pb(request),
+            dropped_ids=tuple(request.dropped_ids),
+            metadata=context.invocation_metadata(),
         )
-        output = await self._step(
-            lambda begun: self._runner.begin_prefill(
-                batch_id, new, cached_id, updates, dropped_ids, begun
-            ),
-            call,
-            _optional(request, "step"),
-        )
+        output = await self._step(call, _optional(request, "step"))
         return step_to_pb(output, request.epoch)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         self._require_epoch(request.epoch)
-        batch_ids, updates = tuple(request.batch_ids), updates_from_pb(request)
-        dropped_ids = tuple(request.dropped_ids)
-        output = await self._step(
-            lambda begun: self._runner.begin_decode(batch_ids, updates, dropped_ids, begun),
-            StepCall(batch_ids, (), updates, None, dropped_ids),
-            _optional(request, "step"),
-        )
+        call = StepCall((), updates_from_pb(request), tuple(request.dropped_ids))
+        output = await self._step(call, _optional(request, "step"))
         return step_to_pb(output, request.epoch)
 
     async def FilterBatch(
         self, request: pb.FilterBatchRequest, context: Context
     ) -> pb.FilterBatchResponse:
         self._require_epoch(request.epoch)
-        batch_id, request_ids = request.batch_id, tuple(request.request_ids)
-        kept_ids = await self._on_device(lambda: self._runner.filter(batch_id, request_ids))
-        self._tracer.filtered(batch_id, kept_ids)
-        batch = _cached_batch_to_pb(batch_id if kept_ids else None, kept_ids)
-        return pb.FilterBatchResponse(epoch=request.epoch, batch=batch)
+        request_ids = frozenset(request.request_ids)
+        kept_ids = await self._on_device(lambda: self._runner.filter(request_ids))
+        self._tracer.kept(kept_ids)
+        return pb.FilterBatchResponse(epoch=request.epoch, request_ids=kept_ids)
 
     async def PrepareConstraint(
         self, request: pb.PrepareConstraintRequest, context: Context
@@ -263,36 +248,29 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
     ) -> pb.ClearCacheResponse:
-        batch_id = _optional(request, "batch_id")
-        if batch_id is None:
-            self._begin_epoch(request.epoch)
-        else:
-            self._require_epoch(request.epoch)
-        await self._on_device(lambda: self._runner.clear(batch_id))
-        self._tracer.cleared(batch_id)
+        if request.epoch < self._epoch:
+            raise StaleEpoch(f"epoch {request.epoch} is over: epoch {self._epoch} has begun")
+        self._epoch = request.epoch
+        self._step_queue.begin_epoch(request.epoch)
+        await self._on_device(self._runner.clear)
+        self._tracer.kept(())
         return pb.ClearCacheResponse(epoch=request.epoch, is_warm=self._runner.is_warm)
 
     async def release(self) -> None:
-        """The router says nothing any more: all batches are forgotten, the epoch goes on."""
+        """The router says nothing any more: its requests are forgotten, the epoch goes on."""
         if self._runner.holds_requests:
             _log.warning("the router has said nothing for long; what it had is freed")
-            await self._on_device(lambda: self._runner.clear(None))
-            self._tracer.cleared(None)
-
-    def _begin_epoch(self, epoch: int) -> None:
-        if epoch < self._epoch:
-            raise StaleEpoch(f"epoch {epoch} is over: epoch {self._epoch} has begun")
-        self._epoch = epoch
-        self._step_queue.begin_epoch(epoch)
+            await self._on_device(self._runner.clear)
+            self._tracer.kept(())
 
     def _require_epoch(self, epoch: int) -> None:
         if epoch != self._epoch:
             raise StaleEpoch(f"epoch {epoch} is not the present one, {self._epoch}")
 
-    async def _step(self, work: Step[StepOutput], call: StepCall, number: int | None) -> StepOutput:
+    async def _step(self, call: StepCall, number: int | None) -> StepOutput:
         begun_ns = time.perf_counter_ns()
         try:
-            output = await self._step_queue.run(work, number)
+            output = await self._step_queue.run(call, number)
         except Exception as error:
             self._tracer.failed(call, time.perf_counter_ns() - begun_ns, error)
             raise
@@ -382,7 +360,7 @@ def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
     return pb.StepResponse(
         epoch=epoch,
         generations=[_generation_to_pb(generation) for generation in output.generations],
-        batch=_cached_batch_to_pb(output.batch_id, output.request_ids),
+        request_ids=output.request_ids,
         forward_ns=output.forward_ns,
         sample_ns=output.sample_ns,
         total_ns=output.total_ns,
@@ -390,10 +368,6 @@ def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
         num_masked_rows=output.num_masked_rows,
         mask_wait_ns=output.mask_wait_ns,
     )
-
-
-def _cached_batch_to_pb(batch_id: int | None, ids: tuple[int, ...]) -> pb.CachedBatch | None:
-    return None if batch_id is None else pb.CachedBatch(id=batch_id, request_ids=ids)
 
 
 def _generation_to_pb(generation: Generation) -> pb.Generation:

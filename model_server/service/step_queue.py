@@ -4,21 +4,16 @@
                     |  waits ------> |
     thread:    | step 1 runs ........| step 2 ..........| step 3 ..........
 
-A step that is launched is left unfinished when the next one has come: that one launches its own
-work first, and finishes the step before. Without a next one it is finished once it is ready.
+A step that is in flight is left unfinished when the next one has come: that one finishes it when
+it begins. Without a next one it is finished once it is ready.
 
 Calls of one connection arrive in order, but each is handled by a task of its own, so that tasks may
 pass each other. A step is given to the thread as soon as the one before it was, not when that has
 ended: the thread goes from one to the next without waiting for the event loop.
 
-The thread and the event loop share the interpreter's lock, so an answer waits until the next step
-leaves the interpreter for its forward, if there is a next step: the event loop has the lock to
-itself from there on, and the device does not wait for it.
-
-Calls on the event loop's thread from another one, which keeps the interpreter's lock meanwhile.
-
-`call_soon_threadsafe` lets go of the lock to wake the loop, and the caller may wait long until it
-has it again. Here the loop wakes up, and gets the lock when the caller lets go of it anyway.
+The thread and the event loop share the interpreter's lock, so an answer waits until the next step,
+if there is one, has begun and is about to be launched: its forward leaves the interpreter, and the
+event loop has the lock to itself from there on, and the device does not wait for it.
 """
 
 import asyncio
@@ -29,10 +24,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias, TypeVar
 
+from model_server.engine.first_rank import StepInFlight
+from model_server.engine.runner import Runner
 from model_server.errors import InvalidStep, StaleEpoch
+from model_server.service.tracing import StepCall
+from model_server.step import StepOutput
 
 # Foreign functions of a PyDLL are called with the lock held.
 _write = ctypes.PyDLL(None).write
@@ -41,7 +40,12 @@ _write.restype = ctypes.c_ssize_t
 
 
 class LoopCaller:
-    """Made on the thread of a running loop, and lives no longer than that."""
+    """Calls on the event loop's thread from another one, which keeps the interpreter's lock.
+
+    `call_soon_threadsafe` lets go of the lock to wake the loop, and the caller may wait long until
+    it has it again. Here the loop wakes up, and gets the lock when the caller lets go of it anyway.
+    Made on the thread of a running loop, and lives no longer than that.
+    """
 
     def __init__(self) -> None:
         self._calls: deque[Callable[[], None]] = deque()
@@ -84,37 +88,18 @@ def _close(*files: int) -> None:
         os.close(file)
 
 
-T = TypeVar("T")
-
-T_co = TypeVar("T_co", covariant=True)
-
 _POLL_INTERVAL_S = 50e-6
-
-
-class Launched(Protocol[T_co]):
-    """A step that may be in flight."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether `finish` does not wait."""
-
-    def finish(self) -> T_co:
-        """Its result, as often as asked. Raises what went wrong in it."""
-
-
-# Runs on the device's thread. Calls what it is given when its forward begins, if it gets there, and
-# the step before has been finished.
-Step: TypeAlias = Callable[[Callable[[], None]], Launched[T]]
 
 
 class StepQueue:
     """Used by the event loop's thread alone. `device_thread` has one worker."""
 
-    def __init__(self, device_thread: Executor) -> None:
+    def __init__(self, runner: Runner, device_thread: Executor) -> None:
+        self._runner = runner
         self._device_thread = device_thread
         self._next = 1
         self._early: dict[int, asyncio.Future[None]] = {}
-        self._epoch = _Epoch(0)
+        self._epoch = _Epoch(runner, 0)
         self._caller: LoopCaller | None = None
 
     def begin_epoch(self, number: int) -> None:
@@ -124,9 +109,9 @@ class StepQueue:
                 waiting.set_exception(StaleEpoch(f"epoch {number} has begun"))
         self._early.clear()
         self._next = 1
-        self._epoch = _Epoch(number)
+        self._epoch = _Epoch(self._runner, number)
 
-    async def run(self, step: Step[T], number: int | None) -> T:
+    async def run(self, call: StepCall, number: int | None) -> StepOutput:
         """Runs a step once those of smaller numbers have run; without a number, when it comes.
 
         Raises what the step raises, InvalidStep for a number that came before or behind a numbered
@@ -134,14 +119,16 @@ class StepQueue:
         """
         loop = asyncio.get_running_loop()
         if number is None:
-            return await loop.run_in_executor(self._device_thread, _run_alone, step)
+            return await loop.run_in_executor(
+                self._device_thread, self._runner.step, call.new, call.updates, call.dropped_ids
+            )
         if number != self._next:
             await self._turn(number)
         if self._caller is None:
             self._caller = LoopCaller()
-        running: asyncio.Future[T] = loop.create_future()
+        running: asyncio.Future[StepOutput] = loop.create_future()
         self._epoch.num_given += 1
-        work = self._device_thread.submit(self._epoch.run, step, number)
+        work = self._device_thread.submit(self._epoch.run, call, number)
         work.add_done_callback(partial(self._epoch.ended, running, self._caller, number))
         self._next = number + 1
         following = self._early.pop(self._next, None)
@@ -152,50 +139,59 @@ class StepQueue:
     async def _turn(self, number: int) -> None:
         if number < self._next or number in self._early:
             raise InvalidStep(f"step {number} came before; the next one is {self._next}")
-        waiting = self._early[number] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.get_running_loop().create_future()
+        self._early[number] = waiting
         await waiting
 
 
-def _run_alone(step: Step[T]) -> T:
-    """A step that nothing follows: no answer waits for it."""
-    return step(lambda: None).finish()
+@dataclass(frozen=True, slots=True, eq=False)
+class _Unanswered:
+    """A step that has run, or failed to, and whose answer is still to be given."""
+
+    answer: asyncio.Future[StepOutput]
+    caller: LoopCaller
+    number: int
+    step: Future[StepInFlight]
 
 
 class _Epoch:
     """What the device's thread knows of an epoch. `num_given` is the event loop's."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, runner: Runner, number: int) -> None:
         self.num_given = 0
+        self._runner = runner
         self._num_run = 0
         self._number = number
         self._failed: int | None = None
-        self._unanswered: Callable[[], None] | None = None
+        self._unanswered: _Unanswered | None = None
 
-    def run(self, step: Step[T], number: int) -> Launched[T]:
+    def run(self, call: StepCall, number: int) -> StepInFlight:
         """A step that was sent before the failure of one before it relies on what never was."""
         self._require_none_failed(number)
         try:
-            launched = step(self._answer)
+            step = self._runner.begin(call.new, call.updates, call.dropped_ids)
+            self._answer()
             self._require_none_failed(number)
-            while not launched.is_ready and self._num_run + 1 == self.num_given:
+            self._runner.launch(step)
+            while not step.is_ready and self._num_run + 1 == self.num_given:
                 time.sleep(_POLL_INTERVAL_S)
-            if launched.is_ready:
-                launched.finish()
+            if step.is_ready:
+                self._runner.finish(step)
         except BaseException:
             self._failed = self._failed or number
             raise
-        return launched
+        return step
 
     def ended(
         self,
-        answer: asyncio.Future[T],
+        answer: asyncio.Future[StepOutput],
         caller: LoopCaller,
         number: int,
-        step: Future[Launched[T]],
+        step: Future[StepInFlight],
     ) -> None:
-        """The answer is given when the next step's forward begins, or now."""
+        """The answer is given when the next step is launched, or now."""
         self._answer()
-        self._unanswered = partial(self._give, answer, caller, number, step)
+        self._unanswered = _Unanswered(answer, caller, number, step)
         self._num_run += 1
         if self._num_run == self.num_given:
             self._answer()
@@ -208,32 +204,25 @@ class _Epoch:
             )
 
     def _answer(self) -> None:
-        unanswered, self._unanswered = self._unanswered, None
-        if unanswered is not None:
-            unanswered()
-
-    def _give(
-        self,
-        answer: asyncio.Future[T],
-        caller: LoopCaller,
-        number: int,
-        step: Future[Launched[T]],
-    ) -> None:
-        """Finish the step, if nobody has, and hand its result to the event loop."""
-        try:
-            result = step.result().finish()
-        except BaseException as error:  # noqa: BLE001 -- it is the answer
-            self._failed = self._failed or number
-            caller.call(partial(_set_exception, answer, error))
+        """Finish the step that is not answered, if nobody has; its result is the event loop's."""
+        one = self._unanswered
+        self._unanswered = None
+        if one is None:
             return
-        caller.call(partial(_set_result, answer, result))
+        try:
+            output = self._runner.finish(one.step.result())
+        except BaseException as error:  # noqa: BLE001 -- it is the answer
+            self._failed = self._failed or one.number
+            one.caller.call(partial(_set_exception, one.answer, error))
+            return
+        one.caller.call(partial(_set_result, one.answer, output))
 
 
-def _set_result(answer: asyncio.Future[T], result: T) -> None:
+def _set_result(answer: asyncio.Future[StepOutput], output: StepOutput) -> None:
     if not answer.done():
-        answer.set_result(result)
+        answer.set_result(output)
 
 
-def _set_exception(answer: asyncio.Future[T], error: BaseException) -> None:
+def _set_exception(answer: asyncio.Future[StepOutput], error: BaseException) -> None:
     if not answer.done():
         answer.set_exception(error)

@@ -7,7 +7,7 @@ informs.
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from model_server.errors import ConfigRefused
@@ -30,16 +30,12 @@ _CLOSE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """The arguments of a Prefill or Decode; the batches `batch_ids` become the first of them.
+    """The arguments of a Prefill, or, without `new`, of a Decode; `dropped_ids` leave before."""
 
-    `dropped_ids` left them before the step.
-    """
-
-    batch_ids: tuple[int, ...]
-    new: tuple[NewSequence, ...]
-    updates: Sequence[RunningUpdate]
-    metadata: Iterable[tuple[str, str | bytes]] | None = None
+    new: Sequence[NewSequence] = ()
+    updates: Sequence[RunningUpdate] = ()
     dropped_ids: Sequence[int] = ()
+    metadata: Iterable[tuple[str, str | bytes]] | None = None
 
 
 @dataclass(slots=True)
@@ -51,7 +47,6 @@ class _TracedSequence:
     """
 
     parent: TraceContext
-    batch_id: int
     left_len: int
     decode_began_ns: int = 0
     num_steps: int = 0
@@ -63,7 +58,7 @@ class _TracedSequence:
 class StepTracer:
     """Owner of the traced sequences' records; used by the event loop's thread alone.
 
-    It is called after whatever changes the batches. `exporter` None: nothing is traced.
+    It is called after whatever changes what the shard holds. `exporter` None: nothing is traced.
     """
 
     def __init__(self, exporter: SpanExporter | None = None, rank: int = 0) -> None:
@@ -83,16 +78,11 @@ class StepTracer:
         for one in call.new:
             if one.request_id in parents:
                 left_len = len(one.token_ids) - one.cached_len
-                self._traced[one.request_id] = _TracedSequence(
-                    parents[one.request_id], call.batch_ids[0], left_len
-                )
+                self._traced[one.request_id] = _TracedSequence(parents[one.request_id], left_len)
         chunk_lens = {one.request_id: one.chunk_len for one in call.updates}
         chunk_lens |= {one.request_id: one.chunk_len for one in call.new}
         held = frozenset(output.request_ids)
         for request_id, traced in list(self._traced.items()):
-            if traced.batch_id not in call.batch_ids:
-                continue
-            traced.batch_id = call.batch_ids[0]
             is_held = request_id in held
             error = None if is_held else _error_of(request_id, output)
             self._record(request_id, traced, chunk_lens.get(request_id), output, now_ns, error)
@@ -104,8 +94,6 @@ class StepTracer:
         now_ns, reason = time.time_ns(), f"{type(error).__name__}: {error}"
         parents = dict(self._parents(call))
         for request_id, traced in self._traced.items():
-            if traced.batch_id not in call.batch_ids:
-                continue
             if traced.left_len > 0:
                 parents[request_id] = traced.parent
             else:
@@ -114,17 +102,10 @@ class StepTracer:
             span = self._span("prefill", request_id, parent, now_ns - duration_ns)
             span.end(now_ns, error=reason)
 
-    def filtered(self, batch_id: int, kept_ids: Sequence[int]) -> None:
-        """A batch lost all its other sequences."""
-        kept = frozenset(kept_ids)
-        for request_id, traced in list(self._traced.items()):
-            if traced.batch_id == batch_id and request_id not in kept:
-                self._end(request_id, time.time_ns())
-
-    def cleared(self, batch_id: int | None) -> None:
-        """A batch was dropped; None: all of them."""
-        for request_id, traced in list(self._traced.items()):
-            if batch_id is None or traced.batch_id == batch_id:
+    def kept(self, kept_ids: Collection[int]) -> None:
+        """All other sequences left."""
+        for request_id in list(self._traced):
+            if request_id not in kept_ids:
                 self._end(request_id, time.time_ns())
 
     def close(self) -> None:

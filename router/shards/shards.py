@@ -3,12 +3,11 @@
 It owns the channels, the connection's epoch and the number of its steps, nothing else. It knows no
 block, no text and no request beyond ids; only wire.py names protobuf fields.
 
-One batch runs in the shards at any time:
+The shards hold one batch:
 
-    nothing runs   --Prefill(new)------------------> the batch runs
-    it runs        --Prefill(new, cached batch)----> it runs, grown
-    it runs        --Decode(batch)-----------------> it runs; it may have become empty
-    anything       --ClearCache(), a new epoch-----> nothing runs
+    Prefill(new)              a step of the batch, grown by these
+    Decode()                  a step of the batch, which may have become empty
+    ClearCache(), a new epoch nothing runs
 
 A step may be sent before those before it are answered; the shards run them in the order in which
 they were sent. So nobody here knows whether the batch is empty when a step comes to its turn.
@@ -17,10 +16,6 @@ Whatever goes wrong in a call, on whatever rank, is a ShardFailed that names the
 and the reason. After one the ranks may disagree, so that the next call must be `reset`. If that
 finds an epoch later than its own, another router has the shards now: Displaced, and no call will
 ever be answered again.
-
-One rank's channel: where to dial it, calls under way, and what their failures mean.
-
-It knows no epoch and no step.
 """
 
 import asyncio
@@ -84,7 +79,10 @@ def dial_target(address: str) -> str:
 
 
 class Rank:
-    """One rank's channel. A failed call names the rank, the method and the reason."""
+    """One rank's channel and the calls under way there; it knows no epoch and no step.
+
+    A failed call names the rank, the method and the reason.
+    """
 
     def __init__(self, rank: int, address: str, token: str | None = None) -> None:
         self.name = f"shard {rank} at {address}"
@@ -129,8 +127,6 @@ def error_line(error: grpc.aio.AioRpcError) -> str:
 # Rank 0 has so long at least, also for a client that returns because it was not enough.
 _SHORTEST_PREPARE_S = 0.1
 _PREPARED_SOON_S = 2.0
-# Of each epoch's only batch.
-_BATCH_ID = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +204,8 @@ class Shards:
 
     async def _connect(self) -> None:
         """Raises AioRpcError when rank 0 does not answer, ShardFailed when another one does not."""
-        timeout_s, discover = self._timeouts.connect_s, pb.ServiceDiscoveryRequest()
+        timeout_s = self._timeouts.connect_s
+        discover = pb.ServiceDiscoveryRequest()
         answer = await self._ranks[0].send("ServiceDiscovery", discover, timeout_s, waits=True)
         others = enumerate(wire.urls_from_pb(answer)[1:], start=1)
         self._ranks += [Rank(rank, url, self._token) for rank, url in others]
@@ -261,7 +258,8 @@ class Shards:
         may wait, though rank 0 goes on and the next one may find it done, and ShardFailed when
         rank 0 does not answer for another reason.
         """
-        first, timeout_s = self._ranks[0], self._prepare_s(constraint)
+        first = self._ranks[0]
+        timeout_s = self._prepare_s(constraint)
         request = wire.prepare_to_pb(constraint)
         try:
             return wire.prepared_from_pb(await first.send("PrepareConstraint", request, timeout_s))
@@ -318,14 +316,14 @@ class Shards:
         metadata = None
         step = self._num_sent + 1
         if batch.is_prefill:
-            method, cached_id = "Prefill", _BATCH_ID if self._num_sent else None
-            request: Any = wire.prefill_to_pb(batch, self._epoch, step, _BATCH_ID, cached_id)
+            method = "Prefill"
+            request: Any = wire.prefill_to_pb(batch, self._epoch, step)
             metadata = self._tracer.step_metadata(new.request_id for new in batch.new)
         elif not self._num_sent:
             raise ShardFailed(f"step {batch.step_id} decodes, but the shards hold no batch")
         else:
             method = "Decode"
-            request = wire.decode_to_pb(batch, self._epoch, step, _BATCH_ID)
+            request = wire.decode_to_pb(batch, self._epoch, step)
         self._num_sent = step
         self._num_in_flight += 1
         # It waits for those before it.
@@ -345,19 +343,15 @@ class Shards:
         return self._agreed(method, answers, step_id)
 
     def _agreed(self, method: str, messages: Sequence[Any], step_id: int) -> StepResult:
-        """Rank 0's result, once every rank holds the same requests in the batch."""
-        result, batch_id = wire.step_from_pb(messages[0], step_id)
-        if batch_id not in (None, _BATCH_ID):
-            raise ShardFailed(
-                f"{self._ranks[0].name}, {method}: answered batch {batch_id}, not {_BATCH_ID}"
-            )
+        """Rank 0's result, once every rank holds the same requests."""
+        result = wire.step_from_pb(messages[0], step_id)
         held_ids = set(result.remaining_ids)
         for rank, message in zip(self._ranks[1:], messages[1:], strict=True):
-            other, other_batch_id = wire.step_from_pb(message, step_id)
-            if other_batch_id != batch_id or set(other.remaining_ids) != held_ids:
+            other_ids = set(wire.step_from_pb(message, step_id).remaining_ids)
+            if other_ids != held_ids:
                 raise ShardFailed(
-                    f"{rank.name}, {method}: holds requests {sorted(other.remaining_ids)} in batch "
-                    f"{other_batch_id}, shard 0 holds {sorted(held_ids)} in batch {batch_id}"
+                    f"{rank.name}, {method}: holds requests {sorted(other_ids)},"
+                    f" shard 0 holds {sorted(held_ids)}"
                 )
         return result
 

@@ -56,25 +56,21 @@ def check_epoch(message: HasEpoch, epoch: int) -> None:
         raise ShardFailed(f"answered for epoch {message.epoch} in epoch {epoch}")
 
 
-def prefill_to_pb(
-    batch: Batch, epoch: int, step: int, batch_id: int, cached_batch_id: int | None
-) -> pb.PrefillRequest:
-    """The epoch's `step`, which carries new requests, beside what runs in `cached_batch_id`."""
+def prefill_to_pb(batch: Batch, epoch: int, step: int) -> pb.PrefillRequest:
+    """The epoch's `step`, which carries new requests, beside those that run."""
     return pb.PrefillRequest(
         epoch=epoch,
-        batch=pb.Batch(id=batch_id, requests=[_request_to_pb(new) for new in batch.new]),
-        cached_batch_id=cached_batch_id,
+        batch=pb.Batch(requests=[_request_to_pb(new) for new in batch.new]),
         updates=[to_message(update, pb.RunningUpdate) for update in batch.updates],
         dropped_ids=batch.dropped_ids,
         step=step,
     )
 
 
-def decode_to_pb(batch: Batch, epoch: int, step: int, batch_id: int) -> pb.DecodeRequest:
-    """The epoch's `step`, of the running batch alone."""
+def decode_to_pb(batch: Batch, epoch: int, step: int) -> pb.DecodeRequest:
+    """The epoch's `step`, of those that run."""
     return pb.DecodeRequest(
         epoch=epoch,
-        batch_ids=(batch_id,),
         updates=[to_message(update, pb.RunningUpdate) for update in batch.updates],
         dropped_ids=batch.dropped_ids,
         step=step,
@@ -82,7 +78,7 @@ def decode_to_pb(batch: Batch, epoch: int, step: int, batch_id: int) -> pb.Decod
 
 
 def clear_to_pb(epoch: int) -> pb.ClearCacheRequest:
-    """Forgets all batches, and begins the epoch."""
+    """Forgets all requests, and begins the epoch."""
     return pb.ClearCacheRequest(epoch=epoch)
 
 
@@ -122,16 +118,15 @@ def prepared_from_pb(message: pb.PrepareConstraintResponse) -> Prepared:
     return Prepared(message.was_cached, message.cache_bytes, message.compile_ns)
 
 
-def step_from_pb(message: pb.StepResponse, step_id: int) -> tuple[StepResult, int | None]:
-    """One rank's answer, and its running batch; only rank 0 brings generations.
+def step_from_pb(message: pb.StepResponse, step_id: int) -> StepResult:
+    """One rank's answer; only rank 0 brings generations.
 
     Raises ShardFailed when a generation is malformed.
     """
-    has_batch = message.HasField("batch")
-    result = StepResult(
+    return StepResult(
         step_id=step_id,
         generations=tuple([_generation_from_pb(made) for made in message.generations]),
-        remaining_ids=tuple(message.batch.request_ids) if has_batch else (),
+        remaining_ids=tuple(message.request_ids),
         forward_s=message.forward_ns * _NANOSECOND,
         sample_s=message.sample_ns * _NANOSECOND,
         total_s=message.total_ns * _NANOSECOND,
@@ -139,7 +134,6 @@ def step_from_pb(message: pb.StepResponse, step_id: int) -> tuple[StepResult, in
         mask_wait_s=message.mask_wait_ns * _NANOSECOND,
         num_masked_rows=message.num_masked_rows,
     )
-    return result, message.batch.id if has_batch else None
 
 
 def urls_from_pb(message: pb.ServiceDiscoveryResponse) -> tuple[str, ...]:

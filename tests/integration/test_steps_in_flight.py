@@ -83,7 +83,6 @@ class Loop:
         self._scheduler = Scheduler(limits, Allocator(_POOL_BLOCKS, model.block_size))
         self._clients = clients
         self._num_in_flight = num_in_flight
-        self._batch_id: int | None = None
         self.answers = [Answer() for _ in clients]
         self.num_preemptions = 0
 
@@ -114,15 +113,7 @@ class Loop:
 
     def _computed(self, batch: Batch) -> StepResult:
         """The step's result. It runs when it is sent, as the shard runs steps in their order."""
-        runner, dropped_ids = self._runner, batch.dropped_ids
-        if batch.new:
-            output = runner.prefill(
-                batch.step_id, batch.new, self._batch_id, batch.updates, dropped_ids
-            )
-            self._batch_id = batch.step_id if self._batch_id is None else self._batch_id
-        else:
-            assert self._batch_id is not None
-            output = runner.decode([self._batch_id], batch.updates, dropped_ids)
+        output = self._runner.step(batch.new, batch.updates, batch.dropped_ids)
         return StepResult(batch.step_id, output.generations, output.request_ids)
 
     def _apply(self, result: StepResult) -> None:

@@ -24,7 +24,6 @@ from proto.contract import (
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 ROUTER_ID = "b7ad6b7169203331"
-BATCH = 3
 MS = 1_000_000
 
 
@@ -48,14 +47,13 @@ class Traced:
         held: Sequence[int] = (1,),
         traced: Sequence[int] = (1,),
         generations: tuple[Generation, ...] = (),
-        batch_ids: tuple[int, ...] = (BATCH,),
     ) -> None:
         """A step that took 5 ms: 3 in the forward, 1 in sampling."""
-        output = StepOutput(generations, BATCH, tuple(held), 3 * MS, MS, 5 * MS)
+        output = StepOutput(generations, tuple(held), 3 * MS, MS, 5 * MS)
         metadata = [
             (TRACE_KEY, metadata_value(one.request_id)) for one in new if one.request_id in traced
         ]
-        self.tracer.stepped(StepCall(batch_ids, new, updates, metadata), output)
+        self.tracer.stepped(StepCall(new, updates, (), metadata), output)
 
 
 def metadata_value(request_id: int) -> str:
@@ -143,32 +141,13 @@ def test_requests_that_are_not_traced_leave_no_span() -> None:
     assert traced.spans == ()
 
 
-def test_other_batches_are_left_alone() -> None:
-    traced = Traced()
-    traced.step(entering())
-    traced.step(held=(9,), batch_ids=(BATCH + 1,))
-    traced.tracer.filtered(BATCH + 1, ())
-    traced.tracer.cleared(BATCH + 1)
-    assert [span.name for span in traced.spans] == ["prefill"]
-
-
-def test_batches_that_become_one_go_on_under_its_id() -> None:
-    traced = Traced()
-    traced.step(entering())
-    traced.step(batch_ids=(BATCH + 1, BATCH))
-    traced.tracer.filtered(BATCH, ())
-    assert [span.name for span in traced.spans] == ["prefill"]
-    traced.tracer.filtered(BATCH + 1, ())
-    assert traced.spans[-1].name == "decode"
-
-
 def test_what_a_filter_keeps_goes_on() -> None:
     traced = Traced()
     traced.step(entering())
     traced.step()
-    traced.tracer.filtered(BATCH, (1,))
+    traced.tracer.kept((1,))
     assert [span.name for span in traced.spans] == ["prefill"]
-    traced.tracer.cleared(None)
+    traced.tracer.kept(())
     assert traced.spans[-1].name == "decode"
     assert error_of(traced.spans[-1]) is None
 
@@ -187,9 +166,9 @@ def test_a_failed_step_fails_the_spans_of_all_that_were_in_it() -> None:
     traced = Traced()
     traced.step(entering())
     metadata = [(TRACE_KEY, metadata_value(2))]
-    call = StepCall((BATCH,), (entering(request_id=2),), (), metadata)
+    call = StepCall((entering(request_id=2),), (), (), metadata)
     traced.tracer.failed(call, 2 * MS, OutOfMemory("too much"))
-    traced.tracer.cleared(None)
+    traced.tracer.kept(())
     assert [attributes(span)["tandem.shard_request_id"] for span in traced.spans] == [1, 2, 1]
     assert [span.name for span in traced.spans] == ["prefill", "prefill", "decode"]
     assert [error_of(span) for span in traced.spans[1:]] == ["OutOfMemory: too much"] * 2
@@ -198,8 +177,8 @@ def test_a_failed_step_fails_the_spans_of_all_that_were_in_it() -> None:
 @pytest.mark.parametrize("text", ["", "1", "x 00-1-2-01", f"x 00-{TRACE_ID}-{ROUTER_ID}-01"])
 def test_metadata_that_is_no_trace_s_is_logged(text: str, caplog: pytest.LogCaptureFixture) -> None:
     traced = Traced()
-    output = StepOutput((), BATCH, (1,), MS, MS, MS)
-    traced.tracer.stepped(StepCall((BATCH,), (entering(),), (), [(TRACE_KEY, text)]), output)
+    output = StepOutput((), (1,), MS, MS, MS)
+    traced.tracer.stepped(StepCall((entering(),), (), (), [(TRACE_KEY, text)]), output)
     assert traced.spans == ()
     assert len(caplog.messages) == 1
 

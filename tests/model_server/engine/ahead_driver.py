@@ -2,9 +2,8 @@
 
 from itertools import count
 
-from model_server.engine.runner import LaunchedStep
-from model_server.step import StepOutput
-from proto.contract import RunningUpdate
+from model_server.engine.first_rank import StepInFlight
+from proto.contract import NewSequence, RunningUpdate
 from tests.model_server.engine.driver import Driver, Request
 
 
@@ -12,7 +11,8 @@ class AheadDriver(Driver):
     """Holds one step in flight, and plans the next one as if nothing in it ended that need not."""
 
     num_ahead = 0  # steps that were launched behind one in flight
-    _in_flight: LaunchedStep | None = None
+    num_redrawn = 0  # tokens that were not those that the step behind was launched with
+    _in_flight: StepInFlight | None = None
     _chunk_lens: dict[int, int] = {}  # noqa: RUF012 -- replaced, never changed
 
     def drop(self, request_id: int) -> None:
@@ -26,13 +26,15 @@ class AheadDriver(Driver):
                 if self._in_flight is None:
                     return
                 self._end(self._in_flight, self._chunk_lens)
-                self._in_flight, self._chunk_lens = None, {}
+                self._in_flight = None
+                self._chunk_lens = {}
 
     def _begin(self, step_tokens: int) -> bool:
         """Begin a step, and end the one before; False: there is nothing to compute yet."""
         dropped = tuple(r.request_id for r in self.requests.values() if r.is_dropped and r.is_held)
         chunk_lens: dict[int, int] = {}
-        updates, new = [], []
+        updates: list[RunningUpdate] = []
+        new: list[NewSequence] = []
         for request in self._live():
             chunk_len = min(self._num_left(request), step_tokens)
             step_tokens -= chunk_len
@@ -48,22 +50,15 @@ class AheadDriver(Driver):
                 new.append(self._new(request, chunk_len))
         if not chunk_lens:
             return False
-        if new:
-            step = self.runner.begin_prefill(
-                next(self._batch_ids), new, self.batch_id, updates, dropped
-            )
-        else:
-            assert self.batch_id is not None
-            was_in_flight = self.runner._in_flight is not None
-            step = self.runner.begin_decode([self.batch_id], updates, dropped)
-            self.num_ahead += was_in_flight and self.runner._in_flight is not None
+        step = self.runner.begin(new, updates, dropped)
+        self.runner.launch(step)
+        self.num_ahead += step.is_behind
         for request_id in dropped:
             self._forget(self.requests[request_id])
         if self._in_flight is not None:
             self._end(self._in_flight, self._chunk_lens)
-        self._in_flight, self._chunk_lens = step, chunk_lens
-        if self.batch_id is None:
-            self.batch_id = step.finish().batch_id
+        self._in_flight = step
+        self._chunk_lens = chunk_lens
         return True
 
     def _live(self) -> list[Request]:
@@ -87,8 +82,9 @@ class AheadDriver(Driver):
         request.block_ids += new
         return new
 
-    def _end(self, step: LaunchedStep, chunk_lens: dict[int, int]) -> None:
-        output: StepOutput = step.finish()
+    def _end(self, step: StepInFlight, chunk_lens: dict[int, int]) -> None:
+        output = self.runner.finish(step)
+        self.num_redrawn += len(step.redrawn)
         for request_id, chunk_len in chunk_lens.items():
             self.requests[request_id].computed_len += chunk_len
         for generation in output.generations:
@@ -102,9 +98,8 @@ class AheadDriver(Driver):
             request.finish_reason = generation.finish_reason
             if generation.finish_reason is not None:
                 self._forget(request)
-        if not any(request.is_held for request in self.requests.values()):
-            self.batch_id = None
 
     def _forget(self, request: Request) -> None:
         self.free += request.block_ids
-        request.block_ids, request.is_held = [], False
+        request.block_ids = []
+        request.is_held = False

@@ -9,7 +9,6 @@ driver.outputs[request_id]
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any
 
 from model_server.engine.runner import Runner
@@ -68,8 +67,6 @@ class Driver:
         self.free = list(range(num_blocks))
         random.Random(seed).shuffle(self.free)
         self.requests: dict[int, Request] = {}
-        self.batch_id: int | None = None
-        self._batch_ids = count(1)
 
     @property
     def outputs(self) -> dict[int, list[int]]:
@@ -107,10 +104,7 @@ class Driver:
     def preempt(self, request_id: int) -> None:
         """Take a request off the shard; it comes back with its output as part of what it sends."""
         request = self.requests[request_id]
-        assert self.batch_id is not None
-        others = [other for other in self.requests if other != request_id]
-        kept = self.runner.filter(self.batch_id, others)
-        self.batch_id = self.batch_id if kept else None
+        self.runner.filter([other for other in self.requests if other != request_id])
         self.free += request.block_ids
         request.block_ids, request.computed_len, request.is_held = [], 0, False
 
@@ -142,11 +136,7 @@ class Driver:
             for request in live
             if not request.is_held and chunk_lens[request.request_id]
         ]
-        if new:
-            output = self.runner.prefill(next(self._batch_ids), new, self.batch_id, updates)
-        else:
-            assert self.batch_id is not None
-            output = self.runner.decode([self.batch_id], updates)
+        output = self.runner.step(new, updates)
         self._apply(output, chunk_lens)
         return output
 
@@ -178,7 +168,6 @@ class Driver:
         return new
 
     def _apply(self, output: StepOutput, chunk_lens: dict[int, int]) -> None:
-        self.batch_id = output.batch_id
         for request_id, chunk_len in chunk_lens.items():
             self.requests[request_id].computed_len += chunk_len
         for generation in output.generations:

@@ -133,7 +133,7 @@ def test_under_any_schedule(name: str, device: str, seed: int) -> None:
     rng.shuffle(waiting)
     expected: dict[int, list[int]] = {}
     while waiting or not all(request.finish_reason for request in driver.requests.values()):
-        if waiting and (rng.random() < 0.3 or driver.batch_id is None):
+        if waiting and (rng.random() < 0.3 or not driver.runner.holds_requests):
             index, prompt_ids = waiting.pop()
             expected[len(expected)] = case(name, device).expected[index]
             driver.add(len(expected) - 1, prompt_ids, NUM_NEW)

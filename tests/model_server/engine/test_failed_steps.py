@@ -6,7 +6,7 @@ from torch import Tensor
 
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
-from model_server.errors import OutOfMemory, UnknownBatch
+from model_server.errors import NoBatch, OutOfMemory
 from model_server.executor.executor import PagedModel
 from model_server.step import StepInputs
 from proto.contract import FinishReason, LogprobParams
@@ -90,7 +90,7 @@ def test_a_prompt_that_cannot_be_scored_fails_alone(
 def test_a_failed_forward_leaves_books_that_can_be_cleared(
     model: PagedModel, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = runner.prefill(1, [new(1)], None, ())
+    first = runner.step([new(1)])
 
     def fail(inputs: object) -> Tensor:
         raise RuntimeError("the device fell off")
@@ -98,11 +98,11 @@ def test_a_failed_forward_leaves_books_that_can_be_cleared(
     with monkeypatch.context() as broken:
         broken.setattr(model, "forward", fail)
         with pytest.raises(RuntimeError, match="fell off"):
-            runner.prefill(2, [new(2)], 1, ())
-    runner.clear(None)
-    with pytest.raises(UnknownBatch):
-        runner.decode([1], ())
-    assert token_ids(runner.prefill(1, [new(1)], None, ())) == token_ids(first)
+            runner.step([new(2)])
+    runner.clear()
+    with pytest.raises(NoBatch):
+        runner.step()
+    assert token_ids(runner.step([new(1)])) == token_ids(first)
 
 
 @pytest.mark.parametrize(
@@ -161,14 +161,14 @@ def test_of_decodes_that_do_not_fit_the_longest_fail(
 def test_a_step_of_which_nothing_fits_fails_as_a_whole_and_is_outlived(
     model: PagedModel, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = runner.prefill(1, [new(1)], None, ())
+    first = runner.step([new(1)])
 
     def fail(inputs: object) -> Tensor:
         raise MemoryError
 
     with monkeypatch.context() as broken:
         broken.setattr(model, "forward", fail)
-        with pytest.raises(OutOfMemory, match="a step of 20 tokens does not fit"):
-            runner.prefill(2, [new(request_id) for request_id in range(2, 7)], None, ())
-    runner.clear(None)
-    assert token_ids(runner.prefill(1, [new(1)], None, ())) == token_ids(first)
+        with pytest.raises(OutOfMemory, match="a step of 21 tokens does not fit"):
+            runner.step([new(request_id) for request_id in range(2, 7)])
+    runner.clear()
+    assert token_ids(runner.step([new(1)])) == token_ids(first)

@@ -8,7 +8,7 @@ import torch
 
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
-from model_server.errors import InvalidStep, OutOfMemory, UnknownBatch
+from model_server.errors import InvalidStep, NoBatch, OutOfMemory
 from model_server.executor.executor import PagedModel
 from model_server.step import StepOutput
 from proto.contract import (
@@ -65,70 +65,66 @@ def token_ids(output: StepOutput) -> dict[int, list[int]]:
     }
 
 
-def test_a_prompt_gives_a_token_and_stays_in_its_batch(runner: Runner) -> None:
-    output = runner.prefill(5, [new(1)], None, ())
-    assert (output.batch_id, output.request_ids) == (5, (1,))
+def test_a_prompt_gives_a_token_and_goes_on(runner: Runner) -> None:
+    output = runner.step([new(1)])
+    assert output.request_ids == (1,)
     assert len(token_ids(output)[1]) == 1
     assert output.total_ns >= output.forward_ns + output.sample_ns > 0
 
 
 def test_a_step_in_which_all_sit_out_computes_nothing(runner: Runner) -> None:
-    runner.prefill(1, [new(1)], None, ())
-    output = runner.decode([1], [RunningUpdate(1, chunk_len=0)])
+    runner.step([new(1)])
+    output = runner.step((), [RunningUpdate(1, chunk_len=0)])
     assert output.generations == ()
     assert output.request_ids == (1,)
     assert output.forward_ns == 0
 
 
 def test_a_prompt_in_chunks_samples_with_its_last_one(runner: Runner) -> None:
-    whole = token_ids(runner.prefill(1, [new(1)], None, ()))[1]
-    first = runner.prefill(2, [new(2, chunk_len=7)], None, ())
-    between = runner.decode([2], [RunningUpdate(2, chunk_len=7)])
-    waiting = runner.decode([2], ())
-    last = runner.decode([2], [RunningUpdate(2, chunk_len=6)])
+    whole = token_ids(runner.step([new(1)]))[1]
+    runner.clear()
+    first = runner.step([new(2, chunk_len=7)])
+    between = runner.step((), [RunningUpdate(2, chunk_len=7)])
+    waiting = runner.step()
+    last = runner.step((), [RunningUpdate(2, chunk_len=6)])
     assert (first.generations, between.generations, waiting.generations) == ((), (), ())
     assert token_ids(last)[2] == whole
 
 
-def test_new_requests_join_the_cached_batch_in_one_step(runner: Runner) -> None:
-    runner.prefill(1, [new(1)], None, ())
-    output = runner.prefill(2, [new(2)], 1, ())
-    assert (output.batch_id, output.request_ids) == (1, (1, 2))
+def test_new_requests_join_those_that_run_in_one_step(runner: Runner) -> None:
+    runner.step([new(1)])
+    output = runner.step([new(2)])
+    assert output.request_ids == (1, 2)
     assert set(token_ids(output)) == {1, 2}
 
 
-def test_batches_become_one_under_the_first_id(runner: Runner) -> None:
-    runner.prefill(1, [new(1)], None, ())
-    runner.prefill(2, [new(2)], None, ())
-    output = runner.decode([2, 1], ())
-    assert (output.batch_id, set(output.request_ids)) == (2, {1, 2})
-    with pytest.raises(UnknownBatch):
-        runner.decode([1], ())
+def test_a_filter_keeps_the_named(runner: Runner) -> None:
+    runner.step([new(1), new(2), new(3)])
+    assert runner.filter([3, 1, 99]) == (1, 3)
+    assert set(token_ids(runner.step())) == {1, 3}
+    assert runner.filter([]) == ()
+    assert runner.step().request_ids == ()
 
 
-def test_a_filtered_batch_keeps_the_named(runner: Runner) -> None:
-    runner.prefill(1, [new(1), new(2), new(3)], None, ())
-    assert runner.filter(1, [3, 1, 99]) == (1, 3)
-    assert set(token_ids(runner.decode([1], ()))) == {1, 3}
-    assert runner.filter(1, []) == ()
-    with pytest.raises(UnknownBatch):
-        runner.filter(1, [1])
+def test_before_the_first_request_there_is_no_batch(runner: Runner) -> None:
+    for call in (runner.step, lambda: runner.filter([1])):
+        with pytest.raises(NoBatch, match="no batch is held here"):
+            call()
 
 
 def test_a_cleared_shard_holds_nothing_and_takes_the_same_requests_again(runner: Runner) -> None:
-    before = runner.prefill(1, [new(1)], None, ())
-    runner.prefill(2, [new(2)], None, ())
-    runner.clear(2)
-    with pytest.raises(UnknownBatch):
-        runner.clear(2)
-    runner.clear(None)
-    after = runner.prefill(1, [new(1)], None, ())
+    before = runner.step([new(1)])
+    runner.step([new(2)])
+    runner.clear()
+    with pytest.raises(NoBatch):
+        runner.step()
+    after = runner.step([new(1)])
     assert token_ids(after) == token_ids(before)
 
 
 def test_growth_of_a_request_that_is_gone_is_passed_over(runner: Runner) -> None:
-    runner.prefill(1, [new(1)], None, ())
-    output = runner.decode([1], [RunningUpdate(99, (40,))])
+    runner.step([new(1)])
+    output = runner.step((), [RunningUpdate(99, (40,))])
     assert set(token_ids(output)) == {1}
 
 
@@ -143,7 +139,7 @@ def test_growth_of_a_request_that_is_gone_is_passed_over(runner: Runner) -> None
         ),
     ],
 )
-def test_an_ended_sequence_leaves_its_batch(
+def test_an_ended_sequence_leaves(
     model: PagedModel,
     driver: Driver,
     stop: Callable[[list[int]], StopParams],
@@ -156,9 +152,9 @@ def test_an_ended_sequence_leaves_its_batch(
     assert answer[3] not in answer[:3]
 
     runner = warmed_up(model)
-    output = runner.prefill(1, [new(1, stop=stop(answer))], None, ())
-    while output.batch_id is not None:
-        output = runner.decode([1], ())
+    output = runner.step([new(1, stop=stop(answer))])
+    while output.request_ids:
+        output = runner.step()
         num_tokens -= 1
     assert num_tokens == 1
     assert output.generations[0].finish_reason is reason
@@ -249,32 +245,25 @@ def test_scored_prompts_do_not_disturb_those_beside_them(model: PagedModel, driv
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (lambda r: r.prefill(1, [new(2)], None, ()), "batch 1 exists already"),
-        (lambda r: r.prefill(2, [new(1)], None, ()), "request 1 is in batch 1 already"),
-        (lambda r: r.prefill(2, [new(2), new(2)], None, ()), "comes twice"),
-        (lambda r: r.prefill(2, [new(2)], 9, ()), "batch 9 is not held here"),
-        (lambda r: r.prefill(2, [new(2, block_ids=(1,))], None, ()), "do not cover 20 tokens"),
-        (lambda r: r.prefill(2, [new(2, block_ids=(1, 64))], None, ()), "names block 64"),
-        (lambda r: r.prefill(2, [new(2, block_ids=(1, -1))], None, ()), "names block -1"),
+        (lambda r: r.step([new(1)]), "request 1 is held already"),
+        (lambda r: r.step([new(2), new(2)]), "comes twice"),
+        (lambda r: r.step([new(2, block_ids=(1,))]), "do not cover 20 tokens"),
+        (lambda r: r.step([new(2, block_ids=(1, 64))]), "names block 64"),
+        (lambda r: r.step([new(2, block_ids=(1, -1))]), "names block -1"),
         (
-            lambda r: r.prefill(2, [new(2, token_ids=(*PROMPT[:19], 160))], None, ()),
+            lambda r: r.step([new(2, token_ids=(*PROMPT[:19], 160))]),
             r"a token id is not in 0\.\.159",
         ),
         (
-            lambda r: r.prefill(2, [new(2, stop=StopParams(max_new_tokens=493))], None, ()),
+            lambda r: r.step([new(2, stop=StopParams(max_new_tokens=493))]),
             "20 . max_new_tokens 493 exceeds 512",
         ),
         (
-            lambda r: r.prefill(
-                2, [new(2, sampling=SamplingParams(logit_bias={160: 1}))], None, ()
-            ),
+            lambda r: r.step([new(2, sampling=SamplingParams(logit_bias={160: 1}))]),
             "logit_bias",
         ),
-        (lambda r: r.decode([], ()), "must be named"),
-        (lambda r: r.decode([1, 1], ()), "each once"),
-        (lambda r: r.decode([1, 2], ()), "batch 2 is not held here"),
         (
-            lambda r: r.decode([1], [RunningUpdate(1), RunningUpdate(1)]),
+            lambda r: r.step((), [RunningUpdate(1), RunningUpdate(1)]),
             "updates name a request twice",
         ),
     ],
@@ -282,19 +271,19 @@ def test_scored_prompts_do_not_disturb_those_beside_them(model: PagedModel, driv
 def test_a_call_that_breaks_the_contract_changes_nothing(
     runner: Runner, call: Callable[[Runner], object], reason: str
 ) -> None:
-    first = runner.prefill(1, [new(1)], None, ())
+    first = runner.step([new(1)])
     with pytest.raises(InvalidStep, match=reason):
         call(runner)
-    later = [token_ids(runner.decode([1], ()))[1] for _ in range(3)]
-    runner.clear(None)
-    again = runner.prefill(1, [new(1)], None, ())
+    later = [token_ids(runner.step())[1] for _ in range(3)]
+    runner.clear()
+    again = runner.step([new(1)])
     assert token_ids(again) == token_ids(first)
-    assert [token_ids(runner.decode([1], ()))[1] for _ in range(3)] == later
+    assert [token_ids(runner.step())[1] for _ in range(3)] == later
 
 
 def test_no_step_before_warmup(model: PagedModel) -> None:
     with pytest.raises(InvalidStep, match="Warmup comes first"):
-        runner_of(model, World()).prefill(1, [new(1)], None, ())
+        runner_of(model, World()).step([new(1)])
 
 
 def test_warmup_answers_what_was_asked_for(model: PagedModel) -> None:
@@ -325,10 +314,10 @@ def test_a_pool_beyond_the_memory_is_refused_with_the_numbers(model: PagedModel)
 
 
 def test_warmup_forgets_every_sequence(runner: Runner) -> None:
-    runner.prefill(1, [new(1)], None, ())
+    runner.step([new(1)])
     runner.warmup(32, 4, None, NUM_BLOCKS)
-    with pytest.raises(UnknownBatch):
-        runner.decode([1], ())
+    with pytest.raises(NoBatch):
+        runner.step()
 
 
 def test_a_sampler_belongs_to_rank_0(model: PagedModel) -> None:

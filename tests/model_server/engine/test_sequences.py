@@ -1,12 +1,11 @@
-"""The books of a shard: what a step may do to a sequence, and who is in which batch."""
+"""The books of a shard: what a step may do to a sequence."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from model_server.engine.sequences import Batches, PlannedChunk, SequenceState
-from model_server.errors import InvalidStep, UnknownBatch
+from model_server.engine.sequences import PlannedChunk, SequenceState
+from model_server.errors import InvalidStep
 from proto.contract import (
     FinishReason,
     LogprobParams,
@@ -142,68 +141,3 @@ def test_a_chunk_is_either_refused_or_covered(num_tokens: int, computed: int, ch
     planned = PlannedChunk.of(state, RunningUpdate(1, chunk_len=chunk), BLOCK_SIZE)
     assert planned.samples == (chunk > 0 and end == num_tokens)
     assert len(planned.step().token_ids) == chunk
-
-
-def test_an_unknown_batch_is_an_error_of_its_own() -> None:
-    with pytest.raises(UnknownBatch, match="batch 3 is not held here"):
-        Batches().of(3)
-
-
-def test_a_request_is_in_one_batch() -> None:
-    batches = Batches()
-    batches.add(1, [sequence(request_id=5)])
-    with pytest.raises(InvalidStep, match="request 5 is in batch 1 already"):
-        batches.require_new(2, [5])
-    with pytest.raises(InvalidStep, match="batch 1 exists already"):
-        batches.require_new(1, [6])
-    with pytest.raises(InvalidStep, match="comes twice"):
-        batches.require_new(2, [6, 6])
-
-
-class BatchBooks(RuleBasedStateMachine):
-    """Batches against a plain dictionary of request -> batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.batches = Batches()
-        self.batch_of: dict[int, int] = {}
-        self.next_id = 1
-
-    def _ids(self) -> list[int]:
-        return sorted(set(self.batch_of.values()))
-
-    @rule(batch_id=st.integers(1, 4), count=st.integers(0, 3))
-    def add(self, batch_id: int, count: int) -> None:
-        ids = range(self.next_id, self.next_id + count)
-        self.next_id += count
-        self.batches.add(batch_id, [sequence(request_id=request_id) for request_id in ids])
-        self.batch_of.update(dict.fromkeys(ids, batch_id))
-
-    @precondition(lambda self: self.batch_of)
-    @rule(data=st.data())
-    def merge(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(self._ids()), min_size=1, unique=True))
-        self.batches.merge(chosen)
-        for request_id, batch_id in self.batch_of.items():
-            if batch_id in chosen:
-                self.batch_of[request_id] = chosen[0]
-
-    @precondition(lambda self: self.batch_of)
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        batch_id = data.draw(st.sampled_from(self._ids()))
-        held = [request_id for request_id, own in self.batch_of.items() if own == batch_id]
-        gone = data.draw(st.lists(st.sampled_from(held), unique=True))
-        self.batches.remove(batch_id, gone)
-        for request_id in gone:
-            del self.batch_of[request_id]
-
-    @invariant()
-    def agree(self) -> None:
-        assert sorted(self.batches.batch_ids()) == self._ids()
-        for batch_id in self._ids():
-            held = {request_id for request_id, own in self.batch_of.items() if own == batch_id}
-            assert set(self.batches.request_ids(batch_id)) == held
-
-
-TestBatchBooks = BatchBooks.TestCase

@@ -6,7 +6,7 @@ from constraints.spec import ConstraintSpec, Kind
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.engine.sequences import PlannedChunk, SequenceState
-from model_server.errors import InvalidStep, UnknownBatch
+from model_server.errors import InvalidStep
 from model_server.executor.executor import PagedModel
 from proto.contract import FinishReason, OutputConstraint, RunningUpdate, StopParams
 from tests.model_server.checkpoint import tiny_models
@@ -26,46 +26,40 @@ def runner(model: PagedModel) -> Runner:
 
 class TestDroppedRequests:
     def test_they_leave_before_the_step(self, runner: Runner) -> None:
-        runner.prefill(1, [new(1), new(2), new(3)], None, ())
-        output = runner.decode([1], (), dropped_ids=(1, 3))
+        runner.step([new(1), new(2), new(3)])
+        output = runner.step(dropped_ids=(1, 3))
         assert (set(token_ids(output)), output.request_ids) == ({2}, (2,))
 
     def test_their_blocks_belong_to_who_enters_in_the_same_step(self, runner: Runner) -> None:
-        alone = token_ids(runner.prefill(1, [new(1)], None, ()))[1]
+        alone = token_ids(runner.step([new(1)]))[1]
         heir = new(2, block_ids=(3, 4, 5))
-        output = runner.prefill(2, [heir], 1, (), dropped_ids=(1,))
+        output = runner.step([heir], dropped_ids=(1,))
         assert (token_ids(output), output.request_ids) == ({2: alone}, (2,))
 
     def test_one_that_has_ended_is_passed_over(self, runner: Runner) -> None:
-        runner.prefill(1, [new(1), new(2, stop=StopParams(1))], None, ())
-        assert runner.decode([1], (), dropped_ids=(2,)).request_ids == (1,)
+        runner.step([new(1), new(2, stop=StopParams(1))])
+        assert runner.step(dropped_ids=(2,)).request_ids == (1,)
 
     def test_a_call_that_is_refused_drops_nobody(self, runner: Runner) -> None:
-        runner.prefill(1, [new(1), new(2)], None, ())
+        runner.step([new(1), new(2)])
         with pytest.raises(InvalidStep, match="twice"):
-            runner.decode([1], [RunningUpdate(2), RunningUpdate(2)], dropped_ids=(1,))
-        assert runner.decode([1], ()).request_ids == (1, 2)
+            runner.step((), [RunningUpdate(2), RunningUpdate(2)], dropped_ids=(1,))
+        assert runner.step().request_ids == (1, 2)
 
 
-class TestBatchesThatEnded:
-    """A step may name the batch whose last request ended in the step before it."""
+class TestWithoutRequests:
+    """A step may have been sent before it was known that the last request ended before it."""
 
-    def test_a_decode_of_it_computes_nothing(self, runner: Runner) -> None:
-        ended = runner.prefill(1, [new(1, stop=StopParams(1))], None, ())
-        output = runner.decode([1], [RunningUpdate(1, (9,))])
+    def test_a_decode_computes_nothing(self, runner: Runner) -> None:
+        ended = runner.step([new(1, stop=StopParams(1))])
+        output = runner.step((), [RunningUpdate(1, (9,))])
         assert ended.generations[0].finish_reason is FinishReason.LENGTH
-        assert (output.generations, output.batch_id, output.forward_ns) == ((), None, 0)
+        assert (output.generations, output.request_ids, output.forward_ns) == ((), (), 0)
 
-    def test_new_requests_join_it(self, runner: Runner) -> None:
-        runner.prefill(1, [new(1)], None, ())
-        runner.decode([1], (), dropped_ids=(1,))
-        assert runner.prefill(2, [new(2)], 1, ()).batch_id == 1
-
-    def test_a_batch_that_was_cleared_is_unknown(self, runner: Runner) -> None:
-        runner.prefill(1, [new(1, stop=StopParams(1))], None, ())
-        runner.clear(None)
-        with pytest.raises(UnknownBatch):
-            runner.decode([1], ())
+    def test_new_requests_come(self, runner: Runner) -> None:
+        runner.step([new(1)])
+        runner.step(dropped_ids=(1,))
+        assert runner.step([new(2)]).request_ids == (2,)
 
 
 @pytest.mark.parametrize(("chunk_len", "computed"), [(1, 1), (3, 3), (16, 3), (0, 0)])

@@ -76,7 +76,6 @@ class ShadowDriver(Driver):
         if output.generations:
             super()._apply(output, chunk_lens)
             return
-        self.batch_id = output.batch_id
         for request_id, chunk_len in chunk_lens.items():
             request = self.requests[request_id]
             samples = 0 < chunk_len == request.uncomputed_len
@@ -87,7 +86,7 @@ class ShadowDriver(Driver):
     def _learn(self, request_id: int, output: Any) -> None:
         request = self.requests[request_id]
         if request_id in output.request_ids:
-            state = self.runner._held.batches.of(output.batch_id)[request_id]
+            state = self.runner._held.sequences[request_id]
             request.token_ids = list(state.token_ids)
             # One less than was computed, where the draw was late.
             request.computed_len = state.computed_len

@@ -428,9 +428,9 @@ def test_a_guide_that_does_not_open_leaves_no_row_in_the_sampler(shard: Shard) -
     runner.warmup(max_step_tokens=64, max_batch_size=4, max_total_len=None, num_blocks=64)
     constraint = of(Kind.REGEX, "[a-z]+")
     with pytest.raises(RuntimeError, match="can't start new thread"):
-        runner.prefill(1, [new(1, constraint=constraint), new(2, constraint=constraint)], None, ())
+        runner.step([new(1, constraint=constraint), new(2, constraint=constraint)])
     # After a restart the router gives the same ids to other requests.
-    output = runner.prefill(1, [new(1, constraint=constraint)], None, ())
+    output = runner.step([new(1, constraint=constraint)])
     assert output.request_ids == (1,)
 
 
@@ -803,17 +803,14 @@ def test_a_row_without_a_constraint_that_draws_again_is_never_late(shard: Shard)
     """Its step begins anew: the router takes no late answer for such a row."""
     ahead = ahead_of(shard)
     step_by_step = shard.driver()
-    num_redrawn = 0
     for driver in (ahead, step_by_step):
         for request_id in range(3):
             sampling = replace(FILTERED, seed=request_id)
             driver.add(request_id, (300, 301), 40, sampling=sampling)
-    while ahead._begin(64):
-        num_redrawn += len(ahead.runner._redrawn)
     ahead.run()
     step_by_step.run()
     assert ahead.outputs == step_by_step.outputs
-    assert num_redrawn > 0
+    assert ahead.num_redrawn > 0
     for request in ahead.requests.values():
         assert request.finish_reason is FinishReason.LENGTH
         assert not any(generation.is_late for generation in request.generations)

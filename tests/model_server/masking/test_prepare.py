@@ -101,7 +101,7 @@ def prefill(request_id: int, constraint: pb.Constraint | None = None) -> pb.Pref
         stopping=pb.StoppingParameters(max_new_tokens=20),
         constraint=constraint,
     )
-    return pb.PrefillRequest(epoch=EPOCH, batch=pb.Batch(id=request_id, requests=[request]))
+    return pb.PrefillRequest(epoch=EPOCH, batch=pb.Batch(requests=[request]))
 
 
 async def test_a_constraint_is_compiled_once_and_then_served(served: Served) -> None:
@@ -113,8 +113,8 @@ async def test_a_constraint_is_compiled_once_and_then_served(served: Served) -> 
     call = prefill(1, pb.Constraint(kind=REGEX, text="[ab]{3}"))
     answer = await served.stub.Prefill(call)
     tokens = [token.id for token in answer.generations[0].tokens]
-    while answer.HasField("batch"):
-        answer = await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[1]))
+    while answer.request_ids:
+        answer = await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH))
         tokens += [token.id for token in answer.generations[0].tokens]
     assert set(served.shard.text(tokens)) <= {"a", "b"}
     assert len(served.shard.text(tokens)) == 3
@@ -195,7 +195,7 @@ async def test_a_constraint_is_compiled_while_a_step_runs(
         assert not step.done()
     finally:
         released.set()
-    assert (await step).batch.id == 2
+    assert list((await step).request_ids) == [2]
 
 
 def test_an_engine_that_breaks_refuses_a_constraint_and_nothing_else(
@@ -253,7 +253,7 @@ async def test_quick_masks_are_made_between_steps_without_being_asked_for(served
     assert served.runner.is_prepared
     # It was no worker of the pool.
     assert not guides._jobs
-    await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[1], updates=[update(1)]))
+    await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH, updates=[update(1)]))
 
 
 def update(request_id: int) -> pb.RunningUpdate:

@@ -113,7 +113,6 @@ def test_every_kind_of_the_wire_is_known(kind: pb.ConstraintKind.ValueType) -> N
 
 def test_an_update_of_zero_tokens_is_not_the_default() -> None:
     message = pb.DecodeRequest(
-        batch_ids=[1],
         updates=[
             pb.RunningUpdate(request_id=1, chunk_len=0),
             pb.RunningUpdate(request_id=2, block_ids=[4]),
@@ -157,7 +156,6 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
             ),
             Generation(5, (token, token), num_drafts=3, num_accepted=1),
         ),
-        batch_id=4,
         request_ids=(3,),
         forward_ns=1,
         sample_ns=2,
@@ -180,7 +178,7 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     assert (len(fourth.tokens), fourth.num_forced, fourth.constraint_satisfied) == (2, 1, True)
     assert (fifth.num_drafts, fifth.num_accepted) == (3, 1)
     assert not first.HasField("constraint_satisfied")
-    assert (message.batch.id, list(message.batch.request_ids)) == (4, [3])
+    assert list(message.request_ids) == [3]
     assert (message.mask_ns, message.num_masked_rows, message.mask_wait_ns) == (4, 5, 6)
 
 
@@ -188,7 +186,6 @@ def test_a_late_row_is_answered_with_the_scores_of_its_prompt() -> None:
     late = Generation(1, prompt_logprobs=(-1.0,), is_late=True)
     output = StepOutput(
         generations=(late,),
-        batch_id=4,
         request_ids=(1,),
         forward_ns=1,
         sample_ns=2,
@@ -200,8 +197,3 @@ def test_a_late_row_is_answered_with_the_scores_of_its_prompt() -> None:
         [-1.0],
         [],
     )
-
-
-def test_a_step_that_leaves_nothing_names_no_batch() -> None:
-    message = service.step_to_pb(StepOutput((), None, (), 0, 0, 0), epoch=1)
-    assert not message.HasField("batch")

@@ -111,10 +111,8 @@ def request(request_id: int, **changes: Any) -> pb.Request:
     return pb.Request(**fields)
 
 
-def prefill(batch_id: int, *requests: pb.Request, **changes: Any) -> pb.PrefillRequest:
-    return pb.PrefillRequest(
-        **{"epoch": EPOCH, "batch": pb.Batch(id=batch_id, requests=requests), **changes}
-    )
+def prefill(*requests: pb.Request, epoch: int = EPOCH) -> pb.PrefillRequest:
+    return pb.PrefillRequest(epoch=epoch, batch=pb.Batch(requests=requests))
 
 
 async def test_a_life_from_the_first_call_to_the_last(shard: Shard) -> None:
@@ -125,27 +123,23 @@ async def test_a_life_from_the_first_call_to_the_last(shard: Shard) -> None:
     limits = await shard.warm_up()
     assert (limits.epoch, limits.num_blocks) == (EPOCH, NUM_BLOCKS)
 
-    first = await stub.Prefill(prefill(0, request(1)))
-    joined = await stub.Prefill(prefill(2, request(2), cached_batch_id=0))
-    await stub.Prefill(prefill(3, request(3)))
-    both = await stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[0, 3]))
-    kept = await stub.FilterBatch(
-        pb.FilterBatchRequest(epoch=EPOCH, batch_id=0, request_ids=[2, 3])
-    )
-    cleared = await stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH, batch_id=0))
+    first = await stub.Prefill(prefill(request(1)))
+    joined = await stub.Prefill(prefill(request(2)))
+    both = await stub.Decode(pb.DecodeRequest(epoch=EPOCH))
+    kept = await stub.FilterBatch(pb.FilterBatchRequest(epoch=EPOCH, request_ids=[2, 3]))
+    one = await stub.Decode(pb.DecodeRequest(epoch=EPOCH))
+    cleared = await stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))
 
-    assert [answer.epoch for answer in (first, joined, both, kept, cleared)] == [EPOCH] * 5
-    # An id of zero is not its absence.
-    assert (joined.batch.id, list(joined.batch.request_ids)) == (0, [1, 2])
-    assert (both.batch.id, list(both.batch.request_ids)) == (0, [1, 2, 3])
-    assert list(kept.batch.request_ids) == [2, 3]
-    tokens: dict[int, list[int]] = {1: [], 2: [], 3: []}
-    for answer in (first, joined, both):
+    answers = (first, joined, both, kept, one, cleared)
+    assert [answer.epoch for answer in answers] == [EPOCH] * len(answers)
+    held = [list(answer.request_ids) for answer in (first, joined, both, kept, one)]
+    assert held == [[1], [1, 2], [1, 2], [2], [2]]
+    tokens: dict[int, list[int]] = {1: [], 2: []}
+    for answer in (first, joined, both, one):
         for generation in answer.generations:
             tokens[generation.request_id] += [token.id for token in generation.tokens]
     expected = tiny_models.greedy(tiny_models.build("llama"), list(PROMPT), 3)
-    # The third's first token came with its own batch, whose answer is not looked at.
-    assert tokens == {1: expected, 2: expected[:2], 3: expected[1:2]}
+    assert tokens == {1: expected, 2: expected}
     assert shard.fatal == []
 
 
@@ -153,28 +147,38 @@ async def test_a_life_from_the_first_call_to_the_last(shard: Shard) -> None:
     ("method", "call", "code", "said"),
     [
         pytest.param(
-            *("Decode", pb.DecodeRequest(epoch=EPOCH, batch_ids=[41])),
-            *(grpc.StatusCode.NOT_FOUND, "batch 41 is not held here"),
-            id="unknown-batch",
+            "Decode",
+            pb.DecodeRequest(epoch=EPOCH),
+            grpc.StatusCode.NOT_FOUND,
+            "no batch is held here",
+            id="no-batch",
         ),
         pytest.param(
-            *("Prefill", prefill(1, request(1), epoch=EPOCH - 1)),
-            *(grpc.StatusCode.FAILED_PRECONDITION, "epoch 6 is not the present one, 7"),
+            "Prefill",
+            prefill(request(1), epoch=EPOCH - 1),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "epoch 6 is not the present one, 7",
             id="stale-epoch",
         ),
         pytest.param(
-            *("ClearCache", pb.ClearCacheRequest(epoch=EPOCH - 1)),
-            *(grpc.StatusCode.FAILED_PRECONDITION, "epoch 6 is over: epoch 7 has begun"),
+            "ClearCache",
+            pb.ClearCacheRequest(epoch=EPOCH - 1),
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "epoch 6 is over: epoch 7 has begun",
             id="epoch-that-is-over",
         ),
         pytest.param(
-            *("Prefill", prefill(1, request(5, prompt_len=21))),
-            *(grpc.StatusCode.INVALID_ARGUMENT, "request 5: prompt_len 21 is not in 1..20"),
+            "Prefill",
+            prefill(request(5, prompt_len=21)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "request 5: prompt_len 21 is not in 1..20",
             id="contradiction",
         ),
         pytest.param(
-            *("Prefill", prefill(1, request(5, block_ids=[1]))),
-            *(grpc.StatusCode.INVALID_ARGUMENT, "request 5: 1 blocks of 16 tokens do not cover 20"),
+            "Prefill",
+            prefill(request(5, block_ids=[1])),
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "request 5: 1 blocks of 16 tokens do not cover 20",
             id="too-few-blocks",
         ),
     ],
@@ -188,7 +192,7 @@ async def test_a_refusal_has_its_code_and_names_the_numbers_and_the_shard_goes_o
     assert refusal.value.code() is code
     assert said in str(refusal.value.details())
     assert shard.fatal == []
-    assert (await shard.stub.Prefill(prefill(1, request(1)))).batch.id == 1
+    assert list((await shard.stub.Prefill(prefill(request(1)))).request_ids) == [1]
 
 
 async def test_running_out_of_memory_is_reported_and_survived(
@@ -202,7 +206,7 @@ async def test_running_out_of_memory_is_reported_and_survived(
     with monkeypatch.context() as broken:
         broken.setattr(model, "forward", fail)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
-            await shard.stub.Prefill(prefill(1, *(request(each) for each in range(1, 7))))
+            await shard.stub.Prefill(prefill(*(request(each) for each in range(1, 7))))
     assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert shard.fatal == []
 
@@ -217,7 +221,7 @@ async def test_an_unexpected_error_ends_the_shard(
 
     monkeypatch.setattr(model, "forward", fail)
     with pytest.raises(grpc.aio.AioRpcError) as failure:
-        await shard.stub.Prefill(prefill(1, request(1)))
+        await shard.stub.Prefill(prefill(request(1)))
     assert failure.value.code() is grpc.StatusCode.INTERNAL
     assert shard.fatal == ["Prefill: RuntimeError: the device fell off"]
 
@@ -235,14 +239,14 @@ async def test_health_answers_while_a_step_runs(
         return forward(inputs)
 
     monkeypatch.setattr(model, "forward", wait_and_compute)
-    step = asyncio.ensure_future(shard.stub.Prefill(prefill(1, request(1))))
+    step = asyncio.ensure_future(shard.stub.Prefill(prefill(request(1))))
     try:
         assert await asyncio.to_thread(begun.wait, 30.0)
         await shard.stub.Health(pb.HealthRequest(), timeout=10.0)
         assert not step.done()
     finally:
         released.set()
-    assert (await step).batch.id == 1
+    assert list((await step).request_ids) == [1]
 
 
 async def test_reflection_lists_the_service(shard: Shard) -> None:
@@ -296,14 +300,14 @@ async def test_what_a_router_had_is_freed_when_it_says_nothing_and_the_pool_stay
         shard = Shard(path, pb_grpc.TextGenerationServiceStub(channel), channel, [])
         assert not (await shard.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))).is_warm
         await shard.warm_up()
-        await shard.stub.Prefill(prefill(0, request(1)))
+        await shard.stub.Prefill(prefill(request(1)))
         for _ in range(5):
             await asyncio.sleep(0.1)
             await shard.stub.Health(pb.HealthRequest())
-        await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[0]))
+        await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH))
         await asyncio.sleep(0.5)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH, batch_ids=[0]))
+            await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         assert (await shard.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH + 1))).is_warm
 

@@ -1,143 +1,179 @@
 """Numbered steps run in their order, and none after a failed one."""
 
 import asyncio
+import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
 
+from model_server.engine.first_rank import StepInFlight
+from model_server.engine.runner import Runner
 from model_server.errors import InvalidStep, StaleEpoch
-from model_server.service.step_queue import Step, StepQueue
+from model_server.service.step_queue import LoopCaller, StepQueue
+from model_server.service.tracing import StepCall
+from model_server.step import StepOutput
+from proto.contract import NewSequence, RunningUpdate
+
+WAIT_S = 30
 
 
-@pytest.fixture
-def device_thread() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(1) as thread:
-        yield thread
+class Step(StepInFlight):
+    """A step that takes no device: it is ready when its test says so.
+
+    value:            its output, as the time that it took
+    on_begin, error:  what it does when it begins, and what it raises when it is finished
+    """
+
+    def __init__(
+        self,
+        value: int = 0,
+        *,
+        is_ready: bool = True,
+        on_begin: Callable[[], None] = lambda: None,
+        error: Exception | None = None,
+    ) -> None:
+        super().__init__([], None, 0)
+        self.output = StepOutput((), (), 0, 0, value)
+        self.error = error
+        self.on_begin = on_begin
+        self.on_launch: Callable[[], None] = lambda: None
+        self.may_be_read = is_ready
+
+    @property
+    def is_ready(self) -> bool:
+        return self.may_be_read
 
 
-@pytest.fixture
-def queue(device_thread: ThreadPoolExecutor) -> StepQueue:
-    queue = StepQueue(device_thread)
-    queue.begin_epoch(1)
-    return queue
-
-
-@dataclass
-class Handle:
-    """A step in flight, until it is ready or somebody finishes it."""
-
-    value: int = 0
-    is_ready: bool = True
-    error: Exception | None = None
-
-    def finish(self) -> int:
-        self.is_ready = True
-        if self.error is not None:
-            raise self.error
-        return self.value
-
-
-def fails(begun: Callable[[], None]) -> Handle:
+def fails() -> None:
     raise MemoryError
 
 
-def gives(value: int) -> Step[int]:
-    """A step that has ended when it was begun."""
-    return lambda begun: Handle(value)
+@dataclass
+class Steps(Runner):
+    """A runner whose steps are those of the test, by the request that their calls drop."""
 
+    steps: dict[int, StepInFlight]
 
-async def test_steps_that_arrive_in_another_order_run_in_theirs(queue: StepQueue) -> None:
-    ran: list[int] = []
-
-    def noting(number: int) -> Step[int]:
-        def step(begun: Callable[[], None]) -> Handle:
-            ran.append(number)
-            return Handle()
-
+    def begin(
+        self,
+        new: Sequence[NewSequence] = (),
+        updates: Sequence[RunningUpdate] = (),
+        dropped_ids: Sequence[int] = (),
+    ) -> StepInFlight:
+        step = self.steps[dropped_ids[0]]
+        assert isinstance(step, Step)
+        step.on_begin()
         return step
 
-    async with asyncio.timeout(30):
-        await asyncio.gather(*(queue.run(noting(number), number) for number in (3, 2, 4, 1, 5)))
+    def launch(self, step: StepInFlight) -> None:
+        assert isinstance(step, Step)
+        step.on_launch()
+
+    def finish(self, step: StepInFlight) -> StepOutput:
+        assert isinstance(step, Step)
+        step.may_be_read = True
+        if step.error is not None:
+            raise step.error
+        assert step.output is not None
+        return step.output
+
+
+class Queue:
+    """The queue under test, with steps that the test makes."""
+
+    def __init__(self, device_thread: ThreadPoolExecutor) -> None:
+        self._runner = Steps({})
+        self.device_thread = device_thread
+        self._queue = StepQueue(self._runner, device_thread)
+        self.begin_epoch = self._queue.begin_epoch
+        self.begin_epoch(1)
+
+    async def run(self, step: Step, number: int | None) -> int:
+        """What the step gives."""
+        key = len(self._runner.steps)
+        self._runner.steps[key] = step
+        return (await self._queue.run(StepCall(dropped_ids=(key,)), number)).total_ns
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    with ThreadPoolExecutor(1) as thread:
+        yield Queue(thread)
+
+
+async def test_steps_that_arrive_in_another_order_run_in_theirs(queue: Queue) -> None:
+    ran: list[int] = []
+    steps = {n: Step(n, on_begin=lambda n=n: ran.append(n)) for n in (3, 2, 4, 1, 5)}  # type: ignore[misc]
+    async with asyncio.timeout(WAIT_S):
+        await asyncio.gather(*(queue.run(step, number) for number, step in steps.items()))
     assert ran == [1, 2, 3, 4, 5]
 
 
-async def test_a_step_is_with_the_thread_before_the_one_before_it_has_ended(
-    queue: StepQueue, device_thread: ThreadPoolExecutor
-) -> None:
-    loop, released = asyncio.get_running_loop(), asyncio.Event()
-
-    def hold(begun: Callable[[], None]) -> Handle:
-        asyncio.run_coroutine_threadsafe(released.wait(), loop).result(30)
-        return Handle()
-
-    first = asyncio.ensure_future(queue.run(hold, 1))
-    second = asyncio.ensure_future(queue.run(gives(0), 2))
+async def test_a_step_is_with_the_thread_before_the_one_before_it_has_ended(queue: Queue) -> None:
+    released = threading.Event()
+    first = asyncio.ensure_future(queue.run(Step(on_begin=lambda: _wait(released)), 1))
+    second = asyncio.ensure_future(queue.run(Step(), 2))
     await asyncio.sleep(0)
-    assert device_thread._work_queue.qsize() == 1
+    assert queue.device_thread._work_queue.qsize() == 1
     released.set()
     await asyncio.gather(first, second)
 
 
-async def test_a_step_behind_one_that_failed_is_refused(queue: StepQueue) -> None:
-    steps = [queue.run(fails, 1), queue.run(gives(0), 2)]
+async def test_a_step_behind_one_that_failed_is_refused(queue: Queue) -> None:
+    steps = [queue.run(Step(on_begin=fails), 1), queue.run(Step(), 2)]
     first, second = await asyncio.gather(*steps, return_exceptions=True)
     assert isinstance(first, MemoryError)
     assert isinstance(second, InvalidStep)
     assert "step 2 follows step 1, which failed" in str(second)
     queue.begin_epoch(2)
-    assert await queue.run(gives(7), 1) == 7
+    assert await queue.run(Step(7), 1) == 7
 
 
-async def test_a_number_that_came_before_is_refused(queue: StepQueue) -> None:
-    await queue.run(gives(0), 1)
+async def test_a_number_that_came_before_is_refused(queue: Queue) -> None:
+    await queue.run(Step(), 1)
     with pytest.raises(InvalidStep, match="step 1 came before; the next one is 2"):
-        await queue.run(gives(0), 1)
+        await queue.run(Step(), 1)
 
 
-async def test_a_step_that_waits_when_an_epoch_begins_never_runs(queue: StepQueue) -> None:
-    early = asyncio.ensure_future(queue.run(fails, 2))
+async def test_a_step_that_waits_when_an_epoch_begins_never_runs(queue: Queue) -> None:
+    early = asyncio.ensure_future(queue.run(Step(on_begin=fails), 2))
     await asyncio.sleep(0)
     queue.begin_epoch(2)
     with pytest.raises(StaleEpoch):
         await early
-    assert await queue.run(gives(7), 1) == 7
+    assert await queue.run(Step(7), 1) == 7
 
 
-async def test_a_caller_that_gives_up_waiting_leaves_its_number_free(queue: StepQueue) -> None:
-    early = asyncio.ensure_future(queue.run(fails, 2))
+async def test_a_caller_that_gives_up_waiting_leaves_its_number_free(queue: Queue) -> None:
+    early = asyncio.ensure_future(queue.run(Step(on_begin=fails), 2))
     await asyncio.sleep(0)
     early.cancel()
-    await queue.run(gives(0), 1)
-    assert await queue.run(gives(7), 2) == 7
+    await queue.run(Step(), 1)
+    assert await queue.run(Step(7), 2) == 7
 
 
-async def test_steps_without_a_number_run_as_they_come(queue: StepQueue) -> None:
+async def test_steps_without_a_number_run_as_they_come(queue: Queue) -> None:
     with pytest.raises(MemoryError):
-        await queue.run(fails, None)
-    assert await queue.run(gives(7), None) == 7
+        await queue.run(Step(on_begin=fails), None)
+    assert await queue.run(Step(7), None) == 7
 
 
-async def test_an_answer_waits_for_the_forward_of_the_next_step(queue: StepQueue) -> None:
+async def test_an_answer_waits_until_the_next_step_is_launched(queue: Queue) -> None:
     """The event loop has the interpreter's lock while the device computes, not before."""
-    loop, seen = asyncio.get_running_loop(), list[bool]()
+    loop = asyncio.get_running_loop()
+    seen: list[bool] = []
     both_given = threading.Event()
+    first = Step(on_begin=lambda: _wait(both_given))
+    second = Step()
 
-    def first(begun: Callable[[], None]) -> Handle:
-        both_given.wait(30)
-        return Handle()
+    async def look() -> None:
+        seen.append(answer.done())
 
-    def second(begun: Callable[[], None]) -> Handle:
-        async def look() -> None:
-            seen.append(answer.done())
-
-        asyncio.run_coroutine_threadsafe(look(), loop).result(30)
-        begun()
-        asyncio.run_coroutine_threadsafe(asyncio.wait_for(answer, 30), loop).result(30)
-        return Handle()
-
+    second.on_begin = lambda: asyncio.run_coroutine_threadsafe(look(), loop).result(WAIT_S)
+    second.on_launch = lambda: _result_of(asyncio.wait_for(answer, WAIT_S), loop)
     answer = asyncio.ensure_future(queue.run(first, 1))
     following = asyncio.ensure_future(queue.run(second, 2))
     await asyncio.sleep(0)
@@ -146,52 +182,70 @@ async def test_an_answer_waits_for_the_forward_of_the_next_step(queue: StepQueue
     assert seen == [False]
 
 
-async def test_an_answer_does_not_wait_for_a_step_that_never_computes(queue: StepQueue) -> None:
-    steps = [queue.run(gives(number), number) for number in (1, 2, 3)]
-    async with asyncio.timeout(30):
+async def test_an_answer_does_not_wait_for_a_step_that_never_computes(queue: Queue) -> None:
+    steps = [queue.run(Step(number), number) for number in (1, 2, 3)]
+    async with asyncio.timeout(WAIT_S):
         assert await asyncio.gather(*steps) == [1, 2, 3]
 
 
-async def test_a_step_in_flight_is_finished_when_the_next_one_begins(queue: StepQueue) -> None:
-    first, is_begun = Handle(1, is_ready=False), threading.Event()
+async def test_a_step_in_flight_is_finished_before_the_next_one_is_launched(queue: Queue) -> None:
+    is_begun = threading.Event()
     seen: list[bool] = []
-
-    def begin_first(begun: Callable[[], None]) -> Handle:
-        is_begun.set()
-        return first
-
-    def begin_second(begun: Callable[[], None]) -> Handle:
-        seen.append(first.is_ready)
-        begun()
-        seen.append(first.is_ready)
-        return Handle(2)
-
-    answers = [asyncio.ensure_future(queue.run(begin_first, 1))]
-    await asyncio.to_thread(is_begun.wait, 30)
-    answers.append(asyncio.ensure_future(queue.run(begin_second, 2)))
-    async with asyncio.timeout(30):
+    first = Step(1, is_ready=False, on_begin=is_begun.set)
+    second = Step(2, on_begin=lambda: seen.append(first.is_ready))
+    second.on_launch = lambda: seen.append(first.is_ready)
+    answers = [asyncio.ensure_future(queue.run(first, 1))]
+    await asyncio.to_thread(is_begun.wait, WAIT_S)
+    answers.append(asyncio.ensure_future(queue.run(second, 2)))
+    async with asyncio.timeout(WAIT_S):
         assert await asyncio.gather(*answers) == [1, 2]
     assert seen == [False, True]
 
 
-async def test_a_step_that_nothing_follows_is_finished_when_it_is_ready(queue: StepQueue) -> None:
-    handle = Handle(1, is_ready=False)
-    answer = asyncio.ensure_future(queue.run(lambda begun: handle, 1))
+async def test_a_step_that_nothing_follows_is_finished_when_it_is_ready(queue: Queue) -> None:
+    step = Step(1, is_ready=False)
+    answer = asyncio.ensure_future(queue.run(step, 1))
     await asyncio.sleep(0.02)
     assert not answer.done()
-    handle.is_ready = True
-    async with asyncio.timeout(30):
+    step.may_be_read = True
+    async with asyncio.timeout(WAIT_S):
         assert await answer == 1
 
 
-async def test_a_step_behind_one_that_fails_in_flight_is_refused(queue: StepQueue) -> None:
-    handle = Handle(is_ready=False, error=MemoryError())
-
-    def second(begun: Callable[[], None]) -> Handle:
-        begun()
-        return Handle(2)
-
-    steps = [queue.run(lambda begun: handle, 1), queue.run(second, 2), queue.run(gives(3), 3)]
+async def test_a_step_behind_one_that_fails_in_flight_is_refused(queue: Queue) -> None:
+    first = Step(is_ready=False, error=MemoryError())
+    steps = [queue.run(first, 1), queue.run(Step(2), 2), queue.run(Step(3), 3)]
     answers = await asyncio.gather(*steps, return_exceptions=True)
     assert isinstance(answers[0], MemoryError)
     assert all("follows step 1, which failed" in str(answer) for answer in answers[1:])
+
+
+async def _called(caller: LoopCaller) -> bool:
+    """Whether a call from another thread arrives."""
+    arrived = asyncio.Event()
+    thread = threading.Thread(target=caller.call, args=(arrived.set,))
+    thread.start()
+    thread.join()
+    try:
+        await asyncio.wait_for(arrived.wait(), 5.0)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def test_a_caller_that_follows_another_on_the_same_loop_is_heard() -> None:
+    """The files of the first are closed, and their numbers are those of the second."""
+    for _ in range(3):
+        caller = LoopCaller()
+        assert await _called(caller)
+        del caller
+        gc.collect()
+        await asyncio.sleep(0)
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(WAIT_S)
+
+
+def _result_of(waiting: object, loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.run_coroutine_threadsafe(waiting, loop).result(WAIT_S)  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ async def kill(shard: FakeShard) -> None:
     address = f"127.0.0.1:{shard.urls[0].rpartition(':')[2]}"
     await shard.stop()
     shard.is_warm = False
-    shard.batches.clear()
+    shard.rows = None
     await asyncio.sleep(0.05)
     await shard.start(address)
 

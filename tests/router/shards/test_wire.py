@@ -57,7 +57,7 @@ def token(token_id: int = 5, logprob: float = -0.5) -> pb.SampledToken:
 
 
 def test_a_plain_request_switches_every_processor_off() -> None:
-    sent = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, 1, None).batch.requests[0]
+    sent = wire.prefill_to_pb(batch_of(PLAIN), 3, 1).batch.requests[0]
     assert (sent.id, list(sent.token_ids), sent.prompt_len) == (9, [5, 6, 7, 8], 3)
     assert (sent.cached_len, sent.chunk_len, list(sent.block_ids)) == (2, 2, [3, 1])
     sampling = sent.sampling
@@ -97,7 +97,7 @@ def test_every_parameter_arrives_in_its_field() -> None:
     request = GenerateRequest(
         (5, 6), "ab", sampling, stop, logprobs, constraint, output_ids=(7, 8, 9), pause_after=4
     )
-    sent = wire.prefill_to_pb(batch_of(request), 3, 1, 1, None).batch.requests[0]
+    sent = wire.prefill_to_pb(batch_of(request), 3, 1).batch.requests[0]
     assert sent.sampling == pb.SamplingParameters(
         do_sample=True,
         temperature=0.5,
@@ -149,7 +149,7 @@ def test_a_translation_goes_with_the_call_that_compiles_it(
         may_run_on=True,
         completion=None if completion is None else pb.Completion(token_ids=completion),
     )
-    sent = wire.prefill_to_pb(batch_of(request), 1, 1, 1, None).batch.requests[0].constraint
+    sent = wire.prefill_to_pb(batch_of(request), 1, 1).batch.requests[0].constraint
     assert sent.HasField("translation") == is_quick
     assert not is_quick or sent.translation == expected
     assert wire.prepare_to_pb(constraint).constraint.translation == expected
@@ -160,7 +160,7 @@ def test_a_translation_goes_with_the_call_that_compiles_it(
 def test_every_constraint_language_has_its_number(kind: Kind, whitespace: Whitespace) -> None:
     constraint = Constraint(ConstraintSpec(kind, "x", whitespace))
     request = GenerateRequest((1,), "", SamplingParams(), StopParams(1), constraint=constraint)
-    sent = wire.prefill_to_pb(batch_of(request), 1, 1, 1, None).batch.requests[0].constraint
+    sent = wire.prefill_to_pb(batch_of(request), 1, 1).batch.requests[0].constraint
     assert pb.ConstraintKind.Name(sent.kind) == f"CONSTRAINT_KIND_{kind.name}"
     assert (
         pb.ConstraintWhitespace.Name(sent.whitespace) == f"CONSTRAINT_WHITESPACE_{whitespace.name}"
@@ -168,25 +168,20 @@ def test_every_constraint_language_has_its_number(kind: Kind, whitespace: Whites
 
 
 def test_absence_stays_absent() -> None:
-    first = wire.prefill_to_pb(batch_of(PLAIN), 3, 1, 1, None)
-    assert not first.HasField("cached_batch_id")
     joined = wire.prefill_to_pb(
-        batch_of(PLAIN, (RunningUpdate(4), RunningUpdate(5, (6,), 0))), 3, 1, 2, 1
+        batch_of(PLAIN, (RunningUpdate(4), RunningUpdate(5, (6,), 0))), 3, 1
     )
-    assert joined.cached_batch_id == 1
     assert [update.HasField("chunk_len") for update in joined.updates] == [False, True]
     assert (list(joined.updates[1].block_ids), joined.updates[1].chunk_len) == ([6], 0)
-    assert not wire.clear_to_pb(1).HasField("batch_id")
     assert not wire.warmup_to_pb(1, 2, 3, None, None).HasField("max_total_len")
 
 
 def test_a_step_comes_back_in_plain_numbers() -> None:
     message = answer(pb.Generation(request_id=9, tokens=[token()]))
-    message.batch.id = 1
-    message.batch.request_ids.extend([9, 4])
+    message.request_ids.extend([9, 4])
     message.forward_ns, message.sample_ns, message.total_ns = 2_000_000, 500_000, 3_000_000
-    result, batch_id = wire.step_from_pb(message, step_id=7)
-    assert (result.step_id, batch_id) == (7, 1)
+    result = wire.step_from_pb(message, step_id=7)
+    assert result.step_id == 7
     assert result.generations == (Generation(9, (SampledToken(5, -0.5),)),)
     assert result.remaining_ids == (9, 4)
     assert result.total_s == pytest.approx(0.003)
@@ -202,7 +197,7 @@ def test_a_run_of_forced_tokens_and_its_masks_come_back() -> None:
         ),
     )
     message.mask_ns, message.mask_wait_ns, message.num_masked_rows = 3_000_000, 1_000_000, 2
-    result = wire.step_from_pb(message, step_id=7)[0]
+    result = wire.step_from_pb(message, step_id=7)
     assert result.generations == (
         Generation(9, (SampledToken(5, -0.5), SampledToken(6, -0.5)), num_forced=1),
         Generation(8, finish_reason=FinishReason.CONSTRAINT_COMPLETE, constraint_satisfied=False),
@@ -223,7 +218,7 @@ def test_accepted_drafts_come_back(reason: FinishReason | None) -> None:
         )
     )
     tokens = (SampledToken(5, -0.5), SampledToken(6, -0.5))
-    assert wire.step_from_pb(message, step_id=7)[0].generations == (
+    assert wire.step_from_pb(message, step_id=7).generations == (
         Generation(9, tokens, reason, num_drafts=3, num_accepted=1),
     )
 
@@ -233,7 +228,7 @@ def test_a_late_row_comes_back_with_the_scores_of_its_prompt(
     prompt_logprobs: tuple[float, ...],
 ) -> None:
     message = pb.Generation(request_id=9, prompt_logprobs=prompt_logprobs, is_late=True)
-    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
+    (made,) = wire.step_from_pb(answer(message), 1).generations
     assert made == Generation(9, prompt_logprobs=prompt_logprobs, is_late=True)
 
 
@@ -245,14 +240,14 @@ def test_a_prepared_constraint_was_compiled_before_or_not(was_cached: bool) -> N
     assert wire.prepared_from_pb(message) == Prepared(was_cached, 3 << 32, 2_000_000)
 
 
-def test_a_step_that_ends_everything_leaves_no_batch() -> None:
-    result, batch_id = wire.step_from_pb(
+def test_a_step_that_ends_everything_leaves_nothing() -> None:
+    result = wire.step_from_pb(
         answer(
             pb.Generation(request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_LENGTH)
         ),
         1,
     )
-    assert (batch_id, result.remaining_ids) == (None, ())
+    assert result.remaining_ids == ()
     assert result.generations[0].finish_reason is FinishReason.LENGTH
 
 
@@ -265,7 +260,7 @@ def test_top_tokens_and_prompt_scores_are_kept_in_order() -> None:
         prompt_logprobs=[-0.25, -0.75],
         prompt_top_tokens=[pb.TopTokens(tokens=top), pb.TopTokens()],
     )
-    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
+    (made,) = wire.step_from_pb(answer(message), 1).generations
     read = (TopToken(5, -0.5), TopToken(6, -1.0))
     assert made.tokens[0].top_tokens == read
     assert made.tokens[0].mask_effect is MaskEffect.STEERED
@@ -277,16 +272,16 @@ def test_a_failed_row_brings_its_reason_and_no_token() -> None:
     message = pb.Generation(
         request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_ERROR, error="NaN logits"
     )
-    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
+    (made,) = wire.step_from_pb(answer(message), 1).generations
     assert made == Generation(9, error="NaN logits")
     message.is_refused = True
-    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
+    (made,) = wire.step_from_pb(answer(message), 1).generations
     assert made == Generation(9, error="NaN logits", is_refused=True)
 
 
 def test_a_pause_is_a_reason_to_end() -> None:
     message = pb.Generation(request_id=9, tokens=[token()], finish_reason=pb.FINISH_REASON_PAUSED)
-    (made,) = wire.step_from_pb(answer(message), 1)[0].generations
+    (made,) = wire.step_from_pb(answer(message), 1).generations
     assert made == Generation(9, (SampledToken(5, -0.5),), FinishReason.PAUSED)
 
 
@@ -315,7 +310,7 @@ def test_a_malformed_generation_is_refused(message: pb.Generation, words: str) -
 )
 def test_what_is_not_a_number_fails_its_row_alone(message: pb.Generation) -> None:
     other = pb.Generation(request_id=8, tokens=[token()])
-    failed, kept = wire.step_from_pb(answer(message, other), 1)[0].generations
+    failed, kept = wire.step_from_pb(answer(message, other), 1).generations
     assert failed.error is not None
     assert "is not a number" in failed.error
     assert (failed.tokens, failed.prompt_logprobs) == ((), ())
@@ -348,8 +343,5 @@ def test_a_model_without_a_window_has_none() -> None:
 
 def test_a_step_says_its_place_and_what_left_before_it() -> None:
     batch = Batch(7, (), (), (4,), (2, 3), 1, 1)
-    sent = wire.decode_to_pb(batch, 3, 5, 1)
-    assert (sent.epoch, sent.step, list(sent.batch_ids), list(sent.dropped_ids)) == (
-        *(3, 5, [1]),
-        [2, 3],
-    )
+    sent = wire.decode_to_pb(batch, 3, 5)
+    assert (sent.epoch, sent.step, list(sent.dropped_ids)) == (3, 5, [2, 3])
