@@ -60,9 +60,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
 def server() -> Iterator[RunningServer]:
     """`launcher serve` on the bundled model: one for all files of a worker.
 
-    Its only flags concern requests with `watermark`, which few tests send.
+    Its flags concern requests with `watermark`, which few tests send, and numbers that are compared
+    with those of transformers.
     """
-    with launched("--watermark-gamma", "0.25", WATERMARK_DELTA="6.0") as running:
+    flags = ("--served-model-name", "demo", "--dtype", "float32")
+    with launched(*flags, WATERMARK_GAMMA="0.25", WATERMARK_DELTA="6.0") as running:
         yield running
 
 

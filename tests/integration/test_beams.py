@@ -13,19 +13,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from client.query import beam, run_all_sync
 from client.query.running.results import Result
 from launcher import BUNDLED_MODEL
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer
 
 pytestmark = pytest.mark.slow
 
 STORY = "The old man went to the market and"
 QUESTION = "Q: Where does Doric Caldman live?\nA:"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    # A beam for each trace that there is.
-    with launched("--dtype", "float32", "--max-beams", "128") as running:
-        yield running
 
 
 class Reference:
@@ -114,7 +107,8 @@ def test_a_hole_is_what_transformers_beam_search_writes(
         assert [result.logprob for result in results] == pytest.approx(scores, abs=1e-3)
 
 
-PETS, NAMES, OTHERS = [" cat", " dog"], [" Tom", " Kit"], [" pig", " hen"]
+# Few of a spelling: no more traces than a server has beams (--max-beams).
+PETS, NAMES, OTHERS = [" cat", " dog"], [" Kit", " Bo"], [" pig"]
 PROGRAM = f"""
 "Ann has a[PET]" where PET in {PETS}
 if PET == " cat":

@@ -1,4 +1,4 @@
-"""--dry-run and serve come to one verdict; python -m bench.dry_runs tries all cases."""
+"""--dry-run and serve come to one verdict; `python -m bench.dry_runs` tries all cases."""
 
 import shutil
 from pathlib import Path
@@ -14,9 +14,22 @@ from tests.model_server.checkpoint.test_tokenizer_conversion import sentencepiec
 pytestmark = pytest.mark.slow
 
 
+def test_a_dry_run_of_what_can_be_served_says_so() -> None:
+    (case,) = [each for each in CASES if each.name == "as it is"]
+    tried = judge(case, "--dry-run")
+    assert (tried.is_right, tried.error) == (True, None)
+
+
+# Refused before the shard's engine is loaded, by the shard when it is, and by the router.
 @pytest.mark.parametrize(
     "name",
-    ["as it is", "past its context", "past its pool", "no tokenizer", "unknown quantization"],
+    [
+        "unknown quantization",
+        "past its pool",
+        pytest.param("no tokenizer", marks=pytest.mark.nightly),
+        pytest.param("past its context", marks=pytest.mark.nightly),
+        pytest.param("as it is", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_dry_run_says_what_serve_would(name: str) -> None:
     (case,) = [each for each in CASES if each.name == name]
@@ -26,6 +39,8 @@ def test_a_dry_run_says_what_serve_would(name: str) -> None:
     assert not tried.is_accident
 
 
+# Its tokenizer is held to sentencepiece's where checkpoints are loaded.
+@pytest.mark.nightly
 def test_a_model_with_a_sentencepiece_file_alone_is_served_masks_included(tmp_path: Path) -> None:
     folder = tmp_path / "demo-spm"
     folder.mkdir()

@@ -89,7 +89,7 @@ def test_holes_have_types(server: RunningServer, hole: str, where: str, kind: ty
 
 def test_random_programs_keep_their_conditions(server: RunningServer) -> None:
     num_finished = 0
-    for seed in range(5000, 5030):
+    for seed in range(5000, 5010):
         program = random_program(Random(seed))
         if "tokens(" in program.text:
             continue
@@ -101,7 +101,7 @@ def test_random_programs_keep_their_conditions(server: RunningServer) -> None:
         made = {name: Made(result[name], texts[name], 0) for name in texts}
         assert program.broken(made) == [], program.text
         num_finished += 1
-    assert num_finished > 10
+    assert num_finished > 3
 
 
 def test_lengths_that_sum_up_over_holes_take_one_request_for_each(server: RunningServer) -> None:

@@ -4,7 +4,6 @@ The thousand with a scripted shard are in tests/router/http; here penalties and 
 """
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -13,21 +12,13 @@ from tokenizers import Tokenizer
 
 from launcher import BUNDLED_MODEL
 from tests.asked_twice import Asked, streamed_text, whole_text
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer
 
 pytestmark = pytest.mark.slow
 
 _NUM_REQUESTS = 15
 # Of one to four bytes each, composed and decomposed, joined and flagged.
 _CHARACTERS = ("a", " ", "é", "e\u0301", "ß", "你", "好", "한", "ก็", "🦊", "👩\u200d🚀", "🇫🇷")
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    # One at a time and without a prefix cache, so that both are computed in the same steps: what is
-    # compared here is text, not the last bits of matrix products.
-    with launched(PREFIX_CACHING="false") as running:
-        yield running
 
 
 class Dice:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.collector import Collector, Span, collecting
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer, launched, wait_until_gone
 
 pytestmark = pytest.mark.slow
 
@@ -233,6 +233,27 @@ def test_every_line_of_the_log_is_an_object_that_names_its_process(server: Runni
         assert line.keys() >= {"timestamp", "level", "target", "message"}
 
 
+def test_a_second_signal_ends_every_stream_with_an_error_and_stops_at_once(
+    server: RunningServer,
+) -> None:
+    """The last test with this server: it is gone afterwards."""
+    pids = server.descendants()
+    body = {"inputs": "Once", "parameters": {"max_new_tokens": 900, "ignore_eos": True}}
+    with httpx.stream("POST", f"{server.url}/generate_stream", json=body, timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.signal(signal.SIGINT)
+        while "draining" not in server.said:
+            time.sleep(0.01)
+        server.signal(signal.SIGINT)
+        events = [line for line in lines if line]
+        server.wait(5)
+    assert "the server stopped" in events[-1]
+    assert wait_until_gone(pids) == []
+
+
+# What a process does without its collector is held by tests/processes/test_tracing.py.
+@pytest.mark.nightly
 def test_a_collector_that_does_not_answer_costs_nothing_but_spans() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -1,18 +1,22 @@
 """docs/lmtp.md shows what a server says: every transcript is replayed."""
 
-import asyncio
 from pathlib import Path
 
-from tests.integration.server import launched
+import pytest
+
+from tests.integration.server import RunningServer
 from tests.integration.transcripts import is_alike, replay, transcripts
+
+pytestmark = pytest.mark.slow
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "lmtp.md"
 
 
-def test_the_transcripts_of_the_document_are_what_the_server_says() -> None:
+async def test_the_transcripts_of_the_document_are_what_the_server_says(
+    server: RunningServer,
+) -> None:
     blocks = transcripts(DOCUMENT.read_text())
-    with launched("--served-model-name", "demo", "--dtype", "bfloat16") as server:
-        said = [asyncio.run(replay(server.port, block)) for block in blocks]
+    said = [await replay(server.port, block) for block in blocks]
 
     assert sum(len(block) for block in blocks) > 15
     for block, answers in zip(blocks, said, strict=True):

@@ -118,7 +118,7 @@ def main(path: str) -> None:
     document = Path(path)
     text = document.read_text()
     unanswered = [[RequestRecord(each.frame, ()) for each in block] for block in transcripts(text)]
-    with launched("--served-model-name", "demo", "--dtype", "bfloat16") as server:
+    with launched("--served-model-name", "demo", "--dtype", "float32") as server:
         said = [asyncio.run(replay(server.port, block)) for block in unanswered]
     document.write_text(_rewritten(text, said))
 
