@@ -49,7 +49,7 @@ class Times:
 Node = One | Literal | Rule | Then | Either | Times
 
 
-def accepts(rules: Mapping[str, Node], text: str) -> bool:
+def has_text(rules: Mapping[str, Node], text: str) -> bool:
     """Whether the text is what the rule `root` stands for."""
     ends: dict[tuple[str, int], set[int]] = {
         (name, at): set() for name in rules for at in range(len(text) + 1)
@@ -104,7 +104,7 @@ def _repeated(
     return found
 
 
-def written(rules: Mapping[str, Node]) -> str:
+def as_gbnf(rules: Mapping[str, Node]) -> str:
     """The grammar in GBNF."""
     return "\n".join(f"{name} ::= {_written(node)}" for name, node in rules.items())
 

@@ -15,7 +15,7 @@ from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget
 from tests.constraints.grammars.rig import accepts, of_schema
 from tests.constraints.grammars.test_random_schemas import an_object
-from tests.constraints.grammars.test_random_schemas import schema as a_schema
+from tests.constraints.grammars.test_random_schemas import any_schema as a_schema
 from tests.constraints.walks import byte_vocabulary
 
 _FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])

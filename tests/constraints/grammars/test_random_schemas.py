@@ -49,20 +49,20 @@ VALUES: list[Any] = [
 ]
 
 
-def schema(draw: random.Random, depth: int) -> Any:
+def any_schema(draw: random.Random, depth: int) -> Any:
     if depth <= 0 or draw.random() < 0.35:
         return draw.choice(ATOMS)
     match draw.randrange(8):
         case 0 | 1 | 2:
             return an_object(draw, depth - 1)
         case 3:
-            items = {"type": "array", "items": schema(draw, depth - 1)}
+            items = {"type": "array", "items": any_schema(draw, depth - 1)}
             return items | draw.choice([{}, {"minItems": 1}, {"maxItems": 2}])
         case 4:
             keyword = draw.choice(["anyOf", "oneOf", "allOf"])
-            return {keyword: [schema(draw, depth - 1) for _ in range(draw.randint(1, 3))]}
+            return {keyword: [any_schema(draw, depth - 1) for _ in range(draw.randint(1, 3))]}
         case 5:
-            return {"not": schema(draw, depth - 2)}
+            return {"not": any_schema(draw, depth - 2)}
         case 6:
             beside: list[Any] = [
                 {},
@@ -77,7 +77,7 @@ def schema(draw: random.Random, depth: int) -> Any:
         "type": "object",
         "properties": {"tag": {"enum": ["x", "y"]}},
         "if": condition,
-        "then": {"required": ["a"], "properties": {"a": schema(draw, depth - 2)}},
+        "then": {"required": ["a"], "properties": {"a": any_schema(draw, depth - 2)}},
         "else": {"required": ["b"]},
     }
 
@@ -86,25 +86,25 @@ def an_object(draw: random.Random, depth: int) -> Any:
     names = draw.sample(KEYS, draw.randint(0, 3))
     made: dict[str, Any] = {
         "type": "object",
-        "properties": {name: schema(draw, depth) for name in names},
+        "properties": {name: any_schema(draw, depth) for name in names},
         "required": draw.sample(KEYS, draw.randint(0, 2)),
     }
     extra: list[Any] = [
-        *[{}, {}, {"additionalProperties": False}, {"additionalProperties": schema(draw, depth)}],
-        *[{"patternProperties": {"^x": schema(draw, depth)}}, {"minProperties": 1}],
+        *[{}, {}, {"additionalProperties": False}, {"additionalProperties": any_schema(draw, depth)}],
+        *[{"patternProperties": {"^x": any_schema(draw, depth)}}, {"minProperties": 1}],
         *[{"maxProperties": 2}, {"dependentRequired": {"a": ["b"]}}],
     ]
     return made | draw.choice(extra)
 
 
-def value(draw: random.Random, depth: int = 2) -> Any:
+def any_value(draw: random.Random, depth: int = 2) -> Any:
     kind = draw.randrange(9 if depth else 6)
     if kind < 6:
         return draw.choice(VALUES)
     if kind == 6:
-        return [value(draw, depth - 1) for _ in range(draw.randint(0, 3))]
+        return [any_value(draw, depth - 1) for _ in range(draw.randint(0, 3))]
     names = draw.sample([*KEYS, "x1"], draw.randint(0, 3))
-    return {name: value(draw, depth - 1) for name in names}
+    return {name: any_value(draw, depth - 1) for name in names}
 
 
 def is_valid(validator: jsonschema.Validator, instance: Any) -> bool:
@@ -117,7 +117,7 @@ def is_valid(validator: jsonschema.Validator, instance: Any) -> bool:
 @pytest.mark.parametrize("seed", range(40))
 def test_what_masks_let_through_is_an_instance(seed: int) -> None:
     draw = random.Random(seed)
-    judge(seed, draw, {}, schema(draw, 3))
+    judge(seed, draw, {}, any_schema(draw, 3))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -132,7 +132,7 @@ def judge(seed: int, draw: random.Random, named: dict[str, str], drawn: Any) -> 
     whole = {**named, **rest, "$defs": {"other": an_object(draw, 1)}}
     kind = jsonschema.validators.validator_for(whole, default=jsonschema.Draft202012Validator)
     validator = kind(whole, format_checker=FORMATS)
-    values = [value(draw) for _ in range(30)]
+    values = [any_value(draw) for _ in range(30)]
     try:
         language = of_schema(whole, whitespace=draw.choice(list(Whitespace)))
     except Contradiction:

@@ -13,10 +13,9 @@ from constraints.grammars.where_fallback import to_grammar
 from constraints.spec import Kind
 from constraints.where.parser import parse
 from tests.constraints.where.expressions import END_ID, EXPRESSIONS, TOKENS
+from tests.constraints.where.large import LARGE
 from tests.constraints.where.oracle import Oracle
-from tests.constraints.where.vocabularies import vocabulary_of
 
-VOCABULARY = vocabulary_of(TOKENS, (END_ID,))
 BEYOND = [each for each in EXPRESSIONS if "tokens(" in each or "stops_before" in each]
 WITHIN = [each for each in EXPRESSIONS if each not in BEYOND]
 
@@ -24,12 +23,12 @@ WITHIN = [each for each in EXPRESSIONS if each not in BEYOND]
 def compiled(written: str) -> GrammarLanguage:
     limits = LIMITS[Kind.WHERE]
     return GrammarLanguage(
-        VOCABULARY, to_grammar(parse(written), written), limits, engine_messages.explain
+        LARGE, to_grammar(parse(written), written), limits, engine_messages.explain
     )
 
 
 def legal(matcher: GrammarMatcher) -> frozenset[int]:
-    row = np.zeros(VOCABULARY.num_words, dtype=np.int32)
+    row = np.zeros(LARGE.num_words, dtype=np.int32)
     matcher.fill_mask(row)
     bits = np.unpackbits(row.view(np.uint8), bitorder="little")
     return frozenset(np.flatnonzero(bits).tolist())

@@ -40,7 +40,9 @@ SMALL_WALK = TokenTrie(SMALL)
 def legal(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) -> frozenset[int]:
     row = np.full(vocabulary.num_words, -1, dtype=np.int32)
     matcher.fill_mask(row, max_len)
-    return frozenset(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    assert not bits[len(vocabulary.tokens) :].any()
+    return frozenset(np.flatnonzero(bits).tolist())
 
 
 def ids_of(text: str) -> list[int]:

@@ -2,32 +2,13 @@
 
 import random
 
-import numpy as np
 import pytest
 
-from constraints.matcher import Matcher
-from constraints.token_trie import TokenTrie
-from constraints.where.compile import compile_where
-from constraints.where.engine import WhereLanguage
 from constraints.where.parser import parse
 from tests.constraints.where.expressions import END_ID, EXPRESSIONS, TOKENS
+from tests.constraints.where.large import LARGE, compiled
 from tests.constraints.where.oracle import Oracle
-from tests.constraints.where.vocabularies import vocabulary_of
-
-VOCABULARY = vocabulary_of(TOKENS, (END_ID,))
-WALK = TokenTrie(VOCABULARY)
-
-
-def compiled(written: str) -> WhereLanguage:
-    return compile_where(parse(written), VOCABULARY, WALK)
-
-
-def legal(matcher: Matcher, max_len: int | None = None) -> frozenset[int]:
-    row = np.full(VOCABULARY.num_words, -1, dtype=np.int32)
-    matcher.fill_mask(row, max_len)
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-    assert not bits[len(TOKENS) :].any()
-    return frozenset(np.flatnonzero(bits).tolist())
+from tests.constraints.where.test_engine import legal
 
 
 @pytest.mark.parametrize("written", EXPRESSIONS)
@@ -39,7 +20,7 @@ def test_masks_are_those_of_the_oracle(written: str) -> None:
         matcher = language.matcher()
         prefix: list[int] = []
         for _ in range(10):
-            allowed = legal(matcher)
+            allowed = legal(matcher, LARGE)
             assert allowed == oracle.legal(prefix), prefix
             assert matcher.is_complete == oracle.is_complete(prefix)
             assert matcher.is_over == (allowed == {END_ID})
@@ -63,7 +44,7 @@ def test_masks_within_a_budget_are_those_of_the_oracle(written: str) -> None:
         shortest = matcher.shortest(budget)
         assert (None if shortest is None else len(shortest)) == oracle.shortest_len([], budget)
         for left in range(budget, -1, -1):
-            allowed = legal(matcher, left)
+            allowed = legal(matcher, LARGE, left)
             assert allowed == oracle.legal(prefix, left), (prefix, left)
             further = sorted(allowed - {END_ID})
             if not further:

@@ -14,15 +14,12 @@ from constraints.where.terms import Matches
 from constraints.where.writing import text
 from tests.constraints.walks import demo_vocabulary, drawn, judge_of, language_of, text_of
 from tests.constraints.where.expressions import END_ID, TOKENS
+from tests.constraints.where.large import LARGE
 from tests.constraints.where.oracle import Oracle
-from tests.constraints.where.vocabularies import vocabulary_of
-
-# All bytes, tokens of several characters, and tokens that end inside of one.
-PIECES = vocabulary_of(TOKENS, (END_ID,))
 
 
 def routed(written: str) -> WhereLanguage:
-    language = language_of(ConstraintSpec(Kind.WHERE, written), PIECES)
+    language = language_of(ConstraintSpec(Kind.WHERE, written), LARGE)
     assert isinstance(language, WhereLanguage)
     assert language.routes is not None
     return language
@@ -93,13 +90,13 @@ def test_completions_are_legal_and_nearly_as_short_as_those_of_the_oracle(writte
 def test_a_text_is_complete_within_its_budget(slack: int) -> None:
     written = where(r"\w{12}(日|😀)[\w ]{12,}") + ' and ends_with(X, "ä")'
     spec = ConstraintSpec(Kind.WHERE, written)
-    max_len = OutputConstraintState(routed(written), PIECES, Budget(200)).needed_len + slack
+    max_len = OutputConstraintState(routed(written), LARGE, Budget(200)).needed_len + slack
     for seed in range(20):
-        output_state = OutputConstraintState(routed(written), PIECES, Budget(max_len))
-        output = drawn(output_state, PIECES, max_len, random.Random(seed))
+        output_state = OutputConstraintState(routed(written), LARGE, Budget(max_len))
+        output = drawn(output_state, LARGE, max_len, random.Random(seed))
         assert output_state.is_satisfied
         assert len(output) <= max_len
-        assert judge_of(spec)(text_of(output, PIECES), len(output))
+        assert judge_of(spec)(text_of(output, LARGE), len(output))
 
 
 def test_masks_keep_what_routes_do_not_lead_to() -> None:

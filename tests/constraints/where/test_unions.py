@@ -6,18 +6,15 @@ import pytest
 from hypothesis import given, settings
 
 from constraints.errors import Contradiction
-from constraints.token_trie import TokenTrie
 from constraints.where.compile import compile_where
 from constraints.where.engine import WhereLanguage
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
 from constraints.where.terms import Expression
-from tests.constraints.where.expressions import END_ID, TOKENS
+from tests.constraints.where.expressions import END_ID
+from tests.constraints.where.large import LARGE, LARGE_WALK
 from tests.constraints.where.strategies import PHRASES, unions
-from tests.constraints.where.vocabularies import vocabulary_of
 
-VOCABULARY = vocabulary_of(TOKENS, (END_ID,))
-WALK = TokenTrie(VOCABULARY)
 TEXTS = ("", *map("".join, product(("", *PHRASES), PHRASES)))
 
 
@@ -31,7 +28,7 @@ def accepts(language: WhereLanguage, text: str) -> bool:
 def test_lists_mean_together_what_they_mean_one_by_one(expression: Expression) -> None:
     wanted = [text for text in TEXTS if holds(expression, text)]
     try:
-        language = compile_where(expression, VOCABULARY, WALK)
+        language = compile_where(expression, LARGE, LARGE_WALK)
     except Contradiction:
         assert not wanted
         return
@@ -58,6 +55,6 @@ def test_as_many_as_can_be_written_are_followed_by_our_own_automata(
 ) -> None:
     each = [written.replace("{}", str(index)) for index in range(number)]
     expression = parse(f" {joined_by} ".join(each))
-    language = compile_where(expression, VOCABULARY, WALK)
+    language = compile_where(expression, LARGE, LARGE_WALK)
     for text in ("w7", "w7.", "v", "w7.w32", "x"):
         assert accepts(language, text) is holds(expression, text)

@@ -7,7 +7,7 @@ from client.calls import Constraint
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import Check, HolePlan
 from client.query.conditions.values import Finished
-from constraints.where.evaluate import holds
+from constraints.where.evaluate import holds as server_holds
 from constraints.where.parser import parse
 
 
@@ -27,7 +27,7 @@ def _is_legal(constraint: Constraint, text: str, num_tokens: int) -> bool:
         case Constraint("regex", str(pattern)):
             return re.fullmatch(pattern, text) is not None
         case Constraint("where", str(clause)):
-            return holds(parse(clause), text, num_tokens)
+            return server_holds(parse(clause), text, num_tokens)
     raise AssertionError(constraint)
 
 

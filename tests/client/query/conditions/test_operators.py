@@ -210,11 +210,11 @@ def test_the_hole_is_how_an_earlier_one_begins_or_ends() -> None:
     beginnings = ["cat or dog"[:cut] for cut in range(11)]
     ends = ["cat or dog"[cut:] for cut in range(11)]
 
-    assert planned("starts_with(Y, X)").constraint == Constraint("where", one_of(beginnings))
-    assert planned("ends_with(Y, X)").constraint == Constraint("where", one_of(ends))
+    assert planned("starts_with(Y, X)").constraint == Constraint("where", any_of(beginnings))
+    assert planned("ends_with(Y, X)").constraint == Constraint("where", any_of(ends))
 
 
-def one_of(texts: list[str]) -> str:
+def any_of(texts: list[str]) -> str:
     return "X in [" + ", ".join(f'"{text}"' for text in texts) + "]"
 
 

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from client import query
 from client.calls import Answer, GenerateCall
 from client.errors import ServerFailed
+from client.query import query
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 # Programs that ask for X again whenever it failed; so far a mistake is told, and no test hangs.
@@ -50,7 +50,7 @@ class Known:
         self.told.append(what)
 
 
-@query.query
+@query
 async def inner():  # type: ignore[no-untyped-def]
     """
     while True:

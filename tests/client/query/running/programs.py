@@ -49,18 +49,18 @@ def checked(names: str, function: Callable[..., object], text: str = "check") ->
     return lambda: build.opaque(HERE, tuple(names.split()), function, text)
 
 
-async def run(
+async def run_body(
     body: Body,
     model: Model,
     decoder: str = "argmax",
     returns: bool = False,
     **options: object,
 ) -> Result[object]:
-    (result,) = await run_all(body, model, decoder, returns, **options)
+    (result,) = await run_bodies(body, model, decoder, returns, **options)
     return result
 
 
-async def run_all(
+async def run_bodies(
     body: Body,
     model: Model,
     decoder: str = "argmax",

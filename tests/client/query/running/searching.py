@@ -24,11 +24,15 @@ from router.engine.beam_search import (
     CheckHole,
     DeadEnd,
     EndedHole,
-    Hole,
     NextTokens,
-    Place,
     Search,
     SearchOutcome,
+)
+from router.engine.beam_search import (
+    Hole as SearchHole,
+)
+from router.engine.beam_search import (
+    Place as SearchPlace,
 )
 from router.request.errors import RouterError
 from tests.router.rig import ANY_TEXT, asking
@@ -53,10 +57,10 @@ class _Texts:
     def __init__(self, model: TokenModel) -> None:
         self._model = model
 
-    def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
+    def text(self, hole: SearchHole, output_ids: tuple[int, ...]) -> str:
         return self._model.text_of(output_ids)
 
-    def is_ended(self, hole: Hole, output_ids: tuple[int, ...]) -> bool:
+    def is_ended(self, hole: SearchHole, output_ids: tuple[int, ...]) -> bool:
         return False
 
 
@@ -103,12 +107,12 @@ def _dropped(outcome: SearchOutcome) -> tuple[BeamDropped, ...]:
     )
 
 
-def _holes(call: BeamsCall) -> tuple[Hole, ...]:
+def _holes(call: BeamsCall) -> tuple[SearchHole, ...]:
     holes = []
     for hole in call.holes:
         constraint = None if hole.constraint is None else ANY_TEXT
         request = asking(max_new_tokens=hole.max_tokens or _UNBOUNDED, constraint=constraint)
-        holes.append(Hole(request, hole.is_last))
+        holes.append(SearchHole(request, hole.is_last))
     return tuple(holes)
 
 
@@ -156,11 +160,11 @@ def _result(model: TokenModel, ask: Ask, hole: BeamHole, call: BeamsCall) -> Ask
     return NextTokens(tuple(tops), frozenset((model.end_token_id,)))
 
 
-def _states(places: Sequence[Place]) -> tuple[BeamState, ...]:
+def _states(places: Sequence[SearchPlace]) -> tuple[BeamState, ...]:
     return tuple(_state(place) for place in places)
 
 
-def _state(place: Place) -> BeamState:
+def _state(place: SearchPlace) -> BeamState:
     beam = place.beam
     return BeamState(
         hole=beam.hole,

@@ -8,13 +8,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from client.calls import Constraint, GenerateCall
-from client.query import beam
-from client.query.errors import NotSatisfied, Unsatisfiable
+from client.query import NotSatisfied, Unsatisfiable, beam
 from client.query.program import Context
 from client.query.running.beams import Beam
 from client.query.running.decoders import decoding
 from client.query.running.results import Result
-from tests.client.query.running.programs import checked, hole, one_of, run, run_all, say
+from tests.client.query.running.programs import checked, hole, one_of, run_bodies, run_body, say
 from tests.client.query.running.tree_model import TreeModel, text_of
 
 seeds = st.integers(0, 10**6)
@@ -96,7 +95,7 @@ class TestWholeTree:
         model = TreeModel(seed)
         every = best(traces_of_branching(model))
         assume(has_no_ties(every))
-        results = await run_all(branching, model, "beam", n=len(every))
+        results = await run_bodies(branching, model, "beam", n=len(every))
         assert found(results) == expected(every)
 
     @settings(max_examples=15)
@@ -104,7 +103,7 @@ class TestWholeTree:
     async def test_the_score_may_count_tokens(self, seed: int, length_penalty: float) -> None:
         model = TreeModel(seed)
         every = best(traces_of_branching(model), length_penalty)
-        results = await run_all(
+        results = await run_bodies(
             branching, model, "beam", n=len(every), length_penalty=length_penalty
         )
         assert found(results) == expected(every)
@@ -112,7 +111,7 @@ class TestWholeTree:
     async def test_there_are_no_more_traces_than_there_are(self) -> None:
         model = TreeModel(3)
         every = best(traces_of_branching(model))
-        assert found(await run_all(branching, model, "beam", n=500)) == expected(every)
+        assert found(await run_bodies(branching, model, "beam", n=500)) == expected(every)
 
     @settings(max_examples=15)
     @given(seed=seeds, max_tokens=st.integers(1, 3))
@@ -126,7 +125,7 @@ class TestWholeTree:
         model = TreeModel(seed)
         call = GenerateCall(prompt="Q", max_tokens=max_tokens)
         every = best(Trace((text_of(ids),), lp, len(ids)) for ids, lp in model.outputs(call))
-        results = await run_all(free, model, "beam", n=len(every), max_tokens=max_tokens)
+        results = await run_bodies(free, model, "beam", n=len(every), max_tokens=max_tokens)
         assert found(results) == expected(every)
 
 
@@ -137,14 +136,14 @@ class TestNarrowBeams:
     @given(seed=seeds, n=st.integers(1, 6))
     async def test_beams_are_joint_over_holes_and_branches(self, seed: int, n: int) -> None:
         model = TreeModel(seed)
-        results = await run_all(branching, model, "beam", n=n)
+        results = await run_bodies(branching, model, "beam", n=n)
         assert found(results) == expected(plain_beam(model, n))
 
     async def test_one_beam_takes_the_best_token_each_time(self) -> None:
         for seed in range(20):
             model = TreeModel(seed)
-            (beam,) = await run_all(branching, model, "beam", n=1)
-            greedy = await run(branching, model, "argmax")
+            (beam,) = await run_bodies(branching, model, "beam", n=1)
+            greedy = await run_body(branching, model, "argmax")
             assert found([beam]) == found([greedy])
 
 
@@ -209,7 +208,7 @@ class TestChecks:
             model = TreeModel(seed)
             every = [Trace((text_of(ids),), lp, len(ids)) for ids, lp in model.outputs(call)]
             odd = best(trace for trace in every if len(trace.texts[0]) % 2 == 1)
-            results = await run_all(body, model, "beam", n=len(every), max_tokens=3)
+            results = await run_bodies(body, model, "beam", n=len(every), max_tokens=3)
             assert found(results) == expected(odd)
 
     async def test_no_trace_that_keeps_its_checks_is_an_error(self) -> None:
@@ -217,7 +216,7 @@ class TestChecks:
             await context.hole(hole("X", checked("X", lambda text: False)))
 
         with pytest.raises(NotSatisfied, match=r"`check` does not hold: \[X\] is '"):
-            await run_all(body, TreeModel(1), "beam", max_tokens=2)
+            await run_bodies(body, TreeModel(1), "beam", max_tokens=2)
 
     async def test_a_text_that_makes_the_next_hole_impossible_is_none(self) -> None:
         async def body(context: Context) -> None:
@@ -225,7 +224,7 @@ class TestChecks:
             await context.hole(hole("Y", one_of("Y", *("ab" if first == "b" else ()))))
 
         for seed in range(6):
-            results = await run_all(body, TreeModel(seed), "beam")
+            results = await run_bodies(body, TreeModel(seed), "beam")
             assert {result["X"] for result in results} == {"b"}
 
     async def test_a_first_hole_that_nothing_satisfies_is_an_error(self) -> None:
@@ -233,7 +232,7 @@ class TestChecks:
             await context.hole(hole("X", one_of("X", "a"), one_of("X", "b")))
 
         with pytest.raises(Unsatisfiable):
-            await run_all(body, TreeModel(1), "beam")
+            await run_bodies(body, TreeModel(1), "beam")
 
 
 class TestPrograms:
@@ -244,7 +243,7 @@ class TestPrograms:
             say(context, "Hi")
             return "done"
 
-        (result,) = await run_all(body, TreeModel(1), "beam", returns=True)
+        (result,) = await run_bodies(body, TreeModel(1), "beam", returns=True)
         assert (result.prompt, result.value, result.requests) == ("Hi", "done", ())
 
     async def test_a_distribution_is_scored_and_counts(self) -> None:
@@ -264,7 +263,7 @@ class TestPrograms:
                 }
                 value = max(scored, key=scored.__getitem__)
                 every.append(joined(first, Trace((value,), scored[value], 1)))
-            results = await run_all(body, model, "beam", n=len(every))
+            results = await run_bodies(body, model, "beam", n=len(every))
             assert found(results) == expected(best(iter(every)))
             assert set(results[0].distributions["D"].plain) == {"a", "b", "ab"}
 
@@ -277,7 +276,7 @@ class TestCosts:
             await context.hole(hole("X", one_of("X", "aaaa", "bbbb", "aabb")))
 
         model = TreeModel(5)
-        await run_all(body, model, "beam", n=2)
+        await run_bodies(body, model, "beam", n=2)
         assert model.num_asked <= 1 + 2 * 4
 
 

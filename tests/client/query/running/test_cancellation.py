@@ -9,8 +9,8 @@ from collections.abc import Callable, Coroutine
 
 import pytest
 
-from client import query
 from client.errors import ServerFailed
+from client.query import run
 from client.query.running.cancellation import CancellationSwallowed, end
 from tests.client.query.running.failing import Failing
 
@@ -133,7 +133,7 @@ async def test_an_end_that_nobody_waits_for_is_made_at_once() -> None:
 
 async def _swallowing() -> str:
     try:
-        await query.run('"[X]"', model=Failing())
+        await run('"[X]"', model=Failing())
     except ServerFailed:
         await for_ever()
     return ""
@@ -143,7 +143,7 @@ async def _swallowing() -> str:
 def test_a_query_ends_whatever_its_helpers_swallow() -> None:
     async def asked() -> None:
         async with asyncio.timeout(0.5):
-            await query.run('await helper()\n"[X]"', {"helper": _swallowing}, model=Failing())
+            await run('await helper()\n"[X]"', {"helper": _swallowing}, model=Failing())
 
     began_s = time.monotonic()
     with pytest.warns(CancellationSwallowed, match="for_ever"), pytest.raises(TimeoutError):

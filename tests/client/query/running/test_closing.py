@@ -5,10 +5,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from client import query
 from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.errors import ServerFailed
-from client.query import run, run_all
+from client.query import beam, run, run_all
 from tests.client.query.running.failing import MOST, Failing, Known, Silent, names_of
 from tests.client.query.running.tree_model import TreeModel
 
@@ -212,7 +211,7 @@ async def test_a_program_does_not_ask_again_where_a_search_drops_its_branch(
     known, model, num_tasks = Known(), Counted(3), len(asyncio.all_tasks())
 
     results = await run_all(
-        _in_each_of_some_branches(program), names_of(known), model=model, decoder=query.beam(2)
+        _in_each_of_some_branches(program), names_of(known), model=model, decoder=beam(2)
     )
 
     assert len(results) == 2

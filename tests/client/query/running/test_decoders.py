@@ -8,9 +8,7 @@ from pydantic import BaseModel
 
 from client.beams import MAX_PENALTY
 from client.calls import MAX_VALUES
-from client.query.api import run, run_all
-from client.query.decoders import argmax, sample
-from client.query.errors import BadProgram
+from client.query import BadProgram, argmax, run, run_all, sample
 from client.query.place import Source
 from client.query.program import DecoderClause
 from client.query.running.decoders import OptionIgnored, clause_decoding, decoding

@@ -6,13 +6,12 @@ from typing import Literal
 
 import pytest
 
-from client import query
 from client.calls import ScoreCall
-from client.query.errors import BadCondition, BadProgram, Unsatisfiable
+from client.query import AsyncQuery, BadCondition, BadProgram, Unsatisfiable, argmax, run
 from client.query.execution import Choices
 from client.query.program import Context
 from client.query.reading.reader import read
-from tests.client.query.running.programs import checked, hole, one_of, run, say
+from tests.client.query.running.programs import checked, hole, one_of, run_body, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
@@ -30,14 +29,14 @@ def liked(prompt: str, value: str) -> float:
 async def test_a_distribution_is_one_request_behind_the_other_holes() -> None:
     model = ScriptedModel(in_turn("because"), liked)
 
-    result = await run(pick, model)
+    result = await run_body(pick, model)
 
     assert model.calls[1] == ScoreCall(prompt="Why: because So: ", values=("no", "yessss"))
     assert [row.kind for row in result.requests] == ["generate", "score"]
 
 
 async def test_both_distributions_are_told_and_the_plain_one_decides() -> None:
-    result = await run(pick, ScriptedModel(in_turn("because"), liked))
+    result = await run_body(pick, ScriptedModel(in_turn("because"), liked))
 
     choice = result.distributions["X"]
     assert math.exp(choice.plain["no"]) == pytest.approx(1 / (1 + math.exp(-0.5)))
@@ -47,7 +46,7 @@ async def test_both_distributions_are_told_and_the_plain_one_decides() -> None:
 
 
 async def test_the_normalised_one_decides_where_asked_for() -> None:
-    result = await run(pick, ScriptedModel(in_turn("because"), liked), normalised=True)
+    result = await run_body(pick, ScriptedModel(in_turn("because"), liked), normalised=True)
 
     assert result["X"] == "yessss"
 
@@ -60,9 +59,9 @@ async def test_the_tokens_of_a_chosen_value_are_counted(
     where: str, max_len: int | None, num_left: int
 ) -> None:
     model = ScriptedModel(in_turn("a"), liked)
-    decoder = query.argmax(max_len=max_len) if max_len else query.argmax()
+    decoder = argmax(max_len=max_len) if max_len else argmax()
 
-    await query.run(
+    await run(
         f'"[X]" distribution X in ["no", "yessss"]\n"[Y]"{where}', model=model, decoder=decoder
     )
 
@@ -80,10 +79,10 @@ async def test_the_tokens_of_a_chosen_value_are_counted(
 )
 async def test_tokens_that_nobody_counts_are_no_condition(program: str) -> None:
     inner = read('"[Z]"\nreturn Z', name="inner")
-    nested = query.AsyncQuery[[], object, object](inner, Choices())
+    nested = AsyncQuery[[], object, object](inner, Choices())
 
     with pytest.raises(BadCondition, match="count its words or characters") as caught:
-        await query.run(program, {"inner": nested}, model=ScriptedModel(lambda _: ["a"], liked))
+        await run(program, {"inner": nested}, model=ScriptedModel(lambda _: ["a"], liked))
 
     assert caught.value.place is not None
     assert program[caught.value.place.column - 1 :].startswith("tokens(X)")
@@ -95,7 +94,7 @@ async def test_conditions_restrict_the_support() -> None:
 
     model = ScriptedModel(in_turn(), liked)
 
-    assert (await run(body, model)).distributions["X"].plain == {"yessss": 0.0}
+    assert (await run_body(body, model)).distributions["X"].plain == {"yessss": 0.0}
 
 
 async def test_a_support_of_which_nothing_is_allowed_is_impossible() -> None:
@@ -103,7 +102,7 @@ async def test_a_support_of_which_nothing_is_allowed_is_impossible() -> None:
         await context.hole(hole("X", one_of("X", "perhaps"), support=("no", "yessss")))
 
     with pytest.raises(Unsatisfiable, match="no value"):
-        await run(body, ScriptedModel(in_turn(), liked))
+        await run_body(body, ScriptedModel(in_turn(), liked))
 
 
 async def test_a_value_that_a_later_hole_cannot_do_with_is_left_out_when_chosen_again() -> None:
@@ -113,7 +112,7 @@ async def test_a_value_that_a_later_hole_cannot_do_with_is_left_out_when_chosen_
         say(context, " Y:")
         await context.hole(hole("Y", fits, one_of("Y", "y", "n")))
 
-    result = await run(body, ScriptedModel(lambda prompt: ["n", "y"], liked))
+    result = await run_body(body, ScriptedModel(lambda prompt: ["n", "y"], liked))
 
     assert result.prompt == "yessss Y:y"
     assert [(row.hole, row.kind) for row in result.requests] == [
@@ -129,7 +128,7 @@ async def test_a_type_says_what_the_chosen_text_means() -> None:
 
     model = ScriptedModel(in_turn(), lambda prompt, value: -float(value))
 
-    assert (await run(body, model))["X"] == 3
+    assert (await run_body(body, model))["X"] == 3
 
 
 @pytest.mark.parametrize(
@@ -141,11 +140,11 @@ async def test_a_type_says_what_the_chosen_text_means() -> None:
 )
 async def test_a_nested_query_is_chosen_from_no_support(program: str) -> None:
     inner = read('"[Z]"\nreturn Z', name="inner")
-    nested = query.AsyncQuery[[], object, object](inner, Choices())
+    nested = AsyncQuery[[], object, object](inner, Choices())
     model = ScriptedModel(in_turn("a"), liked)
 
     with pytest.raises(BadProgram, match="over a hole that the model writes") as caught:
-        await query.run(program, {"inner": nested}, model=model)
+        await run(program, {"inner": nested}, model=model)
 
     assert caught.value.place is not None
     assert program.splitlines()[0][caught.value.place.column - 1 :].startswith("[Y: inner")
@@ -169,6 +168,6 @@ async def test_conditions_are_about_the_value_that_a_text_means(
     model = ScriptedModel(in_turn())
     names = {"Colour": Enum("Colour", {"RED": "red", "BLUE": "blue"}), "Literal": Literal}
 
-    await query.run(f'"{hole} distribution X in {support}', names, model=model)
+    await run(f'"{hole} distribution X in {support}', names, model=model)
 
     assert model.calls == [ScoreCall(prompt="", values=scored)]

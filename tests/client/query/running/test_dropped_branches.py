@@ -7,7 +7,7 @@ import pytest
 
 from client.beams import BeamsAnswer, BeamsCall, BeamsReport
 from client.query.program import Context
-from tests.client.query.running.programs import hole, one_of, run_all, say
+from tests.client.query.running.programs import hole, one_of, run_bodies, say
 from tests.client.query.running.tree_model import TreeModel
 
 WORDS = ("a", "b", "ab", "ba", "aab")
@@ -43,7 +43,7 @@ async def test_a_long_beam_search_has_a_task_for_each_live_beam() -> None:
             model.num_running -= 1
 
     num_tasks = len(asyncio.all_tasks())
-    results = await run_all(body, model, "beam", n=WIDTH)
+    results = await run_bodies(body, model, "beam", n=WIDTH)
 
     assert len(results) == WIDTH
     assert len(model.seen) > NUM_HOLES
@@ -67,7 +67,7 @@ async def test_runs_end_that_came_to_an_impossible_hole(told_by: str) -> None:
         finally:
             model.num_running -= 1
 
-    results = await run_all(body, model, "beam", n=len(WORDS))
+    results = await run_bodies(body, model, "beam", n=len(WORDS))
 
     assert {result["X"] for result in results} == {"aab"}
     assert model.seen[-1][1] <= 1

@@ -4,10 +4,8 @@ import asyncio
 
 import pytest
 
-from client import query
 from client.errors import ServerFailed
-from client.query import run
-from client.query.errors import BadProgram, ProgramFailed
+from client.query import BadProgram, ProgramFailed, query, run
 from tests.client.query.running.failing import MOST, Failing, Known, Silent, names_of
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
@@ -15,7 +13,7 @@ from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 def test_a_synchronous_call_ends_with_its_model() -> None:
     known = Known()
 
-    @query.query(model=Failing())
+    @query(model=Failing())
     def greedy(known):  # type: ignore[no-untyped-def]
         """
         while known.again():

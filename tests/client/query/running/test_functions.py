@@ -4,11 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from client import query
 from client.query import (
+    BadProgram,
     F,
+    ProgramFailed,
     Result,
+    Unsatisfiable,
     generate,
+    query,
     read_file,
     run,
     run_file,
@@ -16,14 +19,13 @@ from client.query import (
     sample,
     score,
 )
-from client.query.errors import BadProgram, ProgramFailed, Unsatisfiable
 from client.sampling import Sampling
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 SEEN = ScriptedModel(lambda prompt: [f"<{prompt}>"])
 
 
-@query.query(model=SEEN)
+@query(model=SEEN)
 async def shout(word: str) -> str:  # type: ignore[empty-body]
     """
     "{word}:[LOUD]"
@@ -31,7 +33,7 @@ async def shout(word: str) -> str:  # type: ignore[empty-body]
     """
 
 
-@query.query(model=SEEN)
+@query(model=SEEN)
 def whole(word, times=2):  # type: ignore[no-untyped-def]
     for _ in range(times):
         "{word}:[X]"
@@ -76,14 +78,14 @@ async def test_another_decoder_or_model_makes_another_query() -> None:
 async def test_a_query_within_a_query_asks_its_callers_model() -> None:
     model = ScriptedModel(lambda prompt: ["no"])
 
-    @query.query
+    @query
     async def inner(word: str) -> str:  # type: ignore[empty-body]
         """
         "{word}?[Y]"
         return Y
         """
 
-    @query.query(model=model)
+    @query(model=model)
     async def outer(word: str) -> object:
         """
         import asyncio
@@ -142,7 +144,7 @@ async def test_what_a_programs_own_code_raises_points_to_it() -> None:
 
 
 async def test_what_a_nested_query_raises_points_into_that() -> None:
-    @query.query
+    @query
     async def inner() -> str:  # type: ignore[empty-body]
         """
         "Hm"
@@ -221,7 +223,7 @@ def test_a_call_without_an_argument_is_told_by_the_querys_name() -> None:
 
 def test_a_lambda_is_told_to_be_no_query() -> None:
     with pytest.raises(BadProgram, match="a lambda is no query"):
-        query.query(lambda x: x)
+        query(lambda x: x)
 
 
 async def test_one_call_takes_what_decoders_take() -> None:
@@ -296,7 +298,7 @@ async def test_what_a_programs_python_asks_by_itself_is_booked_with_it(tmp_path:
 
 
 async def test_a_request_names_the_program_in_which_its_hole_stands() -> None:
-    @query.query
+    @query
     def inner() -> str:  # type: ignore[empty-body]
         """
         " ([Y])"
@@ -356,8 +358,8 @@ def test_a_program_in_a_docstring_with_code_behind_it_is_refused() -> None:
         return 3
 
     with pytest.raises(BadProgram, match="a program in a docstring, and code behind it"):
-        query.query(both)
-    assert query.query(quoted).program.hole_names == {"X"}
+        query(both)
+    assert query(quoted).program.hole_names == {"X"}
 
 
 def test_an_option_that_runs_do_not_have_is_told_with_those_they_have() -> None:
@@ -365,4 +367,4 @@ def test_an_option_that_runs_do_not_have_is_told_with_those_they_have() -> None:
     with pytest.raises(TypeError, match=told):
         shout.using(colour="red")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=told):
-        query.query(colour="red")  # type: ignore[call-overload]
+        query(colour="red")  # type: ignore[call-overload]

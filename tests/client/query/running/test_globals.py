@@ -2,8 +2,7 @@
 
 import pytest
 
-from client import query
-from client.query import BadProgram, run, run_all
+from client.query import BadProgram, beam, query, run, run_all
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 from tests.client.query.running.tree_model import TreeModel
 
@@ -27,7 +26,7 @@ async def test_a_function_may_change_a_variable_of_its_program() -> None:
 async def test_each_trace_has_its_own() -> None:
     text = COUNTER + 'for _ in range(3):\n    "[X]" where X in ["a", "b"]\n    bump()\nreturn count'
 
-    results = await run_all(text, model=TreeModel(3), decoder=query.beam(3))
+    results = await run_all(text, model=TreeModel(3), decoder=beam(3))
 
     assert [result.value for result in results] == [3, 3, 3]
 
@@ -89,7 +88,7 @@ outer()
 
 
 async def test_in_a_query_that_is_a_function_it_is_pythons() -> None:
-    @query.query(model=ScriptedModel(in_turn()))
+    @query(model=ScriptedModel(in_turn()))
     async def counted() -> int:
         global shared
         shared += 1

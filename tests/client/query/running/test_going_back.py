@@ -4,10 +4,9 @@ from itertools import count
 
 import pytest
 
-from client import query
-from client.query.errors import BadProgram, NotSatisfied, Unsatisfiable
+from client.query import BadProgram, NotSatisfied, Unsatisfiable, run
 from client.query.program import Condition, Context
-from tests.client.query.running.programs import Body, checked, hole, one_of, run, say
+from tests.client.query.running.programs import Body, checked, hole, one_of, run_body, say
 from tests.client.query.running.scripted_model import ScriptedModel
 
 ANIMALS = ["cow", "cat", "dog"]
@@ -25,7 +24,7 @@ async def test_a_text_that_fails_a_check_is_refused_when_its_hole_is_asked_again
 
     model = likes(X=ANIMALS)
 
-    result = await run(body, model)
+    result = await run_body(body, model)
 
     assert result["X"] == "dog"
     assert [row.hole for row in result.requests] == ["X", "X", "X"]
@@ -40,7 +39,7 @@ async def test_a_check_is_tried_so_often_and_not_more() -> None:
     model = likes(X=ANIMALS)
 
     with pytest.raises(NotSatisfied) as caught:
-        await run(body, model, tries=2)
+        await run_body(body, model, tries=2)
 
     assert caught.value.last_value == "cat"
     assert "[X] is 'cat', the last of 2 texts that were tried (tries=2)" in str(caught.value)
@@ -51,7 +50,7 @@ async def test_a_hole_that_would_be_the_same_again_is_not_asked_again() -> None:
     model = ScriptedModel(lambda prompt: ["[1, 2]"])
 
     with pytest.raises(NotSatisfied, match=r"the one text .* the same again: a schema"):
-        await query.run('"[X: list[int]]" where sum(X) > 5', model=model)
+        await run('"[X: list[int]]" where sum(X) > 5', model=model)
 
     assert len(model.calls) == 1
 
@@ -73,7 +72,7 @@ def twice_the_same(*conditions: Condition) -> Body:
 async def test_a_forward_reference_that_fails_every_time_goes_back_to_its_hole() -> None:
     model = likes(X=ANIMALS, Y=["dog", "pig"])
 
-    result = await run(twice_the_same(), model)
+    result = await run_body(twice_the_same(), model)
 
     assert result.value == ("dog", "dog")
     assert result.prompt == "X:dog Y:dog"
@@ -84,7 +83,7 @@ async def test_a_forward_reference_that_fails_every_time_goes_back_to_its_hole()
 async def test_a_hole_that_is_seen_to_be_impossible_is_not_asked_for() -> None:
     model = likes(X=ANIMALS, Y=["dog", "pig"])
 
-    result = await run(twice_the_same(one_of("Y", "dog", "pig")), model)
+    result = await run_body(twice_the_same(one_of("Y", "dog", "pig")), model)
 
     assert result.prompt == "X:dog Y:dog"
     assert [row.hole for row in result.requests] == [*"XXX", "Y"]
@@ -102,7 +101,7 @@ async def test_going_back_is_bounded_too() -> None:
     model = likes(X=many, Y=many)
 
     with pytest.raises(NotSatisfied):
-        await run(body, model, tries=3)
+        await run_body(body, model, tries=3)
 
     assert len(model.calls) == 3 * 3 + 3
 
@@ -115,7 +114,7 @@ async def test_what_is_impossible_from_the_start_is_told_at_once() -> None:
     model = likes(X=["a"])
 
     with pytest.raises(Unsatisfiable):
-        await run(body, model)
+        await run_body(body, model)
 
     assert model.calls == []
 
@@ -133,7 +132,7 @@ async def test_a_check_that_held_in_the_end_is_not_blamed_for_a_later_hole(goes_
         await context.hole(hole("Y", one_of("Y", "a"), one_of("Y", "b")))
 
     with pytest.raises(NotSatisfied if goes_back else Unsatisfiable) as caught:
-        await run(body, likes(W=["v", "w"], X=["cat", "dog"]))
+        await run_body(body, likes(W=["v", "w"], X=["cat", "dog"]))
 
     assert "none of the texts that `Y` could be" in caught.value.message
     assert "[X]" not in caught.value.message
@@ -147,7 +146,7 @@ async def test_the_body_does_not_see_what_was_gone_back_from() -> None:
         say(context, "X:")
         seen.append(await context.hole(hole("X", checked("X", lambda x: x == "dog"))))
 
-    await run(body, likes(X=ANIMALS))
+    await run_body(body, likes(X=ANIMALS))
 
     assert seen == ["dog"]
 
@@ -169,6 +168,6 @@ async def test_a_program_that_says_something_else_when_run_again_is_refused(
         await context.hole(hole("Y", checked("X Y", lambda x, y: x == "dog")))
 
     with pytest.raises(BadProgram, match="not pure: run again, its prompt in front of") as caught:
-        await run(body, likes(W=["w"], X=ANIMALS, Y=["y"]), tries=2)
+        await run_body(body, likes(W=["w"], X=ANIMALS, Y=["y"]), tries=2)
 
     assert ("[W]" if num_before else "[X]") in caught.value.message

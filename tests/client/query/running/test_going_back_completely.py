@@ -6,9 +6,9 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.query.errors import NotSatisfied, Unsatisfiable
+from client.query import NotSatisfied, Unsatisfiable
 from client.query.program import Context
-from tests.client.query.running.programs import Body, checked, hole, run, say
+from tests.client.query.running.programs import Body, checked, hole, run_body, say
 from tests.client.query.running.scripted_model import ScriptedModel
 
 NAMES = "XYZ"
@@ -57,7 +57,7 @@ def test_the_first_texts_that_pass_are_found_or_there_are_none(
     model = ScriptedModel(lambda prompt: wishes[prompt[-2]])
 
     try:
-        found = asyncio.run(run(three_holes(checks), model, tries=100)).value
+        found = asyncio.run(run_body(three_holes(checks), model, tries=100)).value
     except (NotSatisfied, Unsatisfiable):
         found = None
 

@@ -8,10 +8,10 @@ import pytest
 from client.query import F, ProgramFailed, query, run_sync, sample
 from tests.client.query.running.scripted_model import ScriptedModel
 
-MODEL = ScriptedModel(lambda prompt: ["3"])
+THREE = ScriptedModel(lambda prompt: ["3"])
 
 
-@query(model=MODEL)
+@query(model=THREE)
 async def asked(question: str, *, times: int = 2) -> str:  # type: ignore[empty-body]
     """
     "{question}[X]"
@@ -19,13 +19,13 @@ async def asked(question: str, *, times: int = 2) -> str:  # type: ignore[empty-
     """
 
 
-@query(model=MODEL)
+@query(model=THREE)
 def said(word: str) -> str:  # type: ignore[empty-body]
     "Say {word}: [X]"
 
 
 class Person:
-    @query(model=MODEL)
+    @query(model=THREE)
     def greeted(self, name: str) -> None:
         """Hello {name}: [X]"""
 
@@ -36,7 +36,7 @@ def test_a_query_has_the_names_and_the_signature_of_its_function() -> None:
         assert each.__doc__ == asked.__wrapped__.__doc__ != type(asked).__doc__
         assert str(inspect.signature(each)) == "(question: str, *, times: int = 2) -> str"
     assert get_type_hints(asked) == {"question": str, "times": int, "return": str}
-    assert inspect.getsource(said).startswith("@query(model=MODEL)\ndef said(")
+    assert inspect.getsource(said).startswith("@query(model=THREE)\ndef said(")
 
 
 def test_a_method_has_no_self_where_its_object_has_it() -> None:
@@ -63,11 +63,11 @@ def test_wrong_arguments_are_told_with_where_the_query_is_defined() -> None:
     with pytest.raises(ProgramFailed, match=r"test_identity\.py:\d+:5: TypeError: greeted\(\)"):
         Person().greeted()  # type: ignore[call-arg]
     with pytest.raises(ProgramFailed, match=r"<query>:1:2: TypeError: said\(\) missing"):
-        run_sync('"[X: said]"', {"said": said}, model=MODEL)
+        run_sync('"[X: said]"', {"said": said}, model=THREE)
 
 
 def test_a_template_without_its_values_is_told_which_it_lacks() -> None:
-    ask = F("Say a {a} and {b!r}: [X]", model=MODEL)
+    ask = F("Say a {a} and {b!r}: [X]", model=THREE)
     with pytest.raises(ProgramFailed) as caught:
         ask()
 
@@ -81,9 +81,9 @@ def test_a_template_without_its_values_is_told_which_it_lacks() -> None:
     with pytest.raises(ProgramFailed, match=r"^<template>:1:1: TypeError: .* argument 'c'"):
         ask(a=1, b=2, c=3)
     with pytest.raises(ProgramFailed, match=r"^<template>:1:11: values are missing"):
-        F("{{a}} {a}[X]", model=MODEL)()
+        F("{{a}} {a}[X]", model=THREE)()
     with pytest.raises(ProgramFailed, match=r"^<template>:1:13: values are missing"):
-        F("a {b.a} {a}[X]", model=MODEL)(b=1)
+        F("a {b.a} {a}[X]", model=THREE)(b=1)
     with pytest.raises(ProgramFailed, match=r"^<template>:1:28: values are missing"):
-        F("a [X]", "len(X) < a", model=MODEL)()
+        F("a [X]", "len(X) < a", model=THREE)()
     assert ask.run_sync("x", "y").prompt == "Say a x and 'y': 3"

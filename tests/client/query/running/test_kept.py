@@ -8,8 +8,7 @@ import pickle
 import pytest
 
 from client.errors import ConstraintRefused, ServerFailed
-from client.query import run
-from client.query.errors import BadProgram
+from client.query import BadProgram, run
 from client.query.reading.reader import read
 from tests.client.query.running.scripted_model import ScriptedModel
 

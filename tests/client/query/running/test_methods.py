@@ -4,8 +4,7 @@ import inspect
 
 import pytest
 
-from client.query import F, query, run_sync, sample
-from client.query.errors import ProgramFailed
+from client.query import F, ProgramFailed, query, run_sync, sample
 from tests.client.query.running.scripted_model import ScriptedModel
 
 MODEL = ScriptedModel(lambda prompt: [str(len(prompt))])

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from client.query.errors import NotSatisfied
+from client.query import NotSatisfied
 from client.query.program import Context, Program, Subquery
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
 from client.query.running.session import run_job, surroundings
-from tests.client.query.running.programs import checked, hole, one_of, program, run, say
+from tests.client.query.running.programs import checked, hole, one_of, program, run_body, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
@@ -36,7 +36,7 @@ async def test_without_return_the_inner_text_stays() -> None:
         await context.hole(hole("X", kind=nested(program(step), "me")))
         say(context, " end")
 
-    result = await run(body, ScriptedModel(in_turn("hm")))
+    result = await run_body(body, ScriptedModel(in_turn("hm")))
 
     assert result.prompt == "Q (think of me: hm) end"
     assert result["X"] == "(think of me: hm)"
@@ -52,7 +52,7 @@ async def test_with_return_the_value_takes_the_inner_texts_place() -> None:
 
     model = ScriptedModel(in_turn("hm", "so"))
 
-    result = await run(body, model)
+    result = await run_body(body, model)
 
     assert model.prompts == ["Q (think of it: ", "Q 42 then "]
     assert result.prompt == "Q 42 then so"
@@ -70,7 +70,7 @@ async def test_a_check_on_a_nested_value_asks_the_inner_hole_again() -> None:
 
     model = ScriptedModel(lambda prompt: ["cow", "dog"])
 
-    result = await run(body, model)
+    result = await run_body(body, model)
 
     assert result["X"] == "dog"
     assert len(model.calls) == 2
@@ -86,7 +86,7 @@ async def test_an_earlier_inner_hole_is_asked_again_where_the_last_one_cannot_he
         kind = nested(program(inner, returns=True))
         await context.hole(hole("X", checked("X", lambda x: x == "dog"), kind=kind))
 
-    result = await run(body, ScriptedModel(lambda prompt: ["cow", "dog", "only"]))
+    result = await run_body(body, ScriptedModel(lambda prompt: ["cow", "dog", "only"]))
 
     assert result["X"] == "dog"
 
@@ -101,7 +101,7 @@ async def test_a_hole_to_come_may_send_a_nested_query_back() -> None:
         await context.hole(hole("X", differ, kind=kind))
         await context.hole(hole("Y", differ, one_of("Y", "cow")))
 
-    result = await run(body, ScriptedModel(lambda prompt: ["cow", "dog"]))
+    result = await run_body(body, ScriptedModel(lambda prompt: ["cow", "dog"]))
 
     assert result.variables == {"X": "dog", "Y": "cow"}
 
@@ -115,7 +115,7 @@ async def test_a_check_on_a_value_that_no_hole_made_fails_at_once() -> None:
         await context.hole(hole("X", checked("X", lambda x: x == "dog"), kind=kind))
 
     with pytest.raises(NotSatisfied, match="'cow'"):
-        await run(body, ScriptedModel(in_turn()))
+        await run_body(body, ScriptedModel(in_turn()))
 
 
 async def test_a_query_called_in_python_has_a_prompt_of_its_own_and_is_booked_with_its_caller() -> (
@@ -136,7 +136,7 @@ async def test_a_query_called_in_python_has_a_prompt_of_its_own_and_is_booked_wi
 
     model = ScriptedModel(lambda prompt: [f"<{prompt}>"])
 
-    result = await run(body, model)
+    result = await run_body(body, model)
 
     assert result.value == ["<(think of a: >", "<(think of b: >"]
     assert [(row.query, row.hole) for row in result.requests] == [

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from client import query
-from client.query import BadCondition, BadProgram, QueryError, run
+from client.query import BadCondition, BadProgram, QueryError, query, run
 from tests.client.query.running.scripted_model import ScriptedModel
 
 TREES = """
@@ -170,7 +169,7 @@ async def test_a_quoted_part_may_be_a_class_of_the_function_around_a_query() -> 
     class Leaf:
         size: int
 
-    @query.query(model=writing([{"size": 3}]))
+    @query(model=writing([{"size": 3}]))
     async def leaves() -> list[Leaf]:  # type: ignore[empty-body]
         """
         "[ALL: list['Leaf']]"

@@ -7,16 +7,16 @@ import pytest
 
 from client.calls import Answer, GenerateCall
 from client.errors import ConstraintRefused, Overloaded
+from client.query import BadCondition, NotSatisfied, ProgramFailed, Unsatisfiable
 from client.query.conditions import build
 from client.query.conditions.terms import Term
-from client.query.errors import BadCondition, NotSatisfied, ProgramFailed, Unsatisfiable
 from client.query.program import Context
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
 from client.query.running.request_log import CallFile
 from client.query.running.results import State
 from client.query.running.session import RunSurroundings, run_job
-from tests.client.query.running.programs import HERE, hole, one_of, program, ref, run, say
+from tests.client.query.running.programs import HERE, hole, one_of, program, ref, run_body, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
@@ -64,7 +64,7 @@ async def test_max_len_bounds_all_holes_together() -> None:
 
     model = ScriptedModel(lambda prompt: ["abcdef"])
 
-    result = await run(body, model, max_len=8)
+    result = await run_body(body, model, max_len=8)
 
     assert result.prompt == "X:abcdefX:ab"
 
@@ -76,12 +76,12 @@ async def test_a_hole_that_max_len_leaves_nothing_is_refused() -> None:
             await context.hole(hole("X"))
 
     with pytest.raises(Unsatisfiable, match="max_len=8"):
-        await run(body, ScriptedModel(lambda prompt: ["abcdef"]), max_len=8)
+        await run_body(body, ScriptedModel(lambda prompt: ["abcdef"]), max_len=8)
 
 
 async def test_a_refused_constraint_points_at_its_hole() -> None:
     with pytest.raises(Unsatisfiable, match=r"<test>:1:1: \[X\]"):
-        await run(greeting, ScriptedModel(lambda prompt: ["hm"]))
+        await run_body(greeting, ScriptedModel(lambda prompt: ["hm"]))
 
 
 class Refusing(ScriptedModel):
@@ -97,7 +97,7 @@ class Refusing(ScriptedModel):
 
 async def test_errors_of_the_server_come_as_they_are() -> None:
     with pytest.raises(Overloaded, match="later"):
-        await run(greeting, Refusing(Overloaded("later")))
+        await run_body(greeting, Refusing(Overloaded("later")))
 
 
 async def test_a_text_that_its_budget_cut_short_of_its_conditions_is_no_result() -> None:
@@ -107,7 +107,7 @@ async def test_a_text_that_its_budget_cut_short_of_its_conditions_is_no_result()
     model = ScriptedModel(in_turn("hello"))
 
     with pytest.raises(NotSatisfied) as caught:
-        await run(body, model, max_tokens=2)
+        await run_body(body, model, max_tokens=2)
 
     assert caught.value.last_value == "he"
 
@@ -117,7 +117,7 @@ async def test_what_a_body_raises_is_told_as_the_programs() -> None:
         raise KeyError("x")
 
     with pytest.raises(ProgramFailed) as caught:
-        await run(body, ScriptedModel(in_turn()))
+        await run_body(body, ScriptedModel(in_turn()))
 
     assert isinstance(caught.value.__cause__, KeyError)
 
@@ -127,7 +127,7 @@ async def test_a_condition_that_means_nothing_points_at_its_hole() -> None:
         await context.hole(hole("X", kind=3))
 
     with pytest.raises(BadCondition, match="<test>:1:1"):
-        await run(body, ScriptedModel(in_turn()))
+        await run_body(body, ScriptedModel(in_turn()))
 
 
 async def test_a_refusal_of_the_server_speaks_of_the_hole_by_its_name() -> None:
@@ -140,4 +140,4 @@ async def test_a_refusal_of_the_server_speaks_of_the_hole_by_its_name() -> None:
     what = "`constraint`: nothing satisfies `X != 'X'`"
     told = ConstraintRefused(what, "constraint_error", "constraint")
     with pytest.raises(Unsatisfiable, match=r"\[NAME\]: nothing satisfies `NAME != 'X'`"):
-        await run(body, Refusing(told))
+        await run_body(body, Refusing(told))

@@ -7,7 +7,7 @@ import pytest
 from client.calls import Answer, Constraint, GenerateCall, Message
 from client.query.program import Context
 from client.query.running.transcript import Span
-from tests.client.query.running.programs import hole, one_of, run, run_all, say
+from tests.client.query.running.programs import hole, one_of, run_bodies, run_body, say
 from tests.client.query.running.scripted_model import ScriptedModel, behind, in_turn
 
 
@@ -22,7 +22,7 @@ async def two_holes(context: Context) -> object:
 async def test_a_hole_is_one_request_and_its_text_goes_on_in_the_prompt() -> None:
     model = ScriptedModel(in_turn("Ann", "nine"))
 
-    result = await run(two_holes, model)
+    result = await run_body(two_holes, model)
 
     assert model.prompts == ["Name: ", "Name: Ann\nAnn is "]
     assert result.prompt == "Name: Ann\nAnn is nine"
@@ -31,14 +31,14 @@ async def test_a_hole_is_one_request_and_its_text_goes_on_in_the_prompt() -> Non
 
 
 async def test_spans_say_which_hole_made_which_text() -> None:
-    result = await run(two_holes, ScriptedModel(in_turn("Ann", "nine")))
+    result = await run_body(two_holes, ScriptedModel(in_turn("Ann", "nine")))
 
     assert result.spans == (Span("NAME", 6, 9), Span("AGE", 17, 21))
     assert [result.prompt[span.start : span.end] for span in result.spans] == ["Ann", "nine"]
 
 
 async def test_each_request_has_a_row_with_its_tokens() -> None:
-    result = await run(two_holes, ScriptedModel(in_turn("Ann", "nine")))
+    result = await run_body(two_holes, ScriptedModel(in_turn("Ann", "nine")))
 
     assert [(row.hole, row.usage.num_output_tokens) for row in result.requests] == [
         ("NAME", 3),
@@ -54,14 +54,14 @@ async def test_a_condition_becomes_the_requests_constraint() -> None:
 
     model = ScriptedModel(lambda prompt: ["cow", "dog"])
 
-    assert (await run(body, model))["X"] == "dog"
+    assert (await run_body(body, model))["X"] == "dog"
     assert model.generate_calls[0].constraint == Constraint("choice", ["cat", "dog"])
 
 
 async def test_samples_run_side_by_side_each_with_a_seed_of_its_own() -> None:
     model = ScriptedModel(behind(Name=["Ann"], **{"is": ["nine"]}))
 
-    results = await run_all(two_holes, model, "sample", n=3, seed=7)
+    results = await run_bodies(two_holes, model, "sample", n=3, seed=7)
 
     assert [result["AGE"] for result in results] == ["nine"] * 3
     assert [call.sampling.seed for call in model.generate_calls] == [7, 8, 9, 7, 8, 9]
@@ -82,7 +82,7 @@ async def test_no_more_samples_run_at_once_than_servers_do() -> None:
         await context.hole(hole("X"))
 
     model = Counting(lambda prompt: ["yes"])
-    results = await run_all(body, model, "sample", n=1200, seed=7)
+    results = await run_bodies(body, model, "sample", n=1200, seed=7)
 
     assert model.most == 1024
     assert len(results) == 1200
@@ -103,7 +103,7 @@ async def test_roles_make_turns_and_holes_belong_to_the_assistant() -> None:
 
     model = ScriptedModel(in_turn("Hello.", "bye."))
 
-    result = await run(body, model)
+    result = await run_body(body, model)
 
     lead = (Message("system", "Be brief."), Message("user", "Hi!"))
     assert model.generate_calls[0].prompt == lead

@@ -5,14 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from client import query
+import client
 from client.errors import ServerFailed, TandemError
-from client.query import BadProgram, ProgramFailed, Unsatisfiable, run, run_sync
+from client.query import (
+    BadProgram,
+    ProgramFailed,
+    Unsatisfiable,
+    query,
+    run,
+    run_sync,
+)
 from client.query.tracebacks import TrimmedTracebacks
 from tests.client.query.running.failing import Failing
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
-CLIENT = Path(query.__file__).parents[1]
+CLIENT = Path(client.__file__).parent
 
 
 def frames(error: BaseException) -> list[str]:
@@ -50,7 +57,7 @@ async def test_so_does_that_of_a_run_that_is_awaited() -> None:
 def test_a_function_that_is_no_program_shows_its_decorator() -> None:
     with pytest.raises(BadProgram) as caught:
 
-        @query.query
+        @query
         def broken() -> None:
             '"[X'
 

@@ -3,10 +3,10 @@
 import pytest
 
 from client.calls import Message
-from client.query.errors import BadProgram
+from client.query import BadProgram
 from client.query.program import Context
 from client.query.running.transcript import Transcript, messages_of, prompt_of, spans_of, text_of
-from tests.client.query.running.programs import HERE, hole, run, say
+from tests.client.query.running.programs import HERE, hole, run_body, say
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
@@ -72,7 +72,7 @@ async def test_a_role_behind_a_hole_that_was_asked_as_text_is_refused() -> None:
         context.role("user", HERE)
 
     with pytest.raises(BadProgram, match="comes too late"):
-        await run(body, ScriptedModel(in_turn("a")))
+        await run_body(body, ScriptedModel(in_turn("a")))
 
 
 async def test_a_role_that_there_is_not_is_refused() -> None:
@@ -80,4 +80,4 @@ async def test_a_role_that_there_is_not_is_refused() -> None:
         context.role("king", HERE)
 
     with pytest.raises(BadProgram, match="king"):
-        await run(body, ScriptedModel(in_turn()))
+        await run_body(body, ScriptedModel(in_turn()))

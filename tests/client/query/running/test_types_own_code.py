@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, field_validator
 
-from client.query import NotSatisfied, ProgramFailed, argmax, run, sample
-from client.query.errors import QueryError
+from client.query import NotSatisfied, ProgramFailed, QueryError, argmax, run, sample
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 

@@ -5,14 +5,13 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from client import query
 from client.calls import Answer, GenerateCall, GeneratedToken
-from client.query import F, Result, watch
+from client.query import F, Result, query, watch
 from client.query.running.results import State
 from tests.client.query.running.scripted_model import ScriptedModel, in_turn
 
 
-@query.query
+@query
 async def shout(word: str) -> str:  # type: ignore[empty-body]
     """
     "{word}:[LOUD]"
@@ -20,7 +19,7 @@ async def shout(word: str) -> str:  # type: ignore[empty-body]
     """
 
 
-@query.query
+@query
 def whole(word, times=2):  # type: ignore[no-untyped-def]
     for _ in range(times):
         "{word}:[X]"
