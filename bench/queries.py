@@ -30,7 +30,7 @@ from client.lmtp.model import LmtpModel
 from client.query import NotSatisfied, Result, Unsatisfiable, run
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
-from tests.client.query.conditions.programs import Made, RandomProgram, random_program
+from tests.client.query.conditions.clauses import Made, RandomProgram, random_program
 
 # Errors that a program may end in.
 _EXPECTED_ERRORS = (Unsatisfiable, NotSatisfied)

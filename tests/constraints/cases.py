@@ -1,9 +1,30 @@
-"""Constraints of every kind, for tests of output states and searches."""
+"""Constraints of every kind, for tests of output states and searches.
+
+Vocabularies of a few tokens.
+
+Outputs under an output state, drawn as a shard draws them, and judges that know no masks.
+"""
 
 import json
+import random
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from constraints.spec import ConstraintSpec, Kind
+import jsonschema
+import lark
+import numpy as np
+from llguidance import LLTokenizer, TokenizerWrapper
+
+from constraints.compiler import Compiler
+from constraints.matcher import Language
+from constraints.output_constraint import OutputConstraintState
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
+from constraints.vocabulary import Vocabulary
+from constraints.where.evaluate import accepts
+from constraints.where.parser import parse
 
 Json = Any
 
@@ -93,3 +114,156 @@ CASES: dict[str, ConstraintSpec] = {
     "choice": ConstraintSpec(Kind.CHOICE, '["zebra", "cat", "catalogue", "ca"]'),
     **{each: ConstraintSpec(Kind.WHERE, each) for each in EXPRESSIONS},
 }
+
+
+class TokenList:
+    """A tokenizer that is nothing but its tokens: texts are cut into single bytes, if known."""
+
+    def __init__(self, tokens: Sequence[bytes], end_id: int) -> None:
+        self.tokens = [token or b"<end>" for token in tokens]
+        self.eos_token_id = end_id
+        self.bos_token_id = None
+        self.special_token_ids = [index for index, token in enumerate(tokens) if not token]
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        octets = text.encode() if isinstance(text, str) else text
+        singles = [bytes([byte]) for byte in octets]
+        return [self.tokens.index(single) for single in singles if single in self.tokens]
+
+
+def vocabulary_of(tokens: Sequence[bytes], end_ids: Sequence[int]) -> Vocabulary:
+    """A vocabulary of these very tokens."""
+    backend = LLTokenizer(TokenizerWrapper(TokenList(tokens, end_ids[0])), n_vocab=len(tokens))
+    return Vocabulary(tuple(tokens), tuple(end_ids), "of a test", backend)
+
+
+ROOT = Path(__file__).parents[2]
+NO_STOPS = StopRule()
+# Refusals of one token before its row is left to the completion that is known.
+MAX_DRAWS = 4
+
+
+@lru_cache(maxsize=1)
+def demo_vocabulary() -> Vocabulary:
+    """4 096 byte-level tokens; 0 ends an output."""
+    return Vocabulary.load(ROOT / "models" / "demo" / "tokenizer.json", None, [0])
+
+
+@lru_cache(maxsize=1)
+def byte_vocabulary() -> Vocabulary:
+    """All bytes by their value, a few longer tokens, and 256 as the end."""
+    longer = [b'{"', b'":', b'"}', b"  ", b"ab", b"bc", b"the", b"\xc3\xa9", b"\xe2\x82", b"}\n"]
+    return vocabulary_of([*(bytes([byte]) for byte in range(256)), b"", *longer], [256])
+
+
+@lru_cache(maxsize=2)
+def compiler_of(vocabulary: Vocabulary) -> Compiler:
+    return Compiler(vocabulary)
+
+
+def language_of(spec: ConstraintSpec, vocabulary: Vocabulary) -> Language:
+    return compiler_of(vocabulary).compile(spec)
+
+
+def judge_of(spec: ConstraintSpec) -> Callable[[str, int], bool]:
+    """Says of a text and its number of tokens whether it satisfies the constraint."""
+    match spec.kind:
+        case Kind.JSON_SCHEMA:
+            validator = jsonschema.Draft202012Validator(json.loads(spec.text))
+            return lambda text, _: validator.is_valid(json.loads(text))
+        case Kind.REGEX:
+            return lambda text, _: re.fullmatch(spec.text, text) is not None
+        case Kind.LARK:
+            parser = lark.Lark(spec.text, parser="earley")
+            return lambda text, _: parses(parser, text)
+        case Kind.CHOICE:
+            return lambda text, _: text in json.loads(spec.text)
+        case Kind.GBNF:
+            raise ValueError("a grammar in GBNF is judged by the oracle of its own tests")
+        case Kind.WHERE:
+            expression = parse(spec.text)
+            return lambda text, num_tokens: accepts(expression, text, num_tokens)
+
+
+def parses(parser: lark.Lark, text: str) -> bool:
+    try:
+        parser.parse(text)
+    except lark.exceptions.LarkError:
+        return False
+    return True
+
+
+def needed_len(spec: ConstraintSpec, vocabulary: Vocabulary, stops: StopRule = NO_STOPS) -> int:
+    """Tokens of the completion that an output state begins with, when it has room."""
+    return OutputConstraintState(
+        language_of(spec, vocabulary), vocabulary, Budget(10_000), stops
+    ).needed_len
+
+
+def legal_ids(output_state: OutputConstraintState, vocabulary: Vocabulary) -> list[int]:
+    """The tokens that the output state's mask allows."""
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    output_state.fill(row)
+    return [int(i) for i in np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little"))]
+
+
+def drawn(
+    output_state: OutputConstraintState,
+    vocabulary: Vocabulary,
+    max_len: int,
+    rng: random.Random,
+    end_odds: float = 0.3,
+) -> list[int]:
+    """An output, its end token left out; every draw is uniform over what the mask allows."""
+    return [
+        token_id
+        for token_id in steps(output_state, vocabulary, max_len, rng, end_odds)
+        if token_id not in vocabulary.end_ids
+    ]
+
+
+def steps(
+    output_state: OutputConstraintState,
+    vocabulary: Vocabulary,
+    max_len: int,
+    rng: random.Random,
+    end_odds: float = 0.3,
+) -> Iterator[int]:
+    """The tokens of an output as they are accepted; at every one of them something is legal."""
+    forced = output_state.take_forced()
+    yield from forced
+    num_tokens = len(forced)
+    while not output_state.is_over and num_tokens < max_len:
+        legal = legal_ids(output_state, vocabulary)
+        assert legal, "everything is masked"
+        token_id = _draw(output_state, vocabulary, legal, rng, end_odds)
+        if token_id is None or token_id in vocabulary.end_ids:
+            assert output_state.is_satisfied
+            return
+        output_state.advance(token_id)
+        run = (token_id, *output_state.take_forced())
+        num_tokens += len(run)
+        yield from run
+
+
+def _draw(
+    output_state: OutputConstraintState,
+    vocabulary: Vocabulary,
+    legal: list[int],
+    rng: random.Random,
+    end_odds: float,
+) -> int | None:
+    ends = [token_id for token_id in legal if token_id in vocabulary.end_ids]
+    if ends and rng.random() < end_odds:
+        return ends[0]
+    for token_id in rng.sample(legal, min(MAX_DRAWS, len(legal))):
+        if output_state.check(token_id):
+            return token_id
+    known = output_state.completion_token()
+    assert known is None or output_state.check(known)
+    return known
+
+
+def text_of(token_ids: list[int], vocabulary: Vocabulary) -> str:
+    """The text of an output; fails where it is not whole."""
+    return b"".join([vocabulary.tokens[token_id] for token_id in token_ids]).decode()

@@ -8,8 +8,7 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from constraints.check import TextJudge, judge
 from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
-from tests.constraints.walks import byte_vocabulary, demo_vocabulary, language_of
-from tests.constraints.where.vocabularies import TokenList
+from tests.constraints.cases import TokenList, byte_vocabulary, demo_vocabulary, language_of
 
 
 def test_what_may_follow_is_told_where_only_a_longer_token_is_legal() -> None:

@@ -1,14 +1,30 @@
-"""One compilation for one spec, whoever asks, and a bounded memory of them."""
+"""One compilation for one spec, whoever asks, and a bounded memory of them.
 
+What one compiler found of a constraint is all that another one needs.
+
+Parts that exclude each other are found in few questions, and none of them is needless.
+"""
+
+import random
 import threading
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from constraints.bitmask import allowed_ids
 from constraints.compiler import MIB, Compiler
 from constraints.errors import Malformed, TooComplex
+from constraints.grammars.engine import GrammarLanguage
 from constraints.grammars.limits import LIMITS
+from constraints.matcher import Language
+from constraints.minimal_unsat_core import minimal_unsat_core
+from constraints.output_constraint import ANY_LEN
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from tests.constraints.walks import byte_vocabulary
+from constraints.translation import Translation
+from tests.constraints.cases import CASES, byte_vocabulary, demo_vocabulary
 
 SCHEMA = ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "integer"}')
 
@@ -104,3 +120,118 @@ def test_a_pattern_that_looks_around_is_told_when_it_is_its_size() -> None:
     compiler.compile(ConstraintSpec(Kind.REGEX, r"(?!.*\bcat\b).{0,20}"))
     with pytest.raises(TooComplex, match="too many: shorten its repetitions"):
         compiler.compile(ConstraintSpec(Kind.REGEX, r"(?!.*\bcat\b).{0,200}"))
+
+
+NUM_STEPS = 12
+TRANSLATED = [name for name, spec in CASES.items() if spec.kind is not Kind.WHERE]
+LENIENT = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true, "maxItems": 2}'
+MORE = {
+    "lenient": ConstraintSpec(Kind.JSON_SCHEMA, LENIENT, lenient=True),
+    "gbnf": ConstraintSpec(Kind.GBNF, 'root ::= "a" [0-9]+ | "b" root'),
+    "runs on": ConstraintSpec(Kind.LARK, 'start: "a"+ "b"'),
+    "where, beyond automata": ConstraintSpec(Kind.WHERE, 'regex(X, r".*a.{30}")'),
+}
+
+
+def compiled(spec: ConstraintSpec, translation: Translation | None = None) -> Language:
+    return Compiler(demo_vocabulary()).compile(spec, translation)
+
+
+def masks(language: Language, seed: int) -> list[bytes]:
+    """Along one text, whose tokens a generator of this seed chooses."""
+    vocabulary, matcher, chooser = demo_vocabulary(), language.matcher(), random.Random(seed)
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    seen = []
+    for _ in range(NUM_STEPS):
+        matcher.fill_mask(row)
+        seen.append(row.tobytes())
+        legal = [each for each in allowed_ids(row).tolist() if each not in vocabulary.end_ids]
+        if not legal:
+            break
+        matcher.advance(chooser.choice(legal))
+    return seen
+
+
+@pytest.mark.parametrize("name", [*TRANSLATED, *MORE])
+def test_a_language_that_was_translated_elsewhere_has_the_same_masks(name: str) -> None:
+    spec = {**CASES, **MORE}[name]
+    first = compiled(spec)
+    completion = first.matcher().shortest(ANY_LEN)
+    translation = first.translation
+    assert translation is not None
+    second = compiled(spec, translation)
+    assert isinstance(second, GrammarLanguage)
+    assert second.translation == Translation(
+        translation.grammar, translation.not_enforced, translation.hints, translation.may_run_on
+    )
+    assert second.matcher().shortest(ANY_LEN) == completion == translation.completion
+    assert second.translation == translation
+    assert second.not_enforced == first.not_enforced
+    assert masks(second, 1) == masks(first, 1)
+
+
+def test_the_constraint_itself_is_not_read_again() -> None:
+    spec = ConstraintSpec(Kind.REGEX, "(never closed")
+    with pytest.raises(Malformed):
+        compiled(spec)
+    good = compiled(ConstraintSpec(Kind.REGEX, "[ab]{3}")).translation
+    assert masks(compiled(spec, good), 1) == masks(
+        compiled(ConstraintSpec(Kind.REGEX, "[ab]{3}")), 1
+    )
+
+
+@pytest.mark.parametrize("completion", [(), (5, 6, 7), (1 << 20,)])
+def test_a_text_that_is_none_is_looked_for_again(completion: tuple[int, ...]) -> None:
+    spec = ConstraintSpec(Kind.REGEX, "[ab]{3}")
+    first = compiled(spec)
+    found = first.matcher().shortest(ANY_LEN)
+    assert isinstance(first, GrammarLanguage)
+    wrong = Translation(first.grammar, completion=completion)
+    assert compiled(spec, wrong).matcher().shortest(ANY_LEN) == found
+
+
+def test_what_our_own_automata_follow_has_no_translation() -> None:
+    assert compiled(ConstraintSpec(Kind.WHERE, "len(X) < 5")).translation is None
+
+
+NUM_PARTS = 12
+SETS = st.frozensets(st.integers(0, NUM_PARTS - 1), min_size=1, max_size=4)
+
+
+@given(st.lists(SETS, min_size=1, max_size=4))
+def test_what_is_told_is_a_conflict_with_no_part_too_many(conflicts: list[frozenset[int]]) -> None:
+    def is_empty(parts: Sequence[int]) -> bool:
+        return any(conflict <= set(parts) for conflict in conflicts)
+
+    found = minimal_unsat_core(range(NUM_PARTS), is_empty)
+    assert frozenset(found) in conflicts
+    assert list(found) == sorted(found)
+    assert not any(is_empty(found[:index] + found[index + 1 :]) for index in range(len(found)))
+
+
+def test_of_equal_conflicts_the_one_is_told_that_comes_first() -> None:
+    pairs = [{2, 5}, {3, 4}, {8, 9}]
+    assert minimal_unsat_core(
+        range(NUM_PARTS), lambda parts: any(p <= set(parts) for p in pairs)
+    ) == (3, 4)
+
+
+def test_few_questions_find_two_of_three_thousand() -> None:
+    asked = []
+
+    def is_empty(parts: Sequence[int]) -> bool:
+        asked.append(len(parts))
+        return {17, 2900} <= set(parts)
+
+    assert minimal_unsat_core(range(3000), is_empty) == (17, 2900)
+    assert len(asked) < 40
+
+
+def test_what_nobody_answers_for_stays() -> None:
+    answers = iter([False, True])
+    found = minimal_unsat_core(range(NUM_PARTS), lambda parts: next(answers, None))
+    assert found == tuple(range(9))
+
+
+def test_a_single_part_is_told_without_a_question() -> None:
+    assert minimal_unsat_core(["a"], lambda parts: None) == ("a",)

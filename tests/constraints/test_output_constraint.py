@@ -1,18 +1,33 @@
-"""Whatever is sampled under an output's masks and checks ends satisfied, within the budget."""
+"""Whatever is sampled under an output's masks and checks ends satisfied, within the budget.
 
+An output state accepts every text that fits, token by token, however it got to where it stands.
+
+No least instance meets what may be left out: items, optional properties, the longer branches.
+
+Stop strings under an output state: an output ends at one only where the constraint holds.
+"""
+
+import json
 import random
+import time
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLTokenizer, TokenizerWrapper
 
-from constraints.errors import DoesNotFit, IllegalToken
+from constraints.errors import Contradiction, DoesNotFit, IllegalToken, TooComplex
+from constraints.grammars.engine import GrammarMatcher
 from constraints.output_constraint import OutputConstraintState
-from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Whitespace
 from constraints.vocabulary import Vocabulary
-from tests.constraints.cases import CASES
-from tests.constraints.walks import (
+from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
+from router.text.output_text import StopMatcher
+from router.text.template_traits import HERMES
+from tests.constraints.cases import (
+    CASES,
+    TokenList,
     byte_vocabulary,
     demo_vocabulary,
     drawn,
@@ -20,9 +35,10 @@ from tests.constraints.walks import (
     language_of,
     legal_ids,
     needed_len,
+    record,
     text_of,
+    vocabulary_of,
 )
-from tests.constraints.where.vocabularies import TokenList, vocabulary_of
 
 VOCABULARIES = {"demo": demo_vocabulary, "bytes": byte_vocabulary}
 FLAT = CASES["flat"]
@@ -363,3 +379,387 @@ def test_a_mask_is_not_quick_where_the_budget_leaves_room_for_one_completion_alo
     assert needed_len > 0
     assert roomy.is_quick
     assert not tight.is_quick
+
+
+VOCABULARY = demo_vocabulary()
+STRING = {"type": "string"}
+UUID, DATE = {"type": "string", "format": "uuid"}, {"type": "string", "format": "date"}
+MOMENT = {"type": "string", "format": "date-time"}
+ABOVE_ZERO = {"type": "number", "exclusiveMinimum": 0}
+SHARE = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+FROM_TEN = {"type": "integer", "minimum": 10}
+
+PAYMENT = record(
+    {"id": UUID, "amount": ABOVE_ZERO, "currency": {"enum": ["EUR", "USD"]}, "when": DATE}
+)
+PAID = (
+    '{"id":"00000000-0000-0000-0000-000000000000","amount":1,"currency":"EUR","when":"2024-01-01"}'
+)
+BOX = record({"label": STRING, "score": SHARE, "x": FROM_TEN})
+BOXED = '{"label":"a","score":0.5,"x":10}'
+
+
+def open_record(properties: Any) -> Any:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def array(items: Any) -> Any:
+    return {"type": "array", "items": items}
+
+
+FOLLOWED = {
+    "items": (open_record({"l": array(PAYMENT)}), f'{{"l":[{PAID},{PAID}]}}'),
+    "open items": (
+        open_record({"l": array(open_record({"price": ABOVE_ZERO, "day": DATE}))}),
+        '{"l":[{"price":1,"day":"2024-01-01"}]}',
+    ),
+    "items that are between zero and one": (
+        open_record({"l": array(BOX)}),
+        f'{{"l":[{BOXED},{BOXED}]}}',
+    ),
+    "items below zero": (
+        record({"l": array(record({"n": {"type": "number", "exclusiveMaximum": 0}, "d": DATE}))}),
+        '{"l":[{"n":-1,"d":"2024-01-01"}]}',
+    ),
+    "a property that may be left out": (
+        {"type": "object", "properties": {"box": BOX}},
+        f'{{"box":{BOXED}}}',
+    ),
+    "what may be null": (
+        record({"p": {"anyOf": [PAYMENT, {"type": "null"}]}}),
+        f'{{"p":{PAID}}}',
+    ),
+    "the longer branch": (
+        {"anyOf": [record({"error": STRING}), record({"result": BOX})]},
+        f'{{"result":{BOXED}}}',
+    ),
+    "properties before those that are required": (
+        array(record({"a": STRING, "b": MOMENT, "c": BOX, "z": FROM_TEN}, ["z"])),
+        '[{"b":"2024-01-01T00:00:00Z","z":10}]',
+    ),
+    "a tree": (
+        {
+            "$ref": "#/$defs/node",
+            "$defs": {"node": open_record({"p": SHARE, "kids": array({"$ref": "#/$defs/node"})})},
+        },
+        '{"p":0.5,"kids":[{"p":0.5,"kids":[{"p":0.5,"kids":[]}]}]}',
+    ),
+}
+
+
+def followed(spec: ConstraintSpec, text: str, slack: int) -> str:
+    """As much of the text as is accepted with so many tokens more than it has."""
+    token_ids = VOCABULARY.backend.tokenize_str(text)
+    budget = Budget(len(token_ids) + slack)
+    output_state = OutputConstraintState(language_of(spec, VOCABULARY), VOCABULARY, budget)
+    for count, token_id in enumerate(token_ids):
+        if not output_state.check(token_id):
+            return text_of(token_ids[:count], VOCABULARY)
+        output_state.advance(token_id)
+    return text
+
+
+def tool(parameters: Any, *, allows_text: bool) -> ConstraintSpec:
+    """The grammar of an answer that may call a tool `send`, or has to."""
+    allowed = AllowedTools(
+        (AllowedTool("send", parameters, "tools"),), allows_text, may_repeat=True
+    )
+    return ConstraintSpec(Kind.LARK, tool_grammar(allowed, HERMES), Whitespace.SPACED)
+
+
+def call(arguments: Any) -> str:
+    told = json.dumps(arguments)
+    return f'<tool_call>\n{{"name": "send", "arguments": {told}}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("slack", [2, 20, 1000])
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_an_instance_can_be_written_whatever_is_left_out_elsewhere(name: str, slack: int) -> None:
+    schema, text = FOLLOWED[name]
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
+    assert followed(spec, text, slack) == text
+
+
+@pytest.mark.parametrize("slack", [2, 100, 1000])
+@pytest.mark.parametrize("allows_text", [True, False])
+@pytest.mark.parametrize("num_strings", [1, 4, 6])
+def test_a_tool_can_be_called(num_strings: int, slack: int, *, allows_text: bool) -> None:
+    names = [f"p{index}" for index in range(num_strings)]
+    text = call(dict.fromkeys(names, "me"))
+    spec = tool(record(dict.fromkeys(names, STRING)), allows_text=allows_text)
+    assert followed(spec, text, slack) == text
+
+
+def test_any_of_many_tools_can_be_called() -> None:
+    parameters = {"find": record({"q": STRING}), "pay": PAYMENT, "send": open_record({"box": BOX})}
+    tools = tuple(AllowedTool(name, each, "tools") for name, each in parameters.items())
+    grammar = tool_grammar(AllowedTools(tools, allows_text=True, may_repeat=True), HERMES)
+    spec = ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED)
+    text = call({"box": {"label": "a", "score": 0.5, "x": 10}})
+    assert followed(spec, text, 2) == text
+
+
+def test_searches_that_find_nothing_make_the_next_ones_smaller(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(record({"n": FROM_TEN, "day": DATE})))
+    output_state = OutputConstraintState(language_of(spec, VOCABULARY), VOCABULARY, Budget(1000))
+    output_state.advance(VOCABULARY.backend.tokenize_str("{")[0])
+    failed: list[int] = []
+
+    def find_nothing(_: object, max_len: int, tails: object, num_failed: int) -> None:
+        failed.append(num_failed)
+
+    monkeypatch.setattr(GrammarMatcher, "shortest", find_nothing)
+    blanks = [VOCABULARY.backend.tokenize_str(blank)[0] for blank in (" ", "\n", "\t")]
+    monkeypatch.setattr("constraints.output_constraint.next_completion", lambda *_: None)
+    assert not any(output_state.check(blank) for blank in blanks)
+    assert failed == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "arguments"),
+    [
+        (record(dict.fromkeys(("from", "to", "street", "zip"), STRING)), None),
+        (open_record(dict.fromkeys(("to", "subject", "body", "cc"), STRING)), None),
+        (open_record(dict.fromkeys(("path", "old_text", "new_text"), STRING)), None),
+        ({"type": "object"}, {}),
+        (open_record({"a": FROM_TEN, "b": FROM_TEN}), {"a": 10, "b": 10}),
+        (open_record({"p": SHARE, "day": DATE}), {"p": 0.1, "day": "2000-01-01"}),
+        (
+            open_record(
+                {
+                    "title": STRING,
+                    "start": MOMENT,
+                    "who": {
+                        **array(open_record({"email": {"type": "string", "format": "email"}})),
+                        "minItems": 1,
+                    },
+                }
+            ),
+            {"title": "", "start": "2000-01-01T00:00:00Z", "who": [{"email": "a@b.cd"}]},
+        ),
+    ],
+    ids=str,
+)
+def test_a_call_is_told_to_need_no_more_than_it_does(parameters: Any, arguments: Any) -> None:
+    if arguments is None:
+        arguments = dict.fromkeys(parameters["properties"], "")
+    known_len = len(VOCABULARY.backend.tokenize_str(call(arguments)))
+    language = language_of(tool(parameters, allows_text=False), VOCABULARY)
+    output_state = OutputConstraintState(language, VOCABULARY, Budget(known_len + 2))
+    assert output_state.needed_len <= known_len + 2
+
+
+BYTES = byte_vocabulary()
+
+
+def state_under_stops(
+    pattern: str, *strings: str, kept: bool = True, max_len: int = 30, may_truncate: bool = False
+) -> OutputConstraintState:
+    language = language_of(ConstraintSpec(Kind.REGEX, pattern), BYTES)
+    return OutputConstraintState(
+        language, BYTES, Budget(max_len, may_truncate=may_truncate), StopRule(strings, kept)
+    )
+
+
+def after(output_state: OutputConstraintState, text: bytes) -> OutputConstraintState:
+    output_state.replay(tuple(text))
+    return output_state
+
+
+def legal_texts(output_state: OutputConstraintState) -> list[bytes]:
+    return [BYTES.tokens[token_id] for token_id in legal_ids(output_state, BYTES)]
+
+
+def as_shown(output: str, stops: StopRule) -> str:
+    """The text that a router makes of an output: it ends at the first stop string."""
+    stopping = StopMatcher(stops.strings, stops.kept)
+    return stopping.push(output) + stopping.flush()
+
+
+STRINGS = st.lists(
+    st.sampled_from(["\n", "\n\n", " ", ":", ",", "0", "1", "x", "e", "ab", "the", "ca", "}", "é"]),
+    min_size=1,
+    max_size=3,
+    unique=True,
+)
+
+
+@given(
+    name=st.sampled_from(sorted(CASES)),
+    strings=STRINGS,
+    kept=st.booleans(),
+    slack=st.integers(0, 12),
+    seed=st.integers(0, 10**6),
+    is_demo=st.booleans(),
+)
+def test_what_is_left_of_an_output_at_its_first_stop_string_satisfies_the_constraint(
+    name: str, strings: list[str], kept: bool, slack: int, seed: int, is_demo: bool
+) -> None:
+    vocabulary: Vocabulary = demo_vocabulary() if is_demo else BYTES
+    spec, stops = CASES[name], StopRule(tuple(strings), kept)
+    try:
+        max_len = needed_len(spec, vocabulary, stops) + slack
+    except (Contradiction, TooComplex):
+        return
+    output_state = OutputConstraintState(
+        language_of(spec, vocabulary), vocabulary, Budget(max_len), stops
+    )
+    output = drawn(output_state, vocabulary, max_len, random.Random(seed))
+    assert output_state.is_satisfied
+    assert len(output) <= max_len
+    shown = as_shown(text_of(output, vocabulary), stops)
+    # What is cut off took a token or more, so that the count of tokens is that of the output.
+    assert judge_of(spec)(shown, len(output)), shown
+
+
+def test_a_kept_string_ends_a_text_that_is_complete_with_it() -> None:
+    output_state = after(state_under_stops("a+b|a+bc", "b"), b"aa")
+    assert b"b" in legal_texts(output_state)
+    output_state.advance(ord("b"))
+    assert output_state.is_over
+    assert legal_ids(output_state, BYTES) == [256]
+
+
+def test_a_kept_string_is_masked_where_the_text_goes_on() -> None:
+    output_state = after(state_under_stops("[ab]+c", "b"), b"a")
+    assert sorted(legal_texts(output_state)) == [b"a", b"c"]
+    with pytest.raises(IllegalToken):
+        output_state.advance(ord("b"))
+
+
+def test_a_dropped_string_ends_a_text_that_was_complete_before_it() -> None:
+    output_state = after(state_under_stops("a(bcd)?", "bc", kept=False), b"ab")
+    assert legal_texts(output_state) == [b"c"]
+    output_state.advance(ord("c"))
+    assert output_state.is_over
+
+
+def test_a_dropped_string_is_masked_where_the_text_before_it_is_not_complete() -> None:
+    output_state = after(state_under_stops("a(bcd|be)", "bc", kept=False), b"ab")
+    assert legal_texts(output_state) == [b"e"]
+
+
+def test_a_dropped_string_may_begin_inside_a_token() -> None:
+    output_state = state_under_stops("a(bcd)?", "bc", kept=False)
+    output_state.advance(BYTES.tokens.index(b"ab"))
+    assert legal_texts(output_state) == [b"c"]
+
+
+def test_a_token_that_runs_past_a_string_is_masked() -> None:
+    output_state = state_under_stops("[a-z ]+", "th")
+    assert b"the" not in legal_texts(output_state)
+    assert b"h" in legal_texts(after(output_state, b"t"))
+
+
+@pytest.mark.parametrize(("strings", "is_legal"), [(("c", "bc"), True), (("c",), False)])
+def test_of_strings_that_end_at_the_same_byte_the_longest_is_dropped(
+    strings: tuple[str, ...], is_legal: bool
+) -> None:
+    output_state = after(state_under_stops("xa|xabc|xabd", *strings, kept=False), b"xab")
+    assert (b"c" in legal_texts(output_state)) is is_legal
+
+
+def test_a_constraint_that_needs_a_stop_string_inside_is_a_contradiction() -> None:
+    with pytest.raises(Contradiction, match='"b"') as refused:
+        state_under_stops("ab+c", "b", "zz")
+    assert refused.value.parts == ("b", "zz")
+
+
+def test_a_pattern_that_goes_on_without_end_before_a_stop_string_is_a_contradiction() -> None:
+    with pytest.raises(Contradiction, match='"b"'):
+        state_under_stops("[ac]*bc", "b")
+    with pytest.raises(Contradiction, match='"a"'):
+        state_under_stops("[ab]*a", "a", kept=False)
+    assert not state_under_stops("[ab]*a", "a").is_over
+
+
+def test_what_was_not_found_is_not_called_a_contradiction() -> None:
+    language = language_of(ConstraintSpec(Kind.LARK, 'start: /[ac]/* "bc"'), BYTES)
+    with pytest.raises(TooComplex, match='"b"'):
+        OutputConstraintState(language, BYTES, Budget(30), StopRule(("b",)))
+
+
+def test_no_token_leads_where_only_a_stop_string_could_follow() -> None:
+    output_state = state_under_stops("ab*c!|d", "c", "!")
+    assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
+
+
+def test_a_state_that_cuts_its_budget_keeps_out_of_dead_ends_all_the_same() -> None:
+    output_state = state_under_stops("ab*c|d", "c", kept=False, max_len=3, may_truncate=True)
+    assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
+
+
+def test_forced_runs_end_before_a_stop_string() -> None:
+    output_state = state_under_stops("abcdx?|abcdy", "cd")
+    forced = b"".join(BYTES.tokens[token_id] for token_id in output_state.take_forced())
+    assert forced == b"abc"
+    assert legal_texts(output_state) == [b"d"]
+
+
+def test_text_after_the_beginning_of_a_stop_string_is_followed_however_long() -> None:
+    output_state = state_under_stops("a*(b|c)", "aaab", kept=False, max_len=60)
+    after(output_state, b"a" * 40)
+    assert b"b" not in legal_texts(output_state)
+    assert b"c" in legal_texts(output_state)
+
+
+def test_forks_meet_stop_strings_of_their_own() -> None:
+    output_state = after(state_under_stops("[abc]+", "bc"), b"ab")
+    twin = output_state.fork()
+    output_state.advance(ord("c"))
+    twin.advance(ord("a"))
+    assert output_state.is_over
+    assert not twin.is_over
+
+
+def test_where_tokens_are_counted_longer_ones_are_found_that_keep_clear() -> None:
+    vocabulary, stops = demo_vocabulary(), StopRule(("e", "x"), kept=False)
+    spec = ConstraintSpec(Kind.WHERE, "len(tokens(X)) < 5 and len(X) > 12")
+    output_state = OutputConstraintState(
+        language_of(spec, vocabulary), vocabulary, Budget(4), stops
+    )
+    output = drawn(output_state, vocabulary, 4, random.Random(2))
+    assert judge_of(spec)(as_shown(text_of(output, vocabulary), stops), len(output))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "text", "strings", "needed_len"),
+    [
+        (Kind.WHERE, '"fox" in X', (" ",), 3),
+        (Kind.WHERE, 'ends_with(X, "fox")', (" ", "a"), 3),
+        (Kind.WHERE, '"fox" in X and "cat" in X', (" ",), 6),
+        (Kind.WHERE, '"fox" in X and len(X) >= 9', (" ", "\n"), 5),
+        (Kind.WHERE, "len(words(X)) >= 6", (" ",), 6),
+        (Kind.WHERE, "len(tokens(X)) == 7", ("e", " "), 7),
+        (Kind.REGEX, ".*fox.*", (" ",), 3),
+        (Kind.REGEX, ".+ .+|fox-[a-z]+", (" ",), 5),
+    ],
+)
+def test_a_shortest_text_that_meets_a_stop_string_gives_way_to_one_that_meets_none(
+    kind: Kind, text: str, strings: tuple[str, ...], needed_len: int, kept: bool
+) -> None:
+    spec, stops = ConstraintSpec(kind, text), StopRule(strings, kept)
+    output_state = OutputConstraintState(language_of(spec, BYTES), BYTES, Budget(40), stops)
+    assert output_state.needed_len <= needed_len
+    output = drawn(output_state, BYTES, 40, random.Random(text))
+    assert output_state.is_satisfied
+    assert judge_of(spec)(as_shown(text_of(output, BYTES), stops), len(output))
+
+
+def test_stop_tokens_and_strings_hold_together() -> None:
+    spec, stops = ConstraintSpec(Kind.REGEX, "a|b|c{4}"), StopRule(("a",), False, (ord("b"),))
+    output_state = OutputConstraintState(language_of(spec, BYTES), BYTES, Budget(9), stops)
+    assert output_state.needed_len == 4
+    assert legal_texts(output_state) == [b"c"]
+
+
+@pytest.mark.alone
+def test_many_long_stop_strings_beside_a_pattern_take_little_time() -> None:
+    language = language_of(ConstraintSpec(Kind.REGEX, "[a-z ]{20,400}"), BYTES)
+    strings = ("a", *(f"{chr(98 + i)}{'xyzzy' * 12}" for i in range(16)))
+    began_s = time.thread_time()
+    OutputConstraintState(language, BYTES, Budget(400), StopRule(strings))
+    assert time.thread_time() - began_s < 0.5

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from client.query import NotSatisfied, Unsatisfiable, run_sync
-from tests.client.query.conditions.programs import Made, random_program
+from tests.client.query.conditions.clauses import Made, random_program
 from tests.integration.server import RunningServer
 
 pytestmark = pytest.mark.slow

@@ -1,10 +1,14 @@
-"""The other end of the wire, from a script: a WebSocket server that sends what a test scripts."""
+"""The other end of the wire, from a script: a WebSocket server that sends what a test scripts.
+
+The scripted server in a thread of its own, for tests without an event loop.
+"""
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import Any, TypeAlias
 
 from websockets.asyncio.server import ServerConnection, serve
@@ -130,3 +134,19 @@ async def endless(peer: Peer) -> None:
     await peer.token(body["stream_id"], 0)
     await peer.expect("CANCEL")
     await peer.until_closed()
+
+
+@contextmanager
+def performing_aside(*scripts: Script) -> Iterator[Scene]:
+    """`performing`; the scene is only read here."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, name="peer")
+    thread.start()
+    scene = performing(*scripts)
+    try:
+        yield asyncio.run_coroutine_threadsafe(scene.__aenter__(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(scene.__aexit__(None, None, None), loop).result(30)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

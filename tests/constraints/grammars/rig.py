@@ -12,7 +12,7 @@ from constraints.compiler import MIB, Compiler
 from constraints.grammars.engine import GrammarLanguage
 from constraints.matcher import Language, Matcher
 from constraints.spec import ConstraintSpec, Kind, Whitespace
-from tests.constraints.walks import byte_vocabulary
+from tests.constraints.cases import byte_vocabulary
 
 SCHEMAS = Path(__file__).parents[1] / "schemas"
 END_ID = 256

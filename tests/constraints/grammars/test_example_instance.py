@@ -1,22 +1,37 @@
-"""Guessed instances of schemas: valid, short, and known before the first token."""
+"""Guessed instances of schemas: valid, short, and known before the first token.
+
+Schemas that hold together as one.
+
+The shortest numbers within bounds.
+"""
 
 import json
 import random
 import time
+from fractions import Fraction
 from typing import Any
 
 import jsonschema
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from constraints.errors import ConstraintError
 from constraints.grammars.example_instance import ExampleInstances
+from constraints.grammars.example_merging import merged
+from constraints.grammars.example_number import (
+    exactly,
+    example_number,
+    is_in_bounds,
+    written_number,
+)
 from constraints.grammars.schema_validation import violations
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget
+from tests.constraints.cases import byte_vocabulary
 from tests.constraints.grammars.rig import accepts, of_schema
-from tests.constraints.grammars.test_random_schemas import an_object
-from tests.constraints.grammars.test_random_schemas import any_schema as a_schema
-from tests.constraints.walks import byte_vocabulary
+from tests.constraints.grammars.test_schemas import any_object
+from tests.constraints.grammars.test_schemas import any_schema as a_schema
 
 _FORMATS = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
 PROBABILITY = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
@@ -305,7 +320,7 @@ def test_a_state_knows_the_guess_and_keeps_to_its_length(schema: Any, text: str)
 def test_what_is_guessed_of_a_random_schema_is_an_instance(seed: int) -> None:
     draw = random.Random(seed)
     made = a_schema(draw, 3)
-    whole = {**(made if isinstance(made, dict) else {}), "$defs": {"other": an_object(draw, 1)}}
+    whole = {**(made if isinstance(made, dict) else {}), "$defs": {"other": any_object(draw, 1)}}
     text = guess(whole)
     try:
         language = of_schema(whole)
@@ -378,3 +393,143 @@ def test_a_string_that_cannot_be_is_no_guess_though_it_is_shorter() -> None:
     guess = ExampleInstances(schema, (",", ":")).guess()
     assert guess is not None
     jsonschema.validate(json.loads(guess), schema)
+
+
+A, B = {"minimum": 1}, {"maximum": 5}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ({}, A, A),
+        ({"type": "number"}, {"type": "integer"}, {"type": "integer"}),
+        ({"type": ["string", "null"]}, {"type": ["null", "array"]}, {"type": "null"}),
+        ({"type": "string"}, {"type": "object"}, None),
+        ({"minimum": 1}, {"minimum": 3, "maximum": 9}, {"minimum": 3, "maximum": 9}),
+        ({"multipleOf": 4}, {"multipleOf": 6}, {"multipleOf": [4, 6]}),
+        (
+            {"pattern": "a"},
+            {"pattern": "b", "format": "uri"},
+            {"pattern": ["a", "b"], "format": "uri"},
+        ),
+        ({"enum": [1, "a", True]}, {"enum": [True, 1.0]}, {"enum": [1, True]}),
+        ({"const": 2}, {"enum": [1, 2]}, {"enum": [2]}),
+        ({"const": 2}, {"const": 3}, None),
+        ({"const": 0}, {"const": False}, None),
+        ({"const": 2}, {"type": "integer"}, {"enum": [2], "type": "integer"}),
+        (
+            {"type": "object", "properties": {"a": False}},
+            {"required": ["a"]},
+            None,
+        ),
+        (
+            {"properties": {"a": A, "b": A}},
+            {"properties": {"c": B, "a": B}},
+            {
+                "properties": {"a": {"allOf": [A, B]}, "b": A, "c": B},
+                "additionalProperties": True,
+            },
+        ),
+        (
+            {"properties": {"a": A}, "additionalProperties": False},
+            {"properties": {"b": B}},
+            {"properties": {"a": A, "b": False}, "additionalProperties": False},
+        ),
+        (
+            {"patternProperties": {"^x": A}},
+            {"patternProperties": {"^x": B}, "additionalProperties": B},
+            {
+                "properties": {},
+                "patternProperties": {"^x": {"allOf": [A, B]}},
+                "additionalProperties": B,
+            },
+        ),
+        (
+            {"prefixItems": [A], "items": False},
+            {"items": B},
+            {"prefixItems": [{"allOf": [A, B]}], "items": False},
+        ),
+    ],
+    ids=str,
+)
+def test_both_hold(one: Any, other: Any, both: Any) -> None:
+    assert merged(one, other) == both
+
+
+BOUNDS = st.sampled_from([-20, -3, -1.5, -1, -0.25, 0, 0.05, 0.1, 0.5, 1, 2.25, 7, 1000])
+STEPS = st.sampled_from([0.01, 0.25, 0.3, 1, 1.5, 4, 6])
+SCHEMAS = st.fixed_dictionaries(
+    {},
+    optional={
+        **dict.fromkeys(("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"), BOUNDS),
+        "multipleOf": st.lists(STEPS, min_size=1, max_size=2),
+    },
+)
+
+
+@given(SCHEMAS, st.booleans())
+def test_what_is_found_is_in_the_bounds_and_a_whole_number_if_there_is_one(
+    schema: Any, is_whole: bool
+) -> None:
+    text = example_number(schema, is_whole=is_whole)
+    near = [Fraction(each, 100) for each in range(-310, 311)]
+    fitting = [each for each in near if is_in_bounds(float(each), schema)]
+    whole = [each for each in fitting if each.denominator == 1]
+    if text is None:
+        assert (whole if is_whole else fitting) == []
+        return
+    assert is_in_bounds(float(text), schema)
+    assert not is_whole or "." not in text
+    assert all(abs(each) >= abs(Fraction(text)) for each in whole)
+    assert "." not in text or whole == []
+
+
+@given(BOUNDS, BOUNDS)
+def test_without_a_step_no_number_has_fewer_digits(low: float, high: float) -> None:
+    schema = {"exclusiveMinimum": low, "exclusiveMaximum": high}
+    text = example_number(schema, is_whole=False)
+    if low >= high:
+        assert text is None
+        return
+    assert text is not None
+    places = len(text.partition(".")[2])
+    near = [Fraction(each, 10 ** max(places - 1, 0)) for each in range(-3000, 3000)]
+    assert not places or not any(is_in_bounds(float(each), schema) for each in near)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({}, "0"),
+        ({"exclusiveMinimum": 0, "exclusiveMaximum": 1}, "0.1"),
+        ({"exclusiveMinimum": -1, "exclusiveMaximum": 0}, "-0.1"),
+        ({"minimum": 1e-7, "maximum": 3e-7}, "0.0000001"),
+        ({"minimum": -12.5, "maximum": -12.25}, "-12.3"),
+        ({"minimum": 10**30}, "1" + "0" * 30),
+        ({"minimum": 1, "maximum": 0}, None),
+        ({"multipleOf": 7, "exclusiveMinimum": 7, "exclusiveMaximum": 14}, None),
+    ],
+    ids=str,
+)
+def test_the_number_is_short(schema: Any, text: str | None) -> None:
+    assert example_number(schema, is_whole=False) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (1.0, "1"),
+        (1e5, "100000"),
+        (1e-7, "0.0000001"),
+        (-0.0, "-0"),
+        (-2.5, "-2.5"),
+        (1e22, "1" + "0" * 22),
+    ],
+)
+def test_a_number_is_written_without_an_exponent(value: float, text: str) -> None:
+    assert written_number(value) == text
+
+
+def test_a_number_is_what_is_written_and_not_its_double() -> None:
+    assert exactly(0.1) == Fraction(1, 10)
+    assert is_in_bounds(19.99, {"multipleOf": 0.01})

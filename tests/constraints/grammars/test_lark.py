@@ -1,16 +1,38 @@
-"""Grammars in Lark's notation, judged by the Lark package where both know the notation."""
+"""Grammars in Lark's notation, judged by the Lark package where both know the notation.
 
+Greedy terminals that leave a grammar no text are told of before anything is compiled.
+
+Terminals that take every byte that could end them: forced bytes without an end.
+
+What negated terminals mean: all other texts, and nothing that is no text.
+"""
+
+import operator
+from collections.abc import Callable
+from functools import partial, reduce
 from itertools import product
+from time import thread_time
 
 import lark
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from constraints.errors import Contradiction, Malformed, NotEnforced
+from constraints.bitmask import allowed_ids
+from constraints.compiler import Compiler
+from constraints.errors import ConstraintError, Contradiction, Malformed, NotEnforced, TooComplex
+from constraints.grammars.deterministic_suffix import MAX_FORCED_BYTES, deterministic_suffix_of
+from constraints.grammars.engine import HEADER, GrammarLanguage
+from constraints.grammars.engine_messages import explain
 from constraints.grammars.lark import to_grammar
-from constraints.spec import Kind
-from tests.constraints.grammars.rig import accepts, compiled, walk
-from tests.constraints.walks import parses
+from constraints.grammars.lark_negation import negations_as_texts
+from constraints.grammars.lark_reader import words
+from constraints.grammars.limits import LIMITS
+from constraints.output_constraint import OutputConstraintState
+from constraints.spec import Budget, ConstraintSpec, Kind
+from tests.constraints.cases import byte_vocabulary, parses
+from tests.constraints.grammars.rig import accepts, compiled, legal, walk
 
 CALCULATOR = """\
 start: sum
@@ -203,3 +225,255 @@ def test_a_wrong_schema_within_is_told_with_its_place_and_its_pointer() -> None:
     with pytest.raises(Malformed) as refused:
         compiled(Kind.LARK, 'start: "a" %json {"items": {"type": "text"}}')
     assert (refused.value.position, refused.value.pointer) == (11, "/items/type")
+
+
+WITHOUT_TEXT = [
+    'start: A "ab"\nA: /a+/',
+    'start: /a+/ "ab"',
+    'start: "<" item+ ">"\nitem: NAME "x"\nNAME: /[a-z]+/',
+    'start: WORD (WORD "!")+\nWORD: /[a-z]*[a-z0-9]+/',
+    'start: "x" start | A "a"\nA: /(?:ba*)+/',
+    "start: A B\nA: /[^x]+/\nB: /[ab]{2,3}/",
+]
+WITH_TEXT = [
+    'start: A "ab" | "c"\nA: /a+/',
+    'start: A "ab"\nA: /a{1,3}/',
+    'start: A "ab"\nA: /a+b?/',
+    'start: A "ab"\nA: /a+/\n%ignore " "',
+    'start: A* "ab"\nA: /a+/',
+    'start: A "ab"\nA[lazy]: /a+/',
+    'start: A "Ab"i\nA: /a+/',
+    "start: A B\nA: /a+/\nB: /[ab]+/",
+    'start: %json {"type": "integer"} "1"',
+]
+
+
+@pytest.mark.parametrize("grammar", WITHOUT_TEXT)
+def test_a_grammar_that_greed_leaves_no_text_is_a_contradiction(grammar: str) -> None:
+    with pytest.raises(Contradiction, match="terminals are greedy"):
+        to_grammar(grammar)
+
+
+@pytest.mark.parametrize("grammar", WITH_TEXT)
+def test_what_may_have_a_text_is_left_to_the_search(grammar: str) -> None:
+    to_grammar(grammar)
+
+
+def test_the_rule_is_named_with_its_place() -> None:
+    with pytest.raises(Contradiction) as told:
+        to_grammar('start: "<" item ">"\nitem: A "ab"\nA: /a+/')
+    assert told.value.parts == ("start", "item")
+    assert "line 2" in str(told.value)
+    assert 'item: A "ab"' in str(told.value)
+
+
+PATTERNS = ["a+", "ab*", "[ab]+", "a|bb", "(?:ab)+", "b{1,2}", "[^b]", "a?b"]
+ATOMS = st.sampled_from([*(f"/{pattern}/" for pattern in PATTERNS), '"a"', '"ab"', '"b"'])
+ITEMS = st.builds("{}{}".format, ATOMS | st.just("other"), st.sampled_from(["", "", "*", "?", "+"]))
+BODIES = st.lists(st.lists(ITEMS, min_size=1, max_size=3).map(" ".join), min_size=1, max_size=2)
+
+
+@given(start=BODIES, other=BODIES)
+def test_no_grammar_with_a_text_is_refused(start: list[str], other: list[str]) -> None:
+    grammar = f'start: {" | ".join(start)}\nother: {" | ".join(other)} | "c"\n'
+    assert not (is_refused(grammar) and any(accepts_text(grammar, n) for n in range(1, 6)))
+
+
+def is_refused(grammar: str) -> bool:
+    try:
+        to_grammar(grammar)
+    except Contradiction:
+        return True
+    return False
+
+
+def accepts_text(grammar: str, length: int) -> bool:
+    """Whether the engine takes some text of so many letters."""
+    try:
+        language = GrammarLanguage(
+            byte_vocabulary(), HEADER + grammar, LIMITS[Kind.LARK], explain, may_run_on=True
+        )
+    except ConstraintError:
+        return False
+    return any(accepts(language, "".join(text)) for text in product("abc", repeat=length))
+
+
+RUNS_ON = [
+    'start: A "ab" | "c"\nA: /a+/',
+    'start: A "ab" | "c"\nA: "a"+',
+    'start: A "ab" | "c"\nA: /(a|a)*/',
+    'start: A "éb" | "c"\nA: /é+/',
+    'start: A "ab" | "c"\nA: /(?:a|b[^\\s\\S])+/',
+    'start: A "ab" | "c"\nA: /[^\\x00-\\x60\\x62-\\U0010ffff]+/',
+    'start: A "ab" | "c"\nA: /(?:a|(?i:[^\\x00-@C-\\U0010ffff]))+/',
+    'start: A "ab" | "c"\nA: /[a-z]+/ & /a+/',
+    'start: A "ab" | "c"\nA: /\\p{Zl}+/',
+    'start: x "ab" | "c"\nx[lazy]: "a"+',
+    'start: %json {"type": "number", "multipleOf": 0.5} "0b"',
+]
+ENDS = [
+    'start: A "1"\nA: /[a-z]+/',
+    'start: A " "\nA: /\\w+\\d*\\S+/',
+    'start: A "b"\nA: /a{1,9}/',
+    'start: "a"+ "ab"',
+    'start: %json {"type": "string"} "b"',
+]
+
+
+@pytest.mark.parametrize("grammar", RUNS_ON)
+def test_loops_over_one_byte_are_found(grammar: str) -> None:
+    assert to_grammar(grammar).may_run_on
+
+
+@pytest.mark.parametrize("grammar", ENDS)
+def test_loops_that_leave_a_choice_are_none(grammar: str) -> None:
+    assert not to_grammar(grammar).may_run_on
+
+
+def test_forced_bytes_without_an_end_are_told_up_to_a_limit() -> None:
+    matcher = compiled(Kind.LARK, 'start: "x" A "ab" | "c"\nA: /a+/').matcher()
+    matcher.advance(byte_vocabulary().tokens.index(b"x"))
+    assert matcher.deterministic_suffix() == b"a" * MAX_FORCED_BYTES
+
+
+def test_what_only_a_greedy_terminal_could_end_is_not_begun() -> None:
+    known = byte_vocabulary()
+    language = compiled(Kind.LARK, 'start: "x" A "ab" | "c"\nA: /a+/')
+    output_state = OutputConstraintState(language, known, Budget(20))
+    assert not output_state.check(known.tokens.index(b"x"))
+    assert output_state.check(known.tokens.index(b"c"))
+
+
+def test_no_text_is_found_where_a_terminal_takes_all_that_could_end_it() -> None:
+    spec = ConstraintSpec(Kind.LARK, 'start: (A | B) "b"\nA: "a"\nB: /ab+/')
+    language = Compiler(byte_vocabulary()).compile(spec)
+    with pytest.raises(TooComplex, match="no text"):
+        OutputConstraintState(language, byte_vocabulary(), Budget(20))
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_forced_bytes_one_by_one_are_those_of_the_engine(name: str) -> None:
+    language = compiled(Kind.LARK, SHARED[name][0])
+    random = np.random.default_rng(0)
+    row = np.zeros(byte_vocabulary().num_words, dtype=np.int32)
+    for _ in range(5):
+        matcher = language.matcher()
+        for _ in range(12):
+            forced = matcher.deterministic_suffix()
+            ahead = matcher._inner.deep_copy()
+            assert deterministic_suffix_of(ahead, byte_vocabulary()) == forced[:MAX_FORCED_BYTES]
+            matcher.fill_mask(row)
+            legal = [each for each in allowed_ids(row).tolist() if byte_vocabulary().tokens[each]]
+            if not legal:
+                break
+            matcher.advance(int(random.choice(legal)))
+
+
+# Characters of two bytes that begin alike, and others.
+CHARS = "aéèb"
+ALL = frozenset("".join(chars) for size in range(4) for chars in product(CHARS, repeat=size))
+Texts = frozenset[str]
+# A terminal as it is written, and which of ALL it has.
+Terminal = tuple[str, Texts]
+
+atoms: st.SearchStrategy[Terminal] = st.one_of(
+    st.sampled_from(["a", "é", "ab", "éè"]).map(lambda text: (f'"{text}"', frozenset([text]))),
+    st.sampled_from(
+        [
+            ("/[aé]*/", frozenset(text for text in ALL if set(text) <= set("aé"))),
+            ("/(?s:.)/", frozenset(text for text in ALL if len(text) == 1)),
+            ("/(?s:.*)/", ALL),
+        ]
+    ),
+)
+
+
+def negated(whole: Terminal) -> Terminal:
+    return f"~{whole[0]}", ALL - whole[1]
+
+
+def joined(sign: str, join: Callable[[Texts, Texts], Texts], parts: list[Terminal]) -> Terminal:
+    written = sign.join(part[0] for part in parts)
+    return f"({written})", reduce(join, [part[1] for part in parts])
+
+
+def behind(one: Texts, other: Texts) -> Texts:
+    return frozenset(first + last for first in one for last in other) & ALL
+
+
+def one_deeper(inner: st.SearchStrategy[Terminal]) -> st.SearchStrategy[Terminal]:
+    several = st.lists(inner, min_size=2, max_size=3)
+    return st.one_of(
+        inner.map(negated),
+        several.map(partial(joined, " | ", operator.or_)),
+        several.map(partial(joined, " & ", operator.and_)),
+        several.map(partial(joined, " ", behind)),
+    )
+
+
+terminals = st.recursive(atoms, one_deeper, max_leaves=5)
+
+
+@given(terminals)
+def test_a_terminal_has_the_texts_that_its_parts_tell(terminal: Terminal) -> None:
+    written, texts = terminal
+    try:
+        language = compiled(Kind.LARK, f"start: A\nA: {written}")
+    except Contradiction:
+        assert not texts
+        return
+    assert {text for text in ALL if accepts(language, text)} == texts
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "start: A\nA: ~/a/",
+        'start: "<" ~"a" ">"',
+        "start: (~/a/){2,3}",
+        "start: A\nA: ~(~/a/ & /b/) ~[ /c/ ]+",
+        'start: A\nA: ~"a".."c" | "é"',
+        "start: A\nA: ~B & ~/ab/ | ~~/b+/\nB: /a+/",
+        "start: a\na[lazy]: ~/(?s:.*)é(?s:.*)/",
+        'start: A\nA: "b"\n%ignore ~/[^a]/',
+    ],
+)
+def test_masks_lead_to_texts_alone(grammar: str) -> None:
+    language = compiled(Kind.LARK, grammar)
+    draw = np.random.default_rng(5)
+    for _ in range(10):
+        walk(language, draw, 12)  # decodes what it wrote
+    matcher = language.matcher()
+    assert not set(legal(matcher)) & {*range(0x80, 0xC2), *range(0xF5, 0x100)}
+
+
+def test_what_has_no_text_but_bytes_is_refused() -> None:
+    with pytest.raises(Contradiction, match="line 2, column 1: no text satisfies this terminal"):
+        compiled(Kind.LARK, "start: A\nA: ~/(?s:.*)/")
+
+
+def test_a_negation_of_nothing_is_told_at_its_place() -> None:
+    for grammar in ("start: A\nA: /x/ ~", "start: A\nA: ~", "start: A\nA: ~(/a/"):
+        with pytest.raises(Malformed, match="line 2"):
+            compiled(Kind.LARK, grammar)
+
+
+def test_two_signs_in_a_row_say_nothing() -> None:
+    for terminal in ("~~/a|b/ & /a|c/", "/a|c/ & ~~/a|b/", "/a|c/ & ~~~/c/", "~~~(~/a/)"):
+        language = compiled(Kind.LARK, f"start: A\nA: {terminal}")
+        assert [text for text in ("a", "b", "c", "d") if accepts(language, text)] == ["a"]
+
+
+def test_repeats_are_no_negations() -> None:
+    language = compiled(Kind.LARK, "start: A\nA: /a/~2 /b/ ~ 1..2")
+    texts = ["".join(chars) for size in range(6) for chars in product("ab", repeat=size)]
+    assert [text for text in texts if accepts(language, text)] == ["aab", "aabb"]
+
+
+@pytest.mark.alone
+def test_many_negations_are_read_in_a_time_that_grows_with_them() -> None:
+    for terminal in (" & ".join(["~/a/"] * 20_000), "~" * 60_000 + "/a/"):
+        text = f"A: {terminal}"
+        found, began = words(text), thread_time()
+        negations_as_texts(text, found, {})
+        assert thread_time() - began < 3  # 0.2 s; minutes where each looks at all others

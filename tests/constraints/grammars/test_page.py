@@ -6,8 +6,8 @@ import pytest
 
 from constraints.grammars.schema.formats import KNOWN
 from constraints.spec import ConstraintSpec, Kind
+from tests.constraints.cases import ROOT
 from tests.constraints.grammars.rig import accepts, compiler
-from tests.constraints.walks import ROOT
 
 PAGE = (ROOT / "docs" / "constraints.md").read_text()
 HEADS = {

@@ -1,20 +1,46 @@
-"""Every keyword, by schemas with instances that are right and instances that are wrong."""
+"""Every keyword, by schemas with instances that are right and instances that are wrong.
+
+Numbers of schemas: their formats, their exponents, and where narrow ranges begin.
+
+Patterns of numerals against the numbers.
+
+Declared keys are themselves however they are spelled: no escape makes them keys of a pattern.
+
+Random schemas: whatever masks let through is an instance, and contradictions have none.
+
+Schemas as zod, pydantic and FastAPI write them: taken, and what is made under them is right.
+
+What a look tells of a schema is true: it compiles, and a text of so many bytes satisfies it.
+"""
 
 import json
+import random
+import re
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
+from constraints.grammars.number_ranges import at_least, between
+from constraints.grammars.schema.nullable import spelt_out
 from constraints.grammars.schema.reading import read
 from constraints.grammars.schema_validation import violations
-from constraints.spec import Whitespace
+from constraints.output_constraint import OutputConstraintState
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.trivial_schemas import obvious_len
+from tests.constraints.cases import byte_vocabulary
+from tests.constraints.generated_schemas.pydantic_models import schemas
 from tests.constraints.grammars.rig import (
     SchemaCase,
     accepts,
     accepts_value,
+    compiled,
     of_schema,
     refused_cases,
     schema_cases,
@@ -325,3 +351,502 @@ def test_a_schema_that_is_nested_too_deeply_is_too_complex() -> None:
         schema = {"items": schema}
     with pytest.raises(TooComplex, match="deep"):
         of_schema(schema)
+
+
+SIZES = ("8", "16", "32", "64", "128", "")
+INTEGERS = [f"{kind}{size}" for kind in ("int", "uint") for size in SIZES]
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_formats_of_integers_are_ranges(name: str) -> None:
+    bits, is_signed = int(name.lstrip("uint") or 64), name.startswith("i")
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
+    # Integers end where doubles are exact.
+    low, high = max(low, -(2**53)), min(high, 2**53)
+    for kind in ("integer", "number"):
+        language = of_schema({"type": kind, "format": name})
+        assert all(accepts_value(language, value) for value in (low, 0, 1, high))
+        assert not any(accepts_value(language, value) for value in (low - 1, high + 1, 0.5))
+
+
+def test_a_format_of_integers_contradicts_what_is_beyond_it() -> None:
+    with pytest.raises(Contradiction) as contradiction:
+        of_schema({"type": "integer", "format": "uint8", "minimum": 300})
+    assert contradiction.value.parts == ('{"minimum": 300}', '{"format": "uint8"}')
+
+
+EXPONENTS = ["1e-6", "1e-06", "1E+06", "1e0", "2.50e00"]
+
+
+@pytest.mark.parametrize("schema", [{"type": "number"}, {}, {"type": "number", "format": "float"}])
+def test_numbers_without_bounds_may_have_any_exponent(schema: Any) -> None:
+    language = of_schema(schema)
+    assert [text for text in EXPONENTS if not accepts(language, text)] == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "number", "minimum": -5},
+        {"type": "number", "multipleOf": 0.5},
+        {"type": "integer"},
+        {"enum": [1e-6, 1e6, 1, 2.5]},
+    ],
+)
+def test_other_numbers_have_no_exponent(schema: Any) -> None:
+    language = of_schema(schema)
+    assert accepts(language, "1")
+    assert [text for text in EXPONENTS if accepts(language, text)] == []
+
+
+def test_a_listed_number_stands_in_decimals() -> None:
+    assert accepts(of_schema({"const": 1e-6}), "0.000001")
+    assert accepts(of_schema({"const": 1e6}), "1000000")
+
+
+@pytest.mark.parametrize(
+    ("whole", "first", "before"),
+    [
+        (0, "0.00000000000001", "0.000000000000009"),
+        (100, "100.000000000001", "100.0000000000009"),
+    ],
+)
+def test_a_narrow_range_begins_15_digits_behind_the_number_it_leaves_out(
+    whole: int, first: str, before: str
+) -> None:
+    above = {"type": "number", "exclusiveMinimum": whole, "maximum": whole + 0.5}
+    below = {"type": "number", "exclusiveMaximum": -whole, "minimum": -whole - 0.5}
+    for language, sign in ((of_schema(above), ""), (of_schema(below), "-")):
+        assert accepts(language, f"{sign}{first}")
+        assert not accepts(language, f"{sign}{before}")
+
+
+sizes = st.one_of(st.integers(0, 1200), st.integers(0, 10**18))
+
+
+@given(sizes, sizes, sizes)
+def test_a_range_has_its_numbers(one: int, other: int, number: int) -> None:
+    low, high = min(one, other), max(one, other)
+    assert (re.fullmatch(between(low, high), str(number)) is not None) is (low <= number <= high)
+    assert (re.fullmatch(at_least(low), str(number)) is not None) is (low <= number)
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_around_its_bounds_nothing_is_missed(one: int, other: int) -> None:
+    low, high = min(one, other), max(one, other)
+    pattern = re.compile(between(low, high))
+    found = [number for number in range(1100) if pattern.fullmatch(str(number))]
+    assert found == list(range(low, high + 1))
+
+
+BY_PATTERN: dict[str, Any] = {
+    "type": "object",
+    "patternProperties": {r"^\s+$": {"type": ["integer", "string"]}},
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"properties": {"\t": {"const": 1}}},
+        {"properties": {"\t": {"const": 1}}, "required": ["\t"]},
+        {"required": ["\t"]},
+    ],
+)
+@pytest.mark.parametrize("wrong", ['{"\\u0009":"x"}', '{"\\t":1,"\\u0009":"x"}'])
+def test_an_escape_makes_no_declared_key_one_of_a_pattern(
+    declared: dict[str, Any], wrong: str
+) -> None:
+    for schema in (BY_PATTERN | declared, {"allOf": [{"type": "object"}, BY_PATTERN | declared]}):
+        language = of_schema(schema)
+        assert accepts(language, '{"\\t":1}')
+        assert not accepts(language, wrong)
+
+
+def test_a_key_that_is_refused_is_refused_with_an_escape_as_well() -> None:
+    language = of_schema(BY_PATTERN | {"properties": {"\t": False}})
+    assert accepts(language, '{"\\n":1}')
+    assert not accepts(language, '{"\\u0009":1}')
+
+
+@pytest.mark.parametrize("key", ["\x1f", "\x7f"])
+def test_a_declared_key_that_two_escapes_could_spell_is_refused_beside_patterns(key: str) -> None:
+    with pytest.raises(NotEnforced) as refusal:
+        of_schema(BY_PATTERN | {"patternProperties": {"[^a]": {}}, "properties": {key: {}}})
+    assert refusal.value.pointer == "/properties"
+
+
+@pytest.mark.parametrize("name", ["a", "é", "/", '"', "\\", "\x85"])
+def test_keys_of_patterns_have_escapes_of_control_characters_alone(name: str) -> None:
+    declared = {"patternProperties": {"": {}}, "properties": {name: {"const": 1}}}
+    language = of_schema(BY_PATTERN | declared)
+    assert accepts(language, '{"\\u0009":2}')
+    assert not accepts(language, f'{{"\\u{ord(name):04x}":2}}')
+    assert not accepts(language, f'{{"\\{name}":2}}')
+
+
+RANDOM_KEYS = ["a", "b", "tag"]
+RANDOM_DRAFTS = [
+    *[f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)],
+    "https://json-schema.org/draft/2019-09/schema",
+]
+CHECKED = jsonschema.FormatChecker(["date", "ipv4", "ipv6", "uuid", "email"])
+RANDOM_PATTERNS = [
+    "^a",
+    "b$",
+    "^[a-c]+$",
+    "x|y",
+    "^(ab)*$",
+    "[^a]",
+    r"\d",
+    "^a|b$",
+    '^[^"]+$',
+    r"^[^\\b]",
+]
+RANDOM_PARTS: list[Any] = [
+    *[True, {}, {"type": "null"}, {"type": "boolean"}, {"type": "integer", "minimum": 3}],
+    *[{"type": "integer", "minimum": -7, "exclusiveMaximum": 120}, {"type": "number"}],
+    *[{"type": "number", "minimum": -1.5, "maximum": 2.25}, {"multipleOf": 3, "type": "integer"}],
+    *[{"type": "string", "maxLength": 3}, {"minLength": 2}, {"const": "a\nb"}, {"const": -3}],
+    *[{"type": "string", "pattern": pattern} for pattern in RANDOM_PATTERNS],
+    *[{"type": "string", "format": name} for name in ("date", "ipv4", "email", "uuid")],
+    *[{"enum": ["a", 1, None]}, {"enum": ["a", "b"]}, {"type": ["string", "object"]}],
+]
+RANDOM_VALUES: list[Any] = [
+    "a",
+    "b",
+    "x",
+    "",
+    '"',
+    "\\",
+    "ab",
+    "xy",
+    0,
+    1,
+    3,
+    -3,
+    1.5,
+    17,
+    None,
+    True,
+    "2020-02-29",
+]
+
+
+def any_schema(draw: random.Random, depth: int) -> Any:
+    if depth <= 0 or draw.random() < 0.35:
+        return draw.choice(RANDOM_PARTS)
+    match draw.randrange(8):
+        case 0 | 1 | 2:
+            return any_object(draw, depth - 1)
+        case 3:
+            items = {"type": "array", "items": any_schema(draw, depth - 1)}
+            return items | draw.choice([{}, {"minItems": 1}, {"maxItems": 2}])
+        case 4:
+            keyword = draw.choice(["anyOf", "oneOf", "allOf"])
+            return {keyword: [any_schema(draw, depth - 1) for _ in range(draw.randint(1, 3))]}
+        case 5:
+            return {"not": any_schema(draw, depth - 2)}
+        case 6:
+            beside: list[Any] = [
+                {},
+                {},
+                {"type": "object"},
+                {"required": ["b"]},
+                {"maxProperties": 1},
+            ]
+            return {"$ref": "#/$defs/other", **draw.choice(beside)}
+    condition = {"properties": {"tag": {"const": "x"}}, "required": ["tag"]}
+    return {
+        "type": "object",
+        "properties": {"tag": {"enum": ["x", "y"]}},
+        "if": condition,
+        "then": {"required": ["a"], "properties": {"a": any_schema(draw, depth - 2)}},
+        "else": {"required": ["b"]},
+    }
+
+
+def any_object(draw: random.Random, depth: int) -> Any:
+    names = draw.sample(RANDOM_KEYS, draw.randint(0, 3))
+    made: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: any_schema(draw, depth) for name in names},
+        "required": draw.sample(RANDOM_KEYS, draw.randint(0, 2)),
+    }
+    extra: list[Any] = [
+        *[
+            {},
+            {},
+            {"additionalProperties": False},
+            {"additionalProperties": any_schema(draw, depth)},
+        ],
+        *[{"patternProperties": {"^x": any_schema(draw, depth)}}, {"minProperties": 1}],
+        *[{"maxProperties": 2}, {"dependentRequired": {"a": ["b"]}}],
+    ]
+    return made | draw.choice(extra)
+
+
+def any_value(draw: random.Random, depth: int = 2) -> Any:
+    kind = draw.randrange(9 if depth else 6)
+    if kind < 6:
+        return draw.choice(RANDOM_VALUES)
+    if kind == 6:
+        return [any_value(draw, depth - 1) for _ in range(draw.randint(0, 3))]
+    names = draw.sample([*RANDOM_KEYS, "x1"], draw.randint(0, 3))
+    return {name: any_value(draw, depth - 1) for name in names}
+
+
+def is_instance(validator: jsonschema.Validator, instance: Any) -> bool:
+    try:
+        return bool(validator.is_valid(instance))
+    except RecursionError:
+        return False  # a reference to itself: no instance ends
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_masks_let_through_is_an_instance(seed: int) -> None:
+    draw = random.Random(seed)
+    judge_walks(seed, draw, {}, any_schema(draw, 3))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_masks_let_through_is_an_instance_in_the_draft_that_is_named(seed: int) -> None:
+    draw = random.Random(1000 + seed)
+    judge_walks(seed, draw, {"$schema": draw.choice(RANDOM_DRAFTS)}, any_object(draw, 3))
+
+
+def judge_walks(seed: int, draw: random.Random, named: dict[str, str], drawn: Any) -> None:
+    """Texts that masks of a schema let through against the validator of its draft."""
+    rest = drawn if isinstance(drawn, dict) else {}
+    whole = {**named, **rest, "$defs": {"other": any_object(draw, 1)}}
+    kind = jsonschema.validators.validator_for(whole, default=jsonschema.Draft202012Validator)
+    validator = kind(whole, format_checker=CHECKED)
+    values = [any_value(draw) for _ in range(30)]
+    try:
+        language = of_schema(whole, whitespace=draw.choice(list(Whitespace)))
+    except Contradiction:
+        assert [each for each in values if is_instance(validator, each)] == []
+        return
+    except NotEnforced:
+        return
+    for each in values:
+        assert not accepts_value(language, each) or is_instance(validator, each), each
+    for turn in range(3):
+        text = walk(language, np.random.default_rng((seed, turn)), 40)
+        assert text is None or is_instance(validator, json.loads(text)), text
+
+
+FOLDER = Path(__file__).parents[1] / "generated_schemas"
+GENERATED: dict[str, Any] = {
+    **json.loads((FOLDER / "zod.json").read_text()),
+    **json.loads((FOLDER / "pydantic.json").read_text()),
+}
+# A set of anything has to be remembered; two patterns look ahead.
+GENERATED_REFUSED = {
+    "zod/dates": "/properties/dur/pattern",
+    "zod/emoji": "/properties/e/pattern",
+    "pydantic/a set": "/uniqueItems",
+}
+_MAX_LEN, _NUM_TEXTS = 400, 3
+
+
+def test_there_are_sixty_and_three_are_refused() -> None:
+    assert (len(GENERATED), len(GENERATED_REFUSED)) == (60, 3)
+
+
+def test_pydantic_still_writes_them_so() -> None:
+    written = schemas()
+
+    assert {name: GENERATED[name] for name in written} == json.loads(json.dumps(written))
+
+
+@pytest.mark.parametrize("name", [name for name in GENERATED if name not in GENERATED_REFUSED])
+def test_what_is_made_under_a_schema_is_an_instance(name: str) -> None:
+    schema = GENERATED[name]
+    language = of_schema(schema)
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    judge = kind(spelt_out(schema))
+    texts = [walk(language, np.random.default_rng(seed), _MAX_LEN) for seed in range(_NUM_TEXTS)]
+    shortest = language.matcher().shortest(_MAX_LEN)
+    assert shortest is not None
+    texts.append(bytes(token for token in shortest if token < 256).decode())
+
+    for text in filter(None, texts):
+        assert list(judge.iter_errors(json.loads(text))) == [], text
+
+
+@pytest.mark.parametrize(("name", "pointer"), GENERATED_REFUSED.items())
+def test_what_cannot_be_enforced_is_refused_with_its_pointer(name: str, pointer: str) -> None:
+    with pytest.raises(NotEnforced) as raised:
+        of_schema(GENERATED[name])
+
+    assert raised.value.pointer == pointer
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string", "nullable": True, "maxLength": 1}, ["a", None], ["ab", 1]),
+        ({"type": "string", "nullable": False}, ["a"], [None]),
+        ({"type": ["integer", "null"], "nullable": True}, [1, None], ["a"]),
+        ({"type": "string", "enum": ["a"], "nullable": True}, ["a"], [None, "b"]),
+        ({"type": "string", "enum": ["a", None], "nullable": True}, ["a", None], ["b"]),
+        (
+            {
+                "allOf": [{"$ref": "#/$defs/n"}],
+                "nullable": True,
+                "$defs": {"n": {"type": "number"}},
+            },
+            *([1.5, None], ["a"]),
+        ),
+    ],
+)
+def test_nullable_adds_null(schema: Any, right: list[Any], wrong: list[Any]) -> None:
+    language = of_schema(schema)
+    judge = jsonschema.Draft202012Validator(spelt_out(schema))
+
+    for value in (*right, *wrong):
+        assert accepts_value(language, value) is judge.is_valid(value) is (value in right), value
+
+
+@pytest.mark.parametrize(
+    ("bounds", "num_arrays"),
+    [({}, 16), ({"minItems": 1}, 15), ({"maxItems": 1}, 4), ({"minItems": 4}, 0)],
+)
+def test_a_set_of_listed_values_has_each_once(bounds: dict[str, int], num_arrays: int) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": {"enum": ["a", "b", "c"]}, **bounds}
+    arrays = [list(each) for size in range(5) for each in product(["a", "b", "c"], repeat=size)]
+    if num_arrays == 0:
+        with pytest.raises(Contradiction):
+            of_schema(schema)
+        return
+    language = of_schema(schema)
+
+    accepted = [each for each in arrays if accepts_value(language, each)]
+    assert accepted == [
+        each for each in arrays if jsonschema.Draft202012Validator(schema).is_valid(each)
+    ]
+    assert len(accepted) == num_arrays
+
+
+def test_unknown_formats_and_keywords_are_named_and_enforce_nothing() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string", "format": "slug", "pattern": "^[a-z]$"},
+            "b": {"type": "string", "format": "postcode", "_own": 1, "x-ui": 2, "X-y": 3},
+        },
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    language = of_schema(schema)
+
+    assert language.not_enforced == (
+        "/properties/a/format",
+        "/properties/b/format",
+        "/properties/b/_own",
+        "/properties/b/x-ui",
+        "/properties/b/X-y",
+    )
+
+
+NAMES = st.text('ab"\\{}: é\n', max_size=4) | st.sampled_from(["__proto__", "$ref", "a/b~", ""])
+NOTES = st.sampled_from([{}, {"title": "t", "default": 5}, {"description": "d"}])
+NUMBERS = st.integers(-1, 6) | st.sampled_from([1001, 2.0, True, "1"])
+
+
+def bounds(least: str, most: str) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({}, optional={least: NUMBERS, most: NUMBERS})
+
+
+LEAVES = st.one_of(
+    st.builds(
+        lambda kind, notes: {"type": kind, **notes},
+        st.sampled_from(["string", "integer", "number", "boolean", "null", "other"]),
+        NOTES,
+    ),
+    bounds("minLength", "maxLength").map(lambda said: {"type": "string", **said}),
+    st.lists(NAMES, max_size=3).map(lambda values: {"enum": values}),
+    st.lists(NAMES | st.integers(), max_size=3).map(lambda v: {"type": "string", "enum": v}),
+    NAMES.map(lambda value: {"const": value}),
+    st.sampled_from([{}, True, {"type": ["string", "null"]}, {"pattern": "a"}, {"minimum": 3}]),
+)
+
+
+def arrays(items: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    said = st.tuples(items, bounds("minItems", "maxItems"))
+    return said.map(lambda pair: {"type": "array", "items": pair[0], **pair[1]})
+
+
+@st.composite
+def objects(draw: st.DrawFn, values: st.SearchStrategy[Any]) -> dict[str, Any]:
+    properties = draw(st.dictionaries(NAMES, values, max_size=4))
+    named = st.sampled_from(sorted(properties)) if properties else st.just("absent")
+    required = draw(st.lists(named, max_size=3, unique=draw(st.booleans())))
+    more = draw(st.sampled_from([{}, {"additionalProperties": False}]))
+    return {"type": "object", "properties": properties, "required": required, **more}
+
+
+TRIVIAL = st.recursive(LEAVES, lambda inner: arrays(inner) | objects(inner), max_leaves=8)
+
+
+@given(TRIVIAL, st.sampled_from(Whitespace))
+def test_what_is_obvious_compiles_and_fits(schema: Any, whitespace: Whitespace) -> None:
+    text = json.dumps(schema)
+
+    enough_len = obvious_len(ConstraintSpec(Kind.JSON_SCHEMA, text, whitespace))
+
+    assume(enough_len is not None)
+    assert enough_len is not None
+    language = compiled(Kind.JSON_SCHEMA, text, whitespace=whitespace)
+    output_state = OutputConstraintState(
+        language, byte_vocabulary(), Budget(enough_len), StopRule()
+    )
+    assert output_state.needed_len <= enough_len
+
+
+RECORD = {
+    "title": "Person",
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 2},
+        "age": {"type": "integer", "description": "years"},
+        "tags": {"type": "array", "items": {"enum": ["x", "long"]}, "minItems": 1},
+        "more": {"type": "string"},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+
+
+def test_a_plain_record_is_obvious() -> None:
+    assert obvious_len(ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(RECORD))) == 2 + 14 + 14 + 20
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param({"type": "string", "minLength": 3, "maxLength": 2}, id="contradiction"),
+        pytest.param({"type": "string", "pattern": "a+"}, id="pattern"),
+        pytest.param({"type": "string", "enum": [1]}, id="a-value-of-another-type"),
+        pytest.param({"enum": []}, id="no-value"),
+        pytest.param({"type": "object", "required": ["a"]}, id="required-and-not-declared"),
+        pytest.param({"type": "integer", "minimum": 5}, id="range"),
+        pytest.param({"$ref": "#/definitions/a"}, id="reference"),
+        pytest.param({"type": "array", "items": {"not": {}}, "minItems": 1}, id="inner"),
+        pytest.param({"properties": {"a": {"type": "string"}}}, id="no-type"),
+    ],
+)
+def test_what_needs_a_closer_look_is_not_obvious(schema: Any) -> None:
+    assert obvious_len(ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))) is None
+
+
+def test_a_key_that_is_there_twice_is_looked_at() -> None:
+    text = '{"type": "string", "type": "integer"}'
+    assert obvious_len(ConstraintSpec(Kind.JSON_SCHEMA, text)) is None
+
+
+def test_other_kinds_and_lenient_schemas_are_looked_at() -> None:
+    assert obvious_len(ConstraintSpec(Kind.REGEX, "a")) is None
+    assert obvious_len(ConstraintSpec(Kind.JSON_SCHEMA, "{}", lenient=True)) is None

@@ -12,8 +12,7 @@ from constraints.grammars.limits import LIMITS
 from constraints.grammars.where_fallback import to_grammar
 from constraints.spec import Kind
 from constraints.where.parser import parse
-from tests.constraints.where.expressions import END_ID, EXPRESSIONS, TOKENS
-from tests.constraints.where.large import LARGE
+from tests.constraints.where.expressions import END_ID, EXPRESSIONS, LARGE, TOKENS
 from tests.constraints.where.oracle import Oracle
 
 BEYOND = [each for each in EXPRESSIONS if "tokens(" in each or "stops_before" in each]

@@ -5,7 +5,7 @@ import pytest
 from constraints.guiding.completion import completes, next_completion, rest_after, tails_of
 from constraints.matcher import Matcher
 from constraints.spec import ConstraintSpec, Kind
-from tests.constraints.walks import byte_vocabulary, language_of
+from tests.constraints.cases import byte_vocabulary, language_of
 
 BYTES = byte_vocabulary()
 

@@ -1,7 +1,21 @@
-"""The search for completions: what it finds, over bytes and over tokens, and what it proves."""
+"""The search for completions: what it finds, over bytes and over tokens, and what it proves.
 
+Pieces: hints, their ends, and what is left of one that has begun.
+
+Limits on computing.
+
+Patterns whose masks do not tell how far a text has come: a short text is known from the start.
+
+Behind `.*[0-9]` every mask of `.*[0-9]{3}` is as it was before, so that nothing but the pattern
+itself says what leads to an end.
+"""
+
+import json
 import random
+import re
+import time
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -11,10 +25,22 @@ from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.completion import completes
 from constraints.guiding.search import PLAN, Search, Strategy, is_provably_dead
 from constraints.guiding.search import shortest_completion as shortest
-from constraints.spec import ConstraintSpec, Kind
-from tests.constraints.cases import CASES
-from tests.constraints.walks import demo_vocabulary, judge_of, language_of, text_of
-from tests.constraints.where.vocabularies import vocabulary_of
+from constraints.guiding.splice_texts import NO_SPLICE_TEXTS, ends_of, splice_texts_of
+from constraints.guiding.time_limit import TimeLimit
+from constraints.matcher import Matcher
+from constraints.output_constraint import OutputConstraintState
+from constraints.spec import Budget, ConstraintSpec, Kind
+from tests.constraints.cases import (
+    CASES,
+    STRING,
+    demo_vocabulary,
+    drawn,
+    judge_of,
+    language_of,
+    record,
+    text_of,
+    vocabulary_of,
+)
 
 VOCABULARY = demo_vocabulary()
 # A letter of many that ends a loop is not told by masks.
@@ -161,3 +187,159 @@ def test_a_word_in_either_case_is_come_by_in_any_text() -> None:
     found = language_of(spec, VOCABULARY).matcher().shortest(12)
     assert found is not None
     assert "quick fox" in text_of(list(found), VOCABULARY)
+
+
+OBJECT = b'{"a":"","b":"}"}'
+ANY_BYTE = frozenset(range(256))
+
+
+def matcher_behind(text: bytes) -> Matcher:
+    """In an object of strings a and b."""
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(record({"a": STRING, "b": STRING})))
+    matcher = language_of(spec, byte_vocabulary()).matcher()
+    for byte in text:
+        matcher.advance(byte)
+    return matcher
+
+
+def legal_behind(text: bytes, allowed: bytes) -> list[bytes]:
+    pieces = splice_texts_of((OBJECT, b"plain"))
+    return list(map(bytes, pieces.legal(matcher_behind(text), frozenset(allowed))))
+
+
+@pytest.mark.parametrize(
+    ("text", "piece"),
+    [
+        (b"", OBJECT),
+        (b"{", b'"a":"","b":"}"}'),
+        (b'{"a":"what the model wrote",', b'"b":"}"}'),
+        (b'{ "a" : "" , ', b'"b":"}"}'),
+    ],
+)
+def test_an_end_of_a_hint_stands_wherever_a_member_may(text: bytes, piece: bytes) -> None:
+    assert legal_behind(text, b' "{') == [piece]
+
+
+def test_a_string_stands_where_a_value_may_and_not_for_a_key() -> None:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object", "required": ["a"]}')
+    matcher = language_of(spec, byte_vocabulary()).matcher()
+    pieces, found = splice_texts_of((b'"day"',)), []
+    for byte in b'{"a":"",':
+        found.append(pieces.legal(matcher, frozenset(b'"')))
+        matcher.advance(byte)
+    assert pieces.legal(matcher, frozenset(b'"')) == ()
+    assert found == [(), (), (), (), (), (tuple(b'"day"'),), (), ()]
+
+
+def test_json_is_not_looked_for_within_free_text() -> None:
+    assert legal_behind(b'{"a":"', bytes(range(128))) == [b"plain"]
+
+
+def test_what_does_not_begin_with_a_legal_byte_is_not_asked_for() -> None:
+    assert legal_behind(b"", b" ") == []
+
+
+def test_the_rest_of_what_was_forced_is_told_the_outermost_first() -> None:
+    pieces = splice_texts_of((OBJECT, b'"a"'))
+    forced = b'{"a":"'
+    rests = pieces.begun(matcher_behind(forced), forced)
+    assert list(map(bytes, rests)) == [b'","b":"}"}', b'a"']
+
+
+def test_without_hints_there_are_no_pieces() -> None:
+    assert NO_SPLICE_TEXTS.legal(matcher_behind(b""), ANY_BYTE) == ()
+    assert NO_SPLICE_TEXTS.begun(matcher_behind(b"{"), b"{") == ()
+
+
+def test_a_text_is_cut_where_something_may_just_be_done() -> None:
+    assert list(ends_of(b'x","b":1}', 9)) == [
+        *(b'x","b":1}', b'","b":1}', b',"b":1}', b'"b":1}', b'":1}', b"}"),
+    ]
+    assert list(ends_of(b'x","b":1}', 2)) == [b'x","b":1}', b'","b":1}']
+
+
+def test_a_limit_begins_anew_once_at_half_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 0.9, 5.0, 5.0, 5.4, 5.6, 5.6])
+    monkeypatch.setattr("constraints.guiding.time_limit.thread_time", lambda: next(times))
+    limit = TimeLimit(1.0)
+    assert [limit.is_over() for _ in range(5)] == [False, False, False, True, True]
+
+
+WHOLE = [
+    ".*[0-9]{3}.*",
+    ".*[0-9]{2}",
+    r".*\d{4}-\d{2}.*",
+    ".* [A-Z]{2}",
+    ".*[0-9]+ kg",
+    "(?s).*[0-9]{3}.*",
+    r"\S+@\S+\.\S+",
+]
+FOUND = [
+    "fox",
+    "kg$",
+    r"\d{4}",
+    r"\.(jpg|png)$",
+    r"^https://.*\.pdf$",
+    r"^.+@example\.com$",
+    "^SKU-.*-END$",
+    "a.*b",
+    "USD|EUR",
+    "^#.*#$",
+    "^.* (Street|Road)$",
+    "^.{3,}xyz$",
+    "^arn:aws:.*:role/.*$",
+    "^.+ .+ .+$",
+]
+MAX_LEN = 20
+SCHEMAS = [
+    *({"type": "string", "pattern": pattern} for pattern in FOUND),
+    *(record({"f": {"type": "string", "pattern": pattern}}) for pattern in FOUND),
+    {"type": "string", "pattern": "a", "minLength": 9},
+    {"type": "string", "allOf": [{"pattern": "[0-9]{2}"}, {"pattern": "[a-z]{2}$"}]},
+    {"type": "string", "anyOf": [{"pattern": "[0-9]{2}"}, {"type": "object"}]},
+    {"type": "array", "items": {"type": "string", "pattern": "[0-9]{2}$"}, "minItems": 2},
+    {"type": "object", "propertyNames": {"pattern": "[0-9]{2}"}, "minProperties": 1},
+]
+
+
+def state_of(spec: ConstraintSpec, max_len: int) -> OutputConstraintState:
+    return OutputConstraintState(
+        language_of(spec, demo_vocabulary()), demo_vocabulary(), Budget(max_len)
+    )
+
+
+def drawn_tightly(spec: ConstraintSpec, slack: int) -> str:
+    max_len = state_of(spec, MAX_LEN).needed_len + slack
+    output_state = state_of(spec, max_len)
+    output = drawn(output_state, demo_vocabulary(), max_len, random.Random(f"{spec.text} {slack}"))
+    assert output_state.is_satisfied
+    return text_of(output, demo_vocabulary())
+
+
+@pytest.mark.parametrize("slack", [0, 2, 9])
+@pytest.mark.parametrize("pattern", WHOLE)
+def test_a_pattern_is_met_in_a_tight_budget(pattern: str, slack: int) -> None:
+    assert re.fullmatch(pattern, drawn_tightly(ConstraintSpec(Kind.REGEX, pattern), slack))
+
+
+@pytest.mark.parametrize("slack", [0, 2, 9])
+@pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
+def test_so_is_a_schema_s(schema: dict[str, object], slack: int) -> None:
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
+    jsonschema.validate(json.loads(drawn_tightly(spec, slack)), schema)
+
+
+@pytest.mark.parametrize("kind", [Kind.LARK, Kind.GBNF])
+def test_so_is_a_grammar_s(kind: Kind) -> None:
+    lark = 'start: "{" WORD "}"\nWORD: /[^}]*[0-9]{3}/\n'
+    gbnf = 'root ::= "{" [^}]* [0-9][0-9][0-9] "}"\n'
+    text = drawn_tightly(ConstraintSpec(kind, lark if kind is Kind.LARK else gbnf), 2)
+    assert re.fullmatch("{[^}]*[0-9]{3}}", text)
+
+
+@pytest.mark.alone
+def test_that_takes_no_time() -> None:
+    language = language_of(ConstraintSpec(Kind.REGEX, ".*[0-9]{3}.*"), demo_vocabulary())
+    began_s = time.thread_time()
+    OutputConstraintState(language, demo_vocabulary(), Budget(MAX_LEN))
+    assert time.thread_time() - began_s < 0.1

@@ -2,7 +2,40 @@
 
 Bounds are small, so that outputs of a few tokens come to them; phrases overlap themselves and each
 other, have characters of several bytes and stand across tokens.
+
+Every kind of term, corners included (empty lists, patterns with quotes), and short texts.
+
+Random expressions over a few characters, small bounds and phrases that overlap.
+
+Expressions over a vocabulary with many-byte and split-character tokens, compiled.
 """
+
+from hypothesis import strategies as st
+
+from constraints.token_trie import TokenTrie
+from constraints.where.compile import compile_where
+from constraints.where.engine import WhereLanguage
+from constraints.where.parser import parse
+from constraints.where.terms import (
+    And,
+    Compare,
+    Constant,
+    Contains,
+    EndsWith,
+    Expression,
+    IsFloat,
+    IsInt,
+    Matches,
+    Measure,
+    Not,
+    OneOf,
+    Or,
+    Relation,
+    StartsWith,
+    StopsAt,
+    StopsBefore,
+)
+from tests.constraints.cases import vocabulary_of
 
 END_ID = 256
 _PIECES: tuple[bytes, ...] = (
@@ -91,3 +124,92 @@ EXPRESSIONS: tuple[str, ...] = (
     'not ("a" in X and "b" in X) and not stops_at(X, ".")',
     '(X in ["a", "the fox"] or int(X) > 98 or stops_at(X, ".")) and len(X) != 3 and len(X) < 8',
 )
+
+
+texts = st.text(alphabet="ab .\n1-ä\u3000", max_size=6)
+# What a literal must be able to say.
+any_text = st.text(st.characters(codec="utf-8"), max_size=6)
+any_several = st.lists(texts, max_size=3, unique=True).map(tuple)
+any_phrases = st.lists(texts.filter(bool), min_size=1, max_size=2, unique=True).map(tuple)
+
+any_atoms: st.SearchStrategy[Expression] = st.one_of(
+    st.builds(Compare, st.sampled_from(Measure), st.sampled_from(Relation), st.integers(-3, 12)),
+    st.builds(OneOf, any_several),
+    st.builds(Contains, st.one_of(texts, any_text)),
+    st.builds(StartsWith, any_several),
+    st.builds(EndsWith, any_several),
+    st.builds(Matches, st.sampled_from((r"[ab]+", r"\d*", r"(a|b)?\.", "", r".*\n", '"\\\\"'))),
+    st.just(IsInt()),
+    st.just(IsFloat()),
+    st.builds(StopsAt, any_phrases),
+    st.builds(Constant, st.booleans()),
+)
+
+
+def _joined(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
+    two_or_three = st.lists(parts, min_size=2, max_size=3).map(tuple)
+    return st.one_of(
+        st.builds(And, two_or_three), st.builds(Or, two_or_three), st.builds(Not, parts)
+    )
+
+
+any_conditions: st.SearchStrategy[Expression] = st.recursive(any_atoms, _joined, max_leaves=6)
+any_expressions: st.SearchStrategy[Expression] = st.one_of(
+    any_conditions,
+    st.builds(StopsBefore, any_phrases),
+    st.builds(
+        lambda condition, stop: And((condition, StopsBefore(stop))), any_conditions, any_phrases
+    ),
+)
+
+
+PHRASES = ("a", "b", "ab", "aab", " a", ".", "a.", "ä", "日", "1", "-1")
+PATTERNS = ("a*b", "(ab|a)*", r"\S+ \S+", "[^b]{1,3}", "a?ä?")
+
+phrases = st.sampled_from(PHRASES)
+several = st.lists(phrases, min_size=1, max_size=3, unique=True).map(tuple)
+counted = st.builds(
+    Compare,
+    st.sampled_from((Measure.CHARS, Measure.WORDS, Measure.SENTENCES, Measure.TOKENS)),
+    st.sampled_from(Relation),
+    st.integers(0, 5),
+)
+atoms = st.one_of(
+    counted,
+    counted,
+    st.builds(Compare, st.just(Measure.INT), st.sampled_from(Relation), st.integers(-11, 11)),
+    st.builds(Contains, phrases),
+    st.builds(StartsWith, several),
+    st.builds(EndsWith, several),
+    st.builds(StopsAt, several),
+    st.builds(OneOf, several),
+    st.builds(Matches, st.sampled_from(PATTERNS)),
+    st.sampled_from((IsInt(), IsFloat())),
+)
+
+
+def joined(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
+    pairs = st.lists(parts, min_size=2, max_size=3).map(tuple)
+    return st.one_of(st.builds(And, pairs), st.builds(Or, pairs), st.builds(Not, parts))
+
+
+conditions: st.SearchStrategy[Expression] = st.recursive(atoms, joined, max_leaves=4)
+expressions: st.SearchStrategy[Expression] = st.one_of(
+    conditions,
+    st.builds(lambda part, stop: And((part, StopsBefore(stop))), conditions, several),
+)
+# More lists than automata can be followed side by side.
+listing = st.one_of(*(st.builds(kind, several) for kind in (OneOf, StartsWith, EndsWith)))
+many = st.lists(listing, min_size=32, max_size=36).map(tuple)
+unions: st.SearchStrategy[Expression] = st.one_of(
+    st.builds(Or, many), st.builds(lambda parts: And(tuple(map(Not, parts))), many)
+)
+
+
+LARGE = vocabulary_of(TOKENS, (END_ID,))
+LARGE_WALK = TokenTrie(LARGE)
+
+
+def compiled(written: str) -> WhereLanguage:
+    """The language of an expression over LARGE."""
+    return compile_where(parse(written), LARGE, LARGE_WALK)

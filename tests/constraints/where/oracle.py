@@ -1,4 +1,4 @@
-"""Which tokens are legal, found by searching: the judge of the engine's masks.
+r"""Which tokens are legal, found by searching: the judge of the engine's masks.
 
     oracle = Oracle(expression, tokens, end_ids)
     oracle.legal(prefix)             ids that may follow the ids in `prefix`, end tokens included
@@ -10,24 +10,478 @@ has only begun, and how many tokens there were. Characters which no atom tells a
 once. From each place completions are searched for: by characters, and where tokens are counted,
 some byte is none or there is a budget by tokens, of what can be completed by characters at all.
 Written as simply as possible, for vocabularies of a few hundred tokens and bounds of a few dozen.
+
+Characters that an expression's atoms do not tell apart, and the bytes that they begin with.
+
+Regular expressions for the oracle, by Antimirov's partial derivatives over characters.
+
+It knows the part of Python's syntax that the tests use: literals, `.`, classes, \d \w \s and
+their complements, escaped signs, groups, `|`, `*`, `+`, `?`, `{m}`, `{m,}`, `{m,n}`. Lazy repeats
+mean the same as others where the whole text must match. It shares nothing with the engine.
+
+The oracle's character machines, one for each atom of an expression, written to be believed.
+
+Each remembers of a text only what its atom needs to know: a count up to just beyond the bound, the
+longest end of the text that begins a phrase, what may still follow in a pattern. None shares code
+with the engine or with the evaluator.
 """
 
+import codecs
+import re
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 from constraints.where.terms import (
     And,
     Compare,
     Constant,
+    Contains,
+    EndsWith,
     Expression,
+    IsFloat,
+    IsInt,
+    Matches,
     Measure,
     Not,
+    OneOf,
     Or,
+    Relation,
+    StartsWith,
+    StopsAt,
     StopsBefore,
 )
-from tests.constraints.where.alphabet import Alphabet, characters
-from tests.constraints.where.machines import longest_beginning, machine_of, related
+
+SURROGATES = (0xD800, 0xE000)
+# After these not every continuation byte may follow.
+SPECIAL_LEADS = (b"\xe0", b"\xed", b"\xf0", b"\xf4")
+
+
+class Alphabet:
+    """One character of every kind that the atoms tell apart."""
+
+    def __init__(self, atoms: Sequence[Expression]) -> None:
+        bounds = {bound for atom in atoms for char in _named(atom) for bound in _around(char)}
+        self._named = sorted(bounds | {0, *SURROGATES})
+        self._classes = tuple(dict.fromkeys(name for atom in atoms for name in _classes(atom)))
+        starts = {start for name in self._classes for start in _changes(name)}
+        self._starts = sorted(starts.union(self._named))
+        kinds: dict[Hashable, str] = {}
+        self._likes = [kinds.setdefault(self._kind(start), chr(start)) for start in self._starts]
+        self._tails: dict[Hashable, bytes] = {}
+
+    def _kind(self, code_point: int) -> Hashable:
+        has = [re.match(name, chr(code_point)) is not None for name in self._classes]
+        return bisect_right(self._named, code_point), *has
+
+    def like(self, char: str) -> str:
+        """The character that stands for this one."""
+        return self._likes[bisect_right(self._starts, ord(char)) - 1]
+
+    def beginning_with(self, tail: bytes) -> list[str]:
+        """One character of every kind whose UTF-8 begins with these bytes."""
+        first, last = code_points(tail)
+        low = bisect_right(self._starts, first) - 1
+        high = bisect_right(self._starts, last)
+        likes = dict.fromkeys(self._likes[low:high])
+        return [like for like in likes if not SURROGATES[0] <= ord(like) < SURROGATES[1]]
+
+    def like_tail(self, tail: bytes) -> bytes:
+        """The begun character that stands for this one: of one kind, completed by any bytes."""
+        likes = self.beginning_with(tail) if tail else []
+        if len(likes) != 1 or tail in SPECIAL_LEADS:
+            return tail
+        return self._tails.setdefault((likes[0], _length(tail[0]) - len(tail)), tail)
+
+    def meaning(self, token: bytes) -> Hashable:
+        """Equal for tokens that mean the same where a character begins."""
+        split = characters(token)
+        return None if split is None else ("".join(map(self.like, split[0])), split[1])
+
+
+def characters(data: bytes) -> tuple[str, bytes] | None:
+    """The complete characters, and the bytes of one that has begun; None for what is no UTF-8."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    try:
+        text = decoder.decode(data)
+    except UnicodeDecodeError:
+        return None
+    return text, decoder.getstate()[0]
+
+
+def code_points(tail: bytes) -> tuple[int, int]:
+    """The first and the last code point whose UTF-8 begins with these bytes."""
+    if not tail:
+        return 0, 0x10FFFF
+    lead = tail[0]
+    length = _length(lead)
+    least, most = {2: (0x80, 0x7FF), 3: (0x800, 0xFFFF), 4: (0x10000, 0x10FFFF)}[length]
+    bits = lead & (0xFF >> (length + 1))
+    for byte in tail[1:]:
+        bits = bits << 6 | byte & 0x3F
+    open_bits = 6 * (length - len(tail))
+    return max(bits << open_bits, least), min(((bits + 1) << open_bits) - 1, most)
+
+
+def _length(lead: int) -> int:
+    return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+
+
+def _named(atom: Expression) -> str:
+    """The characters that the atom names; ranges in patterns by their bounds."""
+    match atom:
+        case Compare(Measure.INT) | IsInt() | IsFloat():
+            return "-.0123456789"
+        case Compare(Measure.SENTENCES):
+            return "."
+        case Compare():
+            return ""
+        case Matches(pattern):
+            return pattern + "\n\t\r"
+        case Contains(phrase):
+            return phrase
+        case OneOf(texts) | StartsWith(texts) | EndsWith(texts):
+            return "".join(texts)
+        case StopsAt(texts) | StopsBefore(texts):
+            return "".join(texts)
+    raise TypeError(atom)
+
+
+def _classes(atom: Expression) -> tuple[str, ...]:
+    """The classes of characters that the atom tells apart."""
+    match atom:
+        case Compare(Measure.WORDS):
+            return (r"\s",)
+        case Matches():
+            return r"\s", r"\d", r"\w"
+    return ()
+
+
+def _around(char: str) -> tuple[int, int]:
+    return ord(char), ord(char) + 1
+
+
+@cache
+def _changes(name: str) -> tuple[int, ...]:
+    """The code points at which characters of a class begin or end."""
+    everything = "".join(map(chr, range(0x110000)))
+    found = re.finditer(f"{name}+", everything)
+    return tuple(bound for run in found for bound in run.span() if bound < 0x110000)
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The empty text."""
+
+
+@dataclass(frozen=True)
+class One:
+    """One character, by a pattern that `re` decides."""
+
+    pattern: str
+
+    def has(self, char: str) -> bool:
+        return re.fullmatch(self.pattern, char) is not None
+
+
+@dataclass(frozen=True)
+class Then:
+    first: "Node"
+    second: "Node"
+
+
+@dataclass(frozen=True)
+class Either:
+    first: "Node"
+    second: "Node"
+
+
+@dataclass(frozen=True)
+class Star:
+    inner: "Node"
+
+
+Node = Nothing | One | Then | Either | Star
+
+_ONE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[^\\()|*+?{}\[\]]", re.DOTALL)
+_TIMES = re.compile(r"(\*|\+|\?|\{(\d*)(,?)(\d*)\})\??")
+
+
+@cache
+def step(nodes: frozenset[Node], char: str) -> frozenset[Node]:
+    """What may still follow after `char`, of what might have followed before it."""
+    return frozenset(rest for node in nodes for rest in _rests(node, char))
+
+
+def is_done(nodes: frozenset[Node]) -> bool:
+    return any(_may_be_empty(node) for node in nodes)
+
+
+def _rests(node: Node, char: str) -> set[Node]:
+    match node:
+        case Nothing():
+            return set()
+        case One():
+            return {Nothing()} if node.has(char) else set()
+        case Either(first, second):
+            return _rests(first, char) | _rests(second, char)
+        case Star(inner):
+            return {_then(rest, node) for rest in _rests(inner, char)}
+        case Then(first, second):
+            rests = {_then(rest, second) for rest in _rests(first, char)}
+            return rests | _rests(second, char) if _may_be_empty(first) else rests
+
+
+def _may_be_empty(node: Node) -> bool:
+    match node:
+        case Nothing() | Star():
+            return True
+        case One():
+            return False
+        case Either(first, second):
+            return _may_be_empty(first) or _may_be_empty(second)
+        case Then(first, second):
+            return _may_be_empty(first) and _may_be_empty(second)
+
+
+def _then(first: Node, second: Node) -> Node:
+    return second if isinstance(first, Nothing) else Then(first, second)
+
+
+def read(pattern: str) -> Node:
+    node, end = _either(pattern, 0)
+    assert end == len(pattern), f"{pattern!r} is beyond the oracle at {end}"
+    return node
+
+
+def _either(pattern: str, at: int) -> tuple[Node, int]:
+    node, at = _sequence(pattern, at)
+    while pattern.startswith("|", at):
+        other, at = _sequence(pattern, at + 1)
+        node = Either(node, other)
+    return node, at
+
+
+def _sequence(pattern: str, at: int) -> tuple[Node, int]:
+    nodes: list[Node] = []
+    while at < len(pattern) and pattern[at] not in "|)":
+        node, at = _single(pattern, at)
+        times = _TIMES.match(pattern, at)
+        if times:
+            node, at = _repeated(node, times), times.end()
+        nodes.append(node)
+    whole: Node = Nothing()
+    for node in reversed(nodes):
+        whole = node if isinstance(whole, Nothing) else Then(node, whole)
+    return whole, at
+
+
+def _single(pattern: str, at: int) -> tuple[Node, int]:
+    if pattern[at] == "(":
+        at += 3 if pattern.startswith("(?:", at) else 1
+        node, at = _either(pattern, at)
+        assert pattern[at] == ")"
+        return node, at + 1
+    one = _ONE.match(pattern, at)
+    assert one, f"{pattern!r} is beyond the oracle at {at}"
+    return One(one[0]), one.end()
+
+
+def _repeated(node: Node, times: re.Match[str]) -> Node:
+    sign, low, comma, high = times.groups()
+    if sign == "*":
+        return Star(node)
+    if sign == "+":
+        return Then(node, Star(node))
+    if sign == "?":
+        return Either(node, Nothing())
+    at_least = int(low or 0)
+    rest: Node = Nothing()
+    if comma and not high:
+        rest = Star(node)
+    for _ in range(int(high) - at_least if high else 0):
+        rest = Either(_then_node(node, rest), Nothing())
+    for _ in range(at_least):
+        rest = _then_node(node, rest)
+    return rest
+
+
+def _then_node(node: Node, rest: Node) -> Node:
+    return node if isinstance(rest, Nothing) else Then(node, rest)
+
+
+DIGITS = "0123456789"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """start, a step by one character, and whether the text so far satisfies the atom."""
+
+    start: Hashable
+    step: Callable[[Any, str], Hashable]
+    accepts: Callable[[Any], bool]
+
+
+def machine_of(atom: Expression) -> Machine:
+    if isinstance(atom, Compare):
+        return {
+            Measure.CHARS: _count,
+            Measure.WORDS: _words,
+            Measure.SENTENCES: _sentences,
+            Measure.INT: _int_compared,
+        }[atom.measure](atom.relation, atom.bound)
+    match atom:
+        case OneOf(values):
+            return _one_of(values)
+        case StartsWith(phrases):
+            return _starts_with(phrases)
+        case EndsWith(phrases):
+            return _ends_with(phrases)
+        case Contains(phrase):
+            return _contains(phrase)
+        case StopsAt(phrases):
+            return _stops_at(phrases)
+    return _pattern(read(_pattern_of(atom)))
+
+
+def _pattern_of(atom: Expression) -> str:
+    match atom:
+        case Matches(pattern):
+            return pattern
+        case IsInt():
+            return "-?[0-9]+"
+        case IsFloat():
+            return r"-?[0-9]+(\.[0-9]+)?"
+    raise TypeError(atom)
+
+
+def related(count: int, relation: Relation, bound: int) -> bool:
+    match relation:
+        case Relation.LT:
+            return count < bound
+        case Relation.LE:
+            return count <= bound
+        case Relation.EQ:
+            return count == bound
+        case Relation.NE:
+            return count != bound
+        case Relation.GE:
+            return count >= bound
+        case Relation.GT:
+            return count > bound
+
+
+def _count(relation: Relation, bound: int) -> Machine:
+    most = max(bound, 0) + 1
+    return Machine(
+        start=0,
+        step=lambda count, char: min(count + 1, most),
+        accepts=lambda count: related(count, relation, bound),
+    )
+
+
+def _words(relation: Relation, bound: int) -> Machine:
+    most = max(bound, 0) + 1
+
+    def step(state: tuple[int, bool], char: str) -> tuple[int, bool]:
+        count, in_word = state
+        if char.isspace():
+            return count, False
+        return (count if in_word else min(count + 1, most)), True
+
+    return Machine((0, False), step, lambda state: related(state[0], relation, bound))
+
+
+def _sentences(relation: Relation, bound: int) -> Machine:
+    most = max(bound, 0) + 1
+
+    def step(state: tuple[int, bool], char: str) -> tuple[int, bool]:
+        closed, _ = state
+        return (min(closed + 1, most), False) if char == "." else (closed, True)
+
+    return Machine((0, False), step, lambda state: related(sum(state), relation, bound))
+
+
+def _int_compared(relation: Relation, bound: int) -> Machine:
+    most = abs(bound) + 1
+
+    def step(state: tuple[str, int | None] | None, char: str) -> tuple[str, int | None] | None:
+        if state is None:
+            return None
+        sign, size = state
+        if char == "-" and sign == "" and size is None:
+            return "-", None
+        if char not in DIGITS:
+            return None
+        return sign, min(10 * (size or 0) + int(char), most)
+
+    def accepts(state: tuple[str, int | None] | None) -> bool:
+        if state is None or state[1] is None:
+            return False
+        return related(-state[1] if state[0] else state[1], relation, bound)
+
+    return Machine(("", None), step, accepts)
+
+
+def _one_of(values: tuple[str, ...]) -> Machine:
+    def step(text: str | None, char: str) -> str | None:
+        if text is None:
+            return None
+        longer = text + char
+        return longer if any(value.startswith(longer) for value in values) else None
+
+    return Machine("", step, lambda text: text in values)
+
+
+def _starts_with(phrases: tuple[str, ...]) -> Machine:
+    def decided(text: str) -> str | bool:
+        if text.startswith(phrases):
+            return True
+        return text if any(phrase.startswith(text) for phrase in phrases) else False
+
+    def step(state: str | bool, char: str) -> str | bool:
+        return state if isinstance(state, bool) else decided(state + char)
+
+    return Machine(decided(""), step, lambda state: state is True)
+
+
+def longest_beginning(text: str, phrases: tuple[str, ...]) -> str:
+    """The longest end of the text with which a phrase begins."""
+    while not any(phrase.startswith(text) for phrase in phrases) and text:
+        text = text[1:]
+    return text
+
+
+def _ends_with(phrases: tuple[str, ...]) -> Machine:
+    return Machine(
+        start="",
+        step=lambda end, char: longest_beginning(end + char, phrases),
+        accepts=lambda end: end.endswith(phrases),
+    )
+
+
+def _contains(phrase: str) -> Machine:
+    def step(end: str, char: str) -> str:
+        return phrase if end == phrase else longest_beginning(end + char, (phrase,))
+
+    return Machine("", step, lambda end: end == phrase)
+
+
+def _stops_at(phrases: tuple[str, ...]) -> Machine:
+    def step(end: str | None, char: str) -> str | None:
+        if end is None or end.endswith(phrases):
+            return None
+        return longest_beginning(end + char, phrases)
+
+    return Machine("", step, lambda end: end is not None)
+
+
+def _pattern(node: Node) -> Machine:
+    return Machine(frozenset({node}), step, is_done)
+
 
 _BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from constraints.where.evaluate import accepts, holds, integer, measured, truncate_before
 from constraints.where.parser import parse
 from constraints.where.terms import Expression, Measure, Not
-from tests.constraints.where.any_expressions import conditions, texts
+from tests.constraints.where.expressions import any_conditions, texts
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_conditions(written: str, true_of: list[str], false_of: list[str]) -> No
     assert [text for text in false_of if holds(expression, text)] == []
 
 
-@given(conditions, texts, st.integers(0, 5))
+@given(any_conditions, texts, st.integers(0, 5))
 def test_a_negation_holds_where_its_part_does_not(
     condition: Expression, text: str, num_tokens: int
 ) -> None:

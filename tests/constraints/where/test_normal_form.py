@@ -25,14 +25,14 @@ from constraints.where.terms import (
     Relation,
 )
 from constraints.where.writing import text
-from tests.constraints.where.any_expressions import conditions, expressions, texts
+from tests.constraints.where.expressions import any_conditions, any_expressions, texts
 
 counts = st.integers(0, 5)
 integer_texts = st.integers(-20, 20).map(str)
 outputs = st.one_of(texts, integer_texts)
 
 
-@given(expressions, outputs, counts)
+@given(any_expressions, outputs, counts)
 def test_the_normal_form_means_the_same(
     expression: Expression, output: str, num_tokens: int
 ) -> None:
@@ -40,7 +40,7 @@ def test_the_normal_form_means_the_same(
     assert holds(to_nnf(expression), output, num_tokens) is wanted
 
 
-@given(expressions)
+@given(any_expressions)
 def test_in_the_normal_form_not_stands_before_atoms(expression: Expression) -> None:
     normal = to_nnf(expression)
     assert is_normal(normal) or isinstance(normal, Constant)
@@ -59,7 +59,7 @@ def is_normal(expression: Expression) -> bool:
     return True
 
 
-@given(expressions, outputs, counts)
+@given(any_expressions, outputs, counts)
 def test_one_of_the_conjunctions_holds_where_the_expression_does(
     expression: Expression, output: str, num_tokens: int
 ) -> None:
@@ -116,7 +116,7 @@ def test_plain_contradictions_are_seen(written: str) -> None:
     assert is_plainly_empty(parse(written))
 
 
-@given(conditions, outputs, counts)
+@given(any_conditions, outputs, counts)
 def test_nothing_that_holds_is_a_contradiction(
     condition: Expression, output: str, num_tokens: int
 ) -> None:

@@ -7,9 +7,8 @@ import pytest
 
 from constraints.where.evaluate import accepts, holds
 from constraints.where.parser import parse
-from tests.constraints.where.alphabet import characters
 from tests.constraints.where.expressions import END_ID, EXPRESSIONS, TOKENS
-from tests.constraints.where.oracle import Oracle
+from tests.constraints.where.oracle import Oracle, characters
 
 ALPHABET = ("a", "b", " ", ".", "\n", "1", "-", "ä", "\u3000")
 

@@ -1,14 +1,26 @@
-"""The parser: what it reads, what it refuses and how it says so."""
+"""The parser: what it reads, what it refuses and how it says so.
 
+Of a value that is known before generation all can be said that can be said of the output.
+
+docs/constraints.md says what is true: its Python runs, its tables hold, its errors are shown.
+"""
+
+import ast
+import re
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from constraints.errors import Malformed, TooComplex
+from constraints.errors import Contradiction, Malformed, TooComplex
+from constraints.where.conflict import contradiction, is_plainly_empty
 from constraints.where.cursor import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN
+from constraints.where.evaluate import holds
+from constraints.where.functions import FUNCTIONS
+from constraints.where.measures import atoms
 from constraints.where.parser import Value, parse
 from constraints.where.terms import (
     And,
@@ -30,7 +42,7 @@ from constraints.where.terms import (
     StopsBefore,
 )
 from constraints.where.writing import text
-from tests.constraints.where.any_expressions import expressions
+from tests.constraints.where.expressions import any_conditions, any_expressions, texts
 
 A, B = OneOf(("a",)), OneOf(("b",))
 
@@ -176,7 +188,7 @@ def test_names_can_stand_for_values(
     assert parse(written, values=values) == expected
 
 
-@given(expressions)
+@given(any_expressions)
 def test_what_is_written_reads_back_as_the_same(expression: Expression) -> None:
     assert parse(text(expression)) == expression
 
@@ -376,3 +388,130 @@ def outcome_of(written: str) -> Expression | Malformed | TooComplex:
         return parse(written, values={"Y": "a", "Z": ["b"]})
     except (Malformed, TooComplex) as error:
         return error
+
+
+values_of_x = st.one_of(texts, st.integers(-20, 20).map(str))
+
+
+@given(any_conditions, values_of_x)
+def test_what_is_said_of_a_value_is_true_where_it_would_be_of_the_output(
+    expression: Expression, value: str
+) -> None:
+    assume(not any(counts_tokens(atom) for atom in atoms(expression)))
+    said = parse(text(expression), values={"X": value})
+    assert holds(said, "") is holds(expression, value)
+
+
+def counts_tokens(atom: Expression) -> bool:
+    return isinstance(atom, Compare) and atom.measure is Measure.TOKENS
+
+
+@pytest.mark.parametrize(
+    ("written", "values", "expected"),
+    [
+        ("int(LAST)", {"LAST": "5"}, True),
+        ("int(LAST)", {"LAST": "x"}, False),
+        ("not int(LAST)", {"LAST": "x"}, True),
+        ("int(LAST) == 5", {"LAST": "x"}, False),
+        ("int(LAST) != 5", {"LAST": "x"}, False),
+        ("not int(LAST) == 5", {"LAST": "x"}, True),
+        ("int(LAST) == 5 or len(X) < 3", {"LAST": "x"}, True),
+        ("1 <= int(LAST) <= 5", {"LAST": "007"}, False),
+        ("int(LAST) == int(FIRST)", {"LAST": "07", "FIRST": "7"}, True),
+        ("int(LAST) == int(FIRST)", {"LAST": "x", "FIRST": "x"}, False),
+        ("len(X) < int(LAST)", {"LAST": "x"}, False),
+        ("int(LAST) > len(X)", {"LAST": "1"}, True),
+        ('len(["a", "a"]) == 2', {}, True),
+        ('len({"a", "a"}) == 1', {}, True),
+        ('len(set(["a", "a"])) == 1', {}, True),
+        ("len(O) == 2 and len(set(O)) == 1", {"O": ["a", "a"]}, True),
+        ('["a", "a"] == ["a"]', {}, False),
+        ("len(words(LAST)) == 2", {"LAST": "a a"}, True),
+    ],
+)
+def test_what_is_said_of_values_is_decided(
+    written: str, values: dict[str, Value], expected: bool
+) -> None:
+    assert holds(parse(written, values=values), "") is expected
+
+
+@pytest.mark.parametrize("written", ['X in ["a", "a"]', "X in O", "X in words(LAST)"])
+def test_a_string_that_is_listed_twice_is_one_text(written: str) -> None:
+    assert parse(written, values={"O": ["a", "a"], "LAST": "a a"}) == OneOf(("a",))
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("len(tokens(LAST)) < 3", "only the output has tokens"),
+        ('stops_before(LAST, ".")', "only the output can stop before a phrase"),
+        ('int(LAST) == "5"', "a number cannot be compared with a string"),
+        ("int(LAST) in X", "a number cannot be looked for"),
+        ("X == int(LAST)", "the output is a string, no number"),
+        ('"a" in [int(LAST)]', "a list holds strings, not a number"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(written: str, said: str) -> None:
+    with pytest.raises(Malformed, match=said):
+        parse(written, values={"LAST": "5"})
+
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "constraints.md").read_text()
+LANGUAGE = PAGE[PAGE.index("## `where`") : PAGE.index("## JSON schemas")]
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def rows() -> list[tuple[str, str, str]]:
+    table = LANGUAGE[LANGUAGE.index("| condition | holds for") :].split("\n\n")[0]
+    cells = [line.strip("|").split(" | ") for line in table.splitlines()[2:]]
+    return [(quoted(one)[0], two, three) for one, two, three in cells]
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+@pytest.mark.parametrize(("written", "held", "refused"), rows())
+def test_conditions_hold_for_what_the_page_says(written: str, held: str, refused: str) -> None:
+    expression = parse(written)
+    for literal in quoted(held):
+        assert holds(expression, ast.literal_eval(literal)), literal
+    for literal in quoted(refused):
+        assert not holds(expression, ast.literal_eval(literal)), literal
+
+
+@pytest.mark.parametrize("block", blocks("error"))
+def test_its_errors_are_shown(block: str) -> None:
+    written, shown = block.rstrip("\n").split("\n\n")
+    with pytest.raises(Malformed) as caught:
+        parse(written)
+    assert str(caught.value) == shown
+
+
+@pytest.mark.parametrize("block", blocks("contradiction"))
+def test_its_contradictions_are_found(block: str) -> None:
+    written, parts = block.rstrip("\n").split("\n\n")
+    found = contradiction(parse(written), is_plainly_empty)
+    assert isinstance(found, Contradiction)
+    assert found.parts == tuple(parts.split("\n"))
+
+
+def test_its_shell_lines_ask_for_what_can_be_read() -> None:
+    asked = re.findall(r"^ask '(.*)'$", PAGE, re.MULTILINE)
+    asked += re.findall(r"--type where --constraint '([^']*)'", PAGE)
+    asked += [
+        ast.literal_eval(f'"{value}"')
+        for value in re.findall(r'"where"(?:, "value")?: "((?:[^"\\]|\\.)*)"', PAGE)
+    ]
+    assert len(asked) >= 4
+    for written in asked:
+        parse(written)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_it_names_every_function(name: str) -> None:
+    assert re.search(rf"`[^`]*\b{name}\(", LANGUAGE)

@@ -1,24 +1,40 @@
-"""The pool over real processes: what it answers, what it survives, and who gets how much."""
+"""The pool over real processes: what it answers, what it survives, and who gets how much.
+
+Idle workers that are closed while their zygote starts leave nothing behind.
+"""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from constraints.errors import ConstraintError, Contradiction, Malformed, TooComplex
 from constraints.results import CheckResult, JudgeResult
 from constraints.spec import ConstraintSpec, Kind
+from constraints.worker.idle_workers import IdleWorkers
 from constraints.worker.jobs import Check, Judge
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
-from constraints.worker.zygote_client import ZygoteFailed
+from constraints.worker.token_bucket import TokenBucket
+from constraints.worker.zygote_client import ZygoteClient, ZygoteFailed
 from native.time_slice import slice_ns
-from tests.constraints.worker.pools import MAX_LEN, costly, pooling, regex, vocabulary_file
-from tests.constraints.worker.processes import children_of, num_sockets, zygotes
+from tests.constraints.worker.pools import (
+    MAX_LEN,
+    children_of,
+    costly,
+    num_sockets,
+    pooling,
+    regex,
+    vocabulary_file,
+    zygotes,
+)
 from tests.native.compiler import needs_compiler
 from tests.native.kernel import needs_slices
 
@@ -306,3 +322,82 @@ asyncio.run(main())
 
 def _is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists() and not _is_zombie(pid)
+
+
+def arguments(folder: Path) -> tuple[str, ...]:
+    """Of a zygote over the byte tokenizer."""
+    limits = ("--cpu-s", "60", "--memory-bytes", str(1 << 30))
+    return (*vocabulary_file(folder).arguments(), *limits)
+
+
+@pytest.fixture
+async def complaints() -> Callable[[], list[dict[str, Any]]]:
+    """What the loop was told of errors that nobody has read, as a function to call at the end."""
+    told: list[dict[str, Any]] = []
+    # Sockets that tests before this one have left to it.
+    gc.collect()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    def all_of_them() -> list[dict[str, Any]]:
+        gc.collect()
+        return told
+
+    return all_of_them
+
+
+async def test_it_can_be_closed_while_its_zygote_reads_the_tokenizer(
+    tmp_path: Path, complaints: Callable[[], list[dict[str, Any]]]
+) -> None:
+    num_before = num_sockets(os.getpid())
+    idle_workers = IdleWorkers(arguments(tmp_path), max_low=1)
+    async with asyncio.timeout(30):
+        while not zygotes():
+            await asyncio.sleep(0.001)
+
+    # Told to end, the zygote still says that it is ready.
+    await idle_workers.close()
+    del idle_workers
+
+    assert complaints() == []
+    assert zygotes() == []
+    assert num_sockets(os.getpid()) == num_before
+
+
+@pytest.mark.parametrize("num_turns", [0, 1, 2, 3, 4, 5])
+async def test_a_zygote_that_is_being_started_is_ended_if_nobody_waits_for_it(
+    num_turns: int, tmp_path: Path, complaints: Callable[[], list[dict[str, Any]]]
+) -> None:
+    num_before = num_sockets(os.getpid())
+    starting = asyncio.create_task(ZygoteClient.start(arguments(tmp_path)))
+    for _ in range(num_turns):
+        await asyncio.sleep(0)
+
+    starting.cancel()
+    (started,) = await asyncio.gather(starting, return_exceptions=True)
+    if isinstance(started, ZygoteClient):
+        await started.close()
+    del starting, started
+
+    assert complaints() == []
+    assert zygotes() == []
+    assert num_sockets(os.getpid()) == num_before
+
+
+def test_what_was_spent_comes_back_at_its_rate() -> None:
+    token_bucket = TokenBucket(rate=0.1, most=1.0)
+    token_bucket.spend(0.0, 1.0)
+    assert token_bucket.left_s(0.0) == 0.0
+    assert token_bucket.left_s(1.0) == pytest.approx(0.1)
+
+
+def test_a_debt_is_paid_back_first() -> None:
+    token_bucket = TokenBucket(rate=0.1, most=1.0)
+    token_bucket.spend(0.0, 1.5)
+    assert token_bucket.left_s(4.0) == pytest.approx(-0.1)
+    assert token_bucket.left_s(6.0) == pytest.approx(0.1)
+
+
+def test_no_more_is_saved_than_the_most() -> None:
+    token_bucket = TokenBucket(rate=0.1, most=1.0)
+    assert token_bucket.left_s(0.0) == 1.0
+    assert token_bucket.left_s(1000.0) == 1.0

@@ -13,17 +13,21 @@ from client.query.conditions.planner import plan
 from client.query.conditions.terms import Term
 from client.query.conditions.values import Finished
 from client.query.errors import Unsatisfiable
-from tests.client.query.conditions.admitting import admits, all_hold
-from tests.client.query.conditions.clauses import term
-from tests.client.query.conditions.judge import Text, holds
-from tests.client.query.conditions.programs import (
+from tests.client.query.conditions.clauses import (
+    Conditions,
     Made,
     RandomHole,
+    Text,
+    admits,
+    all_hold,
     clause_about,
+    holds,
     judged,
+    random_text,
+    term,
     witness_of,
+    witnesses,
 )
-from tests.client.query.conditions.random_clauses import Conditions, random_text, witnesses
 from tests.hypothesis_profiles import more_examples
 
 randoms = st.randoms(use_true_random=False)

@@ -1,12 +1,23 @@
-"""Queries as Python functions and as text."""
+"""Queries as Python functions and as text.
 
+Queries as methods: nested, with clauses that speak of self, and what goes wrong in them.
+
+A decorated function is still known for what it is; a call of it that cannot be, where it is.
+
+Queries within queries: their own frames, and what stays of their prompts.
+"""
+
+import asyncio
+import inspect
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 from client.query import (
     BadProgram,
     F,
+    NotSatisfied,
     ProgramFailed,
     Result,
     Unsatisfiable,
@@ -19,8 +30,21 @@ from client.query import (
     sample,
     score,
 )
+from client.query.program import Context, Program, Subquery
+from client.query.running.decoders import decoding
+from client.query.running.execution import Job
+from client.query.running.session import run_job, surroundings
 from client.sampling import Sampling
-from tests.client.query.running.scripted_model import ScriptedModel, in_turn
+from tests.client.query.running.models import (
+    ScriptedModel,
+    checked,
+    hole,
+    in_turn,
+    one_of,
+    program,
+    run_body,
+    say,
+)
 
 SEEN = ScriptedModel(lambda prompt: [f"<{prompt}>"])
 
@@ -368,3 +392,289 @@ def test_an_option_that_runs_do_not_have_is_told_with_those_they_have() -> None:
         shout.using(colour="red")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=told):
         query(colour="red")  # type: ignore[call-overload]
+
+
+MODEL = ScriptedModel(lambda prompt: [str(len(prompt))])
+
+
+class Asker:
+    greeting = F("Say {a}: [X]", model=MODEL)
+
+    def __init__(self, word: str, num_traces: int = 1) -> None:
+        self.word = word
+        self.num_traces = num_traces
+
+    @query(model=MODEL)
+    def samples(self, sign: str) -> None:
+        """
+        sample(n=self.num_traces)
+            "{self.word}{sign}[X]"
+        """
+
+    @query(model=MODEL)
+    async def failing(self) -> None:
+        """
+        "{self.word}[X]"
+        "{self.nothing}"
+        """
+
+
+def test_clauses_speak_of_the_object() -> None:
+    results = Asker("a", 3).samples.run_all_sync("!")
+
+    assert [result.prompt for result in results] == ["a!2"] * 3
+
+
+def test_a_method_keeps_what_was_chosen_for_it() -> None:
+    assert len(Asker("a").samples.using(decoder=sample(2)).run_all_sync("!")) == 2
+
+
+@pytest.mark.parametrize("kind", ["asker.samples('?')", "call('?')"])
+def test_a_method_fills_a_hole(kind: str) -> None:
+    asker = Asker("abc")
+
+    result = run_sync(f'"He: [X: {kind}]!"', {"asker": asker, "call": asker.samples}, model=MODEL)
+
+    assert result.prompt == "He: abc?8!"
+
+
+def test_a_method_that_takes_no_object_fails_when_it_is_called() -> None:
+    class Selfless:
+        @query(model=MODEL)
+        def none() -> None:
+            "[X]"
+
+        @query(model=MODEL)
+        def kept(*, x: int = 1) -> None:
+            "{x}[X]"
+
+    assert {"none", "kept"} <= dict(inspect.getmembers(Selfless())).keys()
+    for name in ("none", "kept"):
+        with pytest.raises(ProgramFailed, match=rf"TypeError: {name}\(\) takes 0 positional"):
+            getattr(Selfless(), name)()
+    assert run_sync('"[X: f]"', {"f": Selfless.none}, model=MODEL).prompt == "0"
+
+
+async def test_what_goes_wrong_in_a_method_is_shown_at_its_place() -> None:
+    with pytest.raises(ProgramFailed, match="has no attribute 'nothing'") as raised:
+        await Asker("a").failing()
+
+    assert "self.nothing" in str(raised.value)
+
+
+def test_a_template_in_a_class_is_no_method() -> None:
+    assert Asker("a").greeting(a="no") == "8"
+
+
+THREE = ScriptedModel(lambda prompt: ["3"])
+
+
+@query(model=THREE)
+async def asked(question: str, *, times: int = 2) -> str:  # type: ignore[empty-body]
+    """
+    "{question}[X]"
+    return X
+    """
+
+
+@query(model=THREE)
+def said(word: str) -> str:  # type: ignore[empty-body]
+    "Say {word}: [X]"
+
+
+class Person:
+    @query(model=THREE)
+    def greeted(self, name: str) -> None:
+        """Hello {name}: [X]"""
+
+
+def test_a_query_has_the_names_and_the_signature_of_its_function() -> None:
+    for each in (asked, asked.using(decoder=sample())):
+        assert (each.__name__, each.__qualname__, each.__module__) == ("asked", "asked", __name__)
+        assert each.__doc__ == asked.__wrapped__.__doc__ != type(asked).__doc__
+        assert str(inspect.signature(each)) == "(question: str, *, times: int = 2) -> str"
+    assert get_type_hints(asked) == {"question": str, "times": int, "return": str}
+    assert inspect.getsource(said).startswith("@query(model=THREE)\ndef said(")
+
+
+def test_a_method_has_no_self_where_its_object_has_it() -> None:
+    assert Person().greeted.__qualname__ == "Person.greeted"
+    assert str(inspect.signature(Person.greeted)) == "(self, name: str) -> None"
+    assert str(inspect.signature(Person().greeted)) == "(name: str) -> None"
+    assert Person().greeted("Ann").prompt == "Hello Ann: 3"
+
+
+def test_a_template_takes_its_names_as_keywords() -> None:
+    assert str(inspect.signature(F("Say {a}, {b}: [X]"))) == "(*, a, b)"
+
+
+def test_wrong_arguments_are_told_with_where_the_query_is_defined() -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        said()  # type: ignore[call-arg]
+    line = inspect.getsourcelines(said)[1] + 1
+
+    assert str(caught.value).split("\n") == [
+        f"{__file__}:{line}:1: TypeError: said() missing 1 required positional argument: 'word'",
+        "    def said(word: str) -> str:  # type: ignore[empty-body]",
+        "    ^^^^^^^^",
+    ]
+    with pytest.raises(ProgramFailed, match=r"test_identity\.py:\d+:5: TypeError: greeted\(\)"):
+        Person().greeted()  # type: ignore[call-arg]
+    with pytest.raises(ProgramFailed, match=r"<query>:1:2: TypeError: said\(\) missing"):
+        run_sync('"[X: said]"', {"said": said}, model=THREE)
+
+
+def test_a_template_without_its_values_is_told_which_it_lacks() -> None:
+    ask = F("Say a {a} and {b!r}: [X]", model=THREE)
+    with pytest.raises(ProgramFailed) as caught:
+        ask()
+
+    assert str(caught.value).split("\n") == [
+        "<template>:1:11: values are missing; a call gives them by their names: (a=..., b=...)",
+        '    """Say a {a} and {b!r}: [X]"""',
+        "              ^",
+    ]
+    with pytest.raises(ProgramFailed, match=r"^<template>:1:19: .* by their names: \(b=\.\.\.\)"):
+        ask.run_sync(a=1)
+    with pytest.raises(ProgramFailed, match=r"^<template>:1:1: TypeError: .* argument 'c'"):
+        ask(a=1, b=2, c=3)
+    with pytest.raises(ProgramFailed, match=r"^<template>:1:11: values are missing"):
+        F("{{a}} {a}[X]", model=THREE)()
+    with pytest.raises(ProgramFailed, match=r"^<template>:1:13: values are missing"):
+        F("a {b.a} {a}[X]", model=THREE)(b=1)
+    with pytest.raises(ProgramFailed, match=r"^<template>:1:28: values are missing"):
+        F("a [X]", "len(X) < a", model=THREE)()
+    assert ask.run_sync("x", "y").prompt == "Say a x and 'y': 3"
+
+
+async def step(context: Context, about: str = "it") -> None:
+    say(context, f"(think of {about}: ")
+    await context.hole(hole("T"))
+    say(context, ")")
+
+
+async def answer(context: Context, about: str = "it") -> object:
+    say(context, f"(think of {about}: ")
+    await context.hole(hole("T"))
+    say(context, ")")
+    return "42"
+
+
+def nested(inner: Program, *arguments: object) -> Subquery:
+    return Subquery(inner, arguments)
+
+
+async def test_without_return_the_inner_text_stays() -> None:
+    async def body(context: Context) -> None:
+        say(context, "Q ")
+        await context.hole(hole("X", kind=nested(program(step), "me")))
+        say(context, " end")
+
+    result = await run_body(body, ScriptedModel(in_turn("hm")))
+
+    assert result.prompt == "Q (think of me: hm) end"
+    assert result["X"] == "(think of me: hm)"
+
+
+async def test_with_return_the_value_takes_the_inner_texts_place() -> None:
+    async def body(context: Context) -> object:
+        say(context, "Q ")
+        value = await context.hole(hole("X", kind=nested(program(answer, returns=True))))
+        say(context, " then ")
+        await context.hole(hole("Y"))
+        return value
+
+    model = ScriptedModel(in_turn("hm", "so"))
+
+    result = await run_body(body, model)
+
+    assert model.prompts == ["Q (think of it: ", "Q 42 then "]
+    assert result.prompt == "Q 42 then so"
+    assert result.value == "42"
+    assert result.variables == {"X": "42", "Y": "so"}
+
+
+async def test_a_check_on_a_nested_value_asks_the_inner_hole_again() -> None:
+    async def inner(context: Context) -> object:
+        return await context.hole(hole("T"))
+
+    async def body(context: Context) -> None:
+        kind = nested(program(inner, returns=True))
+        await context.hole(hole("X", checked("X", lambda x: x == "dog"), kind=kind))
+
+    model = ScriptedModel(lambda prompt: ["cow", "dog"])
+
+    result = await run_body(body, model)
+
+    assert result["X"] == "dog"
+    assert len(model.calls) == 2
+
+
+async def test_an_earlier_inner_hole_is_asked_again_where_the_last_one_cannot_help() -> None:
+    async def inner(context: Context) -> object:
+        said = await context.hole(hole("T", one_of("T", "cow", "dog")))
+        await context.hole(hole("U", one_of("U", "only")))
+        return said
+
+    async def body(context: Context) -> None:
+        kind = nested(program(inner, returns=True))
+        await context.hole(hole("X", checked("X", lambda x: x == "dog"), kind=kind))
+
+    result = await run_body(body, ScriptedModel(lambda prompt: ["cow", "dog", "only"]))
+
+    assert result["X"] == "dog"
+
+
+async def test_a_hole_to_come_may_send_a_nested_query_back() -> None:
+    async def inner(context: Context) -> object:
+        return await context.hole(hole("T", one_of("T", "cow", "dog")))
+
+    async def body(context: Context) -> None:
+        differ = checked("X Y", lambda x, y: x != y)
+        kind = nested(program(inner, returns=True))
+        await context.hole(hole("X", differ, kind=kind))
+        await context.hole(hole("Y", differ, one_of("Y", "cow")))
+
+    result = await run_body(body, ScriptedModel(lambda prompt: ["cow", "dog"]))
+
+    assert result.variables == {"X": "dog", "Y": "cow"}
+
+
+async def test_a_check_on_a_value_that_no_hole_made_fails_at_once() -> None:
+    async def constant(context: Context) -> object:
+        return "cow"
+
+    async def body(context: Context) -> None:
+        kind = nested(program(constant, returns=True))
+        await context.hole(hole("X", checked("X", lambda x: x == "dog"), kind=kind))
+
+    with pytest.raises(NotSatisfied, match="'cow'"):
+        await run_body(body, ScriptedModel(in_turn()))
+
+
+async def test_a_query_called_in_python_has_a_prompt_of_its_own_and_is_booked_with_its_caller() -> (
+    None
+):
+    async def call(word: str) -> object:
+        within = surroundings()
+        assert within is not None
+        job = Job(program=program(answer), arguments=(word,))
+        (result,) = await run_job(job, decoding("argmax", (), {}), within)
+        return result["T"]
+
+    async def body(context: Context) -> object:
+        say(context, "Q ")
+        made = await asyncio.gather(call("a"), call("b"))
+        await context.hole(hole("X"))
+        return made
+
+    model = ScriptedModel(lambda prompt: [f"<{prompt}>"])
+
+    result = await run_body(body, model)
+
+    assert result.value == ["<(think of a: >", "<(think of b: >"]
+    assert [(row.query, row.hole) for row in result.requests] == [
+        ("answer", "T"),
+        ("answer", "T"),
+        ("body", "X"),
+    ]

@@ -1,14 +1,64 @@
-"""Programs run: prompts, holes, variables, requests."""
+"""Programs run: prompts, holes, variables, requests.
+
+What a run tells on the way: partial states, rows, the file of all calls.
+
+The file that every call of the model is written to.
+
+Runs that are watched: their partial states, then their results.
+
+Prompts as they grow: turns, spans, cuts.
+"""
 
 import asyncio
+import json
+from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import pytest
 
-from client.calls import Answer, Constraint, GenerateCall, Message
+from client.calls import Answer, Constraint, GenerateCall, GeneratedToken, Message
+from client.errors import ConstraintRefused, Overloaded
+from client.query import (
+    BadCondition,
+    BadProgram,
+    F,
+    NotSatisfied,
+    ProgramFailed,
+    Result,
+    Unsatisfiable,
+    query,
+    run,
+    watch,
+)
+from client.query.conditions import build
+from client.query.conditions.terms import Term
 from client.query.program import Context
-from client.query.running.transcript import Span
-from tests.client.query.running.programs import hole, one_of, run_bodies, run_body, say
-from tests.client.query.running.scripted_model import ScriptedModel, behind, in_turn
+from client.query.running.decoders import decoding
+from client.query.running.execution import Job
+from client.query.running.request_log import CallFile
+from client.query.running.results import State
+from client.query.running.session import RunSurroundings, run_job
+from client.query.running.transcript import (
+    Span,
+    Transcript,
+    messages_of,
+    prompt_of,
+    spans_of,
+    text_of,
+)
+from tests.client.query.running.models import (
+    HERE,
+    ScriptedModel,
+    behind,
+    hole,
+    in_turn,
+    one_of,
+    program,
+    ref,
+    run_bodies,
+    run_body,
+    say,
+)
 
 
 async def two_holes(context: Context) -> object:
@@ -114,3 +164,280 @@ async def test_roles_make_turns_and_holes_belong_to_the_assistant() -> None:
         Message("assistant", "Well, "),
     )
     assert result.messages[-1] == Message("assistant", "Well, bye.")
+
+
+async def greeting(context: Context) -> None:
+    say(context, "Say ")
+    await context.hole(hole("X", one_of("X", "hi", "ho")))
+    say(context, "!")
+
+
+async def test_states_show_the_prompt_filling_in() -> None:
+    states: list[State] = []
+    within = RunSurroundings(model=ScriptedModel(in_turn("hi")), on_state=states.append)
+
+    await run_job(Job(program=program(greeting)), decoding("argmax", (), {}), within)
+
+    assert [(state.prompt, state.hole) for state in states] == [
+        ("Say ", "X"),
+        ("Say h", "X"),
+        ("Say hi", "X"),
+        ("Say hi!", None),
+    ]
+    assert states[1].constraint is not None
+
+
+async def test_every_call_is_a_line_of_the_trace_file(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    with CallFile(path) as calls:
+        within = RunSurroundings(model=ScriptedModel(in_turn("hi")), calls=calls)
+        await run_job(Job(program=program(greeting)), decoding("argmax", (), {}), within)
+
+    (line,) = map(json.loads, path.read_text().splitlines())
+
+    assert line["hole"] == "X"
+    assert line["call"]["prompt"] == "Say "
+    assert line["call"]["constraint"]["value"] == ["hi", "ho"]
+    assert line["answer"]["text"] == "hi"
+    assert line["answer"]["tokens"][0]["logprob"] == -0.1
+
+
+async def test_max_len_bounds_all_holes_together() -> None:
+    async def body(context: Context) -> None:
+        for _ in range(2):
+            say(context, "X:")
+            await context.hole(hole("X"))
+
+    model = ScriptedModel(lambda prompt: ["abcdef"])
+
+    result = await run_body(body, model, max_len=8)
+
+    assert result.prompt == "X:abcdefX:ab"
+
+
+async def test_a_hole_that_max_len_leaves_nothing_is_refused() -> None:
+    async def body(context: Context) -> None:
+        for _ in range(3):
+            say(context, "X:")
+            await context.hole(hole("X"))
+
+    with pytest.raises(Unsatisfiable, match="max_len=8"):
+        await run_body(body, ScriptedModel(lambda prompt: ["abcdef"]), max_len=8)
+
+
+async def test_a_refused_constraint_points_at_its_hole() -> None:
+    with pytest.raises(Unsatisfiable, match=r"<test>:1:1: \[X\]"):
+        await run_body(greeting, ScriptedModel(lambda prompt: ["hm"]))
+
+
+class Refusing(ScriptedModel):
+    """Answers with an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(in_turn())
+        self._error = error
+
+    async def generate(self, call: GenerateCall) -> Answer:
+        raise self._error
+
+
+async def test_errors_of_the_server_come_as_they_are() -> None:
+    with pytest.raises(Overloaded, match="later"):
+        await run_body(greeting, Refusing(Overloaded("later")))
+
+
+async def test_a_text_that_its_budget_cut_short_of_its_conditions_is_no_result() -> None:
+    async def body(context: Context) -> None:
+        await context.hole(hole("X", one_of("X", "hello", "ho")))
+
+    model = ScriptedModel(in_turn("hello"))
+
+    with pytest.raises(NotSatisfied) as caught:
+        await run_body(body, model, max_tokens=2)
+
+    assert caught.value.last_value == "he"
+
+
+async def test_what_a_body_raises_is_told_as_the_programs() -> None:
+    async def body(context: Context) -> None:
+        raise KeyError("x")
+
+    with pytest.raises(ProgramFailed) as caught:
+        await run_body(body, ScriptedModel(in_turn()))
+
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+async def test_a_condition_that_means_nothing_points_at_its_hole() -> None:
+    async def body(context: Context) -> None:
+        await context.hole(hole("X", kind=3))
+
+    with pytest.raises(BadCondition, match="<test>:1:1"):
+        await run_body(body, ScriptedModel(in_turn()))
+
+
+async def test_a_refusal_of_the_server_speaks_of_the_hole_by_its_name() -> None:
+    def differs() -> Term:
+        return build.term(build.compare(HERE, ref("NAME"), "!=", "X"))
+
+    async def body(context: Context) -> None:
+        await context.hole(hole("NAME", differs))
+
+    what = "`constraint`: nothing satisfies `X != 'X'`"
+    told = ConstraintRefused(what, "constraint_error", "constraint")
+    with pytest.raises(Unsatisfiable, match=r"\[NAME\]: nothing satisfies `NAME != 'X'`"):
+        await run_body(body, Refusing(told))
+
+
+async def test_a_line_of_the_trace_file_is_one_whatever_was_written(tmp_path: Path) -> None:
+    path, odd = tmp_path / "calls.jsonl", "é\x85\u2028\u2029\x0b\n\ud800"
+
+    await run('"[X]"', model=ScriptedModel(in_turn(odd)), trace=path)
+
+    (line,) = path.read_text().splitlines()
+    assert json.loads(line)["answer"]["text"] == odd
+    assert "é" in line
+
+
+@query
+async def shout(word: str) -> str:  # type: ignore[empty-body]
+    """
+    "{word}:[LOUD]"
+    return LOUD.upper()
+    """
+
+
+@query
+def whole(word, times=2):  # type: ignore[no-untyped-def]
+    for _ in range(times):
+        "{word}:[X]"
+
+
+async def test_watching_shows_states_and_then_results() -> None:
+    seen = [part async for part in watch('"Say [X]!"', model=ScriptedModel(in_turn("hi")))]
+
+    *states, result = seen
+    assert isinstance(result, Result)
+    assert result.prompt == "Say hi!"
+    assert isinstance(states[-1], State)
+    assert (states[-1].prompt, states[-1].hole) == ("Say hi!", None)
+
+
+@pytest.mark.parametrize("name", ["shout", "whole", "Shouting"])
+async def test_a_query_is_watched_with_its_arguments(name: str) -> None:
+    watched = {
+        "shout": shout.using(model=ScriptedModel(in_turn("hi"))).watch("a"),
+        "whole": whole.using(model=ScriptedModel(in_turn("hi"))).watch("a", times=1),
+        "Shouting": F("{word}:[X]", model=ScriptedModel(in_turn("hi"))).watch(word="a"),
+    }
+    seen = [part async for part in watched[name]]
+
+    *states, result = seen
+    assert isinstance(result, Result)
+    assert result.prompt == "a:hi"
+    assert [type(state) for state in states] == [State] * len(states)
+    assert states
+
+
+async def test_a_query_given_to_watch_is_told_to_be_watched_by_itself() -> None:
+    with pytest.raises(TypeError, match="has `run`, `run_all` and `watch` of its own"):
+        await anext(watch(shout))  # type: ignore[arg-type]
+
+
+class Endless(ScriptedModel):
+    """Never answers; knows whether it is still asked."""
+
+    num_asked = 0
+
+    async def stream(self, call: GenerateCall) -> AsyncGenerator[GeneratedToken | Answer, None]:
+        self.num_asked += 1
+        try:
+            await asyncio.Event().wait()
+            yield GeneratedToken(0, "", 0.0)
+        finally:
+            self.num_asked -= 1
+
+
+async def test_leaving_a_watched_run_early_ends_its_requests() -> None:
+    model = Endless(in_turn())
+    watched = watch('"Say [X]"', model=model)
+
+    async for _ in watched:
+        break
+    asked = model.num_asked
+    await watched.aclose()
+
+    assert (asked, model.num_asked) == (1, 0)
+
+
+def chat(*prompt_parts: str) -> tuple[Message, ...]:
+    """Pieces that begin with a colon are roles."""
+    transcript = Transcript()
+    for part in prompt_parts:
+        if part.startswith(":"):
+            transcript.turn(part[1:])
+        else:
+            transcript.say(part)
+    return messages_of(transcript.prompt_parts)
+
+
+def test_without_roles_a_prompt_is_its_text() -> None:
+    transcript = Transcript()
+    transcript.say(" a ")
+    transcript.fill("X", "b\n")
+
+    assert prompt_of(transcript.prompt_parts) == " a b\n"
+
+
+def test_white_space_around_turns_is_layout() -> None:
+    assert chat(":user", " Hi!\n", ":assistant", " Well, ") == (
+        Message("user", "Hi!"),
+        Message("assistant", "Well, "),
+    )
+
+
+def test_text_before_the_first_tag_is_the_systems() -> None:
+    assert chat("Be brief.\n", ":user", "Hi!") == (
+        Message("system", "Be brief."),
+        Message("user", "Hi!"),
+    )
+
+
+def test_a_turn_of_the_assistant_that_is_still_empty_is_left_to_the_template() -> None:
+    assert chat(" \n", ":user", "Hi!", ":assistant", " ") == (Message("user", "Hi!"),)
+
+
+def test_an_empty_turn_in_the_middle_stays() -> None:
+    assert chat(":system", "", ":user", "Hi!") == (Message("system", ""), Message("user", "Hi!"))
+
+
+def test_a_cut_takes_spans_and_turns_with_it() -> None:
+    transcript = Transcript()
+    transcript.say("a ")
+    mark = transcript.mark()
+    transcript.turn("user")
+    transcript.fill("X", "b")
+
+    dropped = transcript.truncate(mark)
+
+    assert text_of(dropped) == "{:user}b"
+    assert transcript.is_plain
+    assert spans_of(transcript.prompt_parts) == ()
+
+
+async def test_a_role_behind_a_hole_that_was_asked_as_text_is_refused() -> None:
+    async def body(context: Context) -> None:
+        say(context, "Hi ")
+        await context.hole(hole("X"))
+        context.role("user", HERE)
+
+    with pytest.raises(BadProgram, match="comes too late"):
+        await run_body(body, ScriptedModel(in_turn("a")))
+
+
+async def test_a_role_that_there_is_not_is_refused() -> None:
+    async def body(context: Context) -> None:
+        context.role("king", HERE)
+
+    with pytest.raises(BadProgram, match="king"):
+        await run_body(body, ScriptedModel(in_turn()))

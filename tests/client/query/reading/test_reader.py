@@ -1,0 +1,798 @@
+"""Programs in Python functions: what they see, where they stand.
+
+Which holes are told to be the last of their program.
+
+Docstrings: which are programs, and which are prompts.
+
+String literals mean what Python says they mean, and each character knows where it stands.
+
+What is wrong with a program is said at its place, with what was expected there.
+"""
+
+import ast
+import asyncio
+import inspect
+import re
+import textwrap
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client.query.conditions.terms import Called, Compared, Opaque
+from client.query.errors import BadProgram
+from client.query.place import Source
+from client.query.program import Hole, Program, Subquery
+from client.query.reading.enclosing import Enclosing
+from client.query.reading.program_errors import as_query_error
+from client.query.reading.reader import read, read_function, read_template
+from client.query.reading.strings import literal_of
+from client.query.reading.text import SourceSpan, Text
+from client.query.reading.tokens import Token, tokens_of
+from tests.client.query.reading.recorder import holes_of, ran
+
+LIMIT = 3
+
+
+def shout(value: str) -> str:
+    return value.upper()
+
+
+async def in_docstring(x: int, n: int = 2, *rest: int, loud: bool = True, **more: int) -> None:
+    """lmql
+    sample(n=n)
+        "Hi {x} {rest} {loud} {more} {LIMIT}:\n[@shout Y]" where len(Y) < LIMIT
+    from f"m{n}"
+    where Y != "b"
+    """
+
+
+def in_body(x: str) -> Any:
+    "Docstring-like {x}"
+    for i in range(2):
+        f"- {i} [Y]\n"
+
+    def helper() -> str:
+        "no [prompt]"
+        return "helped"
+
+    return helper()
+
+
+async def one_line() -> None: "Say [X]"  # fmt: skip
+
+
+def a_single_prompt(x: int) -> None:
+    """Say {x}: [Y]"""
+
+
+def with_dots() -> None:
+    """argmax "Say [X]" from "m" """
+    ...  # noqa: PIE790
+
+
+def beside_the_quotes() -> None:
+    """for i in range(2):
+        "- {i} [X]"
+    "Bye"
+    """
+
+
+def a_loop_beside_the_quotes() -> None:
+    """for i in range(2):
+    "- {i}"
+    """
+
+
+def prompts_beside_the_quotes() -> None:
+    """ "Hi [X]" where len(X) < 3
+    "Bye"
+    """
+
+
+def a_decoder_beside_the_quotes() -> None:
+    """argmax
+        "Hi [X]"
+    from "m"
+    """
+
+
+def words(text: str) -> list[str]:
+    return list(text)
+
+
+def with_own_words() -> None:
+    """
+    "[X]" where len(words(X)) < LIMIT
+    """
+
+
+def test_a_docstring_is_a_program_with_the_functions_parameters() -> None:
+    program = read_function(in_docstring)
+    assert program.name == "in_docstring"
+    assert program.parameters == ("x", "n", "rest", "loud", "more")
+    record, returned = ran(program, 1, 4, 5, loud=False, extra=6)
+    assert record == [
+        "Hi 1 (5,) False {'extra': 6} 3:\n",
+        "[@shout Y] where len(Y) < 3 where Y != 'b'",
+    ]
+    assert returned is None
+    assert not program.returns
+
+
+def test_clauses_see_the_parameters_and_their_defaults() -> None:
+    program = read_function(in_docstring)
+    assert program.decoder is not None
+    assert program.model is not None
+    assert program.decoder(1).options == {"n": 2}
+    assert program.decoder(1, n=7).options == {"n": 7}
+    assert program.model(1, 4).value == "m4"
+
+
+def test_a_body_is_a_program() -> None:
+    record, returned = ran(read_function(in_body), "x")
+    assert record == ["Docstring-like x", "- 0 ", "[Y]", "\n", "- 1 ", "[Y]", "\n"]
+    assert returned == "helped"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "asks"),
+    [
+        (one_line, (), ["Say ", "[X]"]),
+        (a_single_prompt, (3,), ["Say 3: ", "[Y]"]),
+        (with_dots, (), ["Say ", "[X]"]),
+        (beside_the_quotes, (), ["- 0 ", "[X]", "- 1 ", "[X]", "Bye"]),
+        (a_loop_beside_the_quotes, (), ["- 0", "- 1"]),
+        (prompts_beside_the_quotes, (), ["Hi ", "[X] where len(X) < 3", "Bye"]),
+        (a_decoder_beside_the_quotes, (), ["Hi ", "[X]"]),
+        (with_own_words, (), ["[X] where len(words(X)) < 3"]),
+    ],
+)
+def test_a_function_holds_its_program(
+    function: Callable[..., object], arguments: tuple[object, ...], asks: list[str]
+) -> None:
+    assert ran(read_function(function), *arguments)[0] == asks
+
+
+def test_a_function_of_the_module_is_no_operator() -> None:
+    (hole,) = holes_of(read_function(with_own_words))
+    (condition,) = hole.conditions
+    match condition():
+        case Compared(left=Called(operator="len", arguments=(Opaque(function=function),))):
+            assert function("abc") == ["a", "b", "c"]
+        case term:
+            raise AssertionError(term)
+
+
+def test_a_body_sees_variables_around_it_as_they_are_then() -> None:
+    size = 1
+
+    async def inner() -> None:
+        f"{size} [X]"  # noqa: B021
+
+    program = read_function(inner)
+    size = 2
+    assert ran(program)[0] == ["2 ", "[X]"]
+
+
+def test_a_docstring_sees_values_around_it_that_it_is_given() -> None:
+    allowed = ["a", "b"]
+
+    async def inner() -> None:
+        """
+        "[X]" where X in allowed
+        """
+
+    program = read_function(inner, around=Enclosing({"allowed": allowed, "unused": 3}))
+    assert ran(program)[0] == ["[X] where X in ['a', 'b']"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What `@query` makes, as far as reading knows it."""
+
+    program: Program
+
+    def __call__(self, *arguments: object) -> object:
+        raise AssertionError("a query behind a colon is not called by the program")
+
+
+def test_a_query_behind_a_colon_is_not_called_yet() -> None:
+    held = Held(read('"inner [Y]"'))
+    program = read('n = 3\n"[A: f] [B: f(n - 1, k=n)]"', namespace={"f": held})
+    assert [hole.kind for hole in holes_of(program)] == [
+        Subquery(held.program),
+        Subquery(held.program, (2,), {"k": 3}),
+    ]
+
+
+def test_places_are_those_of_the_file() -> None:
+    def broken() -> None:
+        """
+        "Hi [X"
+        """
+
+    with pytest.raises(BadProgram) as caught:
+        read_function(broken)
+    error = caught.value
+    assert error.source is not None
+    assert error.place is not None
+    assert error.source.name == __file__
+    line = error.source.first_line + error.place.line - 1
+    shown = Path(__file__).read_text().split("\n")[line - 1]
+    assert shown.strip() == '"Hi [X"'
+    assert shown[error.place.column - 1] == "["
+
+
+def test_a_function_without_a_file_has_its_docstring() -> None:
+    made: dict[str, Any] = {}
+    exec(
+        textwrap.dedent(
+            '''
+            def f(x):
+                r"""
+                "Hi {x} [Y]\\n"
+                """
+            def g(x):
+                return x
+            '''
+        ),
+        made,
+    )
+    assert ran(read_function(made["f"]), 1)[0] == ["Hi 1 ", "[Y]", "\n"]
+    with pytest.raises(BadProgram, match="the source of g cannot be read"):
+        read_function(made["g"])
+
+
+def test_only_functions_are_read() -> None:
+    with pytest.raises(BadProgram, match="a query is a function"):
+        read_function(print)
+
+
+def test_a_template_takes_the_names_that_it_uses() -> None:
+    program = read_template("Sum up {text}: [S] {len(other)} {[v for v in other]}", "len(S) < most")
+    assert program.parameters == ("text", "other", "most")
+    record, _ = ran(program, "x", [1], most=7)
+    assert record == ["Sum up x: ", "[S] where len(S) < 7", " 1 [1]"]
+
+
+def test_a_template_is_a_value_with_its_escapes_read() -> None:
+    program = read_template('a\n"""\\n\r\n[X] {y}', namespace={"y": 3})
+    assert program.parameters == ()
+    assert ran(program)[0] == ['a\n"""\\n\r\n', "[X]", " 3"]
+
+
+def test_an_error_of_the_programs_code_is_pointed_at() -> None:
+    program = read('def f(x):\n    return 1 / x\n"ä {f(1)}"; "ü {f(0) + 2}"', name="<mine>")
+    with pytest.raises(ZeroDivisionError) as caught:
+        ran(program)
+    error = as_query_error(caught.value, program)
+    assert error.__cause__ is caught.value
+    assert str(error).split("\n") == [
+        "<mine>:2:12: ZeroDivisionError: division by zero",
+        "        return 1 / x",
+        "               ^^^^^",
+    ]
+
+
+def test_an_error_below_the_program_is_pointed_at_where_it_came_in() -> None:
+    def failing() -> None:
+        raise ValueError("no")
+
+    program = read('x = 1\n\n"é" "{failing()}"', namespace={"failing": failing}, first_line=5)
+    with pytest.raises(ValueError, match="no") as caught:
+        ran(program)
+    assert str(as_query_error(caught.value, program)).split("\n") == [
+        "<query>:7:7: ValueError: no",
+        '    "é" "{failing()}"',
+        "          ^^^^^^^^^",
+    ]
+
+
+def test_an_error_that_never_was_in_the_program_has_no_place() -> None:
+    error = as_query_error(ValueError("elsewhere"), read('"a"'))
+    assert error.place is None
+    assert str(error) == "ValueError: elsewhere"
+
+
+def test_an_error_of_a_query_gets_its_place() -> None:
+    program = read("1 if 2 else 3\nfail()", namespace={"fail": fail})
+    with pytest.raises(BadProgram) as caught:
+        ran(program)
+    error = as_query_error(caught.value, program)
+    assert error is caught.value
+    assert str(error).split("\n") == ["<query>:2:1: by hand", "    fail()", "    ^^^^^^"]
+
+
+def fail() -> None:
+    raise BadProgram("by hand")
+
+
+def test_a_traceback_shows_the_programs_lines() -> None:
+    program = read('x = 3\n"{1 / 0}"')
+    with pytest.raises(ZeroDivisionError) as caught:
+        ran(program)
+    assert '"{1 / 0}"' in str(caught.getrepr(style="short"))
+
+
+def test_the_support_of_a_distribution_is_strings() -> None:
+    for values in ("'ab'", "3", "[]", "[1]", "['']"):
+        with pytest.raises(BadProgram, match="a distribution over X needs"):
+            ran(read(f'"[X]" distribution X over {values}'))
+
+
+def test_a_decorator_is_a_function() -> None:
+    with pytest.raises(BadProgram, match="behind '@' comes a function") as caught:
+        ran(read('f = 3\n"a [@f X]"'))
+    assert "Given: 3" in caught.value.message
+    assert caught.value.place is not None
+    assert (caught.value.place.line, caught.value.place.column) == (2, 6)
+
+
+@pytest.mark.parametrize("name", ["program", "decoder", "model"])
+def test_a_program_may_use_any_name_that_stands_around_it(name: str) -> None:
+    program = read(
+        f'argmax(n={name})\n"{{{name}}}"\nfrom {name}\nwhere True', namespace={name: "mine"}
+    )
+
+    assert ran(program)[0] == ["mine"]
+    assert program.decoder is not None
+    assert program.decoder().options == {"n": "mine"}
+    assert program.model is not None
+    assert program.model().value == "mine"
+
+
+def test_classes_of_a_program_are_shown_by_their_own_names() -> None:
+    program = read(
+        "from dataclasses import dataclass\n"
+        "@dataclass\n"
+        "class P:\n"
+        "    'A point.'\n"
+        "    n: int\n"
+        '"{P(3)} {P.__doc__}"'
+    )
+
+    assert ran(program)[0] == ["P(n=3) A point."]
+
+
+class Told:
+    """A Context that fills each hole with x and notes the holes that were called last."""
+
+    def __init__(self) -> None:
+        self.last: list[str] = []
+        self.prompt = ""
+
+    def say(self, text: str, place: object) -> None: ...
+
+    def role(self, name: str, place: object) -> None: ...
+
+    def caught(self) -> None: ...
+
+    def on_loop(self, cleans_up: bool) -> None: ...
+
+    async def hole(self, hole: Hole) -> Any:
+        if hole.is_last:
+            self.last.append(hole.name)
+        return "x"
+
+
+def last_of(text: str) -> list[str]:
+    context = Told()
+
+    async def run() -> None:
+        await read(text).body(context)
+
+    asyncio.run(run())
+    return context.last
+
+
+@pytest.mark.parametrize(
+    ("program", "last"),
+    [
+        ('"[X]"', ["X"]),
+        ('"Q: [X] and [Y]."', ["Y"]),
+        ('"[X]"\nreturn X.upper()', ["X"]),
+        ('"[X]"\nif X == "x":\n    "[Y]"\nelse:\n    "[Z]"', ["Y"]),
+        ('"[X]"\nif X == "y":\n    "[Y]"\n"[Z]"', ["Z"]),
+        ('for i in range(2):\n    "[X]"', []),
+        ('"[X]"\nasync def later(): pass\nawait later()', []),
+        ('try:\n    "[X]"\nfinally:\n    "[Y]"', []),
+    ],
+)
+def test_a_hole_is_last_where_no_await_can_follow(program: str, last: list[str]) -> None:
+    assert last_of(program) == last
+
+
+PROGRAMS = [
+    ("import asyncio\nx = await asyncio.sleep(0, a)\nreturn [x]", [], [7]),
+    ("return a + 5", [], 12),
+    ("return 7 // 2", [], 3),
+    ("return [a]", [], [7]),
+    ('("Q {a}[X: int]") where X < 5', ["Q 7", "[X: int] where X < 5"], None),
+    (
+        'try: f"Q {a}[X]" where len(X) < 5\nexcept KeyError: pass',
+        ["Q 7", "[X] where len(X) < 5"],
+        None,
+    ),
+    ('match a:\n    case 7: "Q[X]" where len(X) < 5', ["Q", "[X] where len(X) < 5"], None),
+    ('x = a; "Q {x}[X]" where len(X) < 5', ["Q 7", "[X] where len(X) < 5"], None),
+    ('if a: f"Q[X]"', ["Q", "[X]"], None),
+    ('x = str(a); "Q {x}"', ["Q 7"], None),
+    ('("Q {a}")', ["Q 7"], None),
+    ("if a:\n    return 1\nelse:\n    return 2", [], 1),
+    ("import math\nmath.floor(2.5)", [], None),
+    ("y = str(a)\ny", [], "7"),
+    ("y = a + 1\ny", [], 8),
+    ("y = [str(a)][0]\ny", [], "7"),
+    ("y = {7: 8}[a]\ny", [], 8),
+    ("def g(n):\n    return n + 1\nreturn g(a)", [], 8),
+    ("for i in range(a): str(i)", [], None),
+    ("y = str(a)  # as y[a] and z[0]\ny", [], "7"),
+    ("y = str([a, 8][a - 7:])\ny", [], "[7, 8]"),
+    ('y = {"k": a}\nstr(y)\ny', [], {"k": 7}),
+    ("y = {str(a): [8]}[str(a)]\nstr(y)\ny", [], [8]),
+    ("import asyncio\nx: int = await asyncio.sleep(0, a)\nx", [], 7),
+]
+# Some of these are Python by chance.
+PROMPTS = [
+    "Say hi to {a}: [X]",
+    "Hello: [X]",
+    "[X]",
+    "[X][Y]",
+    "{a}: [X]",
+    "A, B",
+    "Translate",
+    "yes or no",
+    "not bad",
+    "global warming",
+    "import duties",
+    "return to sender: [X]",
+    "return",
+    "if so: why",
+    "Q: {a}\nA: [X]",
+    "answer: [X]",
+    "Q = [A]",
+    "Total = {str(a)}",
+    "Total = sum(a)[X]",
+    "Question: y = f(3)\nAnswer: [X]",
+    "Note: str(a)",
+    "def add(b, c):\n    [BODY]",
+    "def add(b, c):\n    return [X]",
+    "import numpy as np\n[CODE]",
+    "for i in range(10):\n    [BODY]",
+    'Tell me a "story": [X]',
+    'How to say "yes":\n[X]',
+    'Given that: "yes" or "no"\n[X]',
+    'Translate\n("yes")',
+    'Translate\n("yes[Y]") [X]',
+    "# Title\n[X]",
+    "- a\n- b\n[X]",
+    "f(x)",
+    # A hole in a comment or a string of what else is Python.
+    "import os\nprint(os.sep)\n# This prints: [ANSWER]",
+    "def add(b, c):\n    return b + c\nassert add(1, 2) == 3\n# In words: [ANSWER: int]",
+    'def greet(b):\n    print("Hello")\ngreet("{a}")\n# Docstring for greet: [DOC]',
+    "for i in range(3): print(i)\n# Output: [X]",
+    'print("[ANSWER]")\ny = 3',
+    # Holes with types, and values with formats.
+    "Total = sum(a)[X: int]",
+    "y = f(a)\nd[X: int]",
+    "Total = {str(a):4}",
+    "Note: y = {str(a):4}",
+    # Words that Python knows.
+    "Please: await [ANSWER]",
+    "Wait: await x",
+    "await [X]",
+    "Wait: await [X: int]",
+    # So deep that Python gives up.
+    "Total: " + " + ".join(["1"] * 1500) + "\n[X]",
+    " + ".join(["12"] * 1200) + " == [X]",
+    "-" * 1000 + "[X]",
+    "not " * 1500 + "a",
+]
+# What Python cannot read as a whole, so that it is told.
+MISTAKES = [
+    ('try: f"Q {a}[X: int]" where X < 5', "expected 'except' or 'finally' block"),
+    ('("Q {a}[X: int]") where X <', "in the prompt's condition: invalid syntax"),
+    ('match a:\n    case 3 4: "Q[X]"', "invalid syntax"),
+]
+
+
+@pytest.fixture
+def function_of(tmp_path: Any) -> Callable[[str], Any]:
+    """A function with this docstring, in a file of its own."""
+
+    def made(docstring: str) -> Any:
+        body = "\n".join(f"    {line}" for line in docstring.split("\n"))
+        path = tmp_path / "asked.py"
+        path.write_text(f"async def asked(a):\n    '''\n{body}\n    '''\n")
+        defined: dict[str, Any] = {}
+        exec(compile(path.read_text(), path, "exec"), defined)
+        return defined["asked"]
+
+    return made
+
+
+@pytest.mark.parametrize(("docstring", "record", "returned"), PROGRAMS)
+def test_a_docstring_that_does_something_is_a_program(
+    function_of: Callable[[str], Any], docstring: str, record: list[str], returned: object
+) -> None:
+    assert ran(read_function(function_of(docstring)), 7) == (record, returned)
+
+
+@pytest.mark.parametrize("docstring", PROMPTS)
+def test_what_may_be_prose_is_a_prompt(function_of: Callable[[str], Any], docstring: str) -> None:
+    record, _ = ran(read_function(function_of(docstring)), "abc")
+    shown = re.sub(r"\{(a|str\(a\))(:4)?\}", "abc", docstring)
+
+    assert "".join(record).split() == shown.split()
+
+
+@pytest.mark.parametrize(("docstring", "message"), MISTAKES)
+def test_a_mistake_in_a_program_is_told_and_not_sent_to_the_model(
+    function_of: Callable[[str], Any], docstring: str, message: str
+) -> None:
+    with pytest.raises(BadProgram, match=message):
+        read_function(function_of(docstring))
+
+
+def without_source(code: str) -> Any:
+    defined: dict[str, Any] = {}
+    exec(code, defined)
+    return defined["w"]
+
+
+@pytest.mark.parametrize(
+    ("body", "record"),
+    [
+        ("'Q {a}[X]'", ["Q 7", "[X]"]),
+        ("'''argmax\n    \"Q {a}[X]\"'''\n    pass", ["Q 7", "[X]"]),
+        ("'''\n    It's \"Q\" \\n{a}\n    '''", ['\n    It\'s "Q" \n7\n    ']),
+    ],
+)
+@pytest.mark.parametrize("word", ["def", "async def"])
+def test_a_docstring_alone_is_all_that_a_function_without_source_needs(
+    word: str, body: str, record: list[str]
+) -> None:
+    assert ran(read_function(without_source(f"{word} w(a):\n    {body}")), 7)[0] == record
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "'Q {a}[X: int]'\n    return X",
+        "'Q {a}[X: int]'\n    return 3",
+        "'Q {a}[X: int]'\n    '[Y]'",
+        "'Q {a}[X: int]'\n    for i in a: '[Y]'",
+        "'''\n    \"Q {a}[X: int]\"\n    '''\n    return 3",
+        "f'{a}[X]'",
+        "pass",
+    ],
+)
+@pytest.mark.parametrize("word", ["def", "async def"])
+def test_code_without_source_is_told_to_be_so(word: str, body: str) -> None:
+    with pytest.raises(BadProgram, match="the source of w cannot be read; put the program in its"):
+        read_function(without_source(f"{word} w(a):\n    {body}"))
+
+
+PIECES = [
+    *"ab'\"\\ {}[]é\U0001f600",
+    *(
+        "\\n",
+        "\\\n",
+        "\\'",
+        '\\"',
+        "\\\\",
+        "\\x41",
+        "\\u00e9",
+        "\\U0001F600",
+        "\\101",
+        "\\7",
+        "\\q",
+    ),
+    *("\\N{BULLET}", "\\x4", "\\u12", "\\N{NO}", "\\U99999999", "\n"),
+]
+QUOTES = ["'", '"', "'''", '"""']
+PREFIXES = ["", "r", "R", "u", "U"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=8), st.sampled_from(QUOTES), st.data())
+def test_a_literal_has_pythons_value(pieces: list[str], quotes: str, data: st.DataObject) -> None:
+    prefix = data.draw(st.sampled_from(PREFIXES))
+    literal = f"{prefix}{quotes}{''.join(pieces)}{quotes}"
+    text = Text(Source(literal, "<test>"))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            expected = ast.literal_eval(literal)
+    except SyntaxError:
+        with pytest.raises(BadProgram):
+            literal_of(text, one_string(text))
+        return
+    assert literal_of(text, one_string(text)).code == expected
+
+
+def one_string(text: Text) -> tuple[Token, ...]:
+    """The tokens of a text that is one literal, or several. Raises BadProgram for any other."""
+    tokens = tuple(tokens_of(text, SourceSpan(0, len(text.text))))
+    if not all(re.match(r"[rRuU]?['\"]", token.text) for token in tokens):
+        raise BadProgram("more than literals")
+    return tokens
+
+
+@pytest.mark.parametrize("prefix", ["", "r"])
+def test_an_escaped_backslash_does_not_continue_a_line(prefix: str) -> None:
+    text = Text(Source(f"{prefix}'\\\na\\\\\nb'", "<test>"))
+    with pytest.raises(BadProgram):
+        literal_of(text, one_string(text))
+
+
+def test_adjacent_literals_are_one_value_with_places() -> None:
+    text = Text(Source("'a\\tb' \"c\"", "<test>"))
+    value = literal_of(text, tuple(tokens_of(text, SourceSpan(0, len(text.text)))))
+    assert value.code == "a\tbc"
+    assert list(value.offsets) == [1, 2, 4, 8, 10]
+
+
+@settings(deadline=None)
+@given(st.text(alphabet="aß\U0001f600\n", max_size=12), st.data())
+def test_lines_bytes_and_offsets_are_one(content: str, data: st.DataObject) -> None:
+    text = Text(Source(content, "<test>"))
+    offset = data.draw(st.integers(0, len(content)))
+    assert text.offset_of_bytes(*text.byte_position(offset)) == offset
+    assert text.offset(text.line_of(offset), text.column_of(offset)) == offset
+
+
+# A program, what is said, and the text that the caret is under.
+HOLES = [
+    ('"Hi [X"', "'[' opens a hole that is never closed; write '[['", "["),
+    ('"Hi [1X]"', "'1X' is no name for a hole; write '[[' and ']]'", "[1X]"),
+    ('"[for]"', "'for' is a word of Python's", "[for]"),
+    ('"[]"', "a hole without a name", "[]"),
+    ('"[X: ]"', "behind 'X:' comes a type", ":"),
+    ('"[X: 1 +]"', "the type of X: invalid syntax", "]"),
+    ('"[@ X]"', "behind '@' comes the name of a function", "@"),
+    ('"[print(X)]"', "'print(X)' is no name for a hole", "[print(X)]"),
+    ('"[argmax X]"', "`argmax` is a decoder, which stands in front", "[argmax X]"),
+    ('"[sample(n=2) X]"', "`sample` is a decoder, which stands in front", "[sample(n=2) X]"),
+    ('"[__tandem]"', "the name '__tandem' is taken", "[__tandem]"),
+]
+WRONG_PROMPTS = [
+    ('"{x"', "'{' opens a value that is recalled and never closes; write '{{'", "{"),
+    ('"{}"', "an expression is missing between '{' and '}'", "{}"),
+    ('"a } b"', "a single '}'; write '}}'", "}"),
+    ('"[X] {X +}"', "in braces: invalid syntax", "}"),
+    ('"{x!q}"', "behind '!' comes r, s or a", "!q"),
+    ('"a {"name": 1} [X]"', 'the string ends here, at ": write \\" for the sign', None),
+    ("\u201c[X]\u201d", "strings have \" or ' around them", "\u201c"),
+    ('def f():\n   x = 1\n   "Q: [X]"', "a prompt in a function", '"Q: [X]"'),
+    ('"{:boss}"', "'{:boss}' is no role; known are {:system}", "{:boss}"),
+    (r'"\x4"', "is not complete, or no character", "\\"),
+    (r'"\N{NO SUCH}"', "is not complete, or no character", "\\"),
+    ('"[X]\n', "a string that is not closed on its line", '"'),
+    ('"""[X]\n', "a string in three quotes that is never closed", '"'),
+    ('def f():\n   "[X]" where len(X) < 3', "a prompt in a function", '"[X]" where len(X) < 3'),
+    ('def f():\n   "Q: [X]"\n   return X', "a prompt in a function", '"Q: [X]"'),
+    ('x = 1\n"Q: [X]" + x\n"b"', "a prompt is strings alone", '"Q: [X]" + x'),
+    ('"a [X]" if y else "b [X]"', "a prompt is strings alone", '"a [X]" if y else "b [X]"'),
+    ('"a [X] %s".format(y)', "a prompt is strings alone", '"a [X] %s".format(y)'),
+    ('"a [X]", "b"', "a prompt is strings alone", '"a [X]", "b"'),
+]
+CLAUSES = [
+    (
+        'argmax\n  "[X]" // it\n  "b"',
+        "a prompt is strings alone",
+        '"[X]" // it',
+    ),
+    ('"[X]"\nwhere len(X) < n // of them', "a comment begins with #, // divides", None),
+    ('argmax(n=1):\n  "[X]"', "the decoder's line has no ':' at its end", ":"),
+    ('"[X]"\nwhere len(X) < 3\n"[Y]"', "behind the program's clauses comes no further", '"[Y]"'),
+    ('"[X]"\nwhere len(X) < 3\nprint(X)', "behind the program's clauses comes no", "print"),
+    ('beem(n=3)\n  "[X]"', "`beem` is no decoder (argmax, sample, beam)", "beem"),
+    ('argmx "[X]"', "did you mean `argmax`?", "argmx"),
+    ('argmax\n  "[X]"\nwere len(X) < 3', "did you mean `where`?", "were"),
+    ('print "[X]"', "`print` is no decoder", "print"),
+    ('argmax\n  "[X]"\nwhere', "behind `where` comes a condition", "where"),
+    ('argmax\n  "[X]"\nfrom\nwhere X', "behind `from` comes a model", "from"),
+    ('from "m"\nfrom "n"\nargmax "x"', "a second `from` of the program", "from"),
+    ('argmax "x" from "m"\n"more"', "behind the program's clauses comes no further", '"more"'),
+    ('argmax\n  "x"\nsample\n  "y"', "a second decoder clause, `sample`", "sample"),
+    ('"a"\nargmax\n  "x"', "a prompt in front of the decoder clause", '"'),
+    ('argmax(n=)\n  "x"', "in the decoder clause: invalid syntax", ")"),
+    ("argmax(n=1, n=2)\n 'x'", "keyword argument repeated", "n"),
+    ("for i in x:\n    '[X]'\n    where X", "stands no further right than its first", "where"),
+    ('"[X]" distribution', "behind `distribution` comes the name of a hole", "distribution"),
+    ('"[X]" distribution X', "behind `distribution X` comes `over` and its values", "X"),
+    ('"[X]" distribution X over', "behind `over` comes a list of the values of X", "over"),
+    ('argmax\n "[TH]"\ndistribute T over y', "no hole of the program; did you mean TH?", "T"),
+    ('"[Y]"\n"[X]" distribution Y in z', "Y, which is no hole of its prompt", "Y"),
+]
+CONDITIONS = [
+    ('"[X]" where len(X) <', "in the prompt's condition: invalid syntax", ""),
+    ('"[X]" where len(X) < 3 && len(X) > 1', "invalid syntax; write `and` for &&", None),
+    ('"[X]" where len(X) < 3 AND X != "IN"', "; write `and` for AND", None),
+    ('"[X]" where X IN ["a"]', "; write `in` for IN", None),
+    ('"[X]" where X == "a" || X == "b"', "invalid syntax; write `or` for ||", None),
+    ('"[X]" where !(X == "a")', "the character '!' means nothing here; write `not`", "!"),
+    ('"[X]" where len(X) < 3, len(X) > 1', "joined by `and`, not by a comma", None),
+    ('"[X]" where X == "a" or "b"', "says nothing that could be true or false", '"b"'),
+    ('"[X]" where X where X', "a second `where` of a prompt", "where"),
+    ('"hi" where 3 < 4', "a `where` behind a prompt without holes", "3 < 4"),
+    ('"[X]" where await f(X)', "`await` cannot stand in a condition", "await f(X)"),
+    ('"[X]" where (y := X)', "`:=` cannot stand in a condition", "y := X"),
+    ('"[X]" where X in ["[X]"]', "a condition asks for no holes, only prompts do", '"[X]"'),
+    ('"[X]" where stops_at(XX, "a")', "`stops_at` is asked of a hole;", 'stops_at(XX, "a")'),
+    ('"[X]" where regex(X, p=3)', "`regex` takes plain arguments alone", "regex(X, p=3)"),
+    ('argmax\n "[X]"\nwhere\n  X in [1,\n 2] 3', "in the `where` clause: invalid syntax", None),
+]
+PYTHON = [
+    ("x = = 3", "invalid syntax", "="),
+    ('if True\n  "a"', "expected ':'", ""),
+    ("(1, 2", "'(' is never closed", "("),
+    ("x = [1, 2)", "')' cannot close '['", ")"),
+    ("x = 1)", "')' closes nothing", ")"),
+    ("x = $", "the character '$' means nothing here", "$"),
+    ('"a" \\ b', "a backslash with something behind it", "\\"),
+    ("from math import *", "write the names that you import", "*"),
+    ("def f():\n  from math import *", "write the names that you import", "*"),
+    ("yield 3", "`yield` cannot stand in a program", "yield 3"),
+    ("break", "'break' outside loop", "b"),
+    ('"a"\n  "b"', "unexpected indent", None),
+    (" x = 1\nelse:\n  y", "stands further left than the program begins", None),
+    ("x = '\0'", "the character '\\x00' cannot stand in a program", "\0"),
+    ("nonlocal q", "no binding for nonlocal 'q' found", None),
+    ("__tandem_x = 3", "the name __tandem_x is taken", "__tandem_x"),
+    ('"{1 + __tandem_x}"', "the name __tandem_x is taken", "__tandem_x"),
+    ('"[X]" where X in __tandem_x', "the name __tandem_x is taken", "__tandem_x"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "marked"), [*HOLES, *WRONG_PROMPTS, *CLAUSES, *CONDITIONS, *PYTHON]
+)
+def test_what_is_wrong_is_said_at_its_place(text: str, message: str, marked: str | None) -> None:
+    with pytest.raises(BadProgram) as caught:
+        read(text)
+    error = caught.value
+    assert message in error.message
+    assert error.place is not None
+    assert error.source is not None
+    line = text.split("\n")[error.place.line - 1]
+    if marked is not None and error.place.end_line == error.place.line:
+        assert line[error.place.column - 1 : error.place.end_column - 1] == marked
+
+
+def test_an_error_shows_its_line_with_a_caret() -> None:
+    with pytest.raises(BadProgram) as caught:
+        read('x = "ß"\nif x: "größe {x} [1]"', name="a.query", first_line=10)
+    shown = [
+        "a.query:11:18: '1' is no name for a hole; write '[[' and ']]' for the signs themselves",
+        '    if x: "größe {x} [1]"',
+        "                     ^^^",
+    ]
+    assert str(caught.value).split("\n") == shown
+
+
+def test_a_place_is_found_behind_escapes_and_joined_strings() -> None:
+    with pytest.raises(BadProgram) as caught:
+        read("\"a\\n\\u00e9\" 'b\\t [1]'")
+    place = caught.value.place
+    assert place is not None
+    assert (place.column, place.end_column) == (18, 21)
+
+
+def test_a_hole_cannot_have_the_name_of_a_parameter() -> None:
+    with pytest.raises(BadProgram, match="the hole X has the name of a parameter"):
+        read("[X]".join('""'), parameters=inspect.signature(lambda X: X))
+
+
+@pytest.mark.parametrize("deep", ["(" * 300 + ")" * 300, "1" + "+1" * 5000, "-" * 100_000 + "1"])
+def test_code_nested_too_deeply_is_refused(deep: str) -> None:
+    with pytest.raises(BadProgram):
+        read(f'"{{{deep}}}"')

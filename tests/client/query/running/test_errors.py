@@ -1,0 +1,387 @@
+"""What beginners write, and what they are told: where, what, and what they may have meant.
+
+What users see of an error that nobody catches.
+
+What outlives a run: its results, its errors, its text.
+"""
+
+import copy
+import gc
+import linecache
+import pickle
+import re
+import traceback
+from pathlib import Path
+
+import pytest
+
+import client
+from client.errors import ConstraintRefused, ServerFailed, TandemError
+from client.query import (
+    BadCondition,
+    BadProgram,
+    ProgramFailed,
+    QueryError,
+    Unsatisfiable,
+    query,
+    run,
+    run_sync,
+)
+from client.query.reading.reader import read
+from client.query.tracebacks import TrimmedTracebacks
+from tests.client.query.running.models import Failing, ScriptedModel, in_turn
+
+# A program, what is said of it, and the text that the caret is under.
+NAMES = [
+    ('"[ANSWER]"\n"again {ANSWR}"', "'ANSWR' is not defined; did you mean `ANSWER`?", "ANSWR"),
+    ('"[X: integer]"', "'integer' is not defined; did you mean `int`?", "integer"),
+    ('"[X]" where len(Y) < 3', "'Y' is not defined; holes of this program: X", "Y"),
+    ('"[X]" where x != "a"', "'x' is not defined; did you mean `X`?", "x"),
+    ('print(X)\n"[X]"', "the hole [X] is not filled yet", "X"),
+    ('"{X}[X]"', "the hole [X] is not filled yet", "X"),
+    ('x = "Q: [X]"\nreturn X', "the string with [X] is no prompt", "X"),
+    ('"[int: int]"', "the hole [int] hides Python's own `int`", "int"),
+    ('argmax\n "[X]"\nfrom gpt2', "the name of a model is a string", "gpt2"),
+]
+CALLS = [
+    ('"[X]" where stopsat(X, ".")', "did you mean `stops_at`?", "stopsat"),
+    ('"[X]" where len(word(X)) < 3', "did you mean `words`?", "word"),
+    ('"[X]" where words(X)[0] == "a"', "`words` is an operator of conditions", "words(X)[0]"),
+    ("'Give {\"name\": 1} [X]'", "write '{{' and '}}' for the signs", '{"name": 1}'),
+    ('def f(): pass\n"[X: f(1)]"', "TypeError: f() takes 0 positional arguments", "f(1)"),
+    ('class C:\n  def f(): pass\n"[X]"\nC().f()', "TypeError: C.f() takes 0", "C().f()"),
+    ('async def f():\n  pass\n"{f()}[X]"', "not awaited; write {await ...}", "{f()}"),
+]
+
+
+@pytest.mark.parametrize(("text", "message", "marked"), [*NAMES, *CALLS])
+async def test_a_name_that_nobody_knows_brings_what_may_have_been_meant(
+    text: str, message: str, marked: str
+) -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert message in caught.value.message
+    assert _marked(caught.value) == marked
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "marked"),
+    [
+        ('"[X]"\n"[Y]" where chek(Y)', "'chek' is not defined; did you mean `check`?", "chek"),
+        ('"[X]"\n"[Y]"\nwhere len(X) < 3 and Y in lsit(X)', "did you mean `list`?", "lsit"),
+        ('"[X]"\n"[Y]"\nwhere Y in limits or len(Y) < limit', "'limits' is not", "limits"),
+        ('"[X]"\n"{limt} [Y]"', "did you mean `limit`?", "limt"),
+        ('"[X]"\n"[Y: itn]"', "did you mean `int`?", "itn"),
+        ('"[X]"\n"[@chek Y]"', "did you mean `check`?", "chek"),
+        ('"[X]"\nif X: "[Y]" where len(wrods(Y)) < 3', "did you mean `words`?", "wrods"),
+    ],
+)
+async def test_a_name_that_nobody_can_know_is_told_before_any_request(
+    text: str, message: str, marked: str
+) -> None:
+    model = ScriptedModel(lambda prompt: ["a"])
+    with pytest.raises(ProgramFailed) as caught:
+        await run(text, {"check": bool, "limit": 4}, model=model)
+
+    assert message in caught.value.message
+    assert _marked(caught.value) == marked
+    assert model.calls == []
+
+
+async def test_a_name_that_the_program_binds_before_its_condition_is_known_then() -> None:
+    text = """
+"[X]"
+import math
+def most():
+    global limit
+    limit = math.floor(4.5)
+    return limit
+"{(width := 3)} {width}"
+"[Y]" where len(Y) < width and len(Y) < most() and len(Y) < limit and len(Y) < math.pi
+"""
+    result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert result["Y"] == "a"
+
+
+@pytest.mark.parametrize("text", ['"[X]" where {}', '"[X][Y]"\nwhere len(Y) < 4 and {}'])
+async def test_a_method_that_no_text_has_is_told_when_the_program_is_read(text: str) -> None:
+    with pytest.raises(BadProgram, match="text has no `starts_with`; did you mean `startswith`"):
+        await run(text.format('X.starts_with("a")'), model=ScriptedModel(list))
+
+
+async def test_a_value_may_have_other_methods_than_a_text() -> None:
+    text = '"[X: int][Y]" where X.bit_length() < 9 and int(Y) and Y.bit_length() < 9'
+    result = await run(text, model=ScriptedModel(lambda prompt: ["7"]))
+
+    assert (result["X"], result["Y"]) == (7, 7)
+
+
+async def test_a_name_that_a_program_looks_for_may_be_missing() -> None:
+    text = '"[X]"\nif "extra" in globals(): "{extra}"\ntry: "{extra}"\nexcept NameError: "none"'
+    result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert result.prompt == "anone"
+
+
+async def test_what_a_helper_raises_is_told_with_where_that_was() -> None:
+    def inner() -> None:
+        raise KeyError("no")
+
+    def helper() -> None:
+        inner()
+
+    with pytest.raises(ProgramFailed) as caught:
+        await run('"a"\nhelper()', {"helper": helper}, model=ScriptedModel(list))
+
+    assert _marked(caught.value) == "helper()"
+    (note,) = caught.value.__notes__
+    assert re.fullmatch(r"raised in inner \(.*test_mistakes\.py:\d+\)", note)
+
+
+async def test_what_a_library_raises_is_the_programs_fault_alone() -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run('import json\njson.loads("{")', model=ScriptedModel(list))
+
+    assert not hasattr(caught.value, "__notes__")
+
+
+async def test_an_iterator_that_is_empty_is_told_where_it_is() -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run("x = 1\nnext(iter([]))", model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert caught.value.message == "StopIteration"
+    assert _marked(caught.value) == "next(iter([]))"
+
+
+@pytest.mark.parametrize(
+    ("line", "caret"),
+    [
+        ('\t"é[X]" where Y == "a"', "\t             ^"),
+        ('"狐🦊e\u0301[X]" where Y == "a"', "                 ^"),
+        ('"a[狐]" where Y == "a"', "              ^"),
+    ],
+)
+async def test_a_caret_stands_below_what_it_is_about(line: str, caret: str) -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run(f"if True:\n{line}" if line[0] == "\t" else line, model=ScriptedModel(list))
+
+    assert str(caught.value).split("\n")[1:] == [f"    {line}", f"    {caret}"]
+
+
+async def test_a_name_like_no_other_is_told_without_a_guess() -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run('"{question} [X]"', model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert caught.value.message == "NameError: name 'question' is not defined"
+
+
+async def test_an_option_that_a_decoder_lacks_brings_the_one_that_was_meant() -> None:
+    with pytest.raises(BadProgram, match="no option `temprature`; did you mean `temperature`"):
+        await run('argmax(temprature=1)\n "[X]"', model=ScriptedModel(lambda prompt: ["a"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('"[X]" where X < 3', "compare int(X) or len(X), or write [X: int]"),
+        ('"[X]" where X.isdigit', "`X.isdigit` is a method, which has to be called"),
+        ('"[X]" where stops_at(".", X)', 'as in stops_at(X, ".")'),
+    ],
+)
+async def test_a_condition_that_means_nothing_brings_one_that_does(text: str, message: str) -> None:
+    with pytest.raises(BadCondition) as caught:
+        await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+
+    assert message in caught.value.message
+
+
+async def test_a_condition_may_stand_in_front_of_the_prompts() -> None:
+    model = ScriptedModel(lambda prompt: ["aaa", "a"])
+
+    assert (await run('where len(X) < 3\n"Q: [X]"', model=model))["X"] == "a"
+
+
+async def test_words_behind_slashes_are_a_comment_where_nothing_can_be_divided() -> None:
+    program = """
+        // a hole for the letter
+        argmax
+            n = 9 // 2
+            "{n}: [X]" // the only hole
+        where
+            X in ["a", "b", // these two
+                  "c", ...] // a longer list
+            and len(X) < n
+              // 2
+    """
+
+    result = await run(program, model=ScriptedModel(lambda prompt: ["d", "c"]))
+
+    assert result.prompt == "4: c"
+
+
+@pytest.mark.parametrize("line", ["x = 5 // num items", "x = y[0] // num items"])
+async def test_slashes_behind_a_value_divide_whatever_follows(line: str) -> None:
+    with pytest.raises(BadProgram, match="// divides"):
+        await run(line, model=ScriptedModel(lambda prompt: ["a"]))
+
+
+def _marked(error: QueryError) -> str:
+    assert error.place is not None
+    assert error.source is not None
+    line = error.source.text.split("\n")[error.place.line - 1]
+    return line[error.place.column - 1 : error.place.end_column - 1]
+
+
+async def test_what_editors_put_in_front_of_a_file_is_no_part_of_its_program() -> None:
+    model = ScriptedModel(lambda prompt: ["a"])
+
+    assert (await run('\ufeff"Q: [X]"', model=model)).prompt == "Q: a"
+
+
+async def test_a_model_that_is_none_is_told_where_it_stands() -> None:
+    with pytest.raises(BadProgram, match=r"a model is its name, .* Given: 3") as caught:
+        await run('argmax\n "[X]"\nfrom 3')
+
+    assert _marked(caught.value) == "3"
+    with pytest.raises(BadProgram, match="a model is its name"):
+        await run('"[X]"', model=ScriptedModel)  # type: ignore[arg-type]
+
+
+async def test_a_condition_that_asks_of_no_hole_is_told_with_what_it_is() -> None:
+    with pytest.raises(Unsatisfiable, match=r"a condition of `X` that asks of no hole is None"):
+        await run('"[X]" where print("hi")', model=ScriptedModel(lambda prompt: ["a"]))
+
+
+@pytest.mark.parametrize(
+    ("condition", "marked"),
+    [
+        ("is_short(X)", "is_short(X)"),
+        ("not is_short(X)", "is_short(X)"),
+        ("len(X) < 3 or is_short(X)", "is_short(X)"),
+        ('X in ["a", "long"] and is_short(X)', "is_short(X)"),
+        ('is_short(X) == "yes"', "is_short(X)"),
+        ('len(X) < 9 and is_short("it")', 'is_short("it")'),
+        ("len(X) < is_short(X)", "is_short(X)"),
+        ('X == is_short("it")', 'X == is_short("it")'),
+        ('is_short(X) distribution X in ["long", "a"]', "is_short(X)"),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+async def test_an_async_function_in_a_condition_is_told_and_not_taken_for_true(
+    condition: str, marked: str
+) -> None:
+    async def is_short(text: str) -> bool:
+        return len(text) < 3
+
+    model = ScriptedModel(lambda prompt: ["long"])
+    with pytest.raises(BadCondition, match="async function, which conditions cannot") as caught:
+        await run(f'"[X]" where {condition}', {"is_short": is_short}, model=model)
+
+    assert _marked(caught.value) == marked
+
+
+CLIENT = Path(client.__file__).parent
+
+
+def frames(error: BaseException) -> list[str]:
+    """The functions of the client in its traceback, and in those of all that it comes from."""
+    named = []
+    for each in (error, error.__cause__, error.__context__):
+        found = traceback.extract_tb(each.__traceback__) if each else []
+        named += [frame.name for frame in found if frame.filename.startswith(str(CLIENT))]
+    return named
+
+
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        ('"[X', BadProgram),
+        ('"[X]" where len(X) < 0', Unsatisfiable),
+        ('"{1 / 0}"', ProgramFailed),
+        ('"[X]"', ServerFailed),
+    ],
+)
+def test_an_error_shows_the_door_alone(program: str, kind: type[TandemError]) -> None:
+    with pytest.raises(kind) as caught:
+        run_sync(program, model=Failing())
+
+    assert frames(caught.value) == ["run_sync"]
+
+
+async def test_so_does_that_of_a_run_that_is_awaited() -> None:
+    with pytest.raises(Unsatisfiable) as caught:
+        await run('"[X]" where len(X) < 0', model=Failing())
+
+    assert frames(caught.value) == ["run", "run_all"]
+
+
+def test_a_function_that_is_no_program_shows_its_decorator() -> None:
+    with pytest.raises(BadProgram) as caught:
+
+        @query
+        def broken() -> None:
+            '"[X'
+
+    assert frames(caught.value) == ["query", "_decorated"]
+
+
+def test_a_cause_shows_the_programs_own_lines() -> None:
+    def helper() -> None:
+        raise KeyError("no")
+
+    with pytest.raises(ProgramFailed) as caught:
+        run_sync('"a"\nhelper()', {"helper": helper}, model=ScriptedModel(in_turn()))
+
+    cause = caught.value.__cause__
+    assert cause is not None
+    shown = traceback.extract_tb(cause.__traceback__)
+    assert [frame.line for frame in shown] == ["helper()", 'raise KeyError("no")']
+
+
+def test_causes_that_go_round_are_gone_round_once() -> None:
+    error, cause = TandemError("the one"), ValueError("the other")
+    cause.__cause__ = error
+
+    with pytest.raises(TandemError) as caught, TrimmedTracebacks():
+        raise error from cause
+
+    assert caught.value is error
+    assert error.__cause__ is cause
+
+
+async def test_texts_are_shown_to_tracebacks_for_as_long_as_their_programs_are_there() -> None:
+    def num_shown() -> int:
+        gc.collect()
+        return sum("known as" in "".join(linecache.getlines(name)) for name in _texts_shown())
+
+    programs = [read(f'# a text that is known as {number}\n"[X]"') for number in range(3)]
+    again = read(programs[0].source.text)
+    assert num_shown() == 3
+
+    del programs
+    assert num_shown() == 1
+    del again
+    assert num_shown() == 0
+
+
+def _texts_shown() -> list[str]:
+    return [name for name in linecache.cache if name.startswith("<query")]
+
+
+async def test_results_and_errors_go_to_other_processes() -> None:
+    text = '"[X]" distribution X in ["a", "bb"]\nreturn {"x": X}'
+    result = await run(text, model=ScriptedModel(lambda prompt: ["a"]))
+    refused = ConstraintRefused("no", "constraint_error", "constraint", {"reason": "broken"})
+    with pytest.raises(BadProgram) as caught:
+        read("argmax\n [X")
+
+    assert pickle.loads(pickle.dumps(result)) == result
+    assert copy.deepcopy(result) == result
+    with pytest.raises(TypeError):
+        pickle.loads(pickle.dumps(result)).variables["X"] = "b"
+    for error in (refused, ServerFailed("it broke", "step_failed"), caught.value):
+        again = pickle.loads(pickle.dumps(error))
+        assert (type(again), str(again)) == (type(error), str(error))
+        assert again.__dict__ == error.__dict__

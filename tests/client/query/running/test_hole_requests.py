@@ -1,0 +1,450 @@
+"""Programs whose conditions join several holes: what is asked of each, and when it is refused.
+
+Programs that bind a hole's variable anew: what its name then means in conditions.
+
+Signs in front of holes: `-X` is a step of arithmetic, and part of the mask as any other.
+"""
+
+from datetime import timedelta
+
+import pytest
+
+from client.query import BadCondition, F, NotSatisfied, ProgramFailed, Unsatisfiable, run, run_all
+from client.query.running.results import Result
+from tests.client.query.running.models import ScriptedModel, TreeModel, behind
+
+
+async def asked(text: str, **wishes: list[str]) -> list[object]:
+    """The constraints that a program sends, hole by hole."""
+    model = ScriptedModel(behind(**wishes))
+    await run(text, model=model)
+    return [call.constraint and call.constraint.value for call in model.generate_calls]
+
+
+async def test_lengths_that_sum_up_are_found_in_one_request_for_each_hole() -> None:
+    sent = await asked('"a[A] b[B]" where len(A) + len(B) == 5', a=["xxxxxxx", "xx"], b=["yyy"])
+
+    assert sent == ["len(A) <= 5".replace("A", "X"), "len(X) == 3"]
+
+
+async def test_what_is_said_of_a_hole_alone_counts_before_it_comes() -> None:
+    text = '"a[A] "\n"b[B: int]"\nwhere len(A) < B and 2 < B < 6'
+
+    assert (await asked(text, a=["xxxxxxx", "xx"], b=["5"]))[0] == "len(X) < 5"
+
+
+async def test_a_word_of_an_earlier_hole_is_one_of_its_words() -> None:
+    text = '"a[A] b[B]" where len(words(A)) == 2 and B in words(A)'
+
+    assert await asked(text, a=["x y"], b=["z", "y"]) == ["len(words(X)) == 2", ["x", "y"]]
+
+
+async def test_one_of_numbers_and_texts_may_be_compared_with_either_later() -> None:
+    text = '"a[A: [1, \'y\']] "\n"b[B]" where A == 1 or B == "z"'
+
+    assert await asked(text, a=["y"], b=["x", "z"]) == [["1", "y"], ["z"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ('"a[A] b[B]" where {}\ndistribute B over ["xxxx", "xxx"]', "len(X) <= 2 and len(X) >= 1"),
+        (
+            '"a[A]"\n" b[B]" distribution B in ["xxxx", "xxx"]\nwhere {}',
+            "len(X) <= 2 and len(X) >= 1",
+        ),
+        # Python's own values may not be there yet, and another prompt may choose from others.
+        ('v = ["xxxx"]\n"a[A] b[B]" where {}\ndistribute B over v', "len(X) <= 5"),
+        ('"a[A]"\n" b[B]" distribution B in ["xxx"]\nif not B: "[B]"\nwhere {}', "len(X) <= 5"),
+    ],
+)
+async def test_the_values_that_a_hole_is_chosen_from_count_before_it_comes(
+    text: str, first: str
+) -> None:
+    sent = await asked(text.format("len(A) + len(B) == 5"), a=["xx", "x"])
+
+    assert sent[0] == first
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"[A]"\nif A != "none": "[B]" distribution B in ["small", "medium"]\n'
+        "where len(A) + len(B) < 9",
+        '"[A]"\nif A == "none": return A\n"[B]" distribution B in ["none1"]\nwhere len(A) > len(B)',
+        '"[A]"\nfor each in [] if A == "none" else [A]: "[B]"\nwhere len(A) > len(B)\n'
+        'distribute B over ["none1"]',
+        '"[A]" where A in ["none", "x"]\nif A != "none": "[B]" distribution B in ["none1"]\n'
+        "where len(A) > len(B)",
+    ],
+)
+async def test_the_values_of_a_hole_that_may_not_come_bound_no_other(text: str) -> None:
+    model = ScriptedModel(lambda prompt: ["none"])
+
+    assert (await run(text, model=model))["A"] == "none"
+
+
+async def test_the_values_of_a_hole_behind_a_branch_count_before_it_comes() -> None:
+    text = (
+        '"a[A]"\nif A == "x": "!"\n" b[B]" distribution B in ["xxxx"]\nwhere len(A) + len(B) == 5'
+    )
+
+    assert (await asked(text, a=["xx", "x"]))[0] == "len(X) == 1"
+
+
+async def test_what_a_variable_says_of_it_counts_when_it_comes() -> None:
+    text = '"a[A] "\nn = 4\n"b[B]"\nwhere len(A) < len(B) and len(B) < n'
+
+    assert await asked(text, a=["xx"], b=["yyy"]) == [None, "len(X) > 2 and len(X) < 4"]
+
+
+async def test_a_prompts_condition_counts_where_its_holes_stand_once() -> None:
+    once = '"a[A] " where len(A) < len(B)\n"b[B]" where len(B) < 4'
+    twice = f'{once}\n" c[B]"'
+
+    assert (await asked(once, a=["x"], b=["yyy"]))[0] == "len(X) < 3"
+    assert (await asked(twice, a=["x"], b=["yyy"], c=["y"]))[0] is None
+
+
+async def test_a_value_that_a_decorator_changes_is_not_bounded_before() -> None:
+    """The condition is about the changed value, which may be shorter than what is written."""
+    text = '"a[@str.strip A] b[B]" where len(A) + len(B) == 5'
+
+    assert await asked(text, a=["  xx  "], b=["yyy"]) == [None, "len(X) == 3"]
+
+
+async def test_what_no_texts_satisfy_together_is_told_before_any_request() -> None:
+    model = ScriptedModel(lambda prompt: ["x"])
+    with pytest.raises(Unsatisfiable) as caught:
+        await run('"[A]"\n"[B]"\nwhere len(A) + len(B) == 5 and len(A) > 5', model=model)
+
+    assert "no text of `A` satisfies what is said of it and `B`" in caught.value.message
+    assert caught.value.place is not None
+    assert caught.value.place.line == 3
+    assert model.calls == []
+
+
+async def test_what_is_only_known_later_is_given_up_after_few_requests() -> None:
+    """At most `tries` for a hole, and as many times back."""
+    model = ScriptedModel(lambda prompt: [f"{'x' * count}." for count in range(99)])
+    with pytest.raises(NotSatisfied):
+        await run(
+            'argmax(tries=3)\n "[A] [B]"\nwhere len(A) > 2 and A.title() == B and len(B) < 2',
+            model=model,
+        )
+
+    assert len(model.calls) <= 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("condition", "broken"),
+    [
+        ('len(A) > 1 and B in ["q"]', "len(A) > 1"),
+        ('A == "bb" and B in ["q"]', "A == 'bb'"),
+        ("0 < len(A) < 1 < len(B)", "len(A) < 1"),
+        ("A.isupper()", "A.isupper()"),
+        ("len(A) < 2 and not A", "not A"),
+    ],
+)
+async def test_what_a_later_prompt_says_of_an_earlier_hole_is_held_against_that(
+    condition: str, broken: str
+) -> None:
+    model = ScriptedModel(behind(a=["x", "bb"], b=["q"]))
+    with pytest.raises(Unsatisfiable) as caught:
+        await run(f'"a[A]"\n" b[B]" where {condition}', model=model)
+
+    assert caught.value.message == f"`{broken}` does not hold: [A] is 'x'"
+    assert caught.value.place is not None
+    assert caught.value.place.line == 2
+    assert len(model.calls) == 1
+
+
+async def test_what_a_later_prompt_says_of_an_earlier_hole_may_hold() -> None:
+    text = '"a[A]"\n" b[B] c[C]" where len(A) == 1 and A.islower() and len(B) < 2'
+
+    assert await asked(text, a=["x"], b=["q"], c=["r"]) == [None, "len(X) < 2", None]
+
+
+async def test_what_a_prompt_says_of_holes_to_come_alone_is_kept_for_these() -> None:
+    text = '"a[A]"\n" b[B]" where C in ["y", A] and len(B) < 3\n" c[C]"'
+    sent = await asked(text, a=["x"], b=["q"], c=["z", "x"])
+
+    assert sent == [None, "len(X) < 3", ["y", "x"]]
+
+
+async def test_what_stands_behind_a_nested_query_is_held_before_it_asks() -> None:
+    text = '"a[A]"\n" b[B: f]" where {}'
+    model = ScriptedModel(behind(a=["x"], b=["q"]))
+    for condition, message in (("len(A) > 1", r"\[A\] is 'x'"), ("1 > 2", "`False` does not hold")):
+        with pytest.raises(Unsatisfiable, match=message):
+            await run(text.format(condition), {"f": F("[X]")}, model=model)
+
+    assert len(model.calls) == 2
+
+
+NUMBERS = ["3", "30", "300", "301", "350"]
+
+
+async def found(text: str, *wishes: str) -> Result[object]:
+    return await run(text, model=ScriptedModel(lambda prompt: wishes))
+
+
+@pytest.mark.parametrize(
+    ("condition", "number"),
+    [
+        ("M > N", 301),
+        ("N < M < 350", 301),
+        ("M == N + 1", 301),
+        ("M in [N, 5] or M == 350", 300),
+        ("M > int(N)", 301),
+        ("M > float(N) + 1", 350),
+        ("str(N) in [str(M)]", 300),
+        ("len(str(M)) == len(str(N))", 300),
+        ('"{N}" in str(M)', 300),
+        ("not M < N.bit_length() * 30", 300),
+        ("N == 300 and N is not None and M > 5", 30),
+    ],
+)
+async def test_a_later_condition_means_what_the_variable_holds(condition: str, number: int) -> None:
+    text = f'"> [N: int]" where 1 <= N <= 3\nN = N * 100\n" [M: int]" where {condition}'
+
+    result = await found(text, *NUMBERS)
+
+    assert (result["N"], result["M"]) == (3, number)
+
+
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("M > N and M < 200", r"`int\(M\) > 300` and `int\(M\) < 200`"),
+        ("N < 5 and M > 5", "300 < 5"),
+        ("f(N) and M > 5", "f"),
+    ],
+)
+async def test_what_the_new_value_excludes_is_an_error(condition: str, message: str) -> None:
+    text = f'"> [N: int]" where 1 <= N <= 3\nN = N * 100\n" [M: int]" where {condition}'
+
+    with pytest.raises(Unsatisfiable, match=message) as caught:
+        await run(text, {"f": lambda n: n < 5}, model=ScriptedModel(lambda prompt: NUMBERS))
+
+    assert caught.value.place is not None
+    assert caught.value.place.line == 3
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "N += 97",
+        "for N in [100]: pass",
+        "def f():\n  nonlocal N\n  N = 100\nf()",
+        '"{(N := 100)}"',
+        "import math as N\nN = N.floor(100.5)",
+    ],
+)
+async def test_whatever_binds_the_variable_counts(binding: str) -> None:
+    result = await found(f'"[N: int]"\n{binding}\n" [M: int]" where M > N', "3", "30", "101")
+
+    assert (result["N"], result["M"]) == (3, 101)
+
+
+async def test_a_text_that_was_stripped_is_the_stripped_one() -> None:
+    text = """
+"[A: [' blue']]"
+A = A.strip()
+"[B]" where B in ["red", "blue", "green"] and B != A
+return A, B
+"""
+    assert (await found(text, " blue", "blue", "green")).value == ("blue", "green")
+
+
+async def test_a_variable_may_become_what_no_hole_could_be() -> None:
+    text = """
+"[A]"
+A = A.split()
+"[B]" where B in A and len(A) == 2 and A.index(B) == 1
+"""
+    assert (await found(text, "red blue", "red", "blue"))["B"] == "blue"
+
+
+async def test_each_round_of_a_loop_has_its_own_value() -> None:
+    text = """
+"[N: int]"
+for _ in range(3):
+    " [M: int]" where M == N + 1
+    N = M
+return N
+"""
+    assert (await found(text, "3", "4", "5", "6")).value == 6
+
+
+async def test_the_programs_own_where_speaks_of_what_filled_the_holes() -> None:
+    text = '"[N: int]"\nN = 100\n" [M: int]"\nwhere 1 <= N <= 3 and M > N'
+
+    assert (await found(text, *NUMBERS))["M"] == 30
+
+
+async def test_what_a_prompt_said_of_its_own_hole_is_checked_on_what_filled_that() -> None:
+    text = '"a[A]" where len(A) + len(B) == 5\nA = "xxxxx"\n" b[B]"'
+    model = ScriptedModel(behind(a=["xx"], b=["", "yyy"]))
+
+    assert (await run(text, model=model))["B"] == "yyy"
+
+
+async def test_a_variable_with_the_same_value_is_still_its_hole() -> None:
+    text = '"[A]"\nA = "".join(list(A))\n" [B]" where len(B) < len(tokens(A))'
+
+    assert (await found(text, "xxx", "yy"))["B"] == "yy"
+
+
+async def test_nothing_is_foreseen_of_a_variable_that_will_be_another() -> None:
+    text = """
+"a[A: int]" where A + M < 10
+" n[N: int]" where N >= 5
+N = 0
+" m[M: int]" where M > N
+"""
+    model = ScriptedModel(behind(a=["8"], n=["5"], m=["3", "1"]))
+
+    result = await run(text, model=model)
+
+    assert (result["A"], result["M"]) == (8, 1)
+
+
+async def test_a_step_back_and_every_beam_have_values_of_their_own() -> None:
+    back = """
+"a[A: int]" where A * 10 != C and A in [1, 2]
+B = A
+A = A * 10
+" b[D: int]" where D > A
+" c[C: int]" where C in [10]
+return B, A, D
+"""
+    beams = """
+beam(n=2, max_tokens=2)
+    "[X]" where X in ["a", "b"]
+    X = "b" if X == "a" else "a"
+    "-[Y]" where Y == X
+"""
+    model = ScriptedModel(behind(a=["1", "2"], b=["11", "21"], c=["10"]))
+
+    assert (await run(back, model=model)).value == (2, 20, 21)
+    assert {each.prompt for each in await run_all(beams, model=TreeModel(1))} == {"a-b", "b-a"}
+
+
+@pytest.mark.parametrize(
+    ("text", "wishes", "last"),
+    [
+        (
+            'LOW = 3\n"a[A]" where B - LOW > 0\nLOW = 9\n"c[C]" where B - LOW > 0\n"b[B: int]"',
+            ["4", "10"],
+            10,
+        ),
+        (
+            'for last in "xy":\n    opts = [*("abcdefghij" * 20), last]\n'
+            '    "a[A]" where B not in opts\n"b[B]"',
+            ["y", "z"],
+            "z",
+        ),
+        (
+            '"[N: int]"\nfor N in [1, 2, 3]:\n    "a[A]" where f(B, N)\n"b[B: int]"',
+            ["2", "4"],
+            4,
+        ),
+    ],
+)
+async def test_each_prompts_word_on_a_hole_to_come_is_kept_with_its_values(
+    text: str, wishes: list[str], last: object
+) -> None:
+    result = await run(text, {"f": lambda b, n: b > n}, model=ScriptedModel(lambda prompt: wishes))
+
+    assert result["B"] == last
+
+
+@pytest.mark.parametrize("wish", ["3", "9"])
+async def test_values_are_compared_as_python_compares_them(wish: str) -> None:
+    text = '"[A: int]"\nA = "many" if A > 5 else A + 1\n"-[B]" where A != 3 and len(B) < 3'
+
+    assert (await found(text, wish))["B"] == wish
+
+
+async def test_what_is_bound_behind_the_last_prompt_takes_no_mask_from_an_earlier_hole() -> None:
+    text = """
+"a[A]" where len(A) < len(B)
+" b[B]" where len(B) < len(C)
+" c[C]" where len(C) < 5
+C = C.strip()
+"""
+    model = ScriptedModel(behind(a=["xxxx", "xx"], b=["xxx"], c=["xxxx"]))
+
+    result = await run(text, model=model)
+
+    assert (result["A"], len(result.requests)) == ("xx", 3)
+
+
+@pytest.mark.parametrize(
+    ("condition", "asked"),
+    [
+        ("-len(X) > -3", "len(X) < 3"),
+        ("+len(X) < 3", "len(X) < 3"),
+        ("-(len(X) - 4) >= n", "len(X) <= 2"),
+        ("-2 * -len(X) < 6", "len(X) < 3"),
+        ("len(X) - -n < 5", "len(X) < 3"),
+    ],
+)
+async def test_a_sign_is_part_of_the_one_request(condition: str, asked: str) -> None:
+    model = ScriptedModel(lambda prompt: ["aaaaa", "aa"])
+    await run(f'"[X]" where {condition}', {"n": 2}, model=model)
+
+    (call,) = model.generate_calls
+    assert call.constraint is not None
+    assert call.constraint.value == asked
+
+
+@pytest.mark.parametrize("condition", ["-X == -3", "-X > -4 and X > 2", "3 == +X", "-X in [-3]"])
+async def test_the_value_of_a_number_may_have_a_sign(condition: str) -> None:
+    model = ScriptedModel(lambda prompt: ["7", "-3", "3"])
+    result = await run(f'"[X: int]" where {condition}', model=model)
+
+    assert (result["X"], len(result.requests)) == (3, 1)
+
+
+async def test_two_holes_may_be_opposites() -> None:
+    model = ScriptedModel(behind(a=["7", "150"], b=["-7", "150", "-150"]))
+    text = '"a [X: int] b [Y: int]" where X == -Y and 100 < X < 200 and -200 < Y < 200'
+    result = await run(text, model=model)
+
+    assert result.prompt == "a 150 b -150"
+    assert len(result.requests) == 2
+
+
+async def test_a_hole_to_come_may_have_a_sign() -> None:
+    model = ScriptedModel(behind(a=["xxxx", "xx"], b=["3"]))
+    await run('"a [A] "\n"b [B: int]"\nwhere len(A) < B and -B > -4', model=model)
+
+    constraint = model.generate_calls[0].constraint
+    assert constraint is not None
+    assert constraint.value == "len(X) < 3"
+
+
+@pytest.mark.parametrize(
+    ("condition", "pieces"), [("-words(X)", "words"), ("-tokens(X) < 3", "tokens")]
+)
+async def test_pieces_have_no_sign(condition: str, pieces: str) -> None:
+    model = ScriptedModel(lambda prompt: ["a"])
+    with pytest.raises(BadCondition, match=rf"^<query>:1:13: {pieces}\(X\) can only be counted"):
+        await run(f'"[X]" where {condition}', model=model)
+
+    assert model.calls == []
+
+
+async def test_what_is_no_number_has_pythons_signs() -> None:
+    def seconds(text: str) -> timedelta:
+        return timedelta(seconds=int(text))
+
+    text = '"[@seconds X]" where X in ["3"]\n"[Y]" where len(Y) < 2 and -X < zero'
+    names = {"seconds": seconds, "zero": timedelta()}
+    model = ScriptedModel(lambda prompt: ["3"])
+
+    assert (await run(text.replace(' where X in ["3"]', ""), names, model=model))["Y"] == "3"
+    with pytest.raises(ProgramFailed, match=r"`-X` raised TypeError: bad operand .* 'str'"):
+        await run('"[X]" where -X < 3', model=model)

@@ -1,0 +1,277 @@
+"""Queries that are decorated in functions, and the names that they see there.
+
+Variables that the functions of a program share with it.
+
+Names that a text is given, or that are Python's, and that its own code binds anew.
+"""
+
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from client.query import AsyncQuery, BadProgram, ProgramFailed, beam, query, run, run_all
+from client.query.reading.enclosing import LateNames
+from tests.client.query.running.models import ScriptedModel, TreeModel, in_turn
+
+MODEL = ScriptedModel(lambda prompt: ["."])
+
+
+async def test_a_query_asks_itself_and_others_that_come_after_it() -> None:
+    def pair() -> AsyncQuery[[int], object, object]:
+        @query(model=MODEL)
+        async def down(n: int) -> object:
+            """
+            "down{n}"
+            if n: "[X: up(n - 1)]"
+            else: "[X]"
+            return f"{n}{X}"
+            """
+
+        @query(model=MODEL)
+        async def up(n: int) -> object:
+            """
+            "up{n}[X: down(n)]"
+            return f"{n}{X}"
+            """
+
+        return down
+
+    assert await pair()(2) == "21100."
+
+
+async def test_its_own_name_is_the_new_query_where_another_had_it() -> None:
+    made = []
+    for last in "ab":  # noqa: B007
+
+        @query(model=MODEL)
+        async def climb(n: int) -> object:
+            """
+            if n: "[X: climb(n - 1)]"
+            else: X = last
+            return f"{n}{X}"
+            """
+
+        made.append(climb)
+
+    assert [await each(1) for each in made[1:]] == ["10b"]
+
+
+async def test_a_name_that_is_bound_too_late_is_none() -> None:
+    def made(is_bound: bool) -> AsyncQuery[[], object, object]:
+        @query(model=MODEL)
+        async def asks() -> object:
+            """
+            "[X: later]"
+            """
+
+        if is_bound:
+            later = int  # noqa: F841
+        return asks
+
+    with pytest.raises(ProgramFailed, match="'later'"):
+        await made(False)()
+
+
+async def test_a_docstring_whose_only_prompt_stands_behind_a_colon_is_a_program() -> None:
+    @query(model=MODEL)
+    async def asks(n: int) -> object:
+        """
+        if n: "{n}[X]"
+        return n
+        """
+
+    assert (await asks.run(0)).prompt == ""
+    assert (await asks.run(3)).prompt == "3."
+
+
+def test_threads_may_ask_for_the_first_time_at_once() -> None:
+    """The second one comes while the first one looks."""
+
+    class Locals(dict[str, object]):
+        is_first = True
+
+        def __getitem__(self, name: str) -> object:
+            if self.is_first:
+                self.is_first = False
+                late.look_up()
+            return super().__getitem__(name)
+
+    frame = cast(FrameType, SimpleNamespace(f_locals=Locals(climb=1, down=2)))
+    late = LateNames(["climb", "down"], frame)
+    late.look_up()
+
+    assert [late.cells[name].cell_contents for name in ("climb", "down")] == [1, 2]
+
+
+COUNTER = """
+count = 0
+def bump():
+    global count
+    count += 1
+    return count
+"""
+shared = 0
+
+
+async def test_a_function_may_change_a_variable_of_its_program() -> None:
+    text = COUNTER + 'bump()\n"{bump()}"\nreturn count'
+
+    assert (await run(text, model=ScriptedModel(in_turn()))).value == 2
+    assert (await run(text, model=ScriptedModel(in_turn()))).value == 2
+
+
+async def test_each_trace_has_its_own() -> None:
+    text = COUNTER + 'for _ in range(3):\n    "[X]" where X in ["a", "b"]\n    bump()\nreturn count'
+
+    results = await run_all(text, model=TreeModel(3), decoder=beam(3))
+
+    assert [result.value for result in results] == [3, 3, 3]
+
+
+async def test_a_decoder_may_call_such_a_function() -> None:
+    text = COUNTER + 'sample(n=bump())\n    "{bump()}"\n    return count'
+
+    assert [each.value for each in await run_all(text, model=ScriptedModel(in_turn()))] == [1]
+
+
+async def test_a_class_may_change_a_variable_of_its_program_in_its_body_and_in_methods() -> None:
+    text = """
+count = 0
+class Counter:
+    global count
+    count = 5
+    def bump(self):
+        global count
+        count += 1
+Counter().bump()
+return count
+"""
+    assert (await run(text, model=ScriptedModel(in_turn()))).value == 6
+
+
+async def test_functions_within_functions_mean_the_same_variable() -> None:
+    text = """
+found = []
+def outer():
+    global found
+    found = ["outer"]
+    def inner():
+        global found
+        found = [*found, "inner"]
+    inner()
+global found
+outer()
+return found
+"""
+    assert (await run(text, model=ScriptedModel(in_turn()))).value == ["outer", "inner"]
+
+
+async def test_a_variable_of_a_function_between_is_in_the_way() -> None:
+    text = """
+n = 0
+def outer():
+    n = 5
+    def inner():
+        global n
+        n += 1
+    inner()
+outer()
+"""
+    with pytest.raises(BadProgram, match="a function around this one has a n of its own") as caught:
+        await run(text, model=ScriptedModel(in_turn()))
+
+    assert caught.value.place is not None
+    assert (caught.value.place.line, caught.value.place.column) == (6, 9)
+
+
+async def test_in_a_query_that_is_a_function_it_is_pythons() -> None:
+    @query(model=ScriptedModel(in_turn()))
+    async def counted() -> int:
+        global shared
+        shared += 1
+        return shared
+
+    assert (await counted(), await counted()) == (1, 2)
+    assert shared == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "prompt"),
+    [
+        (
+            'options = options.split(",")\n"{options[0]}: [X]" where X in options',
+            {"options": "a,bb"},
+            "a: a",
+        ),
+        ('n = n + 1\n"{n}[X]" where len(X) < n', {"n": 1}, "2a"),
+        ('n += 1\n"{n}"', {"n": 1}, "2"),
+        ('"{n}[X]" where len(X) < n\nn = 5\n"{n}"', {"n": 2}, "2a5"),
+        ('for i in range(2):\n    "{n}"\n    n = n * 2', {"n": 3}, "36"),
+        ('for i in range(2):\n    "{PREV}>[PREV];"', {"PREV": "x"}, "x>aaa;aaa>aaa;"),
+        ('"[X]" where len(X) < max(1, 2)\nmax = 5\n"{max}"', {}, "a5"),
+        ('"{[max for max in [1, 2]]}{max(3, 4)}"', {}, "[1, 2]4"),
+        ('def f():\n    global n\n    n += 1\nf()\n"{n}"', {"n": 1}, "2"),
+        ('if n:\n    word = "new"\n"{word}"', {"n": 0, "word": "old"}, "old"),
+        ("import math\nmath = math.floor(2.5)\n'{math}'", {"math": 3}, "2"),
+    ],
+)
+async def test_a_variable_begins_with_what_it_has_outside(
+    text: str, given: dict[str, Any], prompt: str
+) -> None:
+    result = await run(text, given, model=ScriptedModel(lambda prompt: ["aaa", "a"]))
+
+    assert result.prompt == prompt
+
+
+async def test_the_decoders_line_sees_the_same_values() -> None:
+    text = 'n = n + 1\nsample(n=n)\n    "{n}"\n    n = 7'
+
+    results = await run_all(text, {"n": 1}, model=ScriptedModel(in_turn()))
+
+    assert [result.prompt for result in results] == ["2", "2"]
+
+
+async def test_each_run_begins_with_them_anew() -> None:
+    given = {"n": 1}
+    text = 'n = n + 1\n"[X]" where X in ["a", "b"] and fits(X, Y)\n"[Y]" where Y in ["c"]\nreturn n'
+    names = {**given, "fits": lambda x, y: x == "b"}
+
+    result = await run(text, names, model=ScriptedModel(lambda prompt: ["a", "b", "c"]))
+
+    assert result.value == 2
+    assert given == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x = limit\nlimit = 3", '"{limit}[X]"\nlimit = 3', '"[X]" where len(X) < limit\nlimit = 3'],
+)
+async def test_a_name_that_has_no_value_yet_is_told_so(text: str) -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run(text, model=ScriptedModel(list))
+
+    assert caught.value.message.endswith("; it gets its value only further down")
+
+
+@pytest.mark.parametrize("text", ["q = 3\ndel q\n'{q}'", "if 0:\n    q = 3\n'{q}'"])
+async def test_a_name_that_lost_its_value_is_not_guessed_to_be_meant_itself(text: str) -> None:
+    with pytest.raises(ProgramFailed) as caught:
+        await run(text, model=ScriptedModel(list))
+
+    assert caught.value.message.endswith("is not associated with a value")
+
+
+async def test_a_function_keeps_pythons_rule() -> None:
+    @query(model=ScriptedModel(in_turn()))
+    async def counted() -> None:
+        """
+        GIVEN = GIVEN + 1
+        "{GIVEN}"
+        """
+
+    with pytest.raises(ProgramFailed, match="cannot access local variable 'GIVEN'"):
+        await counted()
+
+
+GIVEN = 1

@@ -1,0 +1,216 @@
+"""The automaton of stop strings, and a vocabulary's tokens under it.
+
+Stop strings that leave a pattern nothing are told from those that leave it little.
+
+Whether stop strings leave an expression any text is decided, not searched for.
+"""
+
+import re
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from constraints.errors import Contradiction
+from constraints.grammars.stop_emptiness import is_empty_under_stops
+from constraints.guiding.stop_table import StopTable, automaton_of
+from constraints.output_constraint import OutputConstraintState
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
+from constraints.where.compile import compile_where
+from constraints.where.evaluate import holds
+from constraints.where.parser import parse
+from constraints.where.terms import (
+    And,
+    Compare,
+    Contains,
+    EndsWith,
+    Expression,
+    Matches,
+    Measure,
+    Not,
+    OneOf,
+    Relation,
+    StartsWith,
+)
+from constraints.where.writing import text
+from constraints.without_stop_strings import without_stop_strings
+from tests.constraints.cases import byte_vocabulary, language_of
+
+BYTES = byte_vocabulary()
+WORDS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4, unique=True)
+
+
+def first_stop(text: str, strings: list[str]) -> tuple[int, int] | None:
+    """Where the first stop string ends, and how long the longest is that ends there."""
+    for end in range(1, len(text) + 1):
+        ending = [len(each) for each in strings if text[:end].endswith(each)]
+        if ending:
+            return end, max(ending)
+    return None
+
+
+@given(strings=WORDS, text=st.text("ab", max_size=12), cut=st.integers(0, 12))
+def test_the_automaton_stops_where_a_plain_search_does(
+    strings: list[str], text: str, cut: int
+) -> None:
+    automaton = automaton_of([each.encode() for each in strings])
+    state, length = automaton.run(0, text[:cut].encode())
+    if not automaton.matched[state]:
+        state, more = automaton.run(state, text[cut:].encode())
+        length += more
+    matched = automaton.matched[state]
+    assert first_stop(text, strings) == ((length, matched) if matched else None)
+
+
+@given(strings=WORDS, text=st.text("ab", max_size=8))
+def test_depth_is_the_longest_beginning_of_a_string_that_the_text_ends_with(
+    strings: list[str], text: str
+) -> None:
+    automaton = automaton_of([each.encode() for each in strings])
+    state, length = automaton.run(0, text.encode())
+    read = text[:length]
+    ends = [
+        n for n in range(len(read) + 1) if any(s.startswith(read[len(read) - n :]) for s in strings)
+    ]
+    assert automaton.depths[state] == max(ends)
+
+
+@given(
+    strings=st.lists(
+        st.sampled_from(["a", "b", "ab", "bc", "the", "\n", "é"]), min_size=1, max_size=3
+    )
+)
+def test_a_view_tells_tokens_that_are_clear_and_tokens_that_end(strings: list[str]) -> None:
+    table = StopTable(BYTES, tuple(strings))
+    for state in range(len(table.automaton.delta)):
+        if table.automaton.matched[state]:
+            continue
+        view = table.transitions(state)
+        bits = np.unpackbits(view.clear.view(np.uint8), bitorder="little")
+        for token_id, token in enumerate(BYTES.tokens):
+            after, length = table.automaton.run(state, token)
+            is_match = bool(table.automaton.matched[after])
+            assert bits[token_id] == (not is_match or length == len(token))
+            assert (token_id in view.ending) == (is_match and length == len(token))
+            assert view.returns[token_id] == (token != b"" and after == 0)
+
+
+TEXTS = ["".join(chars) for num in range(8) for chars in product("ab", repeat=num)]
+PIECE = st.tuples(st.sampled_from(["a", "b", "[ab]", "(?:ab|b)"]), st.sampled_from(["", "*", "+"]))
+STOPS = st.lists(st.sampled_from(["a", "b", "ab", "ba", "bb"]), min_size=1, max_size=2)
+
+
+def is_emptied(kind: Kind, text: str, *strings: str, kept: bool = True) -> bool:
+    language = language_of(ConstraintSpec(kind, text), byte_vocabulary())
+    return is_empty_under_stops(language, StopRule(strings, kept))
+
+
+def is_uncut(text: str, strings: list[str], *, kept: bool) -> bool:
+    return not any(string in (text[:-1] if kept else text) for string in strings)
+
+
+@given(st.lists(PIECE, min_size=1, max_size=4), STOPS, st.booleans())
+def test_a_pattern_is_emptied_where_every_text_is_cut(
+    pieces: list[tuple[str, str]], strings: list[str], kept: bool
+) -> None:
+    pattern = "".join(map("".join, pieces))
+    without_stop_strings = [each for each in TEXTS if is_uncut(each, strings, kept=kept)]
+    expected = not any(re.fullmatch(pattern, each) for each in without_stop_strings)
+    assert is_emptied(Kind.REGEX, pattern, *strings, kept=kept) is expected
+
+
+@pytest.mark.parametrize(
+    ("pattern", "string"), [("(?s).*é.+", "é"), ("[ab]*/b+", "/"), (r"[^x]*x[a-z]{5,50}", "x")]
+)
+def test_strings_of_any_characters_are_taken_as_they_are(pattern: str, string: str) -> None:
+    assert is_emptied(Kind.REGEX, pattern, string)
+
+
+def test_nothing_is_said_of_other_languages_and_without_strings() -> None:
+    assert not is_emptied(Kind.LARK, 'start: "ab" /b*/', "a")
+    assert not is_emptied(Kind.WHERE, 'X in ["ab"]', "a")
+    assert not is_emptied(Kind.REGEX, "ab")
+
+
+SHORT_TEXTS = ["".join(chars) for num in range(7) for chars in product("abc", repeat=num)]
+
+phrases = st.sampled_from(["a", "b", "ab", "ba", "bb", "aba"])
+conditions: st.SearchStrategy[Expression] = st.one_of(
+    st.builds(Contains, phrases),
+    st.builds(StartsWith, phrases.map(lambda phrase: (phrase,))),
+    st.builds(EndsWith, phrases.map(lambda phrase: (phrase,))),
+    st.builds(OneOf, phrases.map(lambda phrase: (phrase, phrase + "a"))),
+    st.builds(Compare, st.just(Measure.CHARS), st.sampled_from(Relation), st.integers(0, 3)),
+    st.just(Matches("[ab]*b[ab]+")),
+)
+literals = st.one_of(conditions, st.builds(Not, conditions))
+
+
+def refusal(written: str, *strings: str, kept: bool) -> Contradiction:
+    language = language_of(ConstraintSpec(Kind.WHERE, written), BYTES)
+    with pytest.raises(Contradiction) as refused:
+        OutputConstraintState(language, BYTES, Budget(30), StopRule(strings, kept))
+    return refused.value
+
+
+@pytest.mark.parametrize(
+    ("written", "string", "kept"),
+    [
+        ('ends_with(X, "sS")', "s", True),
+        ('ends_with(X, "sS")', "s", False),
+        ('"." in X and not ends_with(X, ".")', ".", True),
+        ('"." in X and not ends_with(X, ".")', ".", False),
+        ('ends_with(X, "a.") and len(X) <= 9', ".", False),
+        ('"a" in X and len(X) > 3 and not ends_with(X, "a")', "a", True),
+        ('"a" in X and len(tokens(X)) < 5 and not ends_with(X, "a")', "a", True),
+        ('stops_before(X, "c") and "ab" in X', "a", False),
+    ],
+)
+def test_an_expression_whose_every_text_is_cut_is_a_contradiction(
+    written: str, string: str, kept: bool
+) -> None:
+    refused = refusal(written, string, "zz", kept=kept)
+    assert refused.parts == (string, "zz")
+    assert f'one of the stop strings "{string}", "zz" before its end' in str(refused)
+
+
+def test_a_text_that_ends_with_a_string_that_is_kept_is_found_at_once() -> None:
+    language = language_of(ConstraintSpec(Kind.WHERE, 'ends_with(X, "a.") and len(X) > 8'), BYTES)
+    output_state = OutputConstraintState(language, BYTES, Budget(9), StopRule((".",)))
+    assert output_state.needed_len <= 9
+
+
+@given(
+    st.lists(literals, min_size=2, max_size=3).map(tuple),
+    st.lists(phrases, min_size=1, max_size=2, unique=True).map(tuple),
+    st.booleans(),
+)
+def test_it_is_certain_where_no_text_is_left(
+    parts: tuple[Expression, ...], strings: tuple[str, ...], kept: bool
+) -> None:
+    expression = And(parts)
+    left = [
+        each
+        for each in SHORT_TEXTS
+        if holds(expression, each)
+        and not any(string in (each[:-1] if kept else each) for string in strings)
+    ]
+    try:
+        language = compile_where(parse(text(expression)), BYTES)
+    except Contradiction:
+        assert not left
+        return
+    try:
+        found = without_stop_strings(language, StopRule(strings, kept))
+    except Contradiction:
+        assert not left
+        return
+    assert found is not None
+    assert left
+    shortest = found.matcher().shortest(30)
+    assert shortest is not None
+    written = b"".join(BYTES.tokens[token_id] for token_id in shortest).decode()
+    assert holds(expression, written)
+    assert not any(string in (written[:-1] if kept else written) for string in strings)
