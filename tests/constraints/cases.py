@@ -1,8 +1,9 @@
-"""Constraints of every kind, for tests of output states and searches.
+"""Constraints of every kind, vocabularies to try them on, and judges that know no masks.
 
-Vocabularies of a few tokens.
-
-Outputs under an output state, drawn as a shard draws them, and judges that know no masks.
+CASES                              constraints by name
+demo_vocabulary, byte_vocabulary   of the bundled model; all bytes and a few longer tokens
+drawn, steps                       outputs under an output state, drawn as a shard draws them
+judge_of(spec)                     says of a text whether it satisfies the constraint
 """
 
 import json

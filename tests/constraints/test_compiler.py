@@ -1,9 +1,4 @@
-"""One compilation for one spec, whoever asks, and a bounded memory of them.
-
-What one compiler found of a constraint is all that another one needs.
-
-Parts that exclude each other are found in few questions, and none of them is needless.
-"""
+"""One compilation for one spec, whoever asks, in a bounded memory; what is found can be sent on."""
 
 import random
 import threading

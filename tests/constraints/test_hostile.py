@@ -1,9 +1,7 @@
-"""Two hundred hostile constraints: each is answered in time, and the workers are there after it.
+"""Hostile constraints: each is answered in time, by an error of ours or a language that works.
 
-Run with real processes over the bundled model's tokenizer. That none may take three seconds is a
-promise; what each is refused for is not looked at, only that there is an answer in our own words.
-
-Texts made to hurt: each is answered soon, by an error of ours or a language that works.
+Once in this process, and once with real workers over the bundled model's tokenizer: that none takes
+three seconds there is a promise. What each is refused for is not looked at.
 """
 
 import asyncio

@@ -1,10 +1,7 @@
 """Whatever is sampled under an output's masks and checks ends satisfied, within the budget.
 
-An output state accepts every text that fits, token by token, however it got to where it stands.
-
-No least instance meets what may be left out: items, optional properties, the longer branches.
-
-Stop strings under an output state: an output ends at one only where the constraint holds.
+An output state accepts every text that fits, token by token, however it got to where it stands; and
+an output ends at a stop string only where the constraint holds.
 """
 
 import json

@@ -1,8 +1,6 @@
-"""Tokens as bytes, by llguidance's reading and by the router's.
+"""Tokens as bytes, by llguidance's reading and by the router's, and what is made of vocabularies.
 
 Added tokens that are text may be drawn as text, special ones not, whatever they look like.
-
-What is made of vocabularies: once, and for as long as they are there.
 """
 
 import gc

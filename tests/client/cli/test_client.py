@@ -1,9 +1,7 @@
 """`launcher client` as it is typed: through pipes and on a terminal."""
 
 import asyncio
-import os
 import signal
-import subprocess
 from asyncio.subprocess import PIPE
 from io import StringIO
 from pathlib import Path
@@ -16,7 +14,8 @@ from client.cli.client import HISTORY_NAME
 from client.cli.terminal import Screen
 from client.lmtp.model import LmtpModel
 from tests.client.cli.on_terminal import ARGV, on_a_terminal
-from tests.client.lmtp.peer import Peer, performing
+from tests.client.lmtp.peer import Peer, performing, performing_aside
+from tests.command_line import run_launcher
 
 
 async def echo(peer: Peer) -> None:
@@ -41,28 +40,27 @@ async def answer(peer: Peer, body: dict[str, Any]) -> None:
     await peer.done(stream_id, text)
 
 
-async def piped(*args: str, stdin: str, **environ: str) -> tuple[int | None, str, str]:
+def piped(*args: str, stdin: str) -> tuple[int, str, str]:
     """Exit code, stdout, stderr."""
-    process = await asyncio.create_subprocess_exec(
-        *ARGV, *args, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={**os.environ, **environ}
-    )
-    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 30)
-    return process.returncode, out.decode(), err.decode()
+    said = run_launcher("client", *args, stdin=stdin)
+    return said.returncode, said.stdout, said.stderr
 
 
-async def test_each_line_of_a_pipe_is_answered_on_stdout() -> None:
-    async with performing(echo) as scene:
-        code, out, err = await piped(scene.url, stdin="abc\n\ndef temperature=0.5\nlast")
+def test_each_line_of_a_pipe_is_answered_on_stdout() -> None:
+    with performing_aside(echo) as scene:
+        code, out, err = piped(scene.url, stdin="abc\n\ndef temperature=0.5\nlast")
         sent = [body for peer in scene.peers for kind, body in peer.received if kind == "GENERATE"]
     assert (code, out, err) == (0, "abc\ndef\nlast\n", "")
     assert [body["temperature"] for body in sent] == [0.0, 0.5, 0.0]
 
 
-async def test_the_model_and_the_place_may_come_from_outside() -> None:
-    async with performing(echo) as scene:
-        code, out, _ = await piped(stdin="abc\n", TANDEM_URL=scene.url, TANDEM_API_KEY="sesame")
-        assert (code, out) == (0, "abc\n")
-        code, out, _ = await piped(scene.url, "scripted", "--api-key", "other", stdin="abc\n")
+def test_the_model_and_the_place_may_come_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    with performing_aside(echo) as scene:
+        monkeypatch.setenv("TANDEM_URL", scene.url)
+        monkeypatch.setenv("TANDEM_API_KEY", "sesame")
+        assert piped(stdin="abc\n")[:2] == (0, "abc\n")
+        monkeypatch.delenv("TANDEM_URL")
+        code, out, _ = piped(scene.url, "scripted", "--api-key", "other", stdin="abc\n")
         assert (code, out) == (0, "abc\n")
         asked = [peer for peer in scene.peers if len(peer.received) > 1]
         keys = [peer.socket.request.headers["Authorization"] for peer in asked]  # type: ignore[union-attr]
@@ -103,15 +101,15 @@ async def test_errors_go_to_stderr_and_the_rest_is_answered() -> None:
     ]
 
 
-async def test_a_wrong_line_shows_in_the_exit_code() -> None:
-    async with performing(echo) as scene:
-        code, out, err = await piped(scene.url, stdin="bad\nabc\n")
+def test_a_wrong_line_shows_in_the_exit_code() -> None:
+    with performing_aside(echo) as scene:
+        code, out, err = piped(scene.url, stdin="bad\nabc\n")
     assert (code, out, err) == (1, "abc\n", "error: it went wrong\n")
 
 
-async def test_info_help_and_quit_are_no_prompts() -> None:
-    async with performing(echo) as scene:
-        code, out, _ = await piped(scene.url, stdin="/info\n/help\n/quit\nabc\n")
+def test_info_help_and_quit_are_no_prompts() -> None:
+    with performing_aside(echo) as scene:
+        code, out, _ = piped(scene.url, stdin="/info\n/help\n/quit\nabc\n")
         assert [kind for peer in scene.peers for kind, _ in peer.received] == ["HELLO", "HELLO"]
     assert code == 0
     assert "server: scripted 1.0\nmodels: scripted\n" in out
@@ -120,11 +118,10 @@ async def test_info_help_and_quit_are_no_prompts() -> None:
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1", "ftp://127.0.0.1"])
 def test_no_server_is_one_clear_line(url: str) -> None:
-    argv = [*ARGV, url]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False, input="a")
-    assert (said.returncode, said.stdout) == (1, "")
-    assert said.stderr.startswith("error: ")
-    assert len(said.stderr.splitlines()) == 1
+    code, out, err = piped(url, stdin="a")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
 
 
 async def test_an_interrupt_cancels_the_stream_and_ends_a_client_of_pipes() -> None:
@@ -141,20 +138,6 @@ async def test_an_interrupt_cancels_the_stream_and_ends_a_client_of_pipes() -> N
         await until_gone(scene.peers[1])
     assert (process.returncode, out) == (130, b"\n")
     assert err == b"[queued]\n"
-
-
-async def test_an_interrupt_while_nothing_runs_ends_a_client_of_pipes() -> None:
-    async with performing(echo) as scene:
-        process = await asyncio.create_subprocess_exec(
-            *ARGV, scene.url, stdin=PIPE, stdout=PIPE, stderr=PIPE
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(b"abc\n")
-        assert await asyncio.wait_for(process.stdout.readline(), 30) == b"abc\n"
-        await asyncio.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        assert await asyncio.wait_for(process.wait(), 30) == 130
 
 
 async def until_gone(peer: Peer) -> None:

@@ -1,7 +1,4 @@
-"""`launcher query` as it is typed, against a server that makes letters.
-
-How queries look, without a terminal and without a query.
-"""
+"""`launcher query` as it is typed, against a server that makes letters; and how queries look."""
 
 import asyncio
 import json

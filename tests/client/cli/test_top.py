@@ -8,6 +8,7 @@ import pytest
 
 from client.cli.top import Report, parse, quantile
 from tests.client.cli.on_terminal import ARGV
+from tests.command_line import run_launcher
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening
 
@@ -52,13 +53,11 @@ def test_beyond_the_last_bound_the_last_bound_is_said() -> None:
 
 async def test_a_pipe_gets_one_table_after_the_other() -> None:
     async with housing(FakeShard()) as house, listening(house.app) as port:
-        process = await asyncio.create_subprocess_exec(
-            *TOP, f"127.0.0.1:{port}", "--period", "0.1", "--count", "2", stdout=PIPE, stderr=PIPE
-        )
-        out, err = await asyncio.wait_for(process.communicate(), 30)
+        args = ("top", f"127.0.0.1:{port}", "--period", "0.1", "--count", "2")
+        said = await asyncio.to_thread(run_launcher, *args)
 
-    assert (process.returncode, err) == (0, b"")
-    assert out.decode().count("tokens/s") == 2
+    assert (said.returncode, said.stderr) == (0, "")
+    assert said.stdout.count("tokens/s") == 2
 
 
 async def test_ctrl_c_ends_it() -> None:
@@ -72,12 +71,9 @@ async def test_ctrl_c_ends_it() -> None:
         assert await asyncio.wait_for(process.wait(), 30) == 130
 
 
-async def test_no_server_is_one_clear_line() -> None:
-    process = await asyncio.create_subprocess_exec(
-        *TOP, "http://127.0.0.1:1", stdout=PIPE, stderr=PIPE
-    )
-    out, err = await asyncio.wait_for(process.communicate(), 30)
+def test_no_server_is_one_clear_line() -> None:
+    said = run_launcher("top", "http://127.0.0.1:1")
 
-    assert (process.returncode, out) == (1, b"")
-    assert err.startswith(b"error: http://127.0.0.1:1/metrics does not answer")
-    assert len(err.splitlines()) == 1
+    assert (said.returncode, said.stdout) == (1, "")
+    assert said.stderr.startswith("error: http://127.0.0.1:1/metrics does not answer")
+    assert len(said.stderr.splitlines()) == 1

@@ -1,7 +1,4 @@
-"""The other end of the wire, from a script: a WebSocket server that sends what a test scripts.
-
-The scripted server in a thread of its own, for tests without an event loop.
-"""
+"""The other end of the wire, from a script: a WebSocket server that sends what a test scripts."""
 
 import asyncio
 import json

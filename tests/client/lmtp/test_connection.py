@@ -1,7 +1,4 @@
-"""Refused requests and handshakes.
-
-Addresses of servers.
-"""
+"""Addresses of servers, and requests and handshakes that these refuse."""
 
 import math
 

@@ -1,7 +1,4 @@
-"""Calls over a wire whose other end is scripted.
-
-Beam searches over a socket: what is sent, what is read, and how a lost one goes on.
-"""
+"""Calls and beam searches over a wire whose other end is scripted."""
 
 import asyncio
 import math

@@ -1,9 +1,4 @@
-"""Guessed instances of schemas: valid, short, and known before the first token.
-
-Schemas that hold together as one.
-
-The shortest numbers within bounds.
-"""
+"""Guessed instances of schemas: valid, short, and known before the first token."""
 
 import json
 import random

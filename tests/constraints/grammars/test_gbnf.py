@@ -1,7 +1,5 @@
 """Grammars in GBNF have the texts that an oracle without a lexer finds.
 
-Which texts a grammar in GBNF has, found without any automaton; and grammars at random.
-
 A grammar is made as a value and written down from it, so the oracle reads no notation. It looks for
 the ends of every rule at every place of a text until nothing new is found.
 """

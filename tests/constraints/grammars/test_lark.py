@@ -1,10 +1,7 @@
 """Grammars in Lark's notation, judged by the Lark package where both know the notation.
 
-Greedy terminals that leave a grammar no text are told of before anything is compiled.
-
-Terminals that take every byte that could end them: forced bytes without an end.
-
-What negated terminals mean: all other texts, and nothing that is no text.
+The engine's terminals are greedy: what that leaves of a grammar, and of its forced bytes, is told.
+Negated terminals mean all other texts, and nothing that is no text.
 """
 
 import operator

@@ -1,7 +1,4 @@
-"""Texts that match several patterns at once.
-
-Short texts that match a pattern.
-"""
+"""Short texts that match a pattern, or several patterns at once."""
 
 import re
 import time

@@ -1,7 +1,4 @@
-"""What `jsonschema` says of finished texts, also where a schema is none.
-
-Finished texts are judged by a schema's patterns as masks read them: as ECMA 262 has them.
-"""
+"""What `jsonschema` says of finished texts, patterns read as ECMA 262 has them, as masks do."""
 
 import json
 

@@ -1,16 +1,6 @@
-"""Every keyword, by schemas with instances that are right and instances that are wrong.
+"""Schemas: every keyword by right and wrong instances; at random; as zod and pydantic write them.
 
-Numbers of schemas: their formats, their exponents, and where narrow ranges begin.
-
-Patterns of numerals against the numbers.
-
-Declared keys are themselves however they are spelled: no escape makes them keys of a pattern.
-
-Random schemas: whatever masks let through is an instance, and contradictions have none.
-
-Schemas as zod, pydantic and FastAPI write them: taken, and what is made under them is right.
-
-What a look tells of a schema is true: it compiles, and a text of so many bytes satisfies it.
+Whatever masks let through is an instance, and contradictions have none.
 """
 
 import json

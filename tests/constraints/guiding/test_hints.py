@@ -1,7 +1,4 @@
-"""CompletionHints: texts read off a constraint's source.
-
-CompletionHints: the first ones at once, the others when a search asks for them.
-"""
+"""Hints at completions, read off a constraint's source: the first at once, others on demand."""
 
 import json
 import time

@@ -1,13 +1,7 @@
 """The search for completions: what it finds, over bytes and over tokens, and what it proves.
 
-Pieces: hints, their ends, and what is left of one that has begun.
-
-Limits on computing.
-
-Patterns whose masks do not tell how far a text has come: a short text is known from the start.
-
-Behind `.*[0-9]` every mask of `.*[0-9]{3}` is as it was before, so that nothing but the pattern
-itself says what leads to an end.
+Of some patterns no mask tells how far a text has come: behind `.*[0-9]` every mask of `.*[0-9]{3}`
+is as it was before. A short text is known from the start all the same.
 """
 
 import json

@@ -1,9 +1,4 @@
-"""The automaton of stop strings, and a vocabulary's tokens under it.
-
-Stop strings that leave a pattern nothing are told from those that leave it little.
-
-Whether stop strings leave an expression any text is decided, not searched for.
-"""
+"""Stop strings: their automaton, tokens under it, and whether they leave a constraint any text."""
 
 import re
 from itertools import product

@@ -1,13 +1,12 @@
-"""The expressions and the vocabulary by which masks are judged against the oracle.
+"""Expressions and the vocabulary by which masks are judged against the oracle.
 
 Bounds are small, so that outputs of a few tokens come to them; phrases overlap themselves and each
 other, have characters of several bytes and stand across tokens.
 
-Every kind of term, corners included (empty lists, patterns with quotes), and short texts.
-
-Random expressions over a few characters, small bounds and phrases that overlap.
-
-Expressions over a vocabulary with many-byte and split-character tokens, compiled.
+    EXPRESSIONS        sixty, written
+    expressions        random ones, over a few characters
+    any_expressions    every kind of term, corners included: empty lists, patterns with quotes
+    LARGE              the vocabulary: many-byte and split-character tokens
 """
 
 from hypothesis import strategies as st

@@ -6,24 +6,17 @@ r"""Which tokens are legal, found by searching: the judge of the engine's masks.
     oracle.is_complete(prefix)  | oracle.shortest_len(prefix, at_most)
 
 A place in an output is the state of every atom's character machine, the bytes of a character that
-has only begun, and how many tokens there were. Characters which no atom tells apart are tried only
-once. From each place completions are searched for: by characters, and where tokens are counted,
-some byte is none or there is a budget by tokens, of what can be completed by characters at all.
-Written as simply as possible, for vocabularies of a few hundred tokens and bounds of a few dozen.
+has only begun, and how many tokens there were. A machine remembers of a text only what its atom
+needs to know: a count up to just beyond the bound, the longest end of the text that begins a
+phrase, what may still follow in a pattern (Antimirov's partial derivatives over characters).
+Characters which no atom tells apart are tried only once. From each place completions are searched
+for: by characters, and where tokens are counted, some byte is none or there is a budget by tokens,
+of what can be completed by characters at all.
 
-Characters that an expression's atoms do not tell apart, and the bytes that they begin with.
-
-Regular expressions for the oracle, by Antimirov's partial derivatives over characters.
-
-It knows the part of Python's syntax that the tests use: literals, `.`, classes, \d \w \s and
-their complements, escaped signs, groups, `|`, `*`, `+`, `?`, `{m}`, `{m,}`, `{m,n}`. Lazy repeats
-mean the same as others where the whole text must match. It shares nothing with the engine.
-
-The oracle's character machines, one for each atom of an expression, written to be believed.
-
-Each remembers of a text only what its atom needs to know: a count up to just beyond the bound, the
-longest end of the text that begins a phrase, what may still follow in a pattern. None shares code
-with the engine or with the evaluator.
+Written to be believed, for vocabularies of a few hundred tokens and bounds of a few dozen. Nothing
+is shared with the engine or with the evaluator. Of Python's patterns it knows what the tests use:
+literals, `.`, classes, \d \w \s and their complements, escaped signs, groups, `|`, `*`, `+`, `?`,
+`{m}`, `{m,}`, `{m,n}`; lazy repeats mean the same as others where the whole text must match.
 """
 
 import codecs

@@ -1,7 +1,4 @@
-"""Completions where there are too many places to know the distances of all.
-
-Masks that take microseconds, and say so: by what they are made of, and for whom they wait.
-"""
+"""Completions where there are too many places to know the distances of all; and quick masks."""
 
 import random
 import re

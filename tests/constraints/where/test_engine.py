@@ -1,11 +1,4 @@
-"""Languages and matchers of `where` expressions, beyond single masks.
-
-The engine's masks against the oracle's: every bit, end tokens and budgets included.
-
-Hundreds of texts, beginnings and endings, listed one by one.
-
-Vocabularies in which some bytes are no tokens: not every text can be spelled.
-"""
+"""Languages and matchers of `where` expressions: masks against the oracle, every bit of them."""
 
 import itertools
 import random

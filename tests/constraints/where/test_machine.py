@@ -1,7 +1,4 @@
-"""The fewest states, and how long it takes to find them.
-
-Steps of bytes: a byte stands for all that do the same, and nothing is missed for that.
-"""
+"""Machines have the fewest states, and steps of bytes miss nothing."""
 
 import itertools
 import random

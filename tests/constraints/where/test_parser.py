@@ -1,9 +1,4 @@
-"""The parser: what it reads, what it refuses and how it says so.
-
-Of a value that is known before generation all can be said that can be said of the output.
-
-docs/constraints.md says what is true: its Python runs, its tables hold, its errors are shown.
-"""
+"""The parser: what it reads, what it refuses and how; and that docs/constraints.md says so."""
 
 import ast
 import re

@@ -1,7 +1,4 @@
-"""Automata of patterns accept what re.fullmatch matches, whatever looks around in them.
-
-Of a pattern that nothing matches, the smallest piece is told that keeps it from matching.
-"""
+"""Automata of patterns accept what re.fullmatch matches, whatever looks around in them."""
 
 import random
 import re

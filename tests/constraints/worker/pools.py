@@ -1,7 +1,4 @@
-"""Pools over the byte tokenizer, for the time of a test.
-
-What a process owns, as the kernel tells.
-"""
+"""Pools over the byte tokenizer, for the time of a test, and the processes that they own."""
 
 import contextlib
 import json

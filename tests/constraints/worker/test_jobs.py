@@ -1,4 +1,4 @@
-"""What a worker makes of a job, in this process."""
+"""Jobs and answers arrive as they were sent; and what a worker makes of a job, in this process."""
 
 import json
 from typing import Any

@@ -1,27 +1,12 @@
-"""`where` clauses as text, read into terms by Python's parser: what `reading/` does, in short.
+"""Clauses for tests: as text and as terms, drawn at random, and judged by Python.
 
-Whether a clause holds, told by Python itself: the clause is evaluated as it is written.
-
-Nothing of the planner, nor of the server's language, is used: the operators are ten lines of plain
-Python over texts.
-
-Random clauses, drawn around texts of the holes that satisfy most of them.
-
-A clause is Python's text, so `judge.holds` says what is true of it. A condition that the witnesses
-do not satisfy is mostly turned around, so that most clauses can be satisfied and some cannot.
-
-Random whole programs, and whether what a run of one made is what the program asks for.
-
-    argmax(max_tokens=24)
-        "Q: [A]
-"
-        "is[B: int] or[C]" where C in A.split() and len(C) > B
-    where
-        len(words(A)) < 4 and stops_at(A, ".")
-
-The judge is Python itself (judge.py): each clause is evaluated as it is written.
-
-Which texts a HolePlan lets a server write, by the meaning of what is asked for.
+term(clause)                 what reading would make of the text, in short
+holds(clause, holes)         whether it holds: evaluated as it is written, over ten lines of
+                             plain Python, with nothing of the planner or of the server's language
+Conditions                   draws clauses around texts of holes (witnesses) that satisfy most of
+                             them: what the witnesses do not satisfy is mostly turned around
+random_program               whole programs, with what they ask of a run
+admits(plan, text, ...)      whether a plan lets a server write this text, by what is asked for
 """
 
 import ast

@@ -1,7 +1,4 @@
-"""Conditions over holes to come: what they mean for the hole that is asked now.
-
-What is said of a mask speaks of the hole by its own name.
-"""
+"""Conditions over holes to come: what they mean for the hole that is asked now."""
 
 from itertools import product
 from random import Random

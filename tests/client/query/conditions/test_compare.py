@@ -1,7 +1,4 @@
-"""Arithmetic on holes: with whole numbers it is part of the mask, and means what Python says.
-
-Patterns of numerals hold for exactly those whose value is so related to the bound.
-"""
+"""Arithmetic and decimals in comparisons: part of the mask, and meaning what Python says."""
 
 import re
 from decimal import Decimal

@@ -1,7 +1,4 @@
-"""What stands behind a hole's colon: the texts that it may have, and what they mean.
-
-Python's types as JSON schemas, and JSON back as their values.
-"""
+"""What stands behind a hole's colon: the texts that it may have, and the values that they mean."""
 
 import enum
 import json

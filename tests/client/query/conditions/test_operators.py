@@ -1,9 +1,4 @@
-"""What each operator asks of a server: one row for each way to write it.
-
-Patterns of texts in either case: a text matches where Python makes the wanted text of it.
-
-The table of docs/query-conditions.md says what the planner does.
-"""
+"""What each operator asks of a server: one row for each way to write it."""
 
 import re
 import sys

@@ -1,7 +1,4 @@
-"""Conditions that mean nothing are refused with the place and the rule.
-
-Where stop phrases end a text, and what of it stays.
-"""
+"""What the planner refuses, with the place and the rule; and where stop phrases end a text."""
 
 from dataclasses import dataclass
 

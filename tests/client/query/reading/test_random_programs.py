@@ -1,6 +1,6 @@
-"""Random programs ask for what they were made to ask for; damaged ones are refused, or read.
+"""Programs at random ask for what they were made to ask; damaged ones are refused or read.
 
-Programs as the paper and LMQL's users write them, and what each of them says and asks.
+So do those of the paper and of LMQL's users.
 """
 
 import random
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from client.query.errors import BadProgram
@@ -52,7 +52,7 @@ def test_the_corpus_is_large() -> None:
     assert len(cases()) >= 40
 
 
-NUM_DAMAGED = 2000
+NUM_DAMAGED = 200
 
 
 @dataclass
@@ -162,7 +162,6 @@ def merged(asked: list[str]) -> list[str]:
     return made
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_random_program_asks_for_what_it_was_made_to(seed: int) -> None:
     writer = Writer(random.Random(seed))
@@ -170,7 +169,6 @@ def test_a_random_program_asks_for_what_it_was_made_to(seed: int) -> None:
     assert ran(read("\n".join(writer.lines)))[0] == writer.asked
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(["argmax", "SAMPLE(n=2)", "beam(\n n=2)"]))
 def test_a_random_block_asks_for_the_same(seed: int, decoder: str) -> None:
     writer = Writer(random.Random(seed))
@@ -231,7 +229,9 @@ INSERTIONS = [
 ]
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.nightly) for part in range(1, 10))]
+)
 def test_a_damaged_program_is_read_or_refused(part: int) -> None:
     corpus = [
         case["program"]
@@ -240,11 +240,11 @@ def test_a_damaged_program_is_read_or_refused(part: int) -> None:
     ]
     rng = random.Random(part)
     readers: list[Callable[[str], object]] = [read, read, read, read_template]
-    texts = [damaged(rng.choice(corpus), rng, corpus) for _ in range(NUM_DAMAGED // 5)]
+    texts = [damaged(rng.choice(corpus), rng, corpus) for _ in range(NUM_DAMAGED)]
     refusals = [refusal(rng.choice(readers), text) for text in texts]
     refused = [error for error in refusals if error is not None]
     assert all(error.place is not None and str(error) for error in refused)
-    assert NUM_DAMAGED // 50 < len(refused) < len(texts) - NUM_DAMAGED // 50
+    assert NUM_DAMAGED // 10 < len(refused) < NUM_DAMAGED - NUM_DAMAGED // 10
 
 
 def refusal(reader: Callable[[str], object], text: str) -> BadProgram | None:

@@ -1,13 +1,4 @@
-"""Programs in Python functions: what they see, where they stand.
-
-Which holes are told to be the last of their program.
-
-Docstrings: which are programs, and which are prompts.
-
-String literals mean what Python says they mean, and each character knows where it stands.
-
-What is wrong with a program is said at its place, with what was expected there.
-"""
+"""Programs in functions and docstrings: what each says, and what is wrong with it, at its place."""
 
 import ast
 import asyncio

@@ -1,15 +1,8 @@
-"""A Model in memory: for each prompt the texts that it would like to write, best first.
+"""Models in memory, and programs whose bodies are written by hand, as reading would make them.
 
-The server's beam search over a Model in memory that can be asked token by token.
-
-A Model in memory whose whole tree can be searched: four tokens, log-probabilities by a hash.
-
-It keeps the contract of calls that go on with an output: masks leave what can still be completed in
-the budget, and what has ended is refused.
-
-Models that fail a program in the middle of a hole, and what it sees meanwhile.
-
-Programs whose bodies are written by hand, as reading would make them.
+ScriptedModel     for each prompt the texts that it would like to write, best first
+TreeModel         four tokens, log-probabilities by a hash: its whole tree can be searched
+Failing, Silent   end a program in the middle of a hole, or never answer
 """
 
 import asyncio

@@ -1,7 +1,4 @@
-"""Checks that fail: holes are asked again, and earlier ones gone back to, within a bound.
-
-Going back finds what there is to find: against a plain search over all texts.
-"""
+"""Checks that fail: holes are asked again and gone back to, within a bound; none is missed."""
 
 import asyncio
 from itertools import count, product

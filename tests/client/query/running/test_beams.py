@@ -1,7 +1,4 @@
-"""Beams against a search of the whole tree.
-
-What becomes of the runs of branches that a search drops.
-"""
+"""Beams against a search of the whole tree; and what becomes of branches that are dropped."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence

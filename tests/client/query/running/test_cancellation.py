@@ -1,9 +1,4 @@
-"""Tasks that are ended, whatever they catch.
-
-Runs that are closed before their programs end, whatever these catch.
-
-How bodies of runs end: what cleans up, what their own tasks and exits mean.
-"""
+"""Runs that are ended before their programs, whatever these catch, and what cleans up in them."""
 
 import asyncio
 import contextlib
@@ -154,7 +149,7 @@ async def _swallowing() -> str:
     return ""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_query_ends_whatever_its_helpers_swallow() -> None:
     async def asked() -> None:
         async with asyncio.timeout(0.5):

@@ -1,7 +1,4 @@
-"""Decoders by name, and what is refused of their options.
-
-Holes that are chosen from a support.
-"""
+"""Decoders by name, what is refused of their options, and holes chosen from a distribution."""
 
 import itertools
 import math

@@ -1,9 +1,4 @@
-"""What beginners write, and what they are told: where, what, and what they may have meant.
-
-What users see of an error that nobody catches.
-
-What outlives a run: its results, its errors, its text.
-"""
+"""What goes wrong as users see it: what they are told, and what they see of its way."""
 
 import copy
 import gc
@@ -137,7 +132,7 @@ async def test_what_a_helper_raises_is_told_with_where_that_was() -> None:
 
     assert _marked(caught.value) == "helper()"
     (note,) = caught.value.__notes__
-    assert re.fullmatch(r"raised in inner \(.*test_mistakes\.py:\d+\)", note)
+    assert re.fullmatch(r"raised in inner \(.*test_errors\.py:\d+\)", note)
 
 
 async def test_what_a_library_raises_is_the_programs_fault_alone() -> None:

@@ -1,11 +1,4 @@
-"""Queries as Python functions and as text.
-
-Queries as methods: nested, with clauses that speak of self, and what goes wrong in them.
-
-A decorated function is still known for what it is; a call of it that cannot be, where it is.
-
-Queries within queries: their own frames, and what stays of their prompts.
-"""
+"""Queries as Python functions, methods, templates and text, and queries within queries."""
 
 import asyncio
 import inspect
@@ -518,7 +511,7 @@ def test_wrong_arguments_are_told_with_where_the_query_is_defined() -> None:
         "    def said(word: str) -> str:  # type: ignore[empty-body]",
         "    ^^^^^^^^",
     ]
-    with pytest.raises(ProgramFailed, match=r"test_identity\.py:\d+:5: TypeError: greeted\(\)"):
+    with pytest.raises(ProgramFailed, match=r"test_functions\.py:\d+:5: TypeError: greeted\(\)"):
         Person().greeted()  # type: ignore[call-arg]
     with pytest.raises(ProgramFailed, match=r"<query>:1:2: TypeError: said\(\) missing"):
         run_sync('"[X: said]"', {"said": said}, model=THREE)

@@ -1,9 +1,4 @@
-"""Programs whose conditions join several holes: what is asked of each, and when it is refused.
-
-Programs that bind a hole's variable anew: what its name then means in conditions.
-
-Signs in front of holes: `-X` is a step of arithmetic, and part of the mask as any other.
-"""
+"""What is asked of each hole where conditions join several, or speak of variables bound anew."""
 
 from datetime import timedelta
 

@@ -1,9 +1,4 @@
-"""Queries that are decorated in functions, and the names that they see there.
-
-Variables that the functions of a program share with it.
-
-Names that a text is given, or that are Python's, and that its own code binds anew.
-"""
+"""Names that a program sees: of the function around it, of its own functions, and given ones."""
 
 from types import FrameType, SimpleNamespace
 from typing import Any, cast

@@ -1,13 +1,4 @@
-"""Programs run: prompts, holes, variables, requests.
-
-What a run tells on the way: partial states, rows, the file of all calls.
-
-The file that every call of the model is written to.
-
-Runs that are watched: their partial states, then their results.
-
-Prompts as they grow: turns, spans, cuts.
-"""
+"""Programs run: prompts, holes, variables, requests, and what is told of them on the way."""
 
 import asyncio
 import json

@@ -1,9 +1,4 @@
-"""What type checkers see of queries: `make types` is what holds these.
-
-Types in quotation marks, in classes that a program defines, and `from __future__`.
-
-Types whose own code judges their values: what it refuses, and what it does wrong.
-"""
+"""Types of queries and of holes: what type checkers see (`make types` holds it), and values."""
 
 import asyncio
 import json
