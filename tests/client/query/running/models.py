@@ -34,6 +34,7 @@ from client.calls import (
 from client.errors import ConstraintRefused, InvalidRequest, ServerFailed
 from client.query import query
 from client.query.conditions import build
+from client.query.errors import QueryError
 from client.query.place import Place, Source
 from client.query.program import Condition, Context, Hole, Program
 from client.query.running.decoders import decoding
@@ -571,3 +572,11 @@ async def run_bodies(
 ) -> tuple[Result[object], ...]:
     job = Job(program=program(body, returns=returns))
     return await run_job(job, decoding(decoder, (), options), RunSurroundings(model=model))
+
+
+def under_caret(error: QueryError) -> str:
+    """What the caret of an error is under."""
+    assert error.place is not None
+    assert error.source is not None
+    line = error.source.text.split("\n")[error.place.line - 1]
+    return line[error.place.column - 1 : error.place.end_column - 1]

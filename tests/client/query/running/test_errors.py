@@ -16,7 +16,6 @@ from client.query import (
     BadCondition,
     BadProgram,
     ProgramFailed,
-    QueryError,
     Unsatisfiable,
     query,
     run,
@@ -24,7 +23,7 @@ from client.query import (
 )
 from client.query.reading.reader import read
 from client.query.tracebacks import TrimmedTracebacks
-from tests.client.query.running.models import Failing, ScriptedModel, in_turn
+from tests.client.query.running.models import Failing, ScriptedModel, in_turn, under_caret
 
 # A program, what is said of it, and the text that the caret is under.
 NAMES = [
@@ -57,7 +56,7 @@ async def test_a_name_that_nobody_knows_brings_what_may_have_been_meant(
         await run(text, model=ScriptedModel(lambda prompt: ["a"]))
 
     assert message in caught.value.message
-    assert _marked(caught.value) == marked
+    assert under_caret(caught.value) == marked
 
 
 @pytest.mark.parametrize(
@@ -80,7 +79,7 @@ async def test_a_name_that_nobody_can_know_is_told_before_any_request(
         await run(text, {"check": bool, "limit": 4}, model=model)
 
     assert message in caught.value.message
-    assert _marked(caught.value) == marked
+    assert under_caret(caught.value) == marked
     assert model.calls == []
 
 
@@ -130,7 +129,7 @@ async def test_what_a_helper_raises_is_told_with_where_that_was() -> None:
     with pytest.raises(ProgramFailed) as caught:
         await run('"a"\nhelper()', {"helper": helper}, model=ScriptedModel(list))
 
-    assert _marked(caught.value) == "helper()"
+    assert under_caret(caught.value) == "helper()"
     (note,) = caught.value.__notes__
     assert re.fullmatch(r"raised in inner \(.*test_errors\.py:\d+\)", note)
 
@@ -147,7 +146,7 @@ async def test_an_iterator_that_is_empty_is_told_where_it_is() -> None:
         await run("x = 1\nnext(iter([]))", model=ScriptedModel(lambda prompt: ["a"]))
 
     assert caught.value.message == "StopIteration"
-    assert _marked(caught.value) == "next(iter([]))"
+    assert under_caret(caught.value) == "next(iter([]))"
 
 
 @pytest.mark.parametrize(
@@ -222,13 +221,6 @@ async def test_slashes_behind_a_value_divide_whatever_follows(line: str) -> None
         await run(line, model=ScriptedModel(lambda prompt: ["a"]))
 
 
-def _marked(error: QueryError) -> str:
-    assert error.place is not None
-    assert error.source is not None
-    line = error.source.text.split("\n")[error.place.line - 1]
-    return line[error.place.column - 1 : error.place.end_column - 1]
-
-
 async def test_what_editors_put_in_front_of_a_file_is_no_part_of_its_program() -> None:
     model = ScriptedModel(lambda prompt: ["a"])
 
@@ -239,7 +231,7 @@ async def test_a_model_that_is_none_is_told_where_it_stands() -> None:
     with pytest.raises(BadProgram, match=r"a model is its name, .* Given: 3") as caught:
         await run('argmax\n "[X]"\nfrom 3')
 
-    assert _marked(caught.value) == "3"
+    assert under_caret(caught.value) == "3"
     with pytest.raises(BadProgram, match="a model is its name"):
         await run('"[X]"', model=ScriptedModel)  # type: ignore[arg-type]
 
@@ -274,7 +266,7 @@ async def test_an_async_function_in_a_condition_is_told_and_not_taken_for_true(
     with pytest.raises(BadCondition, match="async function, which conditions cannot") as caught:
         await run(f'"[X]" where {condition}', {"is_short": is_short}, model=model)
 
-    assert _marked(caught.value) == marked
+    assert under_caret(caught.value) == marked
 
 
 CLIENT = Path(client.__file__).parent

@@ -131,13 +131,6 @@ def test_a_template_with_several_holes_gives_them_by_name() -> None:
     assert ask() == {"X": "1", "Y": "2"}
 
 
-async def test_a_text_sees_the_variables_that_it_is_given() -> None:
-    result = await run('"{n + 1}:[X]"\nreturn X * n', {"n": 2}, model=ScriptedModel(in_turn("ab")))
-
-    assert result.prompt == "3:ab"
-    assert result.value == "abab"
-
-
 def test_a_decorator_is_called_on_the_value_and_may_ask_for_the_text() -> None:
     def both(value: int, text: str) -> tuple[int, str]:
         return value, text
@@ -213,14 +206,6 @@ async def test_a_file_is_run_and_named_in_errors(tmp_path: Path) -> None:
         read_file(path)
 
 
-async def test_every_call_of_the_model_is_written_to_the_trace_file(tmp_path: Path) -> None:
-    path = tmp_path / "calls.jsonl"
-
-    await run('"[X] [Y]"', model=ScriptedModel(in_turn("a", "b")), trace=path)
-
-    assert len(path.read_text().splitlines()) == 2
-
-
 def test_a_template_takes_lmqls_word_for_its_condition() -> None:
     model = ScriptedModel(lambda prompt: ["no", "a"])
 
@@ -283,11 +268,6 @@ async def test_what_a_condition_on_a_distribution_raises_points_to_it() -> None:
         await run('"[X]" distribution X in ["a"] where int(X) / 0 < 1')
 
     assert str(caught.value).splitlines()[0].startswith("<query>:1:")
-
-
-async def test_a_nested_query_called_wrongly_points_to_where_it_is() -> None:
-    with pytest.raises(ProgramFailed, match=r"<query>:1:2: TypeError: shout\(\) missing"):
-        await run('"[X: shout]"', {"shout": shout}, model=ScriptedModel(lambda prompt: ["yes"]))
 
 
 async def test_arithmetic_on_numbers_of_holes_is_part_of_the_request() -> None:

@@ -15,7 +15,6 @@ from client.query import (
     BadProgram,
     NotSatisfied,
     ProgramFailed,
-    QueryError,
     Result,
     State,
     SyncQuery,
@@ -24,7 +23,7 @@ from client.query import (
     run,
     sample,
 )
-from tests.client.query.running.models import ScriptedModel, in_turn
+from tests.client.query.running.models import ScriptedModel, in_turn, under_caret
 
 MODEL = ScriptedModel(lambda prompt: ["7"])
 
@@ -211,7 +210,7 @@ async def test_a_type_that_is_none_is_told_at_the_hole(
         await run(TREES, names, model=ScriptedModel(list))
 
     assert message in caught.value.message
-    assert _marked(caught.value) == "[T: Tree]"
+    assert under_caret(caught.value) == "[T: Tree]"
 
 
 @pytest.mark.parametrize("begin", ["", "# Letters.\n\n", "from __future__ import division\n"])
@@ -234,7 +233,7 @@ async def test_what_python_will_not_do_so_is_told(text: str, message: str, marke
     with pytest.raises(BadProgram, match=message) as caught:
         await run(text, model=ScriptedModel(list))
 
-    assert _marked(caught.value) == marked
+    assert under_caret(caught.value) == marked
 
 
 NODE = """
@@ -292,14 +291,7 @@ async def test_a_quoted_part_that_nobody_knows_is_told_at_the_type() -> None:
     with pytest.raises(BadCondition, match=r"types of `list\['Nod'\]` cannot be found") as caught:
         await run(NODE.replace("{}", "list['Nod']"), model=ScriptedModel(list))
 
-    assert _marked(caught.value) == "list['Nod']"
-
-
-def _marked(error: QueryError) -> str:
-    assert error.place is not None
-    assert error.source is not None
-    line = error.source.text.split("\n")[error.place.line - 1]
-    return line[error.place.column - 1 : error.place.end_column - 1]
+    assert under_caret(caught.value) == "list['Nod']"
 
 
 @pytest.mark.parametrize(
@@ -392,7 +384,7 @@ async def test_one_that_would_come_again_is_told(kind: type, text: str, why: str
         await run('"[X: kind]"', {"kind": kind}, model=ScriptedModel(in_turn(text, text)))
 
     assert caught.value.last_value == text
-    assert _caret(caught.value) == "[X: kind]"
+    assert under_caret(caught.value) == "[X: kind]"
 
 
 @pytest.mark.parametrize(
@@ -411,13 +403,7 @@ async def test_a_mistake_in_a_types_code_is_told_at_the_hole(
     said = f": {error}" if str(error) else ""
     assert caught.value.message.endswith(f"'{{\"number\": 1}}': {type(error).__name__}{said}")
     assert caught.value.__cause__ is error
-    assert _caret(caught.value) == "[X: kind]"
-
-
-def _caret(error: QueryError) -> str:
-    """What the caret of an error is under."""
-    _, line, carets = str(error).split("\n")[-3:]
-    return line[carets.index("^") :][: carets.count("^")]
+    assert under_caret(caught.value) == "[X: kind]"
 
 
 async def test_a_number_that_no_float_holds_is_no_mistake_of_the_program() -> None:
