@@ -27,8 +27,8 @@ from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerP
 from tests.constraints.grammars.rig import compiler, legal
 from tests.constraints.hostile import BLOWS_UP_LATER, BLOWS_UP_ON, NUM_HOSTILE, Hostile, hostile
 
-# Generous, since other work goes on beside the tests; alone, none takes a second.
-MAX_S = 10.0
+# Generous: on an idle core none takes a second.
+MAX_S = 5.0
 
 
 def nested(wrap: Callable[[Any], Any], inner: Any, depth: int) -> Any:
@@ -78,7 +78,7 @@ SCHEMAS: dict[str, Any] = {
     },
     "many tagged options": {"oneOf": TAGGED},
     "many patterns of keys": {"patternProperties": {f"^a{n}.*b$": {} for n in range(300)}},
-    "keywords that nobody knows": {f"kex{n}wd": 1 for n in range(20_000)},
+    "keywords that nobody knows": {f"kex{n}wd": 1 for n in range(5_000)},
     "many properties": {"properties": {f"p{n}": {"type": "integer"} for n in range(5_000)}},
     "many values": {"enum": [f"value {n}" for n in range(50_000)]},
     "a million items": {"type": "array", "maxItems": 1_000_000},
@@ -106,14 +106,13 @@ OTHERS = {
 CASES = {name: (Kind.JSON_SCHEMA, json.dumps(schema)) for name, schema in SCHEMAS.items()} | OTHERS
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_answered_in_time(name: str) -> None:
     kind, text = CASES[name]
-    began = time.monotonic()
+    began_s = time.process_time()
     with suppress(ConstraintError):
         assert legal(compiler().compile(ConstraintSpec(kind, text)).matcher())
-    assert time.monotonic() - began < MAX_S
+    assert time.process_time() - began_s < MAX_S
 
 
 MAX_LEN = 4096
@@ -145,12 +144,11 @@ def test_there_are_two_hundred_and_no_two_are_the_same() -> None:
     assert {each.spec.kind for each in found} >= set(Kind) - {Kind.CHOICE}
 
 
-async def answer_some() -> None:
+async def answer_some(one_of: int) -> None:
     workers = pool()
     try:
         await workers.wait_ready()
-        # Some of each family; the next test sends all.
-        for each in hostile()[::3]:
+        for each in hostile()[::one_of]:
             _, took_s = await answer(workers, each)
             assert took_s < PROMISED_S, each.name
         assert isinstance(await workers.do(_HARMLESS), CheckResult)
@@ -158,15 +156,19 @@ async def answer_some() -> None:
         await workers.close()
 
 
+async def test_some_are_answered_in_time() -> None:
+    await answer_some(one_of=40)
+
+
 def largest_child_kib() -> int:
     """The most memory that a process had which was started for them. To be run in a process whose
     only children they are."""
-    asyncio.run(answer_some())
+    asyncio.run(answer_some(one_of=3))
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
 
 
 @pytest.mark.alone
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_each_is_answered_in_time_when_they_come_one_after_the_other() -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
         assert alone.submit(largest_child_kib).result() < 1_200_000
@@ -217,7 +219,7 @@ async def ask_together(asked: Sequence[Hostile]) -> Together:
 
 
 @pytest.mark.alone
-@pytest.mark.slow
+@pytest.mark.nightly
 async def test_each_is_answered_in_time_when_they_come_together() -> None:
     asked = [each for each in hostile() if len(each.spec.text) < 2_000_000]
     harmless = [

@@ -70,24 +70,18 @@ def test_instances_are_accepted_and_other_values_are_not(case: SchemaCase) -> No
     language = of_schema(case.schema)
     assert [value for value in case.valid if not accepts_value(language, value)] == []
     assert [value for value in case.invalid if accepts_value(language, value)] == []
-
-
-@pytest.mark.parametrize("case", CASES, ids=by_name)
-def test_the_corpus_is_right(case: SchemaCase) -> None:
-    if any(each in case.name for each in OWN_JUDGEMENT):
-        return
-    assert all(is_valid(case.schema, value) for value in case.valid)
-    assert not any(is_valid(case.schema, value) for value in case.invalid)
-
-
-@pytest.mark.parametrize("case", CASES, ids=by_name)
-def test_texts_drawn_from_masks_are_instances(case: SchemaCase) -> None:
     draw = np.random.default_rng(7)
-    if "code points" in case.name:
-        return  # the package reads \\ud83d\\ude00 as two characters
     for whitespace in Whitespace:
-        text = walk(of_schema(case.schema, whitespace=whitespace), draw, 60)
-        assert text is None or is_valid(case.schema, json.loads(text)), text
+        text = walk(of_schema(case.schema, whitespace=whitespace), draw, 40)
+        # The package reads \\ud83d\\ude00 as two characters.
+        assert text is None or "code points" in case.name or is_valid(case.schema, json.loads(text))
+
+
+def test_the_corpus_is_right() -> None:
+    for case in CASES:
+        if not any(each in case.name for each in OWN_JUDGEMENT):
+            assert all(is_valid(case.schema, value) for value in case.valid), case.name
+            assert not any(is_valid(case.schema, value) for value in case.invalid), case.name
 
 
 @pytest.mark.parametrize(("name", "schema", "pointer"), REFUSED, ids=[name for name, *_ in REFUSED])
