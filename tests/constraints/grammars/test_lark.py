@@ -467,7 +467,6 @@ def test_repeats_are_no_negations() -> None:
     assert [text for text in texts if accepts(language, text)] == ["aab", "aabb"]
 
 
-@pytest.mark.alone
 def test_many_negations_are_read_in_a_time_that_grows_with_them() -> None:
     for terminal in (" & ".join(["~/a/"] * 20_000), "~" * 60_000 + "/a/"):
         text = f"A: {terminal}"

@@ -121,7 +121,6 @@ def test_the_text_is_the_shortest(
     assert common_text([read(each) for each in patterns], Effort(), min_len, max_len) == text
 
 
-@pytest.mark.alone
 def test_patterns_without_bounds_take_a_bounded_time() -> None:
     began_s = time.thread_time()
     many = [read(f"(?:a|b)*a(?:a|b){{{length}}}c?") for length in range(10, 40)]
@@ -129,14 +128,13 @@ def test_patterns_without_bounds_take_a_bounded_time() -> None:
         common_text(many, Effort())
     with pytest.raises(PatternTooLarge):
         PatternAutomaton(read("a{9999}"), Effort())
-    assert time.thread_time() - began_s < 1
+    assert time.thread_time() - began_s < 2
 
 
 def signs(first: int, count: int) -> str:
     return "|".join(chr(0x4E00 + first + index) for index in range(count))
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("patterns", "min_len"),
     [
@@ -154,7 +152,7 @@ def test_what_is_large_is_soon_done_and_takes_little_memory(
     began_s = time.thread_time()
     with suppress(PatternTooLarge):
         common_text(read_patterns, Effort(), min_len)
-    assert time.thread_time() - began_s < 1
+    assert time.thread_time() - began_s < 2
     tracemalloc.start()
     try:
         with suppress(PatternTooLarge):

@@ -131,7 +131,6 @@ def test_a_schema_without_sense_has_few_hints_and_no_error(schema: Any) -> None:
     assert len(of_schema(schema)) <= 1
 
 
-@pytest.mark.alone
 def test_schemas_that_grow_when_they_are_written_out_cost_little() -> None:
     fans = {
         f"d{i}": record({"a": {"$ref": f"#/$defs/d{i + 1}"}, "b": {"$ref": f"#/$defs/d{i + 1}"}})
@@ -144,7 +143,7 @@ def test_schemas_that_grow_when_they_are_written_out_cost_little() -> None:
     began = time.thread_time()
     for schema in ({"$defs": {**fans, "d30": {}}, "$ref": "#/$defs/d0"}, nested, choices):
         assert all(len(hint) < 60_000 for hint in of_schema(schema))
-    assert time.thread_time() - began < 1
+    assert time.thread_time() - began < 2
 
 
 @pytest.mark.parametrize(
@@ -181,7 +180,6 @@ def test_a_word_in_either_case_is_a_hint_without_what_groups_it() -> None:
     assert set(hints) == {b"foxi", b"fox", b"ka", b"i"}
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "spec",
     [
@@ -210,7 +208,7 @@ def test_a_word_in_either_case_is_a_hint_without_what_groups_it() -> None:
 def test_hints_take_little_time(spec: ConstraintSpec) -> None:
     began_s = time.thread_time()
     hints_of(spec).all()
-    assert time.thread_time() - began_s < 1
+    assert time.thread_time() - began_s < 2
 
 
 @pytest.mark.parametrize(

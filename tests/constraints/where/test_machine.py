@@ -89,7 +89,6 @@ def test_sources_are_those_that_lead_to_a_target(table: Table, asked: set[int]) 
     ]
 
 
-@pytest.mark.alone
 @pytest.mark.slow
 def test_long_texts_compile_in_a_time_that_grows_with_them() -> None:
     draw = np.random.default_rng(3)

@@ -177,7 +177,6 @@ def test_one_part_can_be_impossible_alone() -> None:
     assert str(error) == "nothing satisfies `len(X) < 0 or X in []`"
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "written",
     [

@@ -337,7 +337,6 @@ def test_other_values_are_a_mistake_of_the_caller(value: object) -> None:
         parse("Y in X", values={"Y": value})  # type: ignore[dict-item]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     ("written", "limit"),
     [
@@ -351,10 +350,10 @@ def test_other_values_are_a_mistake_of_the_caller(value: object) -> None:
     ],
 )
 def test_limits_are_told(written: str, limit: int) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(TooComplex, match=str(limit)):
         parse(written)
-    assert time.perf_counter() - began < 3
+    assert time.thread_time() - began < 3
 
 
 def test_what_is_within_the_limits_is_read() -> None:
