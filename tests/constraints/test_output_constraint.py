@@ -37,7 +37,6 @@ from tests.constraints.cases import (
     vocabulary_of,
 )
 
-VOCABULARIES = {"demo": demo_vocabulary, "bytes": byte_vocabulary}
 FLAT = CASES["flat"]
 
 
@@ -53,13 +52,10 @@ def spelled(text: str) -> list[int]:
     return demo_vocabulary().backend.tokenize_str(text)
 
 
-@pytest.mark.parametrize("slack", [0, 1, 5, 30])
-@pytest.mark.parametrize("vocabulary_name", VOCABULARIES)
+@pytest.mark.parametrize("slack", [0, 1, 5])
 @pytest.mark.parametrize("name", CASES)
-def test_every_output_satisfies_its_constraint_in_its_budget(
-    name: str, vocabulary_name: str, slack: int
-) -> None:
-    vocabulary, spec = VOCABULARIES[vocabulary_name](), CASES[name]
+def test_every_output_satisfies_its_constraint_in_its_budget(name: str, slack: int) -> None:
+    vocabulary, spec = demo_vocabulary(), CASES[name]
     max_len = needed_len(spec, vocabulary) + slack
     output_state = state_of(spec, Budget(max_len), vocabulary, takes_forced=slack != 5)
     output = drawn(output_state, vocabulary, max_len, random.Random(f"{name} {slack}"))
@@ -281,10 +277,10 @@ def test_forced_bytes_are_spelled_as_the_model_would() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_forced_runs_are_the_beginning_of_what_the_model_would_spell(name: str) -> None:
     vocabulary, spec = demo_vocabulary(), CASES[name]
-    output_state = state_of(spec, Budget(needed_len(spec, vocabulary) + 100))
+    output_state = state_of(spec, Budget(needed_len(spec, vocabulary) + 60))
     run = list(output_state.take_forced())
-    for seed in range(5):
-        written = run + drawn(output_state.fork(), vocabulary, 100, random.Random(seed))
+    for seed in range(2):
+        written = run + drawn(output_state.fork(), vocabulary, 60, random.Random(seed))
         # It may break off within a character.
         text = b"".join(vocabulary.tokens[each] for each in written).decode(errors="ignore")
         assert spelled(text)[: len(run)] == run
@@ -583,6 +579,7 @@ STRINGS = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(sorted(CASES)),
     strings=STRINGS,

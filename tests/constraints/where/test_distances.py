@@ -74,7 +74,7 @@ def test_completions_are_legal_and_nearly_as_short_as_those_of_the_oracle(writte
     oracle = Oracle(parse(written), TOKENS, (END_ID,))
     draw = random.Random(written)
     prefix: list[int] = []
-    while not matcher.is_over and len(prefix) < 20:
+    while not matcher.is_over and len(prefix) < 8:
         legal = sorted(oracle.legal(prefix) - {END_ID})
         completion = matcher.shortest(100)
         assert completion is not None
