@@ -1,19 +1,22 @@
-"""Equal requests begin with the same guide, each with a copy of its own."""
+"""Languages are compiled once, and equal requests begin with the same guide, each with a copy."""
 
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from constraints.compiler import MIB
-from constraints.errors import DoesNotFit, Malformed
+from constraints.errors import ConstraintError, DoesNotFit, Malformed
+from constraints.grammars.engine import GrammarLanguage
 from constraints.matcher import Language
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
+from model_server.errors import ConstraintRefused
 from model_server.masking.constraint_cache import ConstraintCache, GuideCache, GuideKey
-from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, of
+from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, Shard, of, save
 
 
 class Counting(ConstraintCache):
@@ -111,3 +114,60 @@ def test_a_guide_that_has_moved_cannot_be_started_again(languages: Counting) -> 
     guide.advance(token_of(languages.vocabulary(), "a"))
     with pytest.raises(AssertionError, match="has accepted tokens"):
         guide.restart()
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Shard:
+    return Shard.load(save(tmp_path_factory.mktemp("model")))
+
+
+def test_a_prepared_language_knows_a_text_that_a_guide_can_begin_with(shard: Shard) -> None:
+    spec = ConstraintSpec(Kind.REGEX, "(known|beforehand)+")
+    shard.languages.prepare(spec).result(30.0)
+    language = shard.languages.compile(spec)
+    assert isinstance(language, GrammarLanguage)
+    assert language.first_completion is not None
+    assert shard.text(language.first_completion) in {"known", "beforehand"}
+
+
+def test_an_engine_that_breaks_refuses_a_constraint_and_nothing_else(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shard.languages._loading.result()
+
+    class Panic(BaseException):
+        pass
+
+    def panic(*_: object) -> None:
+        raise Panic("index out of range")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(compiler, "compile", panic)
+        with pytest.raises(ConstraintRefused, match="Panic: index out of range"):
+            shard.languages.prepare(ConstraintSpec(Kind.REGEX, "abc")).result(30.0)
+    assert not shard.languages.prepare(ConstraintSpec(Kind.REGEX, "abc")).result(30.0).was_cached
+
+
+@pytest.mark.parametrize("broken", ["missing", "no json", "no byte tokens"])
+def test_a_model_without_a_usable_tokenizer_says_so(tmp_path: Path, broken: str) -> None:
+    if broken == "no json":
+        (tmp_path / "tokenizer.json").write_text("{")
+    elif broken == "no byte tokens":
+        (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {}}}')
+    languages = ConstraintCache(tmp_path, 100, (EOS_ID,))
+    with pytest.raises(ConstraintError, match="tokenizer"):
+        languages.compile(ConstraintSpec(Kind.REGEX, "a"))
+    with pytest.raises(ConstraintRefused, match="tokenizer"):
+        languages.prepare(ConstraintSpec(Kind.REGEX, "a")).result(30.0)
+
+
+def test_a_model_with_fewer_logits_than_tokens_says_so(tmp_path: Path) -> None:
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    with pytest.raises(ConstraintError):
+        ConstraintCache(tmp_path, VOCAB_SIZE - 1, (EOS_ID,)).vocabulary()
+
+
+def test_logits_without_a_token_are_never_drawn(tmp_path: Path) -> None:
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    vocabulary = ConstraintCache(tmp_path, VOCAB_SIZE + 100, (EOS_ID,)).vocabulary()
+    assert vocabulary.num_words == (VOCAB_SIZE + 100 + 31) // 32

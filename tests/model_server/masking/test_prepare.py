@@ -1,7 +1,6 @@
 """PrepareConstraint: compiled beside running steps, refused with the author's words."""
 
 import asyncio
-import shutil
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,18 +12,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from constraints.errors import ConstraintError
-from constraints.grammars.engine import GrammarLanguage
-from constraints.spec import ConstraintSpec, Kind
 from model_server.engine.runner import Runner
-from model_server.errors import ConstraintRefused
-from model_server.masking.constraint_cache import ConstraintCache
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 from proto.contract import ModelInfo
-from tests.model_server.masking.shard import DEMO, EOS_ID, VOCAB_SIZE, Shard, save
+from tests.model_server.masking.shard import EOS_ID, Shard, save
 
 EPOCH = 3
 REGEX = pb.CONSTRAINT_KIND_REGEX
@@ -164,15 +158,6 @@ async def test_what_cannot_be_compiled_is_refused_in_words(
     assert served.fatal == []
 
 
-def test_a_prepared_language_knows_a_text_that_a_guide_can_begin_with(shard: Shard) -> None:
-    spec = ConstraintSpec(Kind.REGEX, "(known|beforehand)+")
-    shard.languages.prepare(spec).result(30.0)
-    language = shard.languages.compile(spec)
-    assert isinstance(language, GrammarLanguage)
-    assert language.first_completion is not None
-    assert shard.text(language.first_completion) in {"known", "beforehand"}
-
-
 async def test_a_constraint_is_compiled_while_a_step_runs(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,49 +181,6 @@ async def test_a_constraint_is_compiled_while_a_step_runs(
     finally:
         released.set()
     assert list((await step).request_ids) == [2]
-
-
-def test_an_engine_that_breaks_refuses_a_constraint_and_nothing_else(
-    shard: Shard, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    compiler = shard.languages._loading.result()
-
-    class Panic(BaseException):
-        pass
-
-    def panic(*_: object) -> None:
-        raise Panic("index out of range")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(compiler, "compile", panic)
-        with pytest.raises(ConstraintRefused, match="Panic: index out of range"):
-            shard.languages.prepare(ConstraintSpec(Kind.REGEX, "abc")).result(30.0)
-    assert not shard.languages.prepare(ConstraintSpec(Kind.REGEX, "abc")).result(30.0).was_cached
-
-
-@pytest.mark.parametrize("broken", ["missing", "no json", "no byte tokens"])
-def test_a_model_without_a_usable_tokenizer_says_so(tmp_path: Path, broken: str) -> None:
-    if broken == "no json":
-        (tmp_path / "tokenizer.json").write_text("{")
-    elif broken == "no byte tokens":
-        (tmp_path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {}}}')
-    languages = ConstraintCache(tmp_path, 100, (EOS_ID,))
-    with pytest.raises(ConstraintError, match="tokenizer"):
-        languages.compile(ConstraintSpec(Kind.REGEX, "a"))
-    with pytest.raises(ConstraintRefused, match="tokenizer"):
-        languages.prepare(ConstraintSpec(Kind.REGEX, "a")).result(30.0)
-
-
-def test_a_model_with_fewer_logits_than_tokens_says_so(tmp_path: Path) -> None:
-    shutil.copy(DEMO / "tokenizer.json", tmp_path)
-    with pytest.raises(ConstraintError):
-        ConstraintCache(tmp_path, VOCAB_SIZE - 1, (EOS_ID,)).vocabulary()
-
-
-def test_logits_without_a_token_are_never_drawn(tmp_path: Path) -> None:
-    shutil.copy(DEMO / "tokenizer.json", tmp_path)
-    vocabulary = ConstraintCache(tmp_path, VOCAB_SIZE + 100, (EOS_ID,)).vocabulary()
-    assert vocabulary.num_words == (VOCAB_SIZE + 100 + 31) // 32
 
 
 async def test_quick_masks_are_made_between_steps_without_being_asked_for(served: Served) -> None:

@@ -222,21 +222,6 @@ def test_prompt_tokens_are_scored_by_the_rows_before_them() -> None:
     assert [score.top_tokens for score in score_tokens(logits, token_ids)] == [()] * 150
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_mask_does_not_hide_logits_that_are_no_numbers(bad: float) -> None:
-    logits = random_logits(2, 100)
-    logits[1, 7] = bad
-    allowed = torch.zeros(2, 100, dtype=torch.bool)
-    allowed[:, 42] = True
-    sampled = sample_once(
-        [GREEDY, GREEDY], logits, bitmask=bitmask_of(allowed), logprobs=LogprobParams(1, raw=True)
-    )
-    assert sampled.token_ids[0] == 42
-    assert math.isfinite(sampled.logprobs[0])
-    assert list(sampled.errors) == [1]
-    assert "the model's logits hold" in sampled.errors[1]
-
-
 def test_raw_logprobs_do_not_see_the_mask() -> None:
     logits = random_logits(1, 100)
     allowed = torch.zeros(1, 100, dtype=torch.bool)

@@ -3,22 +3,17 @@
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import WatermarkingConfig
 
-from model_server.engine.distributed import World
 from model_server.errors import InvalidStep
 from model_server.sampling.edits import Masks, TorchEdits
 from model_server.sampling.plan import Rows
 from model_server.sampling.sampler import SampledRows, Sampler
 from proto.contract import LogprobParams, MaskEffect, SamplingParams, StopParams
-from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.shards import driver_of, load
 from tests.model_server.sampling.cases import (
     CPU,
     DRAWN,
@@ -615,27 +610,3 @@ def test_a_mask_says_whether_it_left_the_favourite_another_or_one_token(
 
     assert sampled.mask_effects == {1: effect}
     assert warped.mask_effects == {}
-
-
-MARKED = SamplingParams(watermark=True)
-PROMPTS = ((5, 9, 31), (7,), tuple(range(3, 40)))
-NUM_NEW = 40
-
-
-def test_greedy_answers_are_those_of_generate(tmp_path: Path) -> None:
-    """Prompts in chunks, one batch, an unmarked answer among them and a preemption."""
-    reference = tiny_models.build("llama")
-    reference.save_pretrained(tmp_path)
-    driver = driver_of(load(tmp_path, World()))
-    for index, prompt in enumerate(PROMPTS):
-        driver.add(index, prompt, NUM_NEW, sampling=MARKED, ignore_eos=True)
-    driver.add(9, PROMPTS[0], NUM_NEW, ignore_eos=True)
-    for _ in range(12):
-        driver.step(16)
-    driver.preempt(1)
-    driver.run(16)
-    config = WatermarkingConfig(greenlist_ratio=0.5, bias=2.0)
-    for index, prompt in enumerate(PROMPTS):
-        expected = tiny_models.greedy(reference, list(prompt), NUM_NEW, watermarking_config=config)
-        assert driver.outputs[index] == expected
-    assert driver.outputs[9] != driver.outputs[0]
