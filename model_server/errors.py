@@ -1,4 +1,4 @@
-"""A shard's errors, in domain words. gRPC codes appear only in `interceptor.py`.
+"""A shard's errors, in domain words. gRPC codes appear only in `service/`.
 
 ShardError
  +-- ConfigRefused       a setting cannot be kept on this machine or with this model
