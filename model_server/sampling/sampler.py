@@ -14,17 +14,6 @@ transfer (and one more for each time that rows are repeated).
 
 A mask comes before all else: bias and penalties change the order of the legal tokens, and filters
 choose among them. A bias lowers a token and never takes it away, so bans leave a mask no emptier.
-
-What a token mask did to a row: reported to who asked for the model's own log-probabilities.
-
-What a step sampled, on its way from the device: one transfer for all rows.
-
-What a step's rows sampled, and rows that are being sampled.
-
-A step of the sampler before the first real one, since a first launch compiles its kernel.
-
-One row in three is greedy, one is drawn from all tokens and one from filtered ones; all of them
-have a mask, a bias and penalties, and none of them remains.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -67,32 +56,6 @@ from model_server.sampling.plan import (
 )
 from model_server.staging import Arrival, PinnedStaging
 from proto.contract import LogprobParams, MaskEffect, SamplingParams, StopParams, TopToken
-
-
-def mask_effects(
-    plan: SamplingPlan, masks: Masks, tops: Mapping[int, tuple[TopToken, ...]]
-) -> dict[int, MaskEffect]:
-    """By row of the step: of those with a mask that report the model's own log-probabilities.
-
-    tops: the most probable tokens by row, the first one first
-    """
-    if plan.raw is None:
-        return {}
-    raw = frozenset(plan.raw.places.tolist())
-    effects = {}
-    for index, row in enumerate(masks.places.tolist()):
-        if row in raw and tops.get(row):
-            words = masks.words[index].numpy().view(np.uint32)
-            effects[row] = _effect(words, tops[row][0].token_id)
-    return effects
-
-
-def _effect(words: np.ndarray[tuple[int], np.dtype[np.uint32]], favourite: int) -> MaskEffect:
-    if int(np.bitwise_count(words).sum()) == 1:
-        return MaskEffect.FORCED
-    word, bit = divmod(favourite, BITS_PER_WORD)
-    return MaskEffect.FREE if int(words[word]) >> bit & 1 else MaskEffect.STEERED
-
 
 Floats = npt.NDArray[np.float64]
 
@@ -374,7 +337,8 @@ class Sampler:
         They are to be collected before the next launch for one of these requests.
         """
         self._check_shapes(len(request_ids), logits, masks)
-        plan, on_device = self._plan_for(request_ids, None if masks is None else masks.places), None
+        plan = self._plan_for(request_ids, None if masks is None else masks.places)
+        on_device = None
         if masks is not None:
             on_device = DeviceMasks.of(masks.places, masks.words, len(request_ids), self._staging)
         draws = self._uniforms(plan)
@@ -458,7 +422,8 @@ class Sampler:
         if self._plan is not None and key == self._plan_key and self._holds(self._plan):
             return self._plan
         rows = self._rows.rows_of(request_ids)
-        self._plan, self._plan_key = self._planner.plan(rows, masked=masked), key
+        self._plan = self._planner.plan(rows, masked=masked)
+        self._plan_key = key
         return self._plan
 
     def _holds(self, plan: SamplingPlan) -> bool:
@@ -559,8 +524,10 @@ class Sampler:
             return
         words = (len(masks.places), -(-self._vocab_size // BITS_PER_WORD))
         if masks.words.shape != words or masks.words.dtype != torch.int32:
-            shape, dtype = tuple(masks.words.shape), masks.words.dtype
-            raise InvalidStep(f"the masks are {shape} {dtype}, not {words} torch.int32")
+            raise InvalidStep(
+                f"the masks are {tuple(masks.words.shape)} {masks.words.dtype}, not {words}"
+                " torch.int32"
+            )
 
     def _to_device(self, values: npt.NDArray[np.generic]) -> Tensor:
         return self._staging.to_device(values)
@@ -600,9 +567,36 @@ def _reason(logits: Tensor, *, is_masked: bool) -> str:
     return "no token may be chosen: bias, penalties and least length leave no finite score"
 
 
+def mask_effects(
+    plan: SamplingPlan, masks: Masks, tops: Mapping[int, tuple[TopToken, ...]]
+) -> dict[int, MaskEffect]:
+    """What a mask did to a row, for those that report the model's own log-probabilities.
+
+    tops: the most probable tokens by row, the first one first
+    """
+    if plan.raw is None:
+        return {}
+    raw = frozenset(plan.raw.places.tolist())
+    effects = {}
+    for index, row in enumerate(masks.places.tolist()):
+        if row in raw and tops.get(row):
+            words = masks.words[index].numpy().view(np.uint32)
+            effects[row] = _effect(words, tops[row][0].token_id)
+    return effects
+
+
+def _effect(words: np.ndarray[tuple[int], np.dtype[np.uint32]], favourite: int) -> MaskEffect:
+    if int(np.bitwise_count(words).sum()) == 1:
+        return MaskEffect.FORCED
+    word, bit = divmod(favourite, BITS_PER_WORD)
+    return MaskEffect.FREE if int(words[word]) >> bit & 1 else MaskEffect.STEERED
+
+
 _EDITED = SamplingParams(
     logit_bias={0: 1.0}, repetition_penalty=1.1, presence_penalty=0.1, frequency_penalty=0.1
 )
+
+
 _KINDS = (
     _EDITED,
     replace(_EDITED, do_sample=True),
@@ -611,7 +605,12 @@ _KINDS = (
 
 
 def rehearse(sampler: Sampler, vocab_size: int, device: torch.device, num_rows: int) -> None:
-    """Sample for at least `num_rows` requests of ids below 0, and remove them."""
+    """A step before the first real one, since a first launch compiles its kernel.
+
+    Samples for at least `num_rows` requests of ids below 0, and removes them: one in three is
+    greedy, one drawn from all tokens and one from filtered ones; all have a mask, a bias and
+    penalties.
+    """
     num_rows = max(num_rows, len(_KINDS))
     request_ids = range(-num_rows, 0)
     for request_id, sampling in zip(request_ids, cycle(_KINDS)):
