@@ -100,7 +100,6 @@ def _read_message(message: Any, place: str) -> list[Turn]:
 
 
 def _read_call(block: dict[str, Any], place: str) -> dict[str, Any]:
-    """The call in OpenAI's form."""
     call_id = block.get("id")
     name = block.get("name")
     given = block.get("input")
@@ -420,7 +419,6 @@ def usage(num_prompt_tokens: int, num_cached_tokens: int, num_generated_tokens: 
 
 
 def usage_of(end: Finished) -> Any:
-    """The usage of a finished answer."""
     return usage(end.num_prompt_tokens, end.num_cached_tokens, end.num_generated_tokens)
 
 
@@ -470,7 +468,6 @@ class MessageEncoder:
         )
 
     def failed(self, error: RouterError, problem: Problem) -> bytes:
-        """An error event."""
         return b"event: error\ndata: " + problem.body + b"\n\n"
 
     def _text_or_calls(self, text: str) -> bytes:
@@ -526,13 +523,10 @@ _COUNT = {"type": "object", "required": ["input_tokens"]}
 
 
 class MessageRoutes:
-    """The routes of Messages."""
-
     def __init__(self, service: AnswerService) -> None:
         self._service = service
 
     def routes(self) -> list[ApiRoute]:
-        """The routes, documented."""
         docs = partial(RouteDocs, tag="Anthropic", failures=NO_MODEL)
         messages = docs(body=MessagesBody, answer=_MESSAGE, events=_EVENT, generates=True)
         count = docs(body=CountBody, answer=_COUNT)

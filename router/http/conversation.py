@@ -208,7 +208,6 @@ class AnswerService:
 
     @property
     def limits(self) -> Limits:
-        """The bounds of this server."""
         return self.info.limits
 
     async def read(self, request: Request, schema: type[S], check: Callable[[S], object]) -> S:
@@ -325,7 +324,6 @@ class AnswerService:
         num_generated_tokens: int,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """A whole answer as JSON."""
         timing = answer_headers(self.info, record, num_generated_tokens)
         return json_response(answer, {**timing, **(headers or {})})
 

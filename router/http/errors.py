@@ -148,14 +148,12 @@ class Problem:
 
 
 def tgi_body(message: str, error_type: str, **details: object) -> bytes:
-    """TGI's error body."""
     return orjson.dumps({"error": message, "error_type": error_type, **details})
 
 
 def openai_body(
     message: str, error_type: str, param: str | None, code: str | None, **details: object
 ) -> bytes:
-    """OpenAI's error body."""
     error = {"message": message, "type": error_type, "param": param, "code": code, **details}
     return orjson.dumps({"error": error})
 

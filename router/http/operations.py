@@ -94,7 +94,6 @@ class ConstraintRoutes:
         self._limits = limits
 
     def routes(self) -> list[ApiRoute]:
-        """The route, documented."""
         docs = RouteDocs(
             tag="Tandem",
             body=ConstraintCheckBody,
@@ -182,8 +181,6 @@ class ModelList(AnswerModel):
 
 
 class OperationsRoutes:
-    """The handlers, over what they need."""
-
     def __init__(
         self, infer: Infer, metrics: Metrics, info: ServerInfo, errors: InternalErrors
     ) -> None:
@@ -193,7 +190,6 @@ class OperationsRoutes:
         self._info = info
 
     def routes(self) -> list[ApiRoute]:
-        """The routes, documented."""
         docs = partial(RouteDocs, tag="Operations")
         metrics = docs(answer=str, media_type="text/plain")
         model = docs(answer=ModelCard, failures=NO_MODEL)

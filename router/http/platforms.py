@@ -69,7 +69,6 @@ class InvocationRoutes:
         self._handlers = handlers
 
     def routes(self) -> list[ApiRoute]:
-        """The route, documented."""
         docs = RouteDocs(
             tag=_TAG,
             body=CompatBody | ChatBody | CompletionBody,
@@ -132,8 +131,6 @@ class _Instance:
 
 
 class VertexRoutes:
-    """The handler, over what it needs."""
-
     def __init__(
         self,
         infer: Infer,
@@ -149,7 +146,6 @@ class VertexRoutes:
         self._chat = chat
 
     def routes(self) -> list[ApiRoute]:
-        """The route, documented."""
         docs = RouteDocs(
             tag=_TAG, body=VertexBody, answer=VertexResponse, generates=True, failures=NO_MODEL
         )

@@ -65,18 +65,15 @@ class RequestRecord(AccessRecord):
 
     @property
     def is_routine(self) -> bool:
-        """Whether its line is for debugging alone."""
         return not self.is_generation and self.error_type is None
 
     def request_fields(self, method: str, path: str) -> dict[str, object]:
-        """The fields of the request."""
         fields: dict[str, object] = {"method": method, "path": path}
         if self.is_generation:
             fields |= {"route": self.route, "model": self.model}
         return fields
 
     def answer_fields(self) -> dict[str, object]:
-        """The fields of the answer."""
         fields = AccessRecord.answer_fields(self)
         if self.span.trace_id is not None:
             fields["trace_id"] = self.span.trace_id

@@ -153,7 +153,6 @@ class EventLog:
 
     @property
     def is_read(self) -> bool:
-        """Whether it has a reader."""
         return self._reader is not None
 
     def is_read_by(self, reader: "Reader") -> bool:
@@ -197,7 +196,6 @@ class Reader:
         self.is_closed = False
 
     async def take(self, timeout_s: float) -> bytes | None:
-        """As `EventLog.take`."""
         return await self._log.take(self, timeout_s)
 
     @property
@@ -211,7 +209,6 @@ class Reader:
         return self._log.is_complete and self._log.is_read_by(self)
 
     def close(self) -> None:
-        """It takes no more."""
         if not self.is_closed:
             self.is_closed = True
             self._log.detach(self)
@@ -271,7 +268,6 @@ class _Stream:
         self._timer: asyncio.TimerHandle | None = None
 
     def attach(self, start: int) -> Reader:
-        """The next reader. Raises EventsGone."""
         reader = self.log.attach(start)
         self._stop_timer()
         return reader
@@ -311,7 +307,6 @@ class Resumption:
         self._streams: dict[str, _Stream] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

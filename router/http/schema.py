@@ -324,7 +324,6 @@ _PROMPT_SCHEMA = {
 
 
 def _strings(value: Any) -> tuple[str, ...]:
-    """One string or several."""
     strings = value if isinstance(value, list) else [value]
     for string in strings:
         if not isinstance(string, str):
@@ -450,7 +449,6 @@ _GRAMMAR_SCHEMA = {
 
 
 def _grammar(value: Any) -> RawGrammar:
-    """A grammar by its type."""
     if not isinstance(value, dict):
         raise ValueError('must be an object like {"type": "regex", "value": "[0-9]+"}')
     word = value.get("type")

@@ -337,7 +337,6 @@ class GenerateFrames:
         return b"".join(self._frames(burst))
 
     def fail(self, error: RouterError) -> bytes:
-        """An error event."""
         problem = problem_of(error, Dialect.TGI)
         self._record.error_type = problem.error_type
         return problem.frame()
@@ -406,8 +405,6 @@ def _top_tokens_field(top_tokens: Sequence[TokenLogprob]) -> bytes:
 
 
 class TgiRoutes:
-    """The handlers."""
-
     def __init__(
         self,
         infer: Infer,
@@ -427,7 +424,6 @@ class TgiRoutes:
         self._max_spans = max(_MAX_SPANS, info.limits.max_total_len)
 
     def routes(self) -> list[ApiRoute]:
-        """The routes, documented."""
         docs = partial(RouteDocs, tag="Text Generation Inference")
         generates = partial(docs, body=GenerateBody, generates=True)
         compat = generates(body=CompatBody, answer=list[GenerateResponse], events=StreamResponse)

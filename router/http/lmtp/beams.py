@@ -51,8 +51,6 @@ _MISTAKES = ("malformed", "not_enforced")
 
 
 class GroupReader:
-    """Reads one BEAMS frame."""
-
     def __init__(self, context: StreamContext) -> None:
         self._context = context
         self._services = context.services
@@ -236,7 +234,6 @@ class BeamStream:
             self._record_usage(run)
 
     def fail(self, error: RouterError | HttpError) -> list[Message]:
-        """An error object."""
         return self._context.error(error)
 
     def cancelled(self) -> list[Message]:

@@ -101,7 +101,6 @@ class EncoderV1:
         return messages + self._release(word)
 
     def _release(self, reason: str | None) -> list[Message]:
-        """The kept token, if there is one."""
         if self._kept is None:
             return []
         event = self._kept
@@ -148,7 +147,6 @@ class EncoderV2:
         return messages
 
     def fail(self, error: RouterError | HttpError) -> list[Message]:
-        """An error object."""
         return self._context.error(error)
 
     def cancelled(self, num_prompt_tokens: int, num_cached_tokens: int) -> list[Message]:
@@ -213,8 +211,6 @@ def _short_reason(reason: FinishReason) -> str:
 
 
 class GenerateStream:
-    """One stream of tokens."""
-
     def __init__(self, context: StreamContext) -> None:
         self._context = context
         self._services = context.services
@@ -253,7 +249,6 @@ class GenerateStream:
         raise AssertionError("the last burst has the end")
 
     def fail(self, error: RouterError | HttpError) -> list[Message]:
-        """The last objects of a stream that fails."""
         return self._encoder.fail(error)
 
     def cancelled(self) -> list[Message]:

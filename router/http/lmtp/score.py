@@ -27,8 +27,6 @@ _STOP = '"stop"'
 
 
 class ScoreStream:
-    """The scores of one frame."""
-
     def __init__(self, context: StreamContext) -> None:
         self._context = context
         self._services = context.services
@@ -55,7 +53,6 @@ class ScoreStream:
         return self._tokens(scored[0]) if body.is_flat else self._scores(scored)
 
     def fail(self, error: RouterError | HttpError) -> list[Message]:
-        """An error object."""
         return self._context.error(error)
 
     def cancelled(self) -> list[Message]:

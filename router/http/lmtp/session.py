@@ -85,7 +85,6 @@ class Session:
         self._version = 1
 
     async def run(self) -> None:
-        """Accepts the handshake, and serves until the close."""
         await self._send({"type": "websocket.accept"})
         reading = asyncio.create_task(self._read())
         writing = asyncio.create_task(self._write())
@@ -242,8 +241,6 @@ class Session:
 
 
 class Sockets:
-    """Owner of the open sessions."""
-
     def __init__(self) -> None:
         self._sessions: set[Session] = set()
 

@@ -98,7 +98,6 @@ class Outbox:
         await self._is_empty.wait()
 
     def close(self) -> None:
-        """Drops all queued messages."""
         self._is_closed = True
         self._waiting.clear()
         for event in (self._has_work, self._has_room, self._is_empty):
@@ -138,8 +137,6 @@ class SocketLimits:
 
 @dataclass(frozen=True, slots=True)
 class LmtpServices:
-    """The services that all sockets share."""
-
     infer: Infer
     validator: RequestValidator
     parser: ParserThread
@@ -250,7 +247,6 @@ class Streams:
             asyncio.get_running_loop().call_soon(task.cancel)
 
     async def until_empty(self) -> None:
-        """Waits until all streams have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks.values())
 
@@ -341,7 +337,6 @@ class QueueNotices:
             self._context.notify({"stream_id": self._context.stream_id, "state": "running"})
 
     def close(self) -> None:
-        """Sends no more messages."""
         self._timer.cancel()
 
     def _schedule(self) -> asyncio.TimerHandle:

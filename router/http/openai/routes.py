@@ -49,7 +49,6 @@ _NOTHING_SCORED = PromptScored(())
 def openai_docs(
     body: type[OpenAiBody], answer: type[OpenAiAnswer], events: type[OpenAiAnswer]
 ) -> RouteDocs:
-    """What the document says of a route."""
     return RouteDocs(
         tag="OpenAI",
         body=body,
@@ -157,10 +156,7 @@ def _usage(body: OpenAiBody) -> Usage:
 
 
 class ChatRoutes(OpenAiRoutes):
-    """The route of chats."""
-
     def routes(self) -> list[ApiRoute]:
-        """The route, documented."""
         docs = openai_docs(ChatBody, ChatCompletion, ChatCompletionChunk)
         return [ApiRoute("POST", "/v1/chat/completions", self.chat, docs)]
 
@@ -239,10 +235,7 @@ def _chat_choice(
 
 
 class CompletionRoutes(OpenAiRoutes):
-    """The route of completions."""
-
     def routes(self) -> list[ApiRoute]:
-        """The route, documented."""
         docs = openai_docs(CompletionBody, TextCompletion, TextCompletionChunk)
         return [ApiRoute("POST", "/v1/completions", self.completions, docs)]
 

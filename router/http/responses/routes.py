@@ -84,7 +84,6 @@ class ResponseRoutes:
         self._jobs = Jobs()
 
     def routes(self) -> list[ApiRoute]:
-        """The routes, documented."""
         register_url_convertor("response", _ResponseId())
         one = _PATH + "/{response_id:response}"
         docs = partial(RouteDocs, tag="OpenAI", failures=_UNKNOWN)

@@ -55,12 +55,10 @@ class MessageItem:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that it holds."""
         return self.parts
 
     @property
     def turn(self) -> Turn:
-        """What the chat template sees."""
         return Turn(self.role, "".join(self.parts))
 
 
@@ -76,7 +74,6 @@ class FunctionCall:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that it holds."""
         return (self.call_id, self.name, self.arguments)
 
     @property
@@ -87,7 +84,6 @@ class FunctionCall:
         return Turn("assistant", "", (call,))
 
     def fields(self) -> dict[str, Any]:
-        """As OpenAI tells it."""
         return {
             "id": self.item_id,
             "type": "function_call",
@@ -109,13 +105,11 @@ class FunctionOutput:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All that it holds."""
         output = (self.output,) if isinstance(self.output, str) else self.output
         return (self.call_id, *output)
 
     @property
     def turn(self) -> Turn:
-        """What the chat template sees."""
         return Turn("tool", "".join(self.output), call_id=self.call_id)
 
 
@@ -142,7 +136,6 @@ def new_item_id(kind: str) -> str:
 def message_fields(
     item_id: str, role: str, status: str, parts: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """A message item."""
     return {"id": item_id, "type": "message", "status": status, "role": role, "content": parts}
 
 
@@ -385,12 +378,10 @@ class CountInputBody(StrictSchema):
 
     @property
     def effort(self) -> str | None:
-        """How hard the model is to think."""
         return ((self.model_extra or {}).get("reasoning") or {}).get("effort")
 
     @property
     def verbosity(self) -> str | None:
-        """How much the model is to say."""
         return None if self.text is None else self.text.verbosity
 
     @property
@@ -479,12 +470,10 @@ class ResponseBody(SamplingFields, CountInputBody):
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether log-probabilities are returned."""
         return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
 
     @property
     def is_stored(self) -> bool:
-        """Whether the response is remembered."""
         return self.store is not False
 
     def check(self) -> None:

@@ -107,7 +107,6 @@ class Jobs:
         self._jobs: OrderedDict[tuple[bytes, str], Job] = OrderedDict()
 
     def add(self, owner: bytes, response_id: str, job: Job) -> None:
-        """A new one."""
         self._jobs[owner, response_id] = job
         ended = [key for key, job in self._jobs.items() if not job.is_running]
         streamed = [key for key in ended if self._jobs[key].log is not None]
@@ -115,7 +114,6 @@ class Jobs:
             del self._jobs[key]
 
     def running(self, owner: bytes, response_id: str) -> Job | None:
-        """A response that is still being made."""
         job = self._jobs.get((owner, response_id))
         return job if job is not None and job.is_running else None
 
@@ -175,7 +173,6 @@ class Stored:
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """All of its own."""
         return (*self.given, *self.answered)
 
     @property

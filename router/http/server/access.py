@@ -90,7 +90,6 @@ class AccessRecord:
 
     @classmethod
     def of(cls, request: Request) -> Self:
-        """The record of a request."""
         record = request.scope[_SCOPE_KEY]
         assert isinstance(record, cls)
         return record
@@ -109,11 +108,9 @@ class AccessRecord:
         return self.error_type is None
 
     def request_fields(self, method: str, path: str) -> dict[str, object]:
-        """The fields of the request."""
         return {"method": method, "path": path}
 
     def answer_fields(self) -> dict[str, object]:
-        """The fields of the answer."""
         total_ms = round(1000 * (time.monotonic() - self.started_s), 1)
         fields: dict[str, object] = {"total_ms": total_ms, "status": self.status}
         fields["request_id"] = self.request_id
@@ -124,7 +121,6 @@ class AccessRecord:
         return fields
 
     def end(self, method: str, path: str) -> None:
-        """Writes the line."""
         fields = self.answer_fields()
         _logger.log(
             logging.DEBUG if self.is_routine else logging.INFO,
@@ -232,7 +228,6 @@ class Cors(CORSMiddleware):
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
         origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
         if origin is None and self.allow_all_origins:
             # The answer differs by origin only where origins differ.

@@ -44,8 +44,6 @@ class ListenFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BoundSocket:
-    """A bound socket, and its TLS context."""
-
     socket: socket.socket
     tls: ssl.SSLContext | None = None
 
@@ -59,7 +57,6 @@ class BoundSocket:
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def close(self) -> None:
-        """Frees the port."""
         self.socket.close()
 
 

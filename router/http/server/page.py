@@ -71,7 +71,6 @@ def page_routes() -> list[ApiRoute]:
 
 
 async def page(request: Request) -> Response:
-    """The page for people."""
     return await _answer(request, "index.html", {"content-security-policy": _POLICY})
 
 

@@ -109,7 +109,6 @@ class SlowReaderCheck:
         self._unread_len = 0
 
     def restart(self) -> None:
-        """The client read most of it."""
         self._since_s = None
 
     def is_too_slow(self, now_s: float, *, is_waited_for: bool) -> bool:
@@ -205,14 +204,12 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(self._head_too_large())
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
         super().on_message_begin()
         self._is_used = True
         self._head_len = 0
         self._head_since_s = self.loop.time()
 
     def on_url(self, url: bytes) -> None:
-        """A part of the URL."""
         super().on_url(url)
         if len(self.url) > MAX_URL_LEN:
             raise HttpError(414, "uri_too_long", f"the URL has more than {MAX_URL_LEN} bytes")
@@ -249,7 +246,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_since_s = None
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
         self._held_len = 0
         super().on_body(body)
         if self.cycle.response_complete and not self._hangs_up:
@@ -258,12 +254,10 @@ class HttpProtocol(HttpToolsProtocol):
                 self._hang_up()
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
     def resume_writing(self) -> None:
-        """The client read most of it."""
         super().resume_writing()
         self._reader_check.restart()
 
@@ -431,7 +425,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._hangs_up = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The handshake begins."""
         super().connection_made(transport)
         self._reader_check = SlowReaderCheck(self.transport, self._limits)
 
@@ -448,7 +441,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def resume_writing(self) -> None:
-        """The client read most of it."""
         super().resume_writing()
         self._reader_check.restart()
 
@@ -461,7 +453,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._fail(_POLICY_VIOLATION, f"what was sent was not read within {timeout_s:g} s")
 
     def send_receive_event_to_app(self) -> None:
-        """A message is whole."""
         if self.curr_msg_data_type == "text" and not self.close_sent:
             try:
                 b"".join(self.frames).decode()
@@ -482,13 +473,11 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._fail(_INTERNAL_ERROR, "keepalive ping timeout")
 
     def shutdown(self) -> None:
-        """The server stops at once."""
         if self.handshake_complete and not self.close_sent:
             self._fail(_SERVICE_RESTART, "the server stops")
         super().shutdown()
 
     async def send(self, message: ASGISendEvent) -> None:
-        """A message of the application."""
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body"):
             # A refusal is an end of the handshake too; uvicorn would call it a mistake.

@@ -212,7 +212,6 @@ class CallFormat:
     allows_text: bool
 
     def reader(self) -> CallReader:
-        """For one answer."""
         return CallReader(self.syntax, allows_text=self.allows_text)
 
     def new_id(self, prefix: str) -> str:

@@ -54,7 +54,6 @@ def _name(value: Any) -> str:
 
 
 def _choice(value: Any) -> ToolChoice:
-    """`tool_choice`. Raises ValueError."""
     if isinstance(value, str):
         return ToolChoice(value) if value in _MODES else ToolChoice(_NAMED, value)
     if isinstance(value, dict):
