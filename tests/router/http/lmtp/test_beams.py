@@ -162,39 +162,35 @@ async def test_a_text_that_does_not_keep_its_constraint_is_dropped() -> None:
     assert done["dropped"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "sentence"),
-    [
-        ({"width": 33}, "width", "must be at most 32 (--max-beams). Given: 33"),
-        ({"width": 0}, "width", "must be greater than or equal to 1"),
-        ({"holes": []}, "holes", "must have at least 1 item"),
-        ({"beams": [{"hole": 1}]}, "beams[0].hole", "must be less than 1"),
-        ({"beams": [{"output": [EOS_ID]}]}, "beams[0].output", "has not ended"),
-        ({"beams": [{"output": [9999]}]}, "beams[0].output", "token ids between 0 and"),
-        ({"beams": [{"output": [1, 2, 3]}]}, "beams[0].output", "must have fewer tokens"),
-        ({"beams": [{}, {}, {}]}, "beams", "must be at most as many as `width`, which is 2"),
-        ({"early_stopping": "soon"}, "early_stopping", 'must be true, false or "never"'),
-        ({"length_penalty": 99.0}, "length_penalty", "must be less than or equal to 32"),
-        (
-            {"holes": [hole(constraint={"type": "json", "value": {}, "lenient": True})]},
-            "holes[0].constraint",
-            "must not be a lenient schema",
-        ),
-        ({"holes": [hole(max_tokens=0)]}, "holes[0].max_tokens", "`holes[0]`: `max_tokens` must"),
-        ({"model": "another"}, "model", "does not exist"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else None,
-)
-async def test_what_is_wrong_with_a_group_is_said(
-    fields: dict[str, Any], field: str, sentence: str
-) -> None:
-    async with served(FakeShard()) as (_, port), talking(port) as talk:
-        await talk.hello()
-        group: dict[str, Any] = {"width": 2, "holes": [hole()]} | fields
-        fields = await talk.error("BEAMS", **group)
+WRONG_GROUPS: list[tuple[Any, ...]] = [
+    ({"width": 33}, "width", "must be at most 32 (--max-beams). Given: 33"),
+    ({"width": 0}, "width", "must be greater than or equal to 1"),
+    ({"holes": []}, "holes", "must have at least 1 item"),
+    ({"beams": [{"hole": 1}]}, "beams[0].hole", "must be less than 1"),
+    ({"beams": [{"output": [EOS_ID]}]}, "beams[0].output", "has not ended"),
+    ({"beams": [{"output": [9999]}]}, "beams[0].output", "token ids between 0 and"),
+    ({"beams": [{"output": [1, 2, 3]}]}, "beams[0].output", "must have fewer tokens"),
+    ({"beams": [{}, {}, {}]}, "beams", "must be at most as many as `width`, which is 2"),
+    ({"early_stopping": "soon"}, "early_stopping", 'must be true, false or "never"'),
+    ({"length_penalty": 99.0}, "length_penalty", "must be less than or equal to 32"),
+    (
+        {"holes": [hole(constraint={"type": "json", "value": {}, "lenient": True})]},
+        "holes[0].constraint",
+        "must not be a lenient schema",
+    ),
+    ({"holes": [hole(max_tokens=0)]}, "holes[0].max_tokens", "`holes[0]`: `max_tokens` must"),
+    ({"model": "another"}, "model", "does not exist"),
+]
 
-    assert (fields["field"], fields["retryable"]) == (field, False)
-    assert sentence in fields["error"]
+
+async def test_what_is_wrong_with_a_group_is_said() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        for fields, field, sentence in WRONG_GROUPS:
+            await talk.hello()
+            group: dict[str, Any] = {"width": 2, "holes": [hole()]} | fields
+            fields = await talk.error("BEAMS", **group)
+            assert (fields["field"], fields["retryable"]) == (field, False)
+            assert sentence in fields["error"]
 
 
 async def test_a_search_takes_as_many_slots_as_it_has_beams_until_it_ends() -> None:
@@ -349,22 +345,19 @@ async def test_a_search_that_is_cancelled_while_its_holes_are_checked_is_done(
 HOLE = {"text": "Once", "max_tokens": 2, "is_last": True}
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({"beams": [{"num_tokens": 2**63 - 1}]}, "beams[0].num_tokens"),
-        ({"beams": [{"logprob": -1e300}]}, "beams[0].logprob"),
-        ({"max_len": 2**63 - 1, "early_stopping": "never"}, "max_len"),
-    ],
-)
-async def test_a_length_whose_score_is_no_number_is_refused_by_its_field(
-    fields: dict[str, Any], field: str
-) -> None:
-    async with served(FakeShard()) as (_, port), talking(port) as talk:
-        await talk.hello()
-        error = await talk.error("BEAMS", width=1, holes=[HOLE], length_penalty=32, **fields)
+NO_SCORES: list[tuple[Any, ...]] = [
+    ({"beams": [{"num_tokens": 2**63 - 1}]}, "beams[0].num_tokens"),
+    ({"beams": [{"logprob": -1e300}]}, "beams[0].logprob"),
+    ({"max_len": 2**63 - 1, "early_stopping": "never"}, "max_len"),
+]
 
-    assert (error["error_type"], error["field"]) == ("validation", field)
+
+async def test_a_length_whose_score_is_no_number_is_refused_by_its_field() -> None:
+    async with served(FakeShard()) as (_, port), talking(port) as talk:
+        for fields, field in NO_SCORES:
+            await talk.hello()
+            error = await talk.error("BEAMS", width=1, holes=[HOLE], length_penalty=32, **fields)
+            assert (error["error_type"], error["field"]) == ("validation", field)
 
 
 @pytest.mark.parametrize("length_penalty", [32, -32])

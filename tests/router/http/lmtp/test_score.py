@@ -85,37 +85,34 @@ async def test_an_empty_text_is_scored_behind_the_beginning() -> None:
     assert messages[0][1]["scores"][0]["logprobs"] == logprobs(byte_ids("ab"))
 
 
-@pytest.mark.parametrize(
-    ("fields", "field", "words"),
-    [
-        ({"scored": []}, "scored", "empty"),
-        ({"scored": [[]]}, "scored", "empty"),
-        ({"scored": [""]}, "scored", "empty"),
-        ({"scored": ["a", [3]]}, "scored", "must be a list"),
-        ({"scored": "abc"}, "scored", "must be a list"),
-        ({"scored": [1.5]}, "scored", "must be a list"),
-        ({"scored": [[True]]}, "scored", "must be a list"),
-        ({}, "scored", "required"),
-        ({"scored": [258]}, "scored", "between 0 and 257"),
-        ({"scored": [3] * 120}, "scored", "at most 120"),
-        ({"scored": [3] * 160}, "scored", "at most 120"),
-        ({"scored": [258]}, "scored", "Given: 258"),
-        ({"prompt": [2**64 - 1], "scored": [5]}, "prompt", "Given: 18446744073709551615"),
-        ({"prompt": [7, -1], "scored": [999]}, "prompt", "between 0 and 257. Given: -1"),
-        ({"prompt": [7] * 161, "scored": [5]}, "prompt", "at most 160 tokens. Given: 161"),
-        ({"scored": ["a"], "prompt": None}, "prompt", "required"),
-        ({"scored": ["a"], "model": "another"}, "model", "does not exist"),
-        ({"scored": ["a"] * 4097}, "scored", "at most 4096"),
-    ],
-)
-async def test_a_wrong_request_is_refused_by_its_field(
-    fields: dict[str, Any], field: str, words: str
-) -> None:
-    async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
-        error = await talk.error("SCORE", **{"prompt": byte_ids("Once"), **fields})
+WRONG: list[tuple[Any, ...]] = [
+    ({"scored": []}, "scored", "empty"),
+    ({"scored": [[]]}, "scored", "empty"),
+    ({"scored": [""]}, "scored", "empty"),
+    ({"scored": ["a", [3]]}, "scored", "must be a list"),
+    ({"scored": "abc"}, "scored", "must be a list"),
+    ({"scored": [1.5]}, "scored", "must be a list"),
+    ({"scored": [[True]]}, "scored", "must be a list"),
+    ({}, "scored", "required"),
+    ({"scored": [258]}, "scored", "between 0 and 257"),
+    ({"scored": [3] * 120}, "scored", "at most 120"),
+    ({"scored": [3] * 160}, "scored", "at most 120"),
+    ({"scored": [258]}, "scored", "Given: 258"),
+    ({"prompt": [2**64 - 1], "scored": [5]}, "prompt", "Given: 18446744073709551615"),
+    ({"prompt": [7, -1], "scored": [999]}, "prompt", "between 0 and 257. Given: -1"),
+    ({"prompt": [7] * 161, "scored": [5]}, "prompt", "at most 160 tokens. Given: 161"),
+    ({"scored": ["a"], "prompt": None}, "prompt", "required"),
+    ({"scored": ["a"], "model": "another"}, "model", "does not exist"),
+    ({"scored": ["a"] * 4097}, "scored", "at most 4096"),
+]
 
-    assert error["field"] == field
-    assert words in error["error"]
+
+async def test_a_wrong_request_is_refused_by_its_field() -> None:
+    async with served(FakeShard()) as (_, port), talking(port, "/") as talk:
+        for fields, field, words in WRONG:
+            error = await talk.error("SCORE", **{"prompt": byte_ids("Once"), **fields})
+            assert error["field"] == field
+            assert words in error["error"]
 
 
 async def test_a_time_that_is_over_ends_a_score_by_an_error_of_its_own() -> None:

@@ -99,8 +99,18 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
 ]
 
 
-@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 @pytest.mark.parametrize(("fields", "expected"), FORMS)
+def test_each_way_to_ask_is_one_constraint(fields: dict[str, Any], expected: Constraint) -> None:
+    named = Formats.model_validate(fields).named_grammar()
+
+    assert named is not None
+    name, grammar = named
+    assert name.split(".")[0] in fields
+    assert grammar.constraint(name) == expected
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(("fields", "expected"), [FORMS[0], FORMS[-1]])
 async def test_a_form_is_checked_and_asked_of_the_shard(
     path: str, fields: dict[str, Any], expected: Constraint
 ) -> None:

@@ -180,7 +180,7 @@ ASKED = {"input": "hi", "max_output_tokens": 40, "background": True}
 
 def slow_shard() -> FakeShard:
     shard = FakeShard(script=letters)
-    shard.faults.delay_s = 0.01
+    shard.faults.delay_s = 0.005
     return shard
 
 
@@ -347,13 +347,12 @@ async def test_events_are_kept_for_streamed_responses_alone() -> None:
     assert answer.json()["error"]["param"] == "stream"
 
 
-@pytest.mark.parametrize("after", ["-2", "x", "", "1e3"])
-async def test_the_number_of_an_event_is_a_number(after: str) -> None:
+async def test_the_number_of_an_event_is_a_number() -> None:
     async with opened() as asking:
-        query = {"stream": "true", "starting_after": after}
-        answer = await asking.get(f"{PATH}/resp_7", params=query)
-
-    assert answer.json()["error"]["param"] == "starting_after"
+        for after in ("-2", "x", "", "1e3"):
+            query = {"stream": "true", "starting_after": after}
+            answer = await asking.get(f"{PATH}/resp_7", params=query)
+            assert answer.json()["error"]["param"] == "starting_after"
 
 
 async def test_no_response_goes_on_from_one_that_is_still_made() -> None:

@@ -30,42 +30,42 @@ async def guarded(**edge: Any) -> AsyncIterator[House]:
         yield house
 
 
-@pytest.mark.parametrize(
-    "authorization",
-    [b"Bearer sk-first", b"bearer sk-second", b"BEARER  sk-first ", b"BeArEr sk-second"],
-)
-async def test_any_key_lets_in_however_the_scheme_is_spelt(authorization: bytes) -> None:
+async def test_any_key_lets_in_however_the_scheme_is_spelt() -> None:
     async with guarded() as house, house.client as client:
-        headers = [(b"authorization", authorization), (b"content-type", b"application/json")]
-        answer = await client.post("/generate", content=BODY, headers=headers)
+        for authorization in [
+            b"Bearer sk-first",
+            b"bearer sk-second",
+            b"BEARER  sk-first ",
+            b"BeArEr sk-second",
+        ]:
+            headers = [(b"authorization", authorization), (b"content-type", b"application/json")]
+            answer = await client.post("/generate", content=BODY, headers=headers)
+            assert answer.status_code == 200
 
-    assert answer.status_code == 200
+
+NO_KEYS: list[Any] = [
+    [],
+    [(b"authorization", b"")],
+    [(b"authorization", b"Bearer")],
+    [(b"authorization", b"Bearer ")],
+    [(b"authorization", b"sk-first")],
+    [(b"authorization", b"Basic sk-first")],
+    [(b"authorization", b"Bearer SK-FIRST")],
+    [(b"authorization", b"Bearer sk-firs")],
+    [(b"authorization", b"Bearer sk-first,sk-second")],
+    [(b"authorization", b"Bearer sk-first x")],
+    [(b"authorization", b"Bearer \xff\xfe\x80")],
+    [(b"authorization", "Bearer sk-f\u00fcrst".encode())],
+    [(b"x-api-key", b"sk-first")],
+]
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [],
-        [(b"authorization", b"")],
-        [(b"authorization", b"Bearer")],
-        [(b"authorization", b"Bearer ")],
-        [(b"authorization", b"sk-first")],
-        [(b"authorization", b"Basic sk-first")],
-        [(b"authorization", b"Bearer SK-FIRST")],
-        [(b"authorization", b"Bearer sk-firs")],
-        [(b"authorization", b"Bearer sk-first,sk-second")],
-        [(b"authorization", b"Bearer sk-first x")],
-        [(b"authorization", b"Bearer \xff\xfe\x80")],
-        [(b"authorization", "Bearer sk-f\u00fcrst".encode())],
-        [(b"x-api-key", b"sk-first")],
-    ],
-)
-async def test_anything_else_does_not(headers: list[tuple[bytes, bytes]]) -> None:
+async def test_anything_else_does_not() -> None:
     async with guarded() as house, house.client as client:
-        headers = [*headers, (b"content-type", b"application/json")]
-        answer = await client.post("/generate", content=BODY, headers=headers)
-
-    assert answer.status_code == 401
+        for headers in NO_KEYS:
+            headers = [*headers, (b"content-type", b"application/json")]
+            answer = await client.post("/generate", content=BODY, headers=headers)
+            assert answer.status_code == 401
 
 
 PROTECTED = [
@@ -89,14 +89,13 @@ PROTECTED = [
 ]
 
 
-@pytest.mark.parametrize(("method", "path"), PROTECTED)
-async def test_every_path_wants_a_key(method: str, path: str) -> None:
+async def test_every_path_wants_a_key() -> None:
     async with guarded() as house, house.client as client:
-        answer = await client.request(method, path)
-
-    assert answer.status_code == 401
-    assert answer.headers["www-authenticate"] == "Bearer"
-    assert len(answer.headers["x-request-id"]) == 32
+        for method, path in PROTECTED:
+            answer = await client.request(method, path)
+            assert answer.status_code == 401
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert len(answer.headers["x-request-id"]) == 32
 
 
 OPEN = [
