@@ -30,24 +30,8 @@ MAX_CONTAINERS = 1 << 15
 # Of one object, and objects or lists in one list.
 MAX_KEYS = 1 << 12
 MAX_ITEMS = 1 << 12
-# The one object that may have as many keys as the vocabulary has tokens; its values are numbers.
-_BIAS = "logit_bias"
-# None of a shorter text is beyond a bound, but for its depth.
-_SHORT_LEN = 1 << 14
-_MAX_QUOTED_LEN = 60
-_MAX_ALMOST_JSON_LEN = 1 << 16
-# Bytes that are looked at without letting go of the interpreter.
-_PIECE_LEN = 1 << 16
-_CONTAINERS = (dict, list)
 _MAX_STRINGS = 1 << 16
 _MAX_VALUES = 1 << 17
-# Bytes that take about a millisecond.
-_IN_PLACE_LEN = 1 << 14
-T = TypeVar("T")
-MIN_BODY_LEN = 16_384
-# Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
-_CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
-_MAX_DROPPED_LEN = 1 << 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +51,10 @@ class JsonBounds:
 
 
 DEFAULT_BOUNDS = JsonBounds()
+MIN_BODY_LEN = 16_384
+# Such bodies are not read. What else stands there by mistake, such as utf-8, changes no byte.
+_CODINGS = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
+_MAX_DROPPED_LEN = 1 << 26
 
 
 class BodyReader:
@@ -161,6 +149,11 @@ def _check_encoding(coding: str | None) -> None:
         )
 
 
+# Bytes that take about a millisecond.
+_IN_PLACE_LEN = 1 << 14
+T = TypeVar("T")
+
+
 class ParserThread:
     """Parses and validates long bodies.
 
@@ -200,6 +193,9 @@ def _reason(body: bytes, error: orjson.JSONDecodeError) -> str:
     return str(error)
 
 
+_MAX_ALMOST_JSON_LEN = 1 << 16
+
+
 def parse_json(body: bytes, bounds: JsonBounds = DEFAULT_BOUNDS) -> Any:
     """The JSON value of a body. Raises HttpError (400, with the place)."""
     check_width(body, bounds)
@@ -226,6 +222,16 @@ def almost_json(text: bytes, id_field: str) -> dict[str, Any] | None:
         return None
     number = value.get(id_field) if isinstance(value, dict) else None
     return value if type(number) is int and -(1 << 63) <= number < 1 << 63 else None
+
+
+# The one object that may have as many keys as the vocabulary has tokens; its values are numbers.
+_BIAS = "logit_bias"
+# None of a shorter text is beyond a bound, but for its depth.
+_SHORT_LEN = 1 << 14
+_MAX_QUOTED_LEN = 60
+# Bytes that are looked at without letting go of the interpreter.
+_PIECE_LEN = 1 << 16
+_CONTAINERS = (dict, list)
 
 
 def check_width(body: bytes, bounds: JsonBounds = DEFAULT_BOUNDS) -> None:

@@ -1,10 +1,10 @@
-"""OpenAI's answers: whole, or as a stream of chunks that `[DONE]` ends."""
+"""OpenAI's answers, whole or as chunks that `[DONE]` ends, and their models in the document."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import orjson
 
@@ -14,6 +14,7 @@ from router.http.errors import Dialect, problem_of
 from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames, prompt_logprobs
 from router.http.openai.schema import CompletionBody, OpenAiBody
 from router.http.request_record import RequestRecord
+from router.http.schema import AnswerModel, ConstrainedAnswer
 from router.http.server_info import constraint_fields
 from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
 from router.request.errors import RouterError
@@ -27,7 +28,6 @@ from router.request.request import (
     TokenGenerated,
 )
 
-_CALL_ID_PREFIX = "call_"
 FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
     {
         FinishReason.LENGTH: "length",
@@ -40,6 +40,9 @@ FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
         FinishReason.PAUSED: "length",
     }
 )
+# A stream's last event is this, and no JSON.
+LAST_EVENT = "[DONE]"
+_CALL_ID_PREFIX = "call_"
 _DONE = b"data: [DONE]\n\n"
 # The end of a chunk, and of nothing else: JSON's texts hold no line breaks.
 _NO_USAGE = b'"usage":null}\n\n'
@@ -436,3 +439,196 @@ class ChunkFrames:
         if isinstance(event, Failed):
             raise event.error
         return choice.scored(event)
+
+
+TextFinishReason = Literal["stop", "length", "deadline"]
+ChatFinishReason = Literal["stop", "length", "tool_calls", "deadline"]
+
+
+class CompletionUsage(AnswerModel):
+    """Tokens of the call; the details come at its end."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int] | None = None
+    completion_tokens_details: dict[str, int] | None = None
+    work_details: dict[str, float] | None = None
+
+
+ConstraintEffect = Literal["free", "steered", "forced"]
+
+
+class TopLogprob(AnswerModel):
+    """A token that could have been; `bytes` is null where it is no text."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(TopLogprob):
+    """A token of the answer. `constraint`: what it did to the choice, if there is one."""
+
+    top_logprobs: list[TopLogprob]
+    constraint: ConstraintEffect | None = None
+
+
+class ChatChoiceLogprobs(AnswerModel):
+    """`logprobs` of a chat's choice."""
+
+    content: list[ChatTokenLogprob]
+    refusal: None
+
+
+class PromptLogprob(AnswerModel):
+    """vLLM's: a token of the prompt, or one that could have been."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+
+
+class CalledFunction(AnswerModel):
+    """A tool's name and what it is called with, an object as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class ChatToolCall(AnswerModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(AnswerModel):
+    """The model's turn; without text its content is null where it calls."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ChatToolCall] | None = None
+
+
+class ChatChoice(ConstrainedAnswer):
+    """One answer to a chat."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatChoiceLogprobs | None
+    finish_reason: ChatFinishReason
+    token_ids: list[int] | None = None
+
+
+class CalledFunctionDelta(AnswerModel):
+    """A call's name, which comes whole, or a piece of its arguments."""
+
+    name: str | None = None
+    arguments: str
+
+
+class ChatToolCallDelta(AnswerModel):
+    """What a chunk adds to a call; id, type and name come with the first."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionDelta
+
+
+class ChatDelta(AnswerModel):
+    """What a chunk adds to a turn."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+    tool_calls: list[ChatToolCallDelta] | None = None
+
+
+class ChatChunkChoice(ConstrainedAnswer):
+    """What a chunk adds to an answer."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatChoiceLogprobs | None
+    finish_reason: ChatFinishReason | None
+    token_ids: list[int] | None = None
+
+
+class OpenAiAnswer(AnswerModel):
+    """What all answers and chunks of a call begin with. `created` is in Unix time."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    service_tier: str | None = None
+
+
+class ChatCompletion(OpenAiAnswer):
+    """A whole answer to a chat."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatCompletionChunk(OpenAiAnswer):
+    """A chunk of the answers to a chat."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CompletionLogprobs(AnswerModel):
+    """Parallel lists; a first token of a prompt has no log-probability."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None] | None
+    constraint: list[ConstraintEffect | None] | None = None
+
+
+class CompletionChunkChoice(ConstrainedAnswer):
+    """What a chunk adds to a text."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: TextFinishReason | None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None
+
+
+class CompletionChoice(CompletionChunkChoice):
+    """One text."""
+
+    finish_reason: TextFinishReason
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class TextCompletion(OpenAiAnswer):
+    """The whole texts to one or several prompts."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+class TextCompletionChunk(OpenAiAnswer):
+    """A chunk of texts."""
+
+    object: Literal["text_completion"]
+    choices: list[CompletionChunkChoice]
+    usage: CompletionUsage | None = None

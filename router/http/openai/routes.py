@@ -13,28 +13,24 @@ from router.http.conversation import AnswerService
 from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames, joined
 from router.http.openai.reply import (
     FINISH_REASONS,
+    LAST_EVENT,
+    ChatCompletion,
+    ChatCompletionChunk,
     ChatEncoder,
     ChoiceEncoder,
     ChunkFrames,
     CompletionEncoder,
     Envelope,
+    OpenAiAnswer,
+    TextCompletion,
+    TextCompletionChunk,
     Usage,
     calls_message,
     calls_reason,
     completion_reason,
     prompt_fields,
 )
-from router.http.openai.schema import (
-    LAST_EVENT,
-    ChatBody,
-    ChatCompletion,
-    ChatCompletionChunk,
-    CompletionBody,
-    OpenAiAnswer,
-    OpenAiBody,
-    TextCompletion,
-    TextCompletionChunk,
-)
+from router.http.openai.schema import ChatBody, CompletionBody, OpenAiBody
 from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields

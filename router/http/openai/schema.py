@@ -1,4 +1,4 @@
-"""OpenAI's bodies, what they mean as raw parameters, and the models of OpenAI's answers.
+"""OpenAI's bodies, and what they mean as raw parameters, prompts and tools.
 
 messages, tools --ChatBody--> ChatPrompt for the template, AllowedTools
 parameters --to_raw, normalize--> RawParams in the engine's values
@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
 
@@ -18,8 +18,6 @@ from router.http.conversation import ChatPrompt, Setting
 from router.http.logprobs import MAX_TOP_LOGPROBS
 from router.http.openai.formats import Formats
 from router.http.schema import (
-    AnswerModel,
-    ConstrainedAnswer,
     Prompts,
     SamplingFields,
     Schema,
@@ -37,13 +35,55 @@ from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, quo
 from router.request.parameters import WARPERS, check_parameters
 from router.request.request import NUM_SEEDS
 
-# A stream's last event is this, and no JSON.
-LAST_EVENT = "[DONE]"
-
 # OpenAI's seeds have a sign.
 _MIN_SEED = -(NUM_SEEDS // 2)
 # Keeps the most probable token alone, as 0 does.
 _SMALLEST_TOP_P = 1e-6
+# For each field its neutral values, and why all others are refused.
+_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
+    {
+        "functions": (([],), "`tools` have replaced it"),
+        "function_call": (("none", "auto"), "`tool_choice` has replaced it"),
+        "audio": ((), "answers are text"),
+        "modalities": (([], ["text"]), "answers are text"),
+        "moderation": ((), "answers are not judged"),
+        "store": ((False,), "answers are not kept"),
+        "web_search_options": ((), "the model sees its prompt alone"),
+        "suffix": (("",), "text is only ever added at the end"),
+        "prompt_embeds": ((), "prompts are text or token ids"),
+        "allowed_token_ids": (([],), "what an answer may consist of, a grammar says"),
+        "logprob_token_ids": (([],), "only the most probable tokens are reported"),
+        "use_beam_search": ((False,), "answers are drawn one token after the other"),
+        "length_penalty": ((1,), "there is no beam search"),
+        "logits_processors": (([],), "clients cannot bring code"),
+        "truncation_side": (("left",), "prompts are cut at their beginning"),
+        "priority": ((0,), "requests are served in the order of their arrival"),
+        "kv_transfer_params": ((), "caches stay where they are"),
+        "include_reasoning": ((True,), "reasoning is not separated from the answer"),
+        "thinking_token_budget": ((-1,), "reasoning is not separated from the answer"),
+        "repetition_detection": ((), "answers end by their length, a stop or the model's will"),
+    }
+)
+# Roles whose messages are nothing without a content.
+_SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
+_TEXT_KEYS = {"text": "text", "refusal": "refusal"}
+_MEDIA = frozenset(
+    {
+        "image_url", "image", "input_image", "image_embeds", "image_pil", "input_audio", "audio",
+        "audio_url", "audio_embeds", "video", "video_url", "file", "input_file",
+    }
+)  # fmt: skip
+_PART_SCHEMA = object_schema({"type": {"const": "text"}, "text": {"type": "string"}})
+_CONTENT_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": _PART_SCHEMA, "minItems": 1},
+        {"type": "null"},
+    ]
+}
+_ARGUMENTS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
+_EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")
+_VERBOSITY = re.compile(r"low|medium|high")
 
 
 def normalize(raw: RawParams, limits: Limits) -> RawParams:
@@ -88,33 +128,6 @@ def _unsigned(raw: RawParams) -> int | None:
     if raw.seed < _MIN_SEED:
         raise raw.refuse("seed", f"between {_MIN_SEED} and {NUM_SEEDS - 1}", raw.seed)
     return raw.seed % NUM_SEEDS
-
-
-# For each field its neutral values, and why all others are refused.
-_REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
-    {
-        "functions": (([],), "`tools` have replaced it"),
-        "function_call": (("none", "auto"), "`tool_choice` has replaced it"),
-        "audio": ((), "answers are text"),
-        "modalities": (([], ["text"]), "answers are text"),
-        "moderation": ((), "answers are not judged"),
-        "store": ((False,), "answers are not kept"),
-        "web_search_options": ((), "the model sees its prompt alone"),
-        "suffix": (("",), "text is only ever added at the end"),
-        "prompt_embeds": ((), "prompts are text or token ids"),
-        "allowed_token_ids": (([],), "what an answer may consist of, a grammar says"),
-        "logprob_token_ids": (([],), "only the most probable tokens are reported"),
-        "use_beam_search": ((False,), "answers are drawn one token after the other"),
-        "length_penalty": ((1,), "there is no beam search"),
-        "logits_processors": (([],), "clients cannot bring code"),
-        "truncation_side": (("left",), "prompts are cut at their beginning"),
-        "priority": ((0,), "requests are served in the order of their arrival"),
-        "kv_transfer_params": ((), "caches stay where they are"),
-        "include_reasoning": ((True,), "reasoning is not separated from the answer"),
-        "thinking_token_budget": ((-1,), "reasoning is not separated from the answer"),
-        "repetition_detection": ((), "answers end by their length, a stop or the model's will"),
-    }
-)
 
 
 class StreamOptions(Schema):
@@ -265,17 +278,6 @@ class OpenAiBody(SamplingFields, Formats):
         return self.truncate_prompt_tokens
 
 
-# Roles whose messages are nothing without a content.
-_SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
-_TEXT_KEYS = {"text": "text", "refusal": "refusal"}
-_MEDIA = frozenset(
-    {
-        "image_url", "image", "input_image", "image_embeds", "image_pil", "input_audio", "audio",
-        "audio_url", "audio_embeds", "video", "video_url", "file", "input_file",
-    }
-)  # fmt: skip
-
-
 def _content(value: Any) -> str | list[Any] | None:
     if value is None or isinstance(value, str):
         return value
@@ -290,15 +292,6 @@ def _arguments(value: Any) -> str | dict[str, Any] | None:
     raise ValueError("must be an object, as JSON text or as it is")
 
 
-_PART_SCHEMA = object_schema({"type": {"const": "text"}, "text": {"type": "string"}})
-_CONTENT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": _PART_SCHEMA, "minItems": 1},
-        {"type": "null"},
-    ]
-}
-_ARGUMENTS_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "null"}]}
 Content = Annotated[
     str | list[Any] | None, PlainValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)
 ]
@@ -438,10 +431,6 @@ def check_tools(tools: Sequence[ChatTool]) -> None:
             raise wrong(f"{place}.type", "must be `function`", tool.type)
         if tool.function is None:
             raise InvalidRequest(f"`{place}.function` is required", f"{place}.function")
-
-
-_EFFORT = re.compile(r"none|minimal|low|medium|high|xhigh|max")
-_VERBOSITY = re.compile(r"low|medium|high")
 
 
 class ChatBody(OpenAiBody):
@@ -606,196 +595,3 @@ class CompletionBody(OpenAiBody):
                 "top_n_tokens": "logprobs",
             },
         )
-
-
-FinishReason = Literal["stop", "length", "deadline"]
-ChatFinishReason = Literal["stop", "length", "tool_calls", "deadline"]
-
-
-class CompletionUsage(AnswerModel):
-    """Tokens of the call; the details come at its end."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int] | None = None
-    completion_tokens_details: dict[str, int] | None = None
-    work_details: dict[str, float] | None = None
-
-
-ConstraintEffect = Literal["free", "steered", "forced"]
-
-
-class TopLogprob(AnswerModel):
-    """A token that could have been; `bytes` is null where it is no text."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatTokenLogprob(TopLogprob):
-    """A token of the answer. `constraint`: what it did to the choice, if there is one."""
-
-    top_logprobs: list[TopLogprob]
-    constraint: ConstraintEffect | None = None
-
-
-class ChatChoiceLogprobs(AnswerModel):
-    """`logprobs` of a chat's choice."""
-
-    content: list[ChatTokenLogprob]
-    refusal: None
-
-
-class PromptLogprob(AnswerModel):
-    """vLLM's: a token of the prompt, or one that could have been."""
-
-    logprob: float
-    rank: int | None
-    decoded_token: str
-
-
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
-
-
-class CalledFunction(AnswerModel):
-    """A tool's name and what it is called with, an object as JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ChatToolCall(AnswerModel):
-    """A call of a tool."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class ChatMessage(AnswerModel):
-    """The model's turn; without text its content is null where it calls."""
-
-    role: Literal["assistant"]
-    content: str | None
-    refusal: None
-    tool_calls: list[ChatToolCall] | None = None
-
-
-class ChatChoice(ConstrainedAnswer):
-    """One answer to a chat."""
-
-    index: int
-    message: ChatMessage
-    logprobs: ChatChoiceLogprobs | None
-    finish_reason: ChatFinishReason
-    token_ids: list[int] | None = None
-
-
-class CalledFunctionDelta(AnswerModel):
-    """A call's name, which comes whole, or a piece of its arguments."""
-
-    name: str | None = None
-    arguments: str
-
-
-class ChatToolCallDelta(AnswerModel):
-    """What a chunk adds to a call; id, type and name come with the first."""
-
-    index: int
-    id: str | None = None
-    type: Literal["function"] | None = None
-    function: CalledFunctionDelta
-
-
-class ChatDelta(AnswerModel):
-    """What a chunk adds to a turn."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-    refusal: None = None
-    tool_calls: list[ChatToolCallDelta] | None = None
-
-
-class ChatChunkChoice(ConstrainedAnswer):
-    """What a chunk adds to an answer."""
-
-    index: int
-    delta: ChatDelta
-    logprobs: ChatChoiceLogprobs | None
-    finish_reason: ChatFinishReason | None
-    token_ids: list[int] | None = None
-
-
-class OpenAiAnswer(AnswerModel):
-    """What all answers and chunks of a call begin with. `created` is in Unix time."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-    service_tier: str | None = None
-
-
-class ChatCompletion(OpenAiAnswer):
-    """A whole answer to a chat."""
-
-    object: Literal["chat.completion"]
-    choices: list[ChatChoice]
-    usage: CompletionUsage
-    prompt_logprobs: PromptLogprobs | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class ChatCompletionChunk(OpenAiAnswer):
-    """A chunk of the answers to a chat."""
-
-    object: Literal["chat.completion.chunk"]
-    choices: list[ChatChunkChoice]
-    usage: CompletionUsage | None = None
-    prompt_token_ids: list[int] | None = None
-
-
-class CompletionLogprobs(AnswerModel):
-    """Parallel lists; a first token of a prompt has no log-probability."""
-
-    text_offset: list[int]
-    token_logprobs: list[float | None]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float] | None] | None
-    constraint: list[ConstraintEffect | None] | None = None
-
-
-class CompletionChunkChoice(ConstrainedAnswer):
-    """What a chunk adds to a text."""
-
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: FinishReason | None
-    prompt_token_ids: list[int] | None = None
-    token_ids: list[int] | None = None
-
-
-class CompletionChoice(CompletionChunkChoice):
-    """One text."""
-
-    finish_reason: FinishReason
-    prompt_logprobs: PromptLogprobs | None = None
-
-
-class TextCompletion(OpenAiAnswer):
-    """The whole texts to one or several prompts."""
-
-    object: Literal["text_completion"]
-    choices: list[CompletionChoice]
-    usage: CompletionUsage
-
-
-class TextCompletionChunk(OpenAiAnswer):
-    """A chunk of texts."""
-
-    object: Literal["text_completion"]
-    choices: list[CompletionChunkChoice]
-    usage: CompletionUsage | None = None

@@ -6,16 +6,13 @@ from typing import Any
 import grpc
 import pytest
 
-from router.http.openai.schema import (
-    ChatBody,
+from router.http.openai.reply import (
     ChatCompletion,
     ChatCompletionChunk,
-    CompletionBody,
-    StreamOptions,
     TextCompletion,
     TextCompletionChunk,
-    normalize,
 )
+from router.http.openai.schema import ChatBody, CompletionBody, StreamOptions, normalize
 from router.http.schema import Schema
 from router.request.errors import InvalidRequest
 from router.request.parameters import Limits, RawParams
