@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from time import monotonic
 from typing import Any
 
@@ -550,8 +550,9 @@ async def test_empty_lines_do_not_keep_a_connection(monkeypatch: pytest.MonkeyPa
             writer.write(b"\r\n")
             await asyncio.sleep(0.02)
         writer.close()
-
-    assert await answer == b""
+        # An empty line may meet a connection that is closed already.
+        with suppress(ConnectionResetError):
+            assert await answer == b""
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/messages"])
