@@ -1,23 +1,18 @@
-"""The values of a beam search: the group, what a step has to compute, its results, the outcome.
+"""Beam search over one group of beams: the search itself, and how it runs in the batcher.
 
-    BeamGroup -> ProbeTokens, CheckHole -> NextTokens, EndedHole, DeadEnd -> SearchOutcome
+    BeamGroup -> BeamSearch asks: ProbeTokens, CheckHole
+                     ^                |
+                     |                +-> requests -> streams in the group's slots -> all have ended
+                     +-- NextTokens, EndedHole, DeadEnd <---------------------------------+
+              -> SearchOutcome
 
 A beam is a trace of a program in the middle of a hole. Only the client knows what follows the
 hole, unless nothing does (`is_last`).
 
-Beam search over one group of beams, without any input or output.
-
-A search is a generator: it yields what is to be computed, and is sent the results in the same
-order.
-
-A beam search's asks as requests, and the results and texts of their outputs.
-
-One beam search in the batcher: its asks become streams, their ends become results.
-
-    open -> BeamSearch asks -> streams in the group's slots -> all have ended -> results -> asks ...
-
-The batcher calls it between two steps, so that the beams miss no step while there are others. Only
-reports and the end wait for the task that reads `next`. It knows no HTTP.
+`BeamSearch` has no input or output: it is a generator, which yields what is to be computed and is
+sent the results in the same order. `BeamRun` makes streams of what it asks for. The batcher calls
+it between two steps, so that the beams miss no step while there are others; only reports and the
+end wait for the task that reads `next`. Neither knows HTTP.
 """
 
 import asyncio
@@ -28,7 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 from proto.contract import FinishReason, LogprobParams, SamplingParams
 from router.engine.batcher import Batcher, bug_error
@@ -227,16 +222,6 @@ T = TypeVar("T")
 Search: TypeAlias = Generator[Sequence[Ask], Sequence[AskResult], T]
 
 
-class OutputReader(Protocol):
-    """Reads outputs as text."""
-
-    def text(self, hole: Hole, output_ids: tuple[int, ...]) -> str:
-        """The whole text of an output that ends there."""
-
-    def is_ended(self, hole: Hole, output_ids: tuple[int, ...]) -> bool:
-        """Whether a stop string ends the output."""
-
-
 class Alternative(NamedTuple):
     """A token that may follow a live beam. `is_end`: it is an end token.
 
@@ -278,7 +263,7 @@ class Landed(NamedTuple):
 class BeamSearch:
     """Owner of a group's live beams, and of the traces of it that have ended."""
 
-    def __init__(self, group: BeamGroup, texts: OutputReader) -> None:
+    def __init__(self, group: BeamGroup, texts: "OutputTexts") -> None:
         self._group = group
         self._texts = texts
         self.live: Sequence[Beam] = group.beams

@@ -54,37 +54,6 @@ _logger = logging.getLogger("router")
 
 F = TypeVar("F")
 
-
-class ConstraintMemory(Generic[F]):
-    """Findings by key, at most `max_len`; the least recently used leaves first."""
-
-    def __init__(self, max_len: int) -> None:
-        self._max_len = max_len
-        self._findings: OrderedDict[Hashable, tuple[F, float | None]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._findings)
-
-    def find(self, key: Hashable, now_s: float) -> F | None:
-        """The finding; None: there is none."""
-        found = self._findings.get(key)
-        if found is None:
-            return None
-        finding, until_s = found
-        if until_s is not None and until_s <= now_s:
-            del self._findings[key]
-            return None
-        self._findings.move_to_end(key)
-        return finding
-
-    def keep(self, key: Hashable, finding: F, until_s: float | None = None) -> None:
-        """Keeps a finding until a time, or as long as it is used often enough."""
-        self._findings[key] = (finding, until_s)
-        self._findings.move_to_end(key)
-        while len(self._findings) > self._max_len:
-            self._findings.popitem(last=False)
-
-
 _RETRY_AFTER_S = 2.0
 _MAX_REMEMBERED = 4096
 # A text for which the time was too short this often is not checked again for a while.
@@ -95,6 +64,10 @@ _REST_S = 60.0
 _QUICK_S = 0.01
 # After the pool's whole patience, what is left for the shard to compile it as well.
 _PREPARE_S = 0.2
+# Of those that the shards hold: far fewer than they keep, and none that is long, of which they keep
+# fewer.
+_MAX_KNOWN = 64
+_MAX_KNOWN_CHARS = 8192
 # A machine that computes with all of its cores makes the start of the workers long; where they do
 # not come at all, no request waits for them later.
 _START_S = 30.0
@@ -371,12 +344,6 @@ def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
-# Of those that the shards hold: far fewer than they keep, and none that is long, of which they keep
-# fewer.
-_MAX_KNOWN = 64
-_MAX_KNOWN_CHARS = 8192
-
-
 class Preparing:
     """Has the shards compile constraints ahead of the first step of their requests.
 
@@ -433,3 +400,33 @@ class Preparing:
         self._observer.prepared(prepared, self._clock() - begun_s)
         if len(constraint.spec.text) <= _MAX_KNOWN_CHARS:
             self._known.keep(constraint.spec, True)
+
+
+class ConstraintMemory(Generic[F]):
+    """Findings by key, at most `max_len`; the least recently used leaves first."""
+
+    def __init__(self, max_len: int) -> None:
+        self._max_len = max_len
+        self._findings: OrderedDict[Hashable, tuple[F, float | None]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._findings)
+
+    def find(self, key: Hashable, now_s: float) -> F | None:
+        """The finding; None: there is none."""
+        found = self._findings.get(key)
+        if found is None:
+            return None
+        finding, until_s = found
+        if until_s is not None and until_s <= now_s:
+            del self._findings[key]
+            return None
+        self._findings.move_to_end(key)
+        return finding
+
+    def keep(self, key: Hashable, finding: F, until_s: float | None = None) -> None:
+        """Keeps a finding until a time, or as long as it is used often enough."""
+        self._findings[key] = (finding, until_s)
+        self._findings.move_to_end(key)
+        while len(self._findings) > self._max_len:
+            self._findings.popitem(last=False)

@@ -1,15 +1,13 @@
-"""The parameters that clients may set, and the rule for each of them.
+"""The parameters that clients may set, and the rule for each of them; grammars among them.
 
 `RawParams` holds what an API received; the functions here turn it into the frozen values of
-`request.py`, or raise InvalidRequest with the parameter's name, the rule and its value.
-They know no HTTP, no prompt and no tokenizer; lengths that depend on the prompt are for
-`validation.py`.
+`request.py`, or raise InvalidRequest with the parameter's name, the rule and its value. They know
+no HTTP, no prompt and no tokenizer; lengths that depend on the prompt are for
+`engine/validation.py`.
 
-Grammars as clients write them, checked as far as their text alone allows.
-
-Whether a schema, a regular expression or a Lark grammar compiles is checked by workers. The types
-are TGI's (`json`, `json_object`, `regex`, `json_schema`) and ours (`choice`, `lark`, `gbnf`,
-`where`).
+A grammar's types are TGI's (`json`, `json_object`, `regex`, `json_schema`) and ours (`choice`,
+`lark`, `gbnf`, `where`). It is checked here as far as its text alone allows; whether it compiles,
+workers find out.
 """
 
 import math

@@ -1,17 +1,10 @@
-"""A checked request: a value of this module that exists is valid.
+"""A checked request, and the events of its answer, in the order in which its client sees them.
 
-Built by `validation.py` alone from raw parameters; everything below reads it. It knows no HTTP
-and no field names of a particular API.
+    GenerateRequest -> PromptScored?  TokenGenerated*  (Finished | Failed)
 
-An API key as the router knows it: its name, its digest, and what who has it may do.
-
-What a request had the shards do.
-
-The events of a request, in the order in which its client sees them.
-
-    PromptScored?  TokenGenerated*  (Finished | Failed)
-
-Exactly one of the last two ends every accepted request. Frozen values, no behaviour.
+A request that exists is valid: `engine/validation.py` alone builds it from raw parameters. Exactly
+one of the last two events ends every accepted one. Frozen values, which know no HTTP and no field
+names of a particular API.
 """
 
 from collections.abc import Callable

@@ -5,11 +5,9 @@ key's counter grows by the tokens that are computed for it, divided by its weigh
 nothing to do begins at the least counter of those that have: it saves nothing up, and owes nothing.
 With one key, or none, arrival alone decides.
 
-A key that was served far more within the last minutes than another one which came lately is greedy:
-its prompts leave room in each step, for a step that is full of them would be what a newcomer waits
-for.
-
-What the requests of one API key took, counted when they end.
+A key that was served far more within the last minutes than another one which came lately is
+over-served: its prompts leave room in each step, for a step that is full of them would be what a
+newcomer waits for.
 """
 
 import heapq
@@ -27,10 +25,10 @@ _SAMPLE_COST = 1
 # How long a key that came is reckoned with.
 _LATELY_S = 60.0
 # What a key was served counts for less with time: times `_KEPT` every `_FORGET_S`. Who was served
-# more than twice as much as the least is greedy.
+# more than twice as much as the least is over-served.
 _KEPT = 0.9
 _FORGET_S = 10.0
-_GREEDY_RATIO = 2.0
+_OVERSERVED_RATIO = 2.0
 _NOBODY: frozenset[str] = frozenset()
 
 
@@ -54,7 +52,7 @@ class FairShares:
         """A key's counter, once it came."""
         return self._served[key.name]
 
-    def greedy(self, now_s: float) -> frozenset[str]:
+    def overserved(self, now_s: float) -> frozenset[str]:
         """The names of keys that were served far more than another one which came lately."""
         if len(self._came_s) < 2:
             return _NOBODY
@@ -62,7 +60,7 @@ class FairShares:
             self._forgot_s = now_s
             self._used = {name: _KEPT * used for name, used in self._used.items()}
         lately = [name for name, came_s in self._came_s.items() if now_s - came_s < _LATELY_S]
-        most = _GREEDY_RATIO * min((self._used[name] for name in lately), default=inf)
+        most = _OVERSERVED_RATIO * min((self._used[name] for name in lately), default=inf)
         return frozenset([name for name in self._num_live if self._used[name] > most])
 
     def comes_before(self, waiting: Sequence, running: Sequence) -> bool:

@@ -15,10 +15,8 @@ there is no room for a key that runs less than its share, the youngest sequence 
 most is preempted for it, before anything else is planned. The prompts of a key that has had more
 than others take a sixteenth of the step at most, and nothing of one with a prompt of the others.
 
-Whether a sequence waits for another one to compute what both begin with.
-
-Of several that begin alike, like the values of a distribution behind one prompt, the first computes
-the shared beginning and the others wait until they find it in the cache.
+Of several sequences that begin alike, like the values of a distribution behind one prompt, the
+first computes the shared beginning and the others wait until they find it in the cache.
 """
 
 from collections.abc import Iterable
@@ -30,59 +28,17 @@ from router.scheduler.fair_shares import FairShares, RunningCounts
 from router.scheduler.queues import RunningBatch, WaitingQueue
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
 
-# So many shared blocks at least are worth a step's wait. They must be half of what is left to
-# compute, too: then waiting never takes much longer than computing.
-_MIN_BLOCKS = 4
-
-
-def awaits_prefix(sequence: Sequence, computing: Iterable[Sequence], allocator: Allocator) -> bool:
-    """Whether one of these computes now most of what this one would have to."""
-    block_size = allocator.block_size
-    if not allocator.shares_prefixes or sequence.max_cached_len < _MIN_BLOCKS * block_size:
-        return False
-    shared_len = max((_shared_len(sequence, other, block_size) for other in computing), default=0)
-    if shared_len < _MIN_BLOCKS * block_size:
-        return False
-    salt = sequence.request.cache_salt
-    cached_len = allocator.cached_len(sequence.token_ids(), sequence.max_cached_len, salt)
-    spared_len = shared_len - cached_len
-    return spared_len >= max(_MIN_BLOCKS * block_size, (sequence.known_len - cached_len) / 2)
-
-
-def _shared_len(sequence: Sequence, other: Sequence, block_size: int) -> int:
-    """Tokens of the blocks that both begin with, if `other` computes some of its blocks now."""
-    soon_len = _soon_len(other) // block_size * block_size
-    if other.allocation is None or soon_len <= other.allocation.committed_len:
-        return 0
-    if other.request.cache_salt != sequence.request.cache_salt:
-        return 0
-    most = min(sequence.max_cached_len, soon_len) // block_size * block_size
-    if sequence.token_ids(0, block_size) != other.token_ids(0, block_size):
-        return 0
-    ours = sequence.token_ids(0, most)
-    theirs = other.token_ids(0, most)
-    if ours == theirs:
-        return most
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    num_equal = next((index for index, (one, two) in pairs if one != two), len(theirs))
-    return num_equal // block_size * block_size
-
-
-def _soon_len(sequence: Sequence) -> int:
-    """Tokens that are computed once steps in flight and, of a prompt, the next ones are."""
-    return (
-        sequence.known_len if sequence.state is SequenceState.PREFILLING else sequence.scheduled_len
-    )
-
-
 # A step that is made before it is known how many tokens a constraint has forced has room for so
 # many. Where there are more, a further step computes them.
 _MAX_AWAITED = 16
-_GREEDY_PARTS = 16
-_MIN_GREEDY = 64
+_OVERSERVED_PARTS = 16
+_MIN_OVERSERVED = 64
 # Drafts fill a step of few rows, which waits for the weights to be read; of one that computes for
 # longer than that each row costs its time, and most drafts are wrong.
 _MAX_DRAFT_ROWS = 32
+# So many shared blocks at least are worth a step's wait. They must be half of what is left to
+# compute, too: then waiting never takes much longer than computing.
+_MIN_SHARED_BLOCKS = 4
 
 
 @dataclass(slots=True)
@@ -91,8 +47,8 @@ class StepPlan:
 
     num_tokens_left: int
     # Keys whose prompts share what is left for them.
-    greedy: frozenset[str] = frozenset()
-    num_greedy_left: int = 0
+    overserved: frozenset[str] = frozenset()
+    num_overserved_left: int = 0
     # Draft tokens of each sequence that decodes.
     num_drafts: int = 0
     chunks: dict[int, ScheduledChunk] = field(default_factory=dict)
@@ -113,17 +69,17 @@ class StepPlan:
         """The next tokens of a prompt, as many as the step has room for; how many."""
         chunk_len = min(self.room_for(sequence), sequence.num_unscheduled)
         self.schedule(sequence, chunk_len)
-        if sequence.request.key.name in self.greedy:
-            self.num_greedy_left -= chunk_len
+        if sequence.request.key.name in self.overserved:
+            self.num_overserved_left -= chunk_len
         else:
             # The step is as short for it as it can be.
-            self.num_greedy_left = 0
+            self.num_overserved_left = 0
         return chunk_len
 
     def room_for(self, sequence: Sequence) -> int:
         """Tokens that the step has left for a sequence's prompt."""
-        if sequence.request.key.name in self.greedy:
-            return min(self.num_tokens_left, self.num_greedy_left)
+        if sequence.request.key.name in self.overserved:
+            return min(self.num_tokens_left, self.num_overserved_left)
         return self.num_tokens_left
 
     def sit_out(self, sequence: Sequence) -> None:
@@ -161,10 +117,10 @@ class Planner:
         """The next step; one without chunks computes nothing."""
         plan = StepPlan(
             self._max_step_tokens,
-            greedy=self._shares.greedy(now_s),
-            num_greedy_left=max(_MIN_GREEDY, self._max_step_tokens // _GREEDY_PARTS),
+            overserved=self._shares.overserved(now_s),
+            num_overserved_left=max(_MIN_OVERSERVED, self._max_step_tokens // _OVERSERVED_PARTS),
         )
-        if not self._plan_suspect(plan, now_s):
+        if not self._plan_alone(plan, now_s):
             if self._shares.is_shared:
                 self._make_room(plan)
             self._plan_decodes(plan)
@@ -298,39 +254,39 @@ class Planner:
                     _plan_chunk(sequence, plan)
         return late
 
-    def _plan_suspect(self, plan: StepPlan, now_s: float) -> bool:
+    def _plan_alone(self, plan: StepPlan, now_s: float) -> bool:
         """A step for nothing but a sequence that may make the shards fail; False: there is none.
 
         It comes first, and the others stand still: not for long, since it is one of them again once
         it is as far as where it was lost. It has to wait where there are no blocks for it.
         """
-        suspect = self._running.suspect
-        if suspect is not None:
-            if suspect.state is SequenceState.DECODING and self._running.holds(suspect):
-                self._plan_decode(suspect, plan, 0)
-            elif suspect.state is SequenceState.PREFILLING:
-                _plan_chunk(suspect, plan)
-            self._let_others_sit_out(plan, suspect)
+        one = self._running.alone
+        if one is not None:
+            if one.state is SequenceState.DECODING and self._running.holds(one):
+                self._plan_decode(one, plan, 0)
+            elif one.state is SequenceState.PREFILLING:
+                _plan_chunk(one, plan)
+            self._let_others_sit_out(plan, one)
             return True
-        suspect = next(iter(self._waiting.offers(1)), None)
-        if suspect is None or not suspect.runs_alone:
+        one = next(iter(self._waiting.offers(1)), None)
+        if one is None or not one.runs_alone:
             return False
         is_full = len(self._running) >= self._max_running
-        if is_full or not self._running.has_left(suspect.request_id):
+        if is_full or not self._running.has_left(one.request_id):
             return False
         if self._running.is_in_flight:
             return True
-        allocation = self._allocate(suspect, self._running.num_growing)
+        allocation = self._allocate(one, self._running.num_growing)
         if allocation is None:
             return False
-        self._let_others_sit_out(plan, suspect)
-        self._waiting.remove(suspect)
-        self._admit(suspect, allocation, plan, now_s)
+        self._let_others_sit_out(plan, one)
+        self._waiting.remove(one)
+        self._admit(one, allocation, plan, now_s)
         return True
 
-    def _let_others_sit_out(self, plan: StepPlan, suspect: Sequence) -> None:
+    def _let_others_sit_out(self, plan: StepPlan, one: Sequence) -> None:
         for sequence in self._running:
-            if sequence is not suspect and sequence.state is SequenceState.DECODING:
+            if sequence is not one and sequence.state is SequenceState.DECODING:
                 plan.sit_out(sequence)
         plan.running_ids = self._running.request_ids
 
@@ -407,3 +363,43 @@ def _plan_chunk(sequence: Sequence, plan: StepPlan) -> None:
     """The next tokens of a prompt being computed, as many as the step has room for."""
     chunk_len = plan.schedule_prompt(sequence)
     plan.updates.append(RunningUpdate(sequence.request_id, chunk_len=chunk_len))
+
+
+def awaits_prefix(sequence: Sequence, computing: Iterable[Sequence], allocator: Allocator) -> bool:
+    """Whether one of these computes now most of what this one would have to."""
+    block_size = allocator.block_size
+    if not allocator.shares_prefixes or sequence.max_cached_len < _MIN_SHARED_BLOCKS * block_size:
+        return False
+    shared_len = max((_shared_len(sequence, other, block_size) for other in computing), default=0)
+    if shared_len < _MIN_SHARED_BLOCKS * block_size:
+        return False
+    salt = sequence.request.cache_salt
+    cached_len = allocator.cached_len(sequence.token_ids(), sequence.max_cached_len, salt)
+    spared_len = shared_len - cached_len
+    return spared_len >= max(_MIN_SHARED_BLOCKS * block_size, (sequence.known_len - cached_len) / 2)
+
+
+def _shared_len(sequence: Sequence, other: Sequence, block_size: int) -> int:
+    """Tokens of the blocks that both begin with, if `other` computes some of its blocks now."""
+    soon_len = _soon_len(other) // block_size * block_size
+    if other.allocation is None or soon_len <= other.allocation.committed_len:
+        return 0
+    if other.request.cache_salt != sequence.request.cache_salt:
+        return 0
+    most = min(sequence.max_cached_len, soon_len) // block_size * block_size
+    if sequence.token_ids(0, block_size) != other.token_ids(0, block_size):
+        return 0
+    ours = sequence.token_ids(0, most)
+    theirs = other.token_ids(0, most)
+    if ours == theirs:
+        return most
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    num_equal = next((index for index, (one, two) in pairs if one != two), len(theirs))
+    return num_equal // block_size * block_size
+
+
+def _soon_len(sequence: Sequence) -> int:
+    """Tokens that are computed once steps in flight and, of a prompt, the next ones are."""
+    return (
+        sequence.known_len if sequence.state is SequenceState.PREFILLING else sequence.scheduled_len
+    )

@@ -156,7 +156,7 @@ class RunningBatch:
         return bool(self._retiring) or any(each.num_steps_in_flight for each in self._sequences)
 
     @property
-    def suspect(self) -> Sequence | None:
+    def alone(self) -> Sequence | None:
         """The one that no other may join in a step, if there is one."""
         lost = [each for each in self._sequences if each.num_lost]
         lost += [each for each in self._retiring.values() if each.is_live]
@@ -264,7 +264,7 @@ class RunningBatch:
 
     def _free(self, sequence: Sequence) -> None:
         assert sequence.allocation is not None, f"request {sequence.request_id} has no blocks"
-        self._allocator.free(sequence.allocation, forget=sequence.is_suspect)
+        self._allocator.free(sequence.allocation, forget=sequence.has_doubtful_kv)
         sequence.allocation = None
 
 

@@ -342,7 +342,7 @@ class Scheduler:
         if chunk.samples:
             sequence.num_pending -= 1
         if generation is not None and generation.error is not None:
-            sequence.is_suspect = not generation.is_refused
+            sequence.has_doubtful_kv = not generation.is_refused
             # The fault may have been found on our side of the wire: then the shard goes on.
             self._end(sequence, SequenceState.FAILED, is_held=remains)
             return generation

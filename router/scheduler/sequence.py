@@ -102,7 +102,7 @@ class Sequence:
 
     `order` is the order of arrival. It did not fit when it was tried, and is tried again once
     `min_available` blocks are available. `takes_drafts`: the shards may guess its next tokens where
-    it has no constraint. `is_suspect`: its row failed in a shard, and its KV may be
+    it has no constraint. `has_doubtful_kv`: its row failed in a shard, and its KV may be
     why. `is_paused`: its reader is behind, so that it samples no tokens. `num_lost`: how often the
     shards failed with it in a step, since it last came as far as `lost_len` tokens.
     """
@@ -121,7 +121,7 @@ class Sequence:
     first_scheduled_s: float | None = None
     num_prompt_logprobs: int = 0
     min_available: int = 0
-    is_suspect: bool = False
+    has_doubtful_kv: bool = False
     is_paused: bool = False
     num_lost: int = 0
     lost_len: int = 0

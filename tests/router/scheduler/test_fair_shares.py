@@ -162,7 +162,7 @@ def test_counters_are_of_those_that_have_something_to_do(names: tuple[str, ...])
     assert not shares.is_shared
 
 
-def test_a_greedy_keys_prompts_leave_room_while_another_key_may_come_back() -> None:
+def test_an_overserved_keys_prompts_leave_room_while_another_key_may_come_back() -> None:
     scheduler = make_scheduler(num_blocks=4096, max_step_tokens=1024, prefix_caching=False)
     chunk_lens = []
     for request_id, key in enumerate([LIGHT, HOG]):
@@ -175,7 +175,7 @@ def test_a_greedy_keys_prompts_leave_room_while_another_key_may_come_back() -> N
     assert chunk_lens == [300, 900, 64]
 
 
-def test_a_greedy_keys_prompt_stands_still_while_another_keys_is_computed() -> None:
+def test_an_overserved_keys_prompt_stands_still_while_another_keys_is_computed() -> None:
     scheduler = make_scheduler(num_blocks=4096, max_step_tokens=1024, prefix_caching=False)
     for request_id, key in enumerate([LIGHT, HOG]):
         add(scheduler, request_id, key, prompt_len=300 + 600 * request_id, new=1)
