@@ -7,8 +7,8 @@ import pytest
 from router.engine.validation import Validation
 from router.text.tokenizer import Tokenizer
 from tests.checks import FakeChecks
+from tests.router.rig import SEED, VALIDATION_LIMITS
 from tests.router.text import small_tokenizers
-from tests.router.validating import LIMITS, SEED
 
 
 @pytest.fixture(scope="module")
@@ -21,4 +21,4 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
 
 @pytest.fixture(scope="module")
 def validation(tokenizer: Tokenizer) -> Validation:
-    return Validation(LIMITS, tokenizer, FakeChecks(), draw_seed=lambda: SEED)
+    return Validation(VALIDATION_LIMITS, tokenizer, FakeChecks(), draw_seed=lambda: SEED)

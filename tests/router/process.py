@@ -91,7 +91,12 @@ class RequestRecord:
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    status: int
+    head: bytes
+
+    @property
+    def status(self) -> int:
+        """Of HTTP."""
+        return int(self.head.split()[1])
 
     async def events(self) -> list[dict[str, object]]:
         """Whatever is left of a stream of events."""
@@ -113,7 +118,7 @@ async def ask(port: int, method: str, path: str, body: object = None) -> Request
     head += f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\n\r\n"
     writer.write(head.encode() + payload)
     answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
-    return RequestRecord(reader, writer, int(answer.split()[1]))
+    return RequestRecord(reader, writer, answer)
 
 
 async def status_of(port: int, method: str, path: str, body: object = None) -> int:

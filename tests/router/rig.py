@@ -1,4 +1,7 @@
-"""A whole router below HTTP, wired to fake shards over real gRPC, for tests."""
+"""A whole router below HTTP, wired to fake shards over real gRPC, for tests.
+
+The limits of the server whose validation is tested, and the seed that it draws.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -19,6 +22,7 @@ from router.engine.infer import Infer
 from router.engine.launcher import Launcher
 from router.engine.observer import StepObserver
 from router.engine.stream import Stream
+from router.engine.validation import Limits
 from router.request.request import (
     Constraint,
     Event,
@@ -200,3 +204,7 @@ def says(text: str, prompt: str = PROMPT) -> FakeShard:
 def methods(shard: FakeShard) -> list[str]:
     """What the shard was called for."""
     return [method for method, _ in shard.calls]
+
+
+VALIDATION_LIMITS = Limits(max_input_len=24, max_total_len=32, vocab_size=500)
+SEED = 17

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 import os
+import re
 import resource
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from time import monotonic
 
@@ -61,10 +62,28 @@ async def unstarted_over(shard: FakeShard, *flags: str) -> AsyncIterator[RouterP
         yield router
 
 
+@contextmanager
+def few_files() -> Iterator[int]:
+    """What is started meanwhile may have few open files; the most that it may allow itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 1024), hard))
+    try:
+        yield hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 async def test_it_streams_and_stops_when_asked(tokenizer: Path) -> None:
     shard = FakeShard()
-    async with router_over(shard, tokenizer) as router:
-        events = await (await stream(router.port, "Hello", 5)).events()
+    async with AsyncExitStack() as stack:
+        with few_files() as most:
+            router = await stack.enter_async_context(router_over(shard, tokenizer))
+        limits = Path(f"/proc/{router.pid}/limits").read_text()
+        assert re.search(rf"Max open files +{most} +{most} ", limits)
+        answer = await stream(router.port, "Hello", 5)
+        # By default what the shard says.
+        assert b"x-compute-type: cpu\r\n" in answer.head
+        events = await answer.events()
         assert len(events) == 5
         assert isinstance(events[-1]["generated_text"], str)
         assert len(events[-1]["generated_text"]) == 5
@@ -72,21 +91,6 @@ async def test_it_streams_and_stops_when_asked(tokenizer: Path) -> None:
         router.process.send_signal(signal.SIGTERM)
         assert await router.ended() == 0
         assert not any("Traceback" in line for line in router.log)
-
-
-async def test_it_takes_as_many_connections_as_the_system_lets_it(tokenizer: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard < 2048:
-        pytest.skip("the system lets nobody have more files than these")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
-    try:
-        async with router_over(FakeShard(), tokenizer) as router:
-            limits = Path(f"/proc/{router.pid}/limits").read_text()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-    (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
-    assert line.split()[3:5] == [str(hard), str(hard)]
 
 
 async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Path) -> None:
@@ -150,20 +154,6 @@ async def test_a_request_ends_at_its_longest_duration_with_what_there_is(tokeniz
         assert 1 <= len(str(last["generated_text"])) < 100
 
 
-async def test_the_compute_type_is_the_shards_by_default(tokenizer: Path) -> None:
-    for flags, compute_type in ((), b"cpu"), (("--compute-type", "tpu"), b"tpu"):
-        async with router_over(FakeShard(), tokenizer, *flags) as router:
-            reader, writer = await asyncio.open_connection("127.0.0.1", router.port)
-            body = b'{"inputs": "a", "parameters": {"max_new_tokens": 1}}'
-            writer.write(
-                b"POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
-                b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
-            )
-            answer = await asyncio.wait_for(reader.read(), 30)
-            writer.close()
-            assert b"x-compute-type: " + compute_type + b"\r\n" in answer
-
-
 async def test_a_router_that_another_one_displaced_ends_with_one_sentence(
     tokenizer: Path,
 ) -> None:
@@ -201,9 +191,14 @@ async def test_it_does_not_outlive_its_parent(tokenizer: Path) -> None:
         assert await router.ended() == 0
 
 
-async def test_log_lines_are_json_when_asked_for(tokenizer: Path) -> None:
-    async with router_over(FakeShard(), tokenizer, "--json-output") as router:
-        await (await stream(router.port, "Hello", 5)).events()
+async def test_log_lines_are_json_and_the_compute_type_another_when_asked_for(
+    tokenizer: Path,
+) -> None:
+    flags = ("--json-output", "--compute-type", "tpu")
+    async with router_over(FakeShard(), tokenizer, *flags) as router:
+        answer = await stream(router.port, "Hello", 5)
+        assert b"x-compute-type: tpu\r\n" in answer.head
+        await answer.events()
         line = await router.until_logged("/generate_stream")
         for words in ('"level":"INFO"', '"num_generated_tokens":5', '"request_id":"'):
             assert words in line

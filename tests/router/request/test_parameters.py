@@ -1,18 +1,18 @@
-"""Each rule by itself, their order, and what becomes of parameters that keep them."""
+"""Each rule by itself, their order, and what becomes of parameters and grammars that keep them."""
 
 import math
 from typing import Any
 
 import pytest
 
-from constraints.spec import Kind
+from constraints.spec import ConstraintSpec, Kind
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.engine.validation import RawParams, Validation
 from router.request.errors import InvalidRequest
-from router.request.parameters import RawGrammar
-from router.request.request import GenerateRequest
+from router.request.parameters import GRAMMAR_TYPES, RawGrammar
+from router.request.request import Constraint, GenerateRequest
 from router.text.tokenizer import Tokenizer
-from tests.router.validating import LIMITS, SEED
+from tests.router.rig import SEED, VALIDATION_LIMITS
 
 
 def case(field: str, given_text: str, bound: str = "", /, **params: Any) -> Any:
@@ -140,7 +140,9 @@ async def test_the_first_broken_rule_is_the_one_reported(
 async def test_nothing_given_is_greedy_and_neutral(validation: Validation) -> None:
     request = await validation.validate("fox", RawParams(), trace_id="t-1")
     assert request.sampling == SamplingParams()
-    assert request.stop == StopParams(max_new_tokens=LIMITS.max_total_len - len(request.prompt_ids))
+    assert request.stop == StopParams(
+        max_new_tokens=VALIDATION_LIMITS.max_total_len - len(request.prompt_ids)
+    )
     assert request.logprobs == LogprobParams()
     assert (request.trace_id, request.deadline_s, request.skip_special_tokens) == (
         "t-1",
@@ -243,7 +245,7 @@ async def test_a_seed_is_drawn_only_for_requests_that_sample_without_one(
 
 
 async def test_seeds_differ_from_request_to_request(tokenizer: Tokenizer) -> None:
-    validation = Validation(LIMITS, tokenizer)
+    validation = Validation(VALIDATION_LIMITS, tokenizer)
     raw = RawParams(do_sample=True)
     seeds = {(await validation.validate("fox", raw)).sampling.seed for _ in range(8)}
     assert len(seeds) == 8
@@ -274,3 +276,53 @@ async def test_a_request_does_not_change_with_what_it_was_made_from(
 async def test_a_rule_for_whole_numbers_says_so(validation: Validation) -> None:
     with pytest.raises(InvalidRequest, match="`top_k` must be a whole number of at least 1"):
         await validation.validate("a", RawParams(top_k=0))
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "text"),
+    [
+        ("json", {"properties": {"a": {}}}, '{"properties":{"a":{}}}'),
+        ("json", {"enum": [1, "é"]}, '{"enum":[1,"é"]}'),
+        ("json_object", ' {"type": "array"} ', '{"type": "array"}'),
+        ("json", '{"type": "integer", "type": "string"}', '{"type": "integer", "type": "string"}'),
+        ("json", True, "true"),
+        ("json", "false", "false"),
+        ("json_schema", {}, "{}"),
+        ("regex", "a+", "a+"),
+        ("choice", ["b", "a", "b"], '["b","a"]'),
+        ("choice", ["a", ""], '["a",""]'),
+        ("lark", "start: WORD", "start: WORD"),
+        ("where", "len(A) < 3", "len(A) < 3"),
+    ],
+)
+def test_a_grammar_is_a_constraint(word: str, value: Any, text: str) -> None:
+    kind = GRAMMAR_TYPES[word]
+
+    assert RawGrammar(kind, value).constraint("grammar") == Constraint(ConstraintSpec(kind, text))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "words"),
+    [
+        (Kind.JSON_SCHEMA, "{", "not JSON: unexpected end"),
+        (Kind.JSON_SCHEMA, "[]", "must be a JSON schema"),
+        (Kind.JSON_SCHEMA, "3", "must be a JSON schema"),
+        (Kind.JSON_SCHEMA, [], "must be a JSON schema"),
+        (Kind.JSON_SCHEMA, None, "must be a JSON schema"),
+        (Kind.REGEX, "", "`regex` must be a string, not empty"),
+        (Kind.REGEX, {}, "`regex` must be a string, not empty"),
+        (Kind.LARK, 3, "`lark` must be a string, not empty"),
+        (Kind.CHOICE, [], "`choice` must be a list of strings"),
+        (Kind.CHOICE, "a", "`choice` must be a list of strings"),
+        (Kind.CHOICE, [], "at least one"),
+        (Kind.CHOICE, ["a", 1], "`choice` must be a list of strings"),
+    ],
+)
+def test_what_is_no_grammar_is_refused_by_the_parameter_s_name(
+    kind: Kind, value: Any, words: str
+) -> None:
+    with pytest.raises(InvalidRequest, match="`response_format` is not valid") as refusal:
+        RawGrammar(kind, value).constraint("response_format")
+
+    assert words in str(refusal.value)
+    assert refusal.value.field == "response_format"

@@ -54,6 +54,7 @@ from router.engine.beam_search import (
     DeadEnd,
     EndedHole,
     NextTokens,
+    OutputTexts,
     Search,
     SearchOutcome,
 )
@@ -186,7 +187,7 @@ class TokenModel(Protocol):
     def text_of(self, output: Sequence[int]) -> str: ...
 
 
-class _Texts:
+class _Texts(OutputTexts):
     def __init__(self, model: TokenModel) -> None:
         self._model = model
 
