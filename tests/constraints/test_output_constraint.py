@@ -52,9 +52,13 @@ def spelled(text: str) -> list[int]:
     return demo_vocabulary().backend.tokenize_str(text)
 
 
-@pytest.mark.parametrize("slack", [0, 1, 5])
 @pytest.mark.parametrize("name", CASES)
-def test_every_output_satisfies_its_constraint_in_its_budget(name: str, slack: int) -> None:
+def test_every_output_satisfies_its_constraint_in_its_budget(name: str) -> None:
+    for slack in (0, 1, 5):
+        judge_an_output(name, slack)
+
+
+def judge_an_output(name: str, slack: int) -> None:
     vocabulary, spec = demo_vocabulary(), CASES[name]
     max_len = needed_len(spec, vocabulary) + slack
     output_state = state_of(spec, Budget(max_len), vocabulary, takes_forced=slack != 5)
@@ -465,22 +469,20 @@ def call(arguments: Any) -> str:
     return f'<tool_call>\n{{"name": "send", "arguments": {told}}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("slack", [2, 20, 1000])
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_an_instance_can_be_written_whatever_is_left_out_elsewhere(name: str, slack: int) -> None:
+def test_an_instance_can_be_written_whatever_is_left_out_elsewhere(name: str) -> None:
     schema, text = FOLLOWED[name]
     spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
-    assert followed(spec, text, slack) == text
+    assert [followed(spec, text, slack) for slack in (2, 20, 1000)] == [text] * 3
 
 
-@pytest.mark.parametrize("slack", [2, 100, 1000])
 @pytest.mark.parametrize("allows_text", [True, False])
-@pytest.mark.parametrize("num_strings", [1, 4, 6])
-def test_a_tool_can_be_called(num_strings: int, slack: int, *, allows_text: bool) -> None:
+@pytest.mark.parametrize("num_strings", [1, 6])
+def test_a_tool_can_be_called(num_strings: int, *, allows_text: bool) -> None:
     names = [f"p{index}" for index in range(num_strings)]
     text = call(dict.fromkeys(names, "me"))
     spec = tool(record(dict.fromkeys(names, STRING)), allows_text=allows_text)
-    assert followed(spec, text, slack) == text
+    assert [followed(spec, text, slack) for slack in (2, 100, 1000)] == [text] * 3
 
 
 def test_any_of_many_tools_can_be_called() -> None:

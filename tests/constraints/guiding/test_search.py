@@ -310,17 +310,17 @@ def drawn_tightly(spec: ConstraintSpec, slack: int) -> str:
     return text_of(output, demo_vocabulary())
 
 
-@pytest.mark.parametrize("slack", [0, 2, 9])
 @pytest.mark.parametrize("pattern", WHOLE)
-def test_a_pattern_is_met_in_a_tight_budget(pattern: str, slack: int) -> None:
-    assert re.fullmatch(pattern, drawn_tightly(ConstraintSpec(Kind.REGEX, pattern), slack))
+def test_a_pattern_is_met_in_a_tight_budget(pattern: str) -> None:
+    for slack in (0, 2, 9):
+        assert re.fullmatch(pattern, drawn_tightly(ConstraintSpec(Kind.REGEX, pattern), slack))
 
 
-@pytest.mark.parametrize("slack", [0, 2, 9])
 @pytest.mark.parametrize("schema", SCHEMAS, ids=json.dumps)
-def test_so_is_a_schema_s(schema: dict[str, object], slack: int) -> None:
+def test_so_is_a_schema_s(schema: dict[str, object]) -> None:
     spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(schema))
-    jsonschema.validate(json.loads(drawn_tightly(spec, slack)), schema)
+    for slack in (0, 2, 9):
+        jsonschema.validate(json.loads(drawn_tightly(spec, slack)), schema)
 
 
 @pytest.mark.parametrize("kind", [Kind.LARK, Kind.GBNF])

@@ -55,18 +55,19 @@ def test_an_automaton_accepts_what_the_evaluator_does(written: str) -> None:
 
 
 @pytest.mark.parametrize("relation", Relation)
-@pytest.mark.parametrize("bound", [0, 1, 9, 10, 47, 100, -1, -10, -47])
-def test_integers_compare_by_their_value(relation: Relation, bound: int) -> None:
-    atom = Compare(Measure.INT, relation, bound)
-    automaton = automaton_of(atom)
+def test_integers_compare_by_their_value(relation: Relation) -> None:
     written = [
         f"{sign}{zeros}{value}"
         for sign in ("", "-")
         for zeros in ("", "0", "00")
         for value in range(120)
     ]
-    for text in (*written, "", "-", "--1", "1-", "1.0", " 1", "+1", "٣", "9" * 50, "-" + "9" * 50):
-        assert accepts(automaton, text) == holds(atom, text), text
+    others = ["", "-", "--1", "1-", "1.0", " 1", "+1", "٣", "9" * 50, "-" + "9" * 50]
+    for bound in (0, 1, 9, 10, 47, 100, -1, -10, -47):
+        atom = Compare(Measure.INT, relation, bound)
+        automaton = automaton_of(atom)
+        for text in (*written, *others):
+            assert accepts(automaton, text) == holds(atom, text), (bound, text)
 
 
 _ITEMS = ("k", "s", "[a-z]", "[^k]", "[\u0130-\u0131ß]", "[A-Zµ]", r"\w", r"[^\Wk]", ".", r"[\S]")
@@ -74,12 +75,11 @@ _ODD = "\n \tkKsSiIıİſßẞµμΜKÅåΣσς٣_日ŉǰ\u0345\u03b9\u1fbe\u1e9
 
 
 @pytest.mark.parametrize("flags", ["", "(?i)", "(?a)", "(?ai)", "(?s)", "(?is)", "(?x)"])
-@pytest.mark.parametrize("item", _ITEMS)
-def test_flags_say_which_characters_an_item_matches(flags: str, item: str) -> None:
-    pattern = flags + item
-    automaton = matches(pattern)
-    for char in (*map(chr, range(0x250)), *_ODD):
-        assert accepts(automaton, char) == bool(re.fullmatch(pattern, char)), repr(char)
+def test_flags_say_which_characters_an_item_matches(flags: str) -> None:
+    for pattern in (flags + item for item in _ITEMS):
+        automaton = matches(pattern)
+        for char in (*map(chr, range(0x250)), *_ODD):
+            assert accepts(automaton, char) == bool(re.fullmatch(pattern, char)), (pattern, char)
 
 
 @pytest.mark.parametrize(

@@ -275,17 +275,11 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("written", "position", "said"), ERRORS)
-def test_an_error_says_where_and_what(written: str, position: int, said: str) -> None:
+def test_an_error_says_where_and_what_with_a_caret(written: str, position: int, said: str) -> None:
     with pytest.raises(Malformed) as caught:
         parse(written)
     assert said in str(caught.value)
     assert caught.value.position == position
-
-
-@pytest.mark.parametrize(("written", "position", "said"), ERRORS)
-def test_the_caret_stands_below_the_place(written: str, position: int, said: str) -> None:
-    with pytest.raises(Malformed) as caught:
-        parse(written)
     _, shown, carets, *_ = str(caught.value).split("\n")
     column = carets.index("^")
     assert set(carets[column:]) == {"^"}

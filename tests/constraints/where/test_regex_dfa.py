@@ -64,11 +64,11 @@ def any_pattern(draw: random.Random, depth: int) -> str:
     return one + any_pattern(draw, depth - 1) if kind == "then" else f"(?:{one}|{one}b)"
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_texts_of_any_pattern_are_those_that_python_matches(seed: int) -> None:
-    draw = random.Random(seed)
-    pattern = draw.choice(["", "(?m)", "(?s)", "(?ms)"]) + any_pattern(draw, 4)
-    assert wrong_texts(pattern) == []
+def test_texts_of_any_pattern_are_those_that_python_matches() -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        pattern = draw.choice(["", "(?m)", "(?s)", "(?ms)"]) + any_pattern(draw, 4)
+        assert wrong_texts(pattern) == [], pattern
 
 
 @pytest.mark.parametrize(
