@@ -124,7 +124,7 @@ MORE = {
     "lenient": ConstraintSpec(Kind.JSON_SCHEMA, LENIENT, lenient=True),
     "gbnf": ConstraintSpec(Kind.GBNF, 'root ::= "a" [0-9]+ | "b" root'),
     "runs on": ConstraintSpec(Kind.LARK, 'start: "a"+ "b"'),
-    "where, beyond automata": ConstraintSpec(Kind.WHERE, 'regex(X, r".*a.{20}")'),
+    "where, beyond automata": ConstraintSpec(Kind.WHERE, 'regex(X, r"((a{1,30}){1,30}){1,30}")'),
 }
 
 

@@ -61,6 +61,7 @@ def test_a_text_of_many_unicode_characters_is_known_to_need_few_tokens(
     assert holds(parse(written), text_of(output, vocabulary))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "written",
     [
