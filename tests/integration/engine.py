@@ -29,7 +29,7 @@ from router.shards.shards import Shards
 from router.telemetry.metrics import Metrics
 from router.text.tokenizer import Tokenizer
 from tests.checks import FakeChecks
-from tests.model_server.engine.shards import load
+from tests.model_server.engine.driver import load
 from tests.router.rig import PATIENT, RESTLESS, end_of, events_of
 
 

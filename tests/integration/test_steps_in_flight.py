@@ -22,7 +22,7 @@ from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.shards import load, runner_of
+from tests.model_server.engine.driver import load, runner_of
 
 _POOL_BLOCKS = 6
 

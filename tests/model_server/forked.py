@@ -9,5 +9,5 @@ from multiprocessing.context import ForkServerContext
 def context() -> ForkServerContext:
     """Forks from a server that has imported the shard and computed nothing, so has no threads."""
     found = multiprocessing.get_context("forkserver")
-    found.set_forkserver_preload(["tests.model_server.engine.shards", "model_server.__main__"])
+    found.set_forkserver_preload(["tests.model_server.engine.driver", "model_server.__main__"])
     return found

@@ -32,7 +32,7 @@ from model_server.errors import (
 from model_server.recipe.recipe import Attention, Recipe
 from processes.capacity import Capacity, Pool
 from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.shards import load
+from tests.model_server.engine.driver import load
 from tests.model_server.executor.decoders import decoder
 
 

@@ -30,7 +30,7 @@ from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Unreadable
 from model_server.step import SequenceStep, StepInputs
-from tests.model_server.engine.ranks import on_two_ranks
+from tests.model_server.engine.driver import on_two_ranks
 from tests.model_server.recipe.families import FAMILIES, config
 
 Numbers = npt.NDArray[np.int64]

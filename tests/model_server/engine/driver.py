@@ -1,18 +1,31 @@
-"""What a router does for a shard, in its smallest form: block numbers, chunks and calls.
+"""A shard without its wire, and what a router does for it: block numbers, chunks and calls.
 
-driver = Driver(runner)
+driver = driver_of(load(folder, World()))
 driver.add(request_id, prompt, max_new_tokens)
 driver.run(step_tokens=7)      # mixed steps of prompt chunks and decodes, until all have ended
 driver.outputs[request_id]
 """
 
+import os
 import random
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from model_server.checkpoint.check import ModelSettings
+from model_server.engine.distributed import World
+from model_server.engine.first_rank import StepInFlight
 from model_server.engine.runner import Runner
+from model_server.executor.executor import PagedModel
+from model_server.loading import load_model, new_sampler
 from model_server.step import StepOutput
+from processes.addresses import free_port
 from proto.contract import (
     FinishReason,
     Generation,
@@ -23,6 +36,7 @@ from proto.contract import (
     SamplingParams,
     StopParams,
 )
+from tests.model_server import forked
 
 
 @dataclass(slots=True)
@@ -178,3 +192,187 @@ class Driver:
             request.finish_reason = generation.finish_reason
         held = {r.request_id for r in self.requests.values() if r.is_held and not r.finish_reason}
         assert set(output.request_ids) == held
+
+
+NUM_BLOCKS = 64
+
+
+def load(folder: Path, world: World, dtype: str = "float32", device: str = "cpu") -> PagedModel:
+    """The model of a checkpoint."""
+    settings = ModelSettings(folder, torch.device(device), dtype=dtype)
+    return load_model(settings, world)
+
+
+def runner_of(model: PagedModel, world: World, *, runs_ahead: bool | None = None) -> Runner:
+    """A runner, with a sampler where there has to be one."""
+    sampler = None
+    if world.is_first:
+        sampler = new_sampler(model, max_rows=8)
+    return Runner(model, sampler, world, runs_ahead=runs_ahead)
+
+
+def warmed_up(
+    model: PagedModel, world: World | None = None, *, runs_ahead: bool | None = None
+) -> Runner:
+    """A runner whose pool is made."""
+    runner = runner_of(model, world or World(), runs_ahead=runs_ahead)
+    runner.warmup(max_step_tokens=32, max_batch_size=4, max_total_len=None, num_blocks=NUM_BLOCKS)
+    return runner
+
+
+def driver_of(
+    model: PagedModel, world: World | None = None, seed: int = 0, num_drafts: int = 0
+) -> Driver:
+    """A driver of such a runner."""
+    return Driver(warmed_up(model, world), NUM_BLOCKS, model.block_size, seed, num_drafts)
+
+
+class AheadDriver(Driver):
+    """Holds one step in flight, and plans the next one as if nothing in it ended that need not."""
+
+    num_ahead = 0  # steps that were launched behind one in flight
+    num_redrawn = 0  # tokens that were not those that the step behind was launched with
+    _in_flight: StepInFlight | None = None
+    _chunk_lens: dict[int, int] = {}  # noqa: RUF012 -- replaced, never changed
+
+    def drop(self, request_id: int) -> None:
+        """Take a request off with the next step; what it still answers is ignored."""
+        self.requests[request_id].is_dropped = True
+
+    def run(self, step_tokens: int = 1 << 30, max_steps: int = 10_000) -> None:
+        """Step until every request has ended or is dropped."""
+        for _ in count():
+            if not self._begin(step_tokens):
+                if self._in_flight is None:
+                    return
+                self._end(self._in_flight, self._chunk_lens)
+                self._in_flight = None
+                self._chunk_lens = {}
+
+    def _begin(self, step_tokens: int) -> bool:
+        """Begin a step, and end the one before; False: there is nothing to compute yet."""
+        dropped = tuple(r.request_id for r in self.requests.values() if r.is_dropped and r.is_held)
+        chunk_lens: dict[int, int] = {}
+        updates: list[RunningUpdate] = []
+        new: list[NewSequence] = []
+        for request in self._live():
+            chunk_len = min(self._num_left(request), step_tokens)
+            step_tokens -= chunk_len
+            if not chunk_len:
+                if request.is_held:
+                    updates.append(RunningUpdate(request.request_id, (), 0))
+                continue
+            chunk_lens[request.request_id] = chunk_len
+            if request.is_held:
+                blocks = self._blocks_until(request, self._start(request) + chunk_len)
+                updates.append(RunningUpdate(request.request_id, blocks, chunk_len))
+            else:
+                new.append(self._new(request, chunk_len))
+        if not chunk_lens:
+            return False
+        step = self.runner.begin(new, updates, dropped)
+        self.runner.launch(step)
+        self.num_ahead += step.is_behind
+        for request_id in dropped:
+            self._forget(self.requests[request_id])
+        if self._in_flight is not None:
+            self._end(self._in_flight, self._chunk_lens)
+        self._in_flight = step
+        self._chunk_lens = chunk_lens
+        return True
+
+    def _live(self) -> list[Request]:
+        live = [r for r in self.requests.values() if not r.finish_reason and not r.is_dropped]
+        return sorted(live, key=lambda request: (not request.is_held, request.request_id))
+
+    def _start(self, request: Request) -> int:
+        return request.computed_len + self._chunk_lens.get(request.request_id, 0)
+
+    def _num_left(self, request: Request) -> int:
+        """Tokens that the next step may compute, one that is being drawn included."""
+        left = len(request.token_ids) - self._start(request)
+        if left or request.request_id not in self._chunk_lens:
+            return left
+        return int(len(request.output) + 1 < request.stop.max_new_tokens)
+
+    def _blocks_until(self, request: Request, end: int) -> tuple[int, ...]:
+        new = tuple(
+            self.free.pop() for _ in range(-(-end // self.block_size) - len(request.block_ids))
+        )
+        request.block_ids += new
+        return new
+
+    def _end(self, step: StepInFlight, chunk_lens: dict[int, int]) -> None:
+        output = self.runner.finish(step)
+        self.num_redrawn += len(step.redrawn)
+        for request_id, chunk_len in chunk_lens.items():
+            self.requests[request_id].computed_len += chunk_len
+        for generation in output.generations:
+            request = self.requests[generation.request_id]
+            if request.is_dropped:
+                continue
+            assert request.finish_reason is None
+            request.generations.append(generation)
+            request.token_ids += [token.token_id for token in generation.tokens]
+            request.computed_len -= generation.is_late
+            request.finish_reason = generation.finish_reason
+            if generation.finish_reason is not None:
+                self._forget(request)
+
+    def _forget(self, request: Request) -> None:
+        self.free += request.block_ids
+        request.block_ids = []
+        request.is_held = False
+
+
+WORLD_SIZE = 2
+TIMEOUT_S = 120.0
+
+Work = Callable[[World], Any]
+
+
+def _rank(rank: int, port: int, work: Work, answer: Connection) -> None:
+    """The life of one rank's process."""
+    try:
+        torch.set_num_threads(1)
+        world = World.connect(
+            rank=rank,
+            world_size=WORLD_SIZE,
+            master_addr="127.0.0.1",
+            master_port=port,
+            device=torch.device("cpu"),
+            load_timeout_s=60.0,
+            step_timeout_s=20.0,
+        )
+        answer.send(work(world))
+        # As a shard does: the process group's own clean-up waits for its peers.
+        os._exit(0)
+    except BaseException:
+        answer.send(traceback.format_exc())
+        raise
+
+
+def on_two_ranks(work: Work) -> list[Any]:
+    """Run `work` on both ranks, each in a process of its own; answers what each returned."""
+    context = forked.context()
+    port = free_port()
+    pipes = [context.Pipe(duplex=False) for _ in range(WORLD_SIZE)]
+    processes = [
+        context.Process(target=_rank, args=(rank, port, work, sender))
+        for rank, (_, sender) in enumerate(pipes)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        answers = []
+        for receiver, _ in pipes:
+            assert receiver.poll(TIMEOUT_S), "a rank did not answer"
+            answers.append(receiver.recv())
+        for process in processes:
+            process.join(TIMEOUT_S)
+        return answers
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()

@@ -13,8 +13,7 @@ import torch
 from model_server.engine.distributed import World
 from model_server.executor.executor import PagedModel
 from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.driver import Driver
-from tests.model_server.engine.shards import driver_of, load
+from tests.model_server.engine.driver import Driver, driver_of, load
 
 NUM_NEW = 12
 # Shorter and longer than window and block, and one of a single token.

@@ -1,16 +1,28 @@
-"""The runner: steps change the books once and wholly, or not at all."""
+"""The runner: steps change the books once and wholly, or not at all.
 
-from collections.abc import Callable
+What fails is one row alone, or the step. Tokens are the same whether or not a step is launched
+before the one before it is read, and with draft tokens, which change the number of steps alone.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.errors import InvalidStep, NoBatch, OutOfMemory
 from model_server.executor.executor import PagedModel
-from model_server.step import StepOutput
+from model_server.step import StepInputs, StepOutput
 from proto.contract import (
     FinishReason,
     LogprobParams,
@@ -20,8 +32,15 @@ from proto.contract import (
     StopParams,
 )
 from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.driver import Driver
-from tests.model_server.engine.shards import NUM_BLOCKS, driver_of, load, runner_of, warmed_up
+from tests.model_server.engine.driver import (
+    NUM_BLOCKS,
+    AheadDriver,
+    Driver,
+    driver_of,
+    load,
+    runner_of,
+    warmed_up,
+)
 
 PROMPT = tuple(range(10, 30))
 
@@ -286,33 +305,6 @@ def test_no_step_before_warmup(model: PagedModel) -> None:
         runner_of(model, World()).step([new(1)])
 
 
-def test_warmup_answers_what_was_asked_for(model: PagedModel) -> None:
-    limits = runner_of(model, World()).warmup(64, 4, None, 100)
-    assert (limits.num_blocks, limits.block_size) == (100, model.block_size)
-    assert limits.max_total_len == 512
-
-
-def test_a_small_pool_bounds_the_longest_sequence(model: PagedModel) -> None:
-    assert runner_of(model, World()).warmup(64, 4, 300, 5).max_total_len == 5 * model.block_size
-    assert runner_of(model, World()).warmup(64, 4, 30, 5).max_total_len == 30
-
-
-def test_a_pool_of_its_own_choice_holds_the_largest_batch_and_no_more(model: PagedModel) -> None:
-    limits = runner_of(model, World()).warmup(64, 3, 100, None)
-    assert limits.num_blocks == 3 * -(-100 // model.block_size)
-
-
-def test_the_size_that_the_shard_was_started_with_holds(model: PagedModel) -> None:
-    runner = Runner(model, runner_of(model, World())._sampler, World(), num_blocks=17)
-    assert runner.warmup(64, 4, None, None).num_blocks == 17
-    assert runner.warmup(64, 4, None, 18).num_blocks == 18
-
-
-def test_a_pool_beyond_the_memory_is_refused_with_the_numbers(model: PagedModel) -> None:
-    with pytest.raises(OutOfMemory, match=r"KV pool of .* GiB does not fit"):
-        runner_of(model, World()).warmup(64, 4, None, 1 << 40)
-
-
 def test_warmup_forgets_every_sequence(runner: Runner) -> None:
     runner.step([new(1)])
     runner.warmup(32, 4, None, NUM_BLOCKS)
@@ -323,3 +315,440 @@ def test_warmup_forgets_every_sequence(runner: Runner) -> None:
 def test_a_sampler_belongs_to_rank_0(model: PagedModel) -> None:
     with pytest.raises(ValueError, match="contradict"):
         Runner(model, None, World())
+
+
+class TestDroppedRequests:
+    def test_they_leave_before_the_step(self, runner: Runner) -> None:
+        runner.step([new(1), new(2), new(3)])
+        output = runner.step(dropped_ids=(1, 3))
+        assert (set(token_ids(output)), output.request_ids) == ({2}, (2,))
+
+    def test_their_blocks_belong_to_who_enters_in_the_same_step(self, runner: Runner) -> None:
+        alone = token_ids(runner.step([new(1)]))[1]
+        heir = new(2, block_ids=(3, 4, 5))
+        output = runner.step([heir], dropped_ids=(1,))
+        assert (token_ids(output), output.request_ids) == ({2: alone}, (2,))
+
+    def test_one_that_has_ended_is_passed_over(self, runner: Runner) -> None:
+        runner.step([new(1), new(2, stop=StopParams(1))])
+        assert runner.step(dropped_ids=(2,)).request_ids == (1,)
+
+    def test_a_call_that_is_refused_drops_nobody(self, runner: Runner) -> None:
+        runner.step([new(1), new(2)])
+        with pytest.raises(InvalidStep, match="twice"):
+            runner.step((), [RunningUpdate(2), RunningUpdate(2)], dropped_ids=(1,))
+        assert runner.step().request_ids == (1, 2)
+
+
+class TestWithoutRequests:
+    """A step may have been sent before it was known that the last request ended before it."""
+
+    def test_a_decode_computes_nothing(self, runner: Runner) -> None:
+        ended = runner.step([new(1, stop=StopParams(1))])
+        output = runner.step((), [RunningUpdate(1, (9,))])
+        assert ended.generations[0].finish_reason is FinishReason.LENGTH
+        assert (output.generations, output.request_ids, output.forward_ns) == ((), (), 0)
+
+    def test_new_requests_come(self, runner: Runner) -> None:
+        runner.step([new(1)])
+        runner.step(dropped_ids=(1,))
+        assert runner.step([new(2)]).request_ids == (2,)
+
+
+GREEDY = SamplingParams()
+DRAWN = SamplingParams(do_sample=True, temperature=1.3)
+KINDS = (
+    GREEDY,
+    DRAWN,
+    replace(DRAWN, top_k=9, top_p=0.9),
+    replace(GREEDY, logit_bias={7: 3.0}),
+    # What such a row draws depends on all that it has drawn: the step in flight has to end first.
+    replace(DRAWN, repetition_penalty=1.4),
+)
+
+
+def ahead(model: PagedModel, seed: int = 0) -> AheadDriver:
+    return AheadDriver(warmed_up(model, runs_ahead=True), NUM_BLOCKS, model.block_size, seed)
+
+
+def add_requests(driver: Driver, seed: int, num_kinds: int) -> None:
+    """Four of them, that stop at some token or after so many."""
+    rng = random.Random(seed)
+    for request_id in range(4):
+        driver.add(
+            request_id,
+            [rng.randrange(3, 150) for _ in range(rng.choice((1, 5, 15, 40)))],
+            rng.randrange(1, 30),
+            sampling=replace(KINDS[rng.randrange(num_kinds)], seed=request_id),
+            logprobs=LogprobParams(num_top_tokens=rng.choice((0, 0, 2))),
+            stop_token_ids=tuple(rng.sample(range(3, 150), 8)),
+        )
+
+
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 10_000),
+    num_kinds=st.sampled_from([4, 5]),
+    step_tokens=st.sampled_from([7, 64]),
+)
+def test_requests_get_the_tokens_that_they_get_without_a_step_in_flight(
+    model: PagedModel, seed: int, num_kinds: int, step_tokens: int
+) -> None:
+    drivers = ahead(model, seed), Driver(warmed_up(model), NUM_BLOCKS, model.block_size, seed)
+    for driver in drivers:
+        add_requests(driver, seed, num_kinds)
+        driver.run(step_tokens)
+    expected = drivers[1].outputs
+    assert drivers[0].outputs == expected
+    for request_id, request in drivers[0].requests.items():
+        assert request.generations == drivers[1].requests[request_id].generations
+
+
+def test_steps_are_launched_behind_one_in_flight(model: PagedModel) -> None:
+    driver = ahead(model)
+    for request_id in range(3):
+        driver.add(request_id, [5 + request_id, 9], 20)
+    driver.run()
+    assert driver.num_ahead > 15
+    assert all(r.finish_reason is FinishReason.LENGTH for r in driver.requests.values())
+
+
+@settings(max_examples=8)
+@given(seed=st.integers(0, 10_000), data=st.data())
+def test_who_stays_does_not_notice_who_is_dropped(
+    model: PagedModel, seed: int, data: st.DataObject
+) -> None:
+    driver, alone = ahead(model, seed), Driver(warmed_up(model), NUM_BLOCKS, model.block_size)
+    for each in (driver, alone):
+        add_requests(each, seed, 4)
+    alone.run()
+    num_steps = data.draw(st.integers(1, 12))
+    for _ in range(num_steps):
+        driver._begin(64)
+    driver.drop(data.draw(st.integers(0, 3)))
+    driver.run()
+    for request_id, request in driver.requests.items():
+        if not request.is_dropped:
+            assert request.output == alone.outputs[request_id]
+        else:
+            assert request.output == alone.outputs[request_id][: len(request.output)]
+
+
+def test_a_prompt_that_enters_ends_the_step_in_flight(model: PagedModel) -> None:
+    driver, alone = ahead(model), Driver(warmed_up(model), NUM_BLOCKS, model.block_size)
+    for each in (driver, alone):
+        each.add(0, [4, 5, 6], 20)
+    for _ in range(5):
+        driver._begin(64)
+        alone.step()
+    for each in (driver, alone):
+        each.add(1, list(range(3, 40)), 8)
+        each.run(16)
+    assert driver.outputs == alone.outputs
+
+
+def test_a_request_whose_logits_are_broken_fails_alone(model: PagedModel) -> None:
+    driver = ahead(model)
+    for request_id in range(2):
+        driver.add(request_id, [5 + request_id, 9], 12)
+    for _ in range(3):
+        driver._begin(64)
+    forward, calls = model.forward, list[int]()
+
+    def broken(inputs: object) -> object:
+        logits = forward(inputs)  # type: ignore[arg-type]
+        if not calls:
+            logits[0] = float("nan")
+        calls.append(1)
+        return logits
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "forward", broken)
+        driver.run()
+    first, second = driver.requests.values()
+    assert first.finish_reason is FinishReason.ERROR
+    assert (second.finish_reason, len(second.output)) == (FinishReason.LENGTH, 12)
+    assert len(first.output) < 12
+
+
+# A token whose embedding is not a number: whoever reads it has no logits. Loading tries others.
+POISONED_ID = 79
+
+
+@pytest.fixture(scope="module")
+def poisoned_model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
+    built = tiny_models.build("llama")
+    built.get_input_embeddings().weight.data[POISONED_ID] = torch.nan
+    folder = tmp_path_factory.mktemp("llama")
+    built.save_pretrained(folder)
+    return load(folder, World())
+
+
+@pytest.fixture
+def poisoned_runner(poisoned_model: PagedModel) -> Runner:
+    return warmed_up(poisoned_model)
+
+
+@pytest.fixture
+def poisoned_driver(poisoned_model: PagedModel) -> Driver:
+    return driver_of(poisoned_model)
+
+
+def test_a_row_that_fails_takes_nobody_with_it(
+    poisoned_model: PagedModel, poisoned_driver: Driver
+) -> None:
+    alone = driver_of(poisoned_model)
+    alone.add(1, PROMPT, 8)
+    alone.run()
+
+    poisoned_driver.add(1, PROMPT, 8)
+    poisoned_driver.add(2, (*PROMPT, POISONED_ID), 8)
+    poisoned_driver.run(step_tokens=16)
+    failed = poisoned_driver.requests[2]
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "NaN" in str(failed.generations[-1].error)
+    assert failed.output == []
+    assert poisoned_driver.outputs[1] == alone.outputs[1]
+
+
+def test_a_failed_row_is_logged_by_the_name_that_the_router_logs(
+    poisoned_driver: Driver, caplog: pytest.LogCaptureFixture
+) -> None:
+    poisoned_driver.add(2, (*PROMPT, POISONED_ID), 8)
+    poisoned_driver.run()
+    (record,) = caplog.records
+    assert record.getMessage().startswith("shard_request_id=2 failed alone: ")
+    assert "NaN" in record.getMessage()
+    assert vars(record)["shard_request_id"] == 2
+
+
+@pytest.mark.parametrize("step_tokens", [16, 64])
+def test_a_prompt_that_cannot_be_scored_fails_alone(
+    poisoned_model: PagedModel, poisoned_driver: Driver, step_tokens: int
+) -> None:
+    alone = driver_of(poisoned_model)
+    alone.add(1, PROMPT, 8)
+    alone.run()
+
+    poisoned_driver.add(1, PROMPT, 8)
+    scored = LogprobParams(num_top_tokens=1, prompt=True)
+    failed = poisoned_driver.add(2, (*PROMPT[:5], POISONED_ID, *PROMPT), 8, logprobs=scored)
+    good = poisoned_driver.add(3, PROMPT, 8, logprobs=scored)
+    poisoned_driver.run(step_tokens)
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "NaN" in str(failed.generations[-1].error)
+    # In chunks it fails with the chunk in which the bad token lies, and reports no score of it.
+    reported = [score for g in failed.generations for score in g.prompt_logprobs]
+    assert all(score <= 0.0 for score in reported)
+    assert failed.output == []
+    assert poisoned_driver.outputs[1] == poisoned_driver.outputs[3] == alone.outputs[1]
+    assert sum(len(g.prompt_logprobs) for g in good.generations) == len(PROMPT) - 1
+
+
+def test_a_failed_forward_leaves_books_that_can_be_cleared(
+    poisoned_model: PagedModel, poisoned_runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = poisoned_runner.step([new(1)])
+
+    def fail(inputs: object) -> Tensor:
+        raise RuntimeError("the device fell off")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(poisoned_model, "forward", fail)
+        with pytest.raises(RuntimeError, match="fell off"):
+            poisoned_runner.step([new(2)])
+    poisoned_runner.clear()
+    with pytest.raises(NoBatch):
+        poisoned_runner.step()
+    assert token_ids(poisoned_runner.step([new(1)])) == token_ids(first)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+        MemoryError(),
+    ],
+)
+def test_a_request_whose_step_does_not_fit_fails_alone(
+    poisoned_model: PagedModel,
+    poisoned_driver: Driver,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+) -> None:
+    forward = poisoned_model.forward
+
+    def fits_few(inputs: StepInputs) -> Tensor:
+        if inputs.num_tokens > 30:
+            raise error
+        return forward(inputs)
+
+    alone = driver_of(poisoned_model)
+    for each in (poisoned_driver, alone):
+        each.add(1, PROMPT, 8)
+    alone.run()
+    monkeypatch.setattr(poisoned_model, "forward", fits_few)
+    poisoned_driver.step()
+    failed = poisoned_driver.add(2, PROMPT * 2, 8)
+    poisoned_driver.run()
+    assert failed.finish_reason is FinishReason.ERROR
+    assert "tokens does not fit" in str(failed.generations[-1].error)
+    assert poisoned_driver.outputs[1] == alone.outputs[1]
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_of_decodes_that_do_not_fit_the_longest_fail(
+    poisoned_model: PagedModel, monkeypatch: pytest.MonkeyPatch, runs_ahead: bool
+) -> None:
+    poisoned_driver = Driver(
+        warmed_up(poisoned_model, runs_ahead=runs_ahead), NUM_BLOCKS, poisoned_model.block_size
+    )
+    for request_id, length in enumerate((4, 9, 7)):
+        poisoned_driver.add(request_id, PROMPT[:length], 8)
+    for _ in range(3):
+        poisoned_driver.step()
+    forward = poisoned_model.forward
+
+    def fits_two(inputs: StepInputs) -> Tensor:
+        if inputs.num_seqs > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return forward(inputs)
+
+    monkeypatch.setattr(poisoned_model, "forward", fits_two)
+    poisoned_driver.run()
+    reasons = [request.finish_reason for request in poisoned_driver.requests.values()]
+    assert reasons == [FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]
+
+
+def test_a_step_of_which_nothing_fits_fails_as_a_whole_and_is_outlived(
+    poisoned_model: PagedModel, poisoned_runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = poisoned_runner.step([new(1)])
+
+    def fail(inputs: object) -> Tensor:
+        raise MemoryError
+
+    with monkeypatch.context() as broken:
+        broken.setattr(poisoned_model, "forward", fail)
+        with pytest.raises(OutOfMemory, match="a step of 21 tokens does not fit"):
+            poisoned_runner.step([new(request_id) for request_id in range(2, 7)])
+    poisoned_runner.clear()
+    assert token_ids(poisoned_runner.step([new(1)])) == token_ids(first)
+
+
+NUM_DRAFTED = 40
+# The output has these tokens alone, so that it repeats itself, and not always.
+FEW = {5: 40.0, 6: 40.0, 7: 40.0}
+FEW_SAMPLED = SamplingParams(do_sample=True, temperature=1.5, seed=11, logit_bias=FEW)
+PENALISED = SamplingParams(
+    do_sample=True, seed=5, repetition_penalty=1.3, frequency_penalty=0.7, logit_bias=FEW
+)
+WATERMARKED = SamplingParams(do_sample=True, seed=3, watermark=True, logit_bias=FEW)
+
+
+@cache
+def _drafting_model() -> PagedModel:
+    with TemporaryDirectory() as folder:
+        tiny_models.build("llama").save_pretrained(folder)
+        return load(Path(folder), World())
+
+
+def answered(
+    num_drafts: int,
+    sampling: SamplingParams,
+    stop: Mapping[str, Any],
+    logprobs: LogprobParams,
+    step_tokens: int = 1 << 30,
+) -> tuple[Driver, int]:
+    """A driver with the answers to three requests, and the number of its steps."""
+    driver = driver_of(_drafting_model(), num_drafts=num_drafts)
+    for request_id, prompt_len in enumerate((3, 20, 9)):
+        prompt = [5 + (request_id * 31 + place * 17) % 60 for place in range(prompt_len)]
+        driver.add(
+            request_id,
+            prompt,
+            NUM_DRAFTED - request_id,
+            sampling=sampling,
+            logprobs=logprobs,
+            **stop,
+        )
+    num_steps = 0
+    while not all(request.finish_reason for request in driver.requests.values()):
+        driver.step(step_tokens)
+        num_steps += 1
+    return driver, num_steps
+
+
+def tokens_of(driver: Driver) -> list[list[Any]]:
+    return [
+        [token for generation in request.generations for token in generation.tokens]
+        for request in driver.requests.values()
+    ]
+
+
+@pytest.mark.parametrize("num_drafts", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("sampling", "stop", "logprobs"),
+    [
+        pytest.param(SamplingParams(), {}, LogprobParams(), id="greedy"),
+        pytest.param(FEW_SAMPLED, {}, LogprobParams(), id="sampled"),
+        pytest.param(PENALISED, {}, LogprobParams(), id="penalised"),
+        pytest.param(WATERMARKED, {}, LogprobParams(), id="watermarked"),
+        pytest.param(FEW_SAMPLED, {}, LogprobParams(num_top_tokens=3, raw=True), id="alternatives"),
+        pytest.param(FEW_SAMPLED, {}, LogprobParams(prompt=True), id="scored prompt"),
+        pytest.param(
+            FEW_SAMPLED, {"stop_token_ids": (7,), "min_new_tokens": 9}, LogprobParams(), id="stops"
+        ),
+    ],
+)
+def test_an_answer_is_the_same_with_drafts_in_fewer_steps(
+    num_drafts: int, sampling: SamplingParams, stop: Mapping[str, Any], logprobs: LogprobParams
+) -> None:
+    plain, num_plain_steps = answered(0, sampling, stop, logprobs)
+    drafted, num_steps = answered(num_drafts, sampling, stop, logprobs)
+    assert tokens_of(drafted) == tokens_of(plain)
+    reasons = [request.finish_reason for request in plain.requests.values()]
+    assert [request.finish_reason for request in drafted.requests.values()] == reasons
+    if not stop:
+        assert num_steps < num_plain_steps
+
+
+def test_drafts_are_accepted_and_refused() -> None:
+    """Else the test above would see half of it."""
+    driver, _ = answered(3, FEW_SAMPLED, {}, LogprobParams())
+    generations = [each for request in driver.requests.values() for each in request.generations]
+    assert {each.num_accepted for each in generations} == {0, 1, 2}
+    assert any(each.num_accepted < each.num_drafts for each in generations)
+    assert all(each.num_accepted in (0, len(each.tokens) - 1) for each in generations)
+
+
+def test_without_room_in_a_step_or_after_preemption_the_answer_is_the_same() -> None:
+    plain, _ = answered(0, FEW_SAMPLED, {}, LogprobParams())
+    drafted = driver_of(_drafting_model(), num_drafts=4)
+    for request in plain.requests.values():
+        drafted.add(
+            request.request_id,
+            request.token_ids[: request.prompt_len],
+            request.stop.max_new_tokens,
+            sampling=FEW_SAMPLED,
+        )
+    chance = random.Random(2)
+    while not all(request.finish_reason for request in drafted.requests.values()):
+        drafted.num_drafts = chance.choice([0, 1, 4])
+        drafted.step(chance.choice([3, 7, 40]))
+        running = [r.request_id for r in drafted.requests.values() if r.is_held and r.output]
+        running = [each for each in running if not drafted.requests[each].finish_reason]
+        if running and chance.random() < 0.2:
+            drafted.preempt(chance.choice(running))
+    assert drafted.outputs == plain.outputs
+
+
+def test_a_reason_to_end_is_that_of_the_last_token() -> None:
+    driver, _ = answered(
+        8, FEW_SAMPLED, {"stop_token_ids": (6,), "min_new_tokens": 20}, LogprobParams()
+    )
+    for request in driver.requests.values():
+        assert request.finish_reason is FinishReason.STOP_TOKEN
+        assert request.output[-1] == 6
+        assert 6 not in request.output[20:-1]

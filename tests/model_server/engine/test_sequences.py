@@ -4,12 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model_server.engine.sequences import PlannedChunk, SequenceState
+from constraints.spec import ConstraintSpec, Kind
+from model_server.engine.sequences import Drafter, DraftRules, PlannedChunk, SequenceState
 from model_server.errors import InvalidStep
 from proto.contract import (
     FinishReason,
     LogprobParams,
     NewSequence,
+    OutputConstraint,
     RunningUpdate,
     SamplingParams,
     StopParams,
@@ -26,6 +28,7 @@ def sequence(
     num_blocks: int = 3,
     stop: StopParams | None = None,
     prompt_logprobs: bool = False,
+    constraint: OutputConstraint | None = None,
 ) -> SequenceState:
     return SequenceState.of(
         NewSequence(
@@ -38,6 +41,7 @@ def sequence(
             sampling=SamplingParams(),
             stop=stop or StopParams(max_new_tokens=5),
             logprobs=LogprobParams(prompt=prompt_logprobs),
+            constraint=constraint,
         )
     )
 
@@ -141,3 +145,85 @@ def test_a_chunk_is_either_refused_or_covered(num_tokens: int, computed: int, ch
     planned = PlannedChunk.of(state, RunningUpdate(1, chunk_len=chunk), BLOCK_SIZE)
     assert planned.samples == (chunk > 0 and end == num_tokens)
     assert len(planned.step().token_ids) == chunk
+
+
+@pytest.mark.parametrize(("chunk_len", "computed"), [(1, 1), (3, 3), (16, 3), (0, 0)])
+def test_of_forced_tokens_a_step_computes_at_most_as_many_as_it_says(
+    chunk_len: int, computed: int
+) -> None:
+    constraint = OutputConstraint(ConstraintSpec(Kind.REGEX, "a*"))
+    state = sequence(num_tokens=20, num_blocks=8, constraint=constraint)
+    state.computed_len = 20
+    state.is_decoding = True
+    state.token_ids += (5, 6, 7)
+    chunk = PlannedChunk.of(state, RunningUpdate(1, (), chunk_len), BLOCK_SIZE)
+    assert (chunk.chunk_len, chunk.samples) == (computed, computed == 3)
+
+
+def test_a_draft_follows_the_longest_match() -> None:
+    drafter = Drafter()
+    assert drafter.draft((1, 2), 4) == ()
+    assert drafter.draft((1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3), 4) == (4,)
+
+
+def test_beside_many_rows_only_a_long_match_is_followed() -> None:
+    few, many = DraftRules.of_rows(3, ()), DraftRules.of_rows(4, ())
+    short, long = (1, 2, 3, 9, 1, 2, 3), (*range(8), 20, *range(8))
+    for token_ids, rules, drafts in (
+        (short, few, (9,)),
+        (short, many, ()),
+        (long, many, (20,)),
+    ):
+        assert Drafter().draft(token_ids, 4, rules.min_match_len) == drafts
+
+
+def test_a_draft_grows_with_its_success_and_repeats_what_repeats() -> None:
+    drafter, token_ids = Drafter(), [1, 2, 1, 2]
+    assert drafter.draft(token_ids, 8) == (1,)
+    drafter.note(1, 1)
+    assert drafter.draft(token_ids, 8) == (1, 2)
+    drafter.note(2, 2)
+    assert drafter.draft(token_ids, 3) == (1, 2, 1)
+    drafter.note(3, 0)
+    assert drafter.draft(token_ids, 8) == (1,)
+
+
+def planned(
+    stop: StopParams | None = None,
+    *,
+    num_blocks: int = 4,
+    prompt_len: int = 9,
+    pause_len: int | None = None,
+) -> PlannedChunk:
+    """A chunk of up to six tokens of 1, 2, 3, 1, 2, 3, .. which decodes; 3 ends a sequence."""
+    new = NewSequence(
+        request_id=1,
+        token_ids=(1, 2, 3) * 3,
+        prompt_len=prompt_len,
+        cached_len=8,
+        chunk_len=1,
+        block_ids=tuple(range(num_blocks)),
+        sampling=SamplingParams(),
+        stop=stop or StopParams(20),
+        pause_len=pause_len,
+    )
+    sequence = SequenceState.of(new)
+    sequence.is_decoding = True
+    sequence.draft(1, DraftRules())
+    sequence.take_drafts(8, 8)
+    sequence.computed_len = 8
+    return PlannedChunk.of(sequence, RunningUpdate(1, (), 6), 4, DraftRules(2, (3,)))
+
+
+def test_no_draft_ends_the_sequence() -> None:
+    assert planned().drafts == (1, 2)
+    assert planned(StopParams(20, ignore_eos=True)).drafts == (1, 2, 3, 1, 2)
+    assert planned(StopParams(20, ignore_eos=True, stop_token_ids=(2,))).drafts == (1,)
+
+
+def test_drafts_keep_to_the_tokens_that_are_left_and_to_the_blocks() -> None:
+    assert planned(StopParams(20, ignore_eos=True), num_blocks=3).drafts == (1, 2, 3)
+    assert planned(StopParams(3, ignore_eos=True), prompt_len=8).drafts == (1,)
+    assert planned(StopParams(20, ignore_eos=True), prompt_len=8, pause_len=3).drafts == (1,)
+    last = planned(StopParams(2, ignore_eos=True), prompt_len=8)
+    assert (last.drafts, last.num_logits) == ((), 1)

@@ -16,7 +16,7 @@ from model_server.executor.device_weights import Partition, matrices_of
 from model_server.executor.layer_ops import TorchLayerOps
 from model_server.recipe.recipe import Mlp
 from model_server.step import StepInputs
-from tests.model_server.engine.ranks import on_two_ranks
+from tests.model_server.engine.driver import on_two_ranks
 from tests.model_server.executor.decoders import (
     NUM_BLOCKS,
     Decoder,

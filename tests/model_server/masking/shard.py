@@ -26,8 +26,7 @@ from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.sampling.sampler import Sampler
 from proto.contract import OutputConstraint
-from tests.model_server.engine.driver import Driver
-from tests.model_server.engine.shards import load
+from tests.model_server.engine.driver import Driver, load
 
 DEMO = Path(models.demo.__path__[0])
 VOCAB_SIZE = 4096

@@ -34,12 +34,16 @@ from proto.contract import (
     OutputConstraint,
     SamplingParams,
 )
-from tests.model_server.engine.ahead_driver import AheadDriver
-from tests.model_server.engine.driver import Driver, Request
-from tests.model_server.engine.ranks import on_two_ranks
-from tests.model_server.engine.shards import load, warmed_up
+from tests.model_server.engine.driver import (
+    AheadDriver,
+    Driver,
+    Request,
+    load,
+    on_two_ranks,
+    warmed_up,
+)
+from tests.model_server.engine.test_distributed import ShadowDriver
 from tests.model_server.engine.test_runner import new
-from tests.model_server.engine.test_tensor_parallel import ShadowDriver
 from tests.model_server.masking.shard import (
     EOS_ID,
     FAULTY,

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,20 +11,24 @@ import pytest
 import torch
 import transformers
 
+from model_server.engine import memory
 from model_server.engine.distributed import FAILED, LATE, Drawn, World
-from model_server.errors import ModelRefused, RanksDiverged
+from model_server.engine.warmup import StepRoom
+from model_server.errors import ModelRefused, OutOfMemory, RanksDiverged
 from model_server.step import StepInputs
 from processes.addresses import free_port
 from proto.contract import SamplingParams
 from tests.listeners import is_every_interface, listening_at
 from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.driver import Driver
-from tests.model_server.engine.ranks import Work, on_two_ranks
-from tests.model_server.engine.shards import NUM_BLOCKS, load, warmed_up
+from tests.model_server.engine.driver import NUM_BLOCKS, Driver, Work, load, on_two_ranks, warmed_up
 
 pytestmark = pytest.mark.slow
 
 NUM_NEW = 10
+CPU = torch.device("cpu")
+# One that is divided, one whose fused weights are, experts, and one of which each rank holds all.
+FAMILIES = ("llama", "gpt_neox", "qwen3_moe", "gpt2")
+OTHERS = tuple(name for name in tiny_models.CONFIGS if name not in FAMILIES)
 # Of one key head in a block: two layers, 16 tokens, keys and values of 16 floats.
 _HEAD_BYTES = 2 * 16 * 2 * 16 * 4
 PROMPTS = tuple(
@@ -45,10 +50,10 @@ class Mirror:
         self.folders = folders
 
     def __call__(self, world: World) -> dict[str, Any]:
-        return {name: self._answers(folder, world) for name, folder in self.folders.items()}
+        return {name: self._answers(name, world) for name in self.folders}
 
-    def _answers(self, folder: Path, world: World) -> dict[str, Any]:
-        model = load(folder, world)
+    def _answers(self, name: str, world: World) -> dict[str, Any]:
+        model = load(self.folders[name], world)
         driver = ShadowDriver(warmed_up(model, world), NUM_BLOCKS, model.block_size)
         for index, prompt in enumerate(PROMPTS):
             driver.add(index, prompt, NUM_NEW)
@@ -56,17 +61,19 @@ class Mirror:
             driver.step(16)
         driver.preempt(1)
         driver.run(16)
-        runner = warmed_up(model, world)
-        drafting = ShadowDriver(runner, NUM_BLOCKS, model.block_size, num_drafts=3)
-        for index, prompt in enumerate(PROMPTS):
-            drafting.add(index, prompt, 60, sampling=_REPETITIVE)
-        for _ in range(20):
-            drafting.step(16)
-        return {
+        answers: dict[str, Any] = {
             "outputs": driver.outputs,
             "num_kv_heads": model.bytes_per_block // _HEAD_BYTES,
-            "drafted": drafting.outputs,
         }
+        if name == "llama":
+            runner = warmed_up(model, world)
+            drafting = ShadowDriver(runner, NUM_BLOCKS, model.block_size, num_drafts=3)
+            for index, prompt in enumerate(PROMPTS):
+                drafting.add(index, prompt, 60, sampling=_REPETITIVE)
+            for _ in range(20):
+                drafting.step(16)
+            answers["drafted"] = drafting.outputs
+        return answers
 
 
 class ShadowDriver(Driver):
@@ -116,6 +123,54 @@ def _tokens(world: World) -> Any:
     return received, world.smallest(20)
 
 
+def _refused_for_want_of_room(world: World) -> list[int]:
+    """Of some steps those that are refused; the second rank has less room than the first."""
+    room = StepRoom(world, CPU, bytes_per_token=4)
+    room_bytes = 400 - 200 * world.rank
+    refused = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memory, "has_room", lambda device, num_bytes: num_bytes <= room_bytes)
+        for num_tokens in (10, 50, 51, 120):
+            try:
+                room.require(num_tokens)
+            except OutOfMemory:
+                refused.append(num_tokens)
+    return refused
+
+
+def _listening_at(world: World) -> list[str]:
+    return listening_at(os.getpid())
+
+
+class _FailingStep:
+    """A step that one rank fails in; what it says on this rank, and after how long."""
+
+    def __init__(self, folder: Path, failing_rank: int, *, after_forward: bool) -> None:
+        self.folder = folder
+        self.failing_rank = failing_rank
+        self.after_forward = after_forward
+
+    def __call__(self, world: World) -> tuple[str, float]:
+        model = load(self.folder, world)
+        driver = ShadowDriver(warmed_up(model, world), NUM_BLOCKS, model.block_size)
+        driver.add(0, PROMPTS[0], NUM_NEW)
+        if world.rank == self.failing_rank:
+            forward = model.forward
+
+            def fail(inputs: StepInputs) -> torch.Tensor:
+                if self.after_forward:
+                    forward(inputs)
+                raise torch.OutOfMemoryError("no memory left")
+
+            model.forward = fail  # type: ignore[method-assign]
+        started_s = time.monotonic()
+        try:
+            driver.step()
+        except RanksDiverged as error:
+            return str(error), time.monotonic() - started_s
+        return "noticed nothing", 0.0
+
+
 def _all(works: dict[str, Work], world: World) -> dict[str, Any]:
     return {name: work(world) for name, work in works.items()}
 
@@ -137,22 +192,42 @@ def _save_undividable(folder: Path) -> Path:
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """What either rank returned. All in one pair of processes: to start them takes long."""
     folder = tmp_path_factory.mktemp("models")
-    models = {name: tiny_models.save(name, folder / name) for name in tiny_models.CONFIGS}
+    models = {name: tiny_models.save(name, folder / name) for name in FAMILIES}
     works: dict[str, Work] = {
         "models": Mirror(models),
         "undividable": partial(_refusal, _save_undividable(folder / "undividable")),
         "tokens": _tokens,
+        "no room": _refused_for_want_of_room,
+        "listening": _listening_at,
+        # The ranks have left their collectives together, so it may be one of several works.
+        "failed": _FailingStep(models["llama"], 0, after_forward=True),
     }
+    return _answers_of(works)
+
+
+def _answers_of(works: dict[str, Work]) -> tuple[dict[str, Any], dict[str, Any]]:
     first, second = on_two_ranks(partial(_all, works))
     assert isinstance(first, dict), first
     assert isinstance(second, dict), second
     return first, second
 
 
-@pytest.mark.parametrize("name", tiny_models.CONFIGS)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_two_ranks_answer_as_generate_does(
     answers: tuple[dict[str, Any], dict[str, Any]], name: str
 ) -> None:
+    _require_those_of_generate(answers, name)
+
+
+@pytest.mark.nightly
+def test_two_ranks_of_every_family_answer_as_generate_does(tmp_path: Path) -> None:
+    mirror = Mirror({name: tiny_models.save(name, tmp_path / name) for name in OTHERS})
+    answers = _answers_of({"models": mirror})
+    for name in OTHERS:
+        _require_those_of_generate(answers, name)
+
+
+def _require_those_of_generate(answers: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
     first, second = (answer["models"][name]["outputs"] for answer in answers)
     reference = tiny_models.build(name)
     expected = {
@@ -211,15 +286,10 @@ def test_a_rank_that_is_gone_is_noticed() -> None:
     assert "rank 0 lost the others" in first
 
 
-def _listening_at(world: World) -> list[str]:
-    found = listening_at(os.getpid())
-    # Nobody leaves before the other has looked.
-    world.smallest(1)
-    return found
-
-
-def test_no_rank_listens_at_every_interface() -> None:
-    addresses = on_two_ranks(_listening_at)
+def test_no_rank_listens_at_every_interface(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    addresses = [answer["listening"] for answer in answers]
     assert all(addresses)
     assert not [one for rank in addresses for one in rank if is_every_interface(one)]
 
@@ -248,41 +318,22 @@ def test_a_rank_that_never_comes_is_given_up() -> None:
         )
 
 
-class _FailingStep:
-    """A step that one rank fails in; what it says on this rank, and after how long."""
-
-    def __init__(self, folder: Path, failing_rank: int, *, after_forward: bool) -> None:
-        self.folder = folder
-        self.failing_rank = failing_rank
-        self.after_forward = after_forward
-
-    def __call__(self, world: World) -> tuple[str, float]:
-        model = load(self.folder, world)
-        driver = ShadowDriver(warmed_up(model, world), NUM_BLOCKS, model.block_size)
-        driver.add(0, PROMPTS[0], NUM_NEW)
-        if world.rank == self.failing_rank:
-            forward = model.forward
-
-            def fail(inputs: StepInputs) -> torch.Tensor:
-                if self.after_forward:
-                    forward(inputs)
-                raise torch.OutOfMemoryError("no memory left")
-
-            model.forward = fail  # type: ignore[method-assign]
-        started_s = time.monotonic()
-        try:
-            driver.step()
-        except RanksDiverged as error:
-            return str(error), time.monotonic() - started_s
-        return "noticed nothing", 0.0
-
-
-@pytest.mark.parametrize(("failing_rank", "after_forward"), [(0, True), (0, False), (1, False)])
-def test_a_step_that_fails_on_one_rank_ends_soon_on_all(
-    tmp_path: Path, failing_rank: int, after_forward: bool
+@pytest.mark.parametrize("failing_rank", [0, 1])
+def test_a_rank_that_never_enters_the_forward_ends_the_step_soon_on_all(
+    tmp_path: Path, failing_rank: int
 ) -> None:
     folder = tiny_models.save("llama", tmp_path)
-    answers = on_two_ranks(_FailingStep(folder, failing_rank, after_forward=after_forward))
+    said = on_two_ranks(_FailingStep(folder, failing_rank, after_forward=False))
+    _require_soon_said(said, failing_rank)
+
+
+def test_a_step_that_fails_on_rank_0_ends_soon_on_all(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    _require_soon_said([answer["failed"] for answer in answers], failing_rank=0)
+
+
+def _require_soon_said(answers: Sequence[tuple[str, float]], failing_rank: int) -> None:
     for rank, (said, took_s) in enumerate(answers):
         assert f"rank {rank} " in said
         # Well below the step's time limit.
@@ -294,3 +345,13 @@ def test_one_rank_needs_no_group() -> None:
     world = World()
     assert world.broadcast_drawn(ROWS, 5) == ROWS
     assert world.smallest(4) == 4
+
+
+def test_a_step_that_one_rank_has_no_room_for_is_refused_by_all(
+    answers: tuple[dict[str, Any], dict[str, Any]],
+) -> None:
+    assert [answer["no room"] for answer in answers] == [[51, 120], [51, 120]]
+
+
+def test_one_rank_alone_tries_the_step_instead() -> None:
+    StepRoom(World(), CPU, bytes_per_token=1 << 50).require(1000)
