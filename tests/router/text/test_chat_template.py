@@ -289,7 +289,6 @@ DOUBLING = (
 )
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "source",
     [
@@ -309,7 +308,7 @@ def test_a_template_without_end_is_stopped(source: str) -> None:
     begin_s = time.perf_counter()
     with pytest.raises(TemplateFailed):
         chat(source, time_limit_s=0.3).render([USER])
-    assert time.perf_counter() - begin_s < 2
+    assert time.perf_counter() - begin_s < 10
 
 
 def test_a_long_chat_is_within_the_bounds() -> None:

@@ -143,7 +143,7 @@ stop_strings = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4).map(t
 
 
 @given(chunks=st.lists(letters, max_size=6), stops=stop_strings, keep=st.booleans())
-@more_examples(8)
+@more_examples(4)
 def test_any_chunking_shows_what_the_rule_says(
     chunks: list[str], stops: tuple[str, ...], keep: bool
 ) -> None:
@@ -175,7 +175,7 @@ def test_only_the_beginning_of_a_stop_string_is_held_back(
 
 
 @given(chunks=st.lists(letters, max_size=6), kept=stop_strings, dropped=stop_strings)
-@more_examples(8)
+@more_examples(4)
 def test_some_stop_strings_stay_while_others_are_left_out(
     chunks: list[str], kept: tuple[str, ...], dropped: tuple[str, ...]
 ) -> None:
@@ -194,11 +194,10 @@ def test_a_phrase_that_is_left_out_is_held_back_and_nothing_else(keep: bool) -> 
     assert (matcher.push("xyz"), matcher.matched) == ("", "xyz")
 
 
-@pytest.mark.alone
 def test_a_long_stop_string_that_keeps_almost_matching_takes_linear_time() -> None:
     matcher = StopMatcher(("a" * 999 + "b", "a" * 500 + "c"), keep=False)
-    begin_s = time.perf_counter()
+    begin_s = time.process_time()
     shown = follow(matcher, ["a" * 10] * 10_000)
     # Comparing every end with every beginning would take 10 ** 8 steps.
-    assert time.perf_counter() - begin_s < 2
+    assert time.process_time() - begin_s < 2
     assert shown == "a" * 100_000

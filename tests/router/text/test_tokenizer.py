@@ -150,17 +150,17 @@ async def test_a_worker_encodes_and_decodes_as_the_loop_does(
     assert await tokenizer.decode_async(token_ids) == text
 
 
-@pytest.mark.alone
 async def test_a_long_text_does_not_hold_up_the_loop(tokenizer: Tokenizer) -> None:
     text = "The quick brown fox's lazy dog. " * 30_000
-    begin_s = time.perf_counter()
+    # The time of this process alone: others may stop it at any moment.
+    begin_s = time.process_time()
     encoding = asyncio.ensure_future(tokenizer.encode_async(text))
     longest_s = 0.0
     last_s = begin_s
     while not encoding.done():
         await asyncio.sleep(0.001)
-        longest_s = max(longest_s, time.perf_counter() - last_s)
-        last_s = time.perf_counter()
+        longest_s = max(longest_s, time.process_time() - last_s)
+        last_s = time.process_time()
     # One call on the loop would be one pause as long as the whole.
     assert longest_s < (last_s - begin_s) / 2
 

@@ -503,7 +503,6 @@ async def test_a_broken_rule_is_a_400_that_names_the_field() -> None:
             assert f"`{param}`" in error["message"]
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("prompt", [[[5]] * 500_000, ["a"] * 500_000, [5] * 499_999 + ["a"]])
 async def test_half_a_million_prompts_are_refused_quickly(prompt: Any) -> None:
     async with housing(FakeShard(), max_body_len=10**7) as house, house.client as client:
