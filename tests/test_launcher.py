@@ -28,8 +28,8 @@ from processes.deployment import Deployment
 from processes.settings import BadConfig, CommandLine, Kind, flag_of, read_settings, variables_of
 from router.config import RouterConfig
 from router.config import read_config as read_router
+from tests.certificates import make_certificate
 from tests.command_line import run_launcher
-from tests.router.http.server.certificates import make_certificate
 from tests.settings_table import PAGE, page_with_table
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.certificates import Certificate, make_certificate
 from tests.integration.server import START_TIMEOUT_S, RunningServer, launched, wait_until_gone
-from tests.router.http.server.certificates import Certificate, make_certificate
 
 pytestmark = pytest.mark.slow
 

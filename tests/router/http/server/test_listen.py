@@ -19,10 +19,10 @@ from router.front_config import load_tls
 from router.http.server.listen import HttpServer, ListenFailed, bind, bind_unix
 from router.http.server.protocol import ConnectionLimits
 from tests.byte_tokenizer import save_byte_tokenizer
+from tests.certificates import Certificate, make_certificate
 from tests.fake_script import letters
 from tests.fakes import FakeShard, serving
 from tests.router.http.harness import House, housing, listening
-from tests.router.http.server.certificates import Certificate, make_certificate
 from tests.router.process import launched
 from tests.router.rig import settled
 
