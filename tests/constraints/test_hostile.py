@@ -151,7 +151,7 @@ async def answer_some(one_of: int) -> None:
         for each in hostile()[::one_of]:
             _, took_s = await answer(workers, each)
             assert took_s < PROMISED_S, each.name
-        assert isinstance(await workers.do(_HARMLESS), CheckResult)
+        assert isinstance(await workers.do(_HARMLESS, 60.0), CheckResult)
     finally:
         await workers.close()
 
@@ -239,8 +239,10 @@ async def test_each_is_answered_in_time_when_they_come_together() -> None:
 async def test_what_blows_up_while_it_is_followed_passes_the_check_and_fails_one_text() -> None:
     workers = pool()
     try:
-        assert isinstance(await workers.do(Check(BLOWS_UP_LATER, StopRule(), MAX_LEN)), CheckResult)
-        judged = await workers.do(Judge(BLOWS_UP_LATER, ("x", BLOWS_UP_ON), MAX_LEN))
+        assert isinstance(
+            await workers.do(Check(BLOWS_UP_LATER, StopRule(), MAX_LEN), 60.0), CheckResult
+        )
+        judged = await workers.do(Judge(BLOWS_UP_LATER, ("x", BLOWS_UP_ON), MAX_LEN), 60.0)
         assert isinstance(judged, JudgeResult)
         harmless, bomb = judged.judgements
         assert harmless.accepted

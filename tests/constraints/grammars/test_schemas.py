@@ -70,11 +70,10 @@ def test_instances_are_accepted_and_other_values_are_not(case: SchemaCase) -> No
     language = of_schema(case.schema)
     assert [value for value in case.valid if not accepts_value(language, value)] == []
     assert [value for value in case.invalid if accepts_value(language, value)] == []
-    draw = np.random.default_rng(7)
-    for whitespace in Whitespace:
-        text = walk(of_schema(case.schema, whitespace=whitespace), draw, 24)
-        # The package reads \\ud83d\\ude00 as two characters.
-        assert text is None or "code points" in case.name or is_valid(case.schema, json.loads(text))
+    whitespace = random.Random(case.name).choice(list(Whitespace))
+    text = walk(of_schema(case.schema, whitespace=whitespace), np.random.default_rng(7), 40)
+    # The package reads an escaped pair of surrogates as two characters.
+    assert text is None or "code points" in case.name or is_valid(case.schema, json.loads(text))
 
 
 def test_the_corpus_is_right() -> None:
@@ -582,6 +581,7 @@ def is_instance(validator: jsonschema.Validator, instance: Any) -> bool:
         return False  # a reference to itself: no instance ends
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_what_masks_let_through_is_an_instance(seed: int) -> None:
     draw = random.Random(seed)
@@ -639,6 +639,7 @@ def test_pydantic_still_writes_them_so() -> None:
     assert {name: GENERATED[name] for name in written} == json.loads(json.dumps(written))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in GENERATED if name not in GENERATED_REFUSED])
 def test_what_is_made_under_a_schema_is_an_instance(name: str) -> None:
     schema = GENERATED[name]

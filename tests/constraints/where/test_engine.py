@@ -61,6 +61,7 @@ def ids_of(text: str) -> list[int]:
     return list(text.encode())
 
 
+@pytest.mark.slow
 @more_examples(3)
 @given(expressions, st.randoms(use_true_random=False))
 def test_masks_of_random_expressions_are_those_of_the_oracle(
