@@ -117,17 +117,22 @@ ADDED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
-    path = save_byte_tokenizer(tmp_path_factory.mktemp("model")) / "tokenizer.json"
+def with_added(folder: Path, added: list[tuple[int, str, bool]], vocab_size: int) -> Vocabulary:
+    """The bytes, and tokens that stand only among the added ones, as most files have them."""
+    path = save_byte_tokenizer(folder) / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
     shape = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     tokenizer["added_tokens"] += [
         {"id": token_id, "content": content, "special": special, **shape}
-        for token_id, content, special in ADDED
+        for token_id, content, special in added
     ]
     path.write_text(json.dumps(tokenizer))
-    return Vocabulary.load(path, VOCAB_SIZE + 4, [EOS_ID])
+    return Vocabulary.load(path, vocab_size, [EOS_ID])
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    return with_added(tmp_path_factory.mktemp("model"), ADDED, VOCAB_SIZE + 4)
 
 
 def legal(vocabulary: Vocabulary, grammar: str) -> set[int]:
@@ -177,19 +182,6 @@ def test_a_tokenizer_without_such_tokens_is_left_alone(tmp_path: Path) -> None:
     path = save_byte_tokenizer(tmp_path) / "tokenizer.json"
 
     assert Vocabulary.load(path, VOCAB_SIZE, [EOS_ID]).speller is None
-
-
-def with_added(folder: Path, added: list[tuple[int, str, bool]], vocab_size: int) -> Vocabulary:
-    """The bytes, and tokens that stand only among the added ones, as most files have them."""
-    path = save_byte_tokenizer(folder) / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    shape = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    tokenizer["added_tokens"] += [
-        {"id": token_id, "content": content, "special": special, **shape}
-        for token_id, content, special in added
-    ]
-    path.write_text(json.dumps(tokenizer))
-    return Vocabulary.load(path, vocab_size, [EOS_ID])
 
 
 def test_tokens_keep_their_ids_when_some_of_them_become_text(tmp_path: Path) -> None:

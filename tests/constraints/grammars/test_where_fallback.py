@@ -2,17 +2,16 @@
 
 import random
 
-import numpy as np
 import pytest
 
 from constraints.errors import Contradiction, NotEnforced, TooComplex
 from constraints.grammars import engine_messages
-from constraints.grammars.engine import GrammarLanguage, GrammarMatcher
+from constraints.grammars.engine import GrammarLanguage
 from constraints.grammars.limits import LIMITS
 from constraints.grammars.where_fallback import to_grammar
 from constraints.spec import Kind
 from constraints.where.parser import parse
-from tests.constraints.where.expressions import END_ID, EXPRESSIONS, LARGE, TOKENS
+from tests.constraints.where.expressions import END_ID, EXPRESSIONS, LARGE, TOKENS, legal
 from tests.constraints.where.oracle import Oracle
 
 BEYOND = [each for each in EXPRESSIONS if "tokens(" in each or "stops_before" in each]
@@ -26,13 +25,6 @@ def compiled(written: str) -> GrammarLanguage:
     )
 
 
-def legal(matcher: GrammarMatcher) -> frozenset[int]:
-    row = np.zeros(LARGE.num_words, dtype=np.int32)
-    matcher.fill_mask(row)
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-    return frozenset(np.flatnonzero(bits).tolist())
-
-
 @pytest.mark.parametrize("written", WITHIN[::2])
 def test_masks_are_those_of_the_oracle(written: str) -> None:
     language = compiled(written)
@@ -41,7 +33,7 @@ def test_masks_are_those_of_the_oracle(written: str) -> None:
     matcher = language.matcher()
     prefix: list[int] = []
     for _ in range(8):
-        allowed = legal(matcher)
+        allowed = legal(matcher, LARGE)
         assert allowed == oracle.legal(prefix), prefix
         further = sorted(allowed - {END_ID})
         if not further:

@@ -9,9 +9,12 @@ other, have characters of several bytes and stand across tokens.
     LARGE              the vocabulary: many-byte and split-character tokens
 """
 
+import numpy as np
 from hypothesis import strategies as st
 
+from constraints.matcher import Matcher
 from constraints.token_trie import TokenTrie
+from constraints.vocabulary import Vocabulary
 from constraints.where.compile import compile_where
 from constraints.where.engine import WhereLanguage
 from constraints.where.parser import parse
@@ -124,6 +127,28 @@ EXPRESSIONS: tuple[str, ...] = (
     '(X in ["a", "the fox"] or int(X) > 98 or stops_at(X, ".")) and len(X) != 3 and len(X) < 8',
 )
 
+LARGE = vocabulary_of(TOKENS, (END_ID,))
+LARGE_WALK = TokenTrie(LARGE)
+
+
+def compiled(written: str) -> WhereLanguage:
+    """The language of an expression over LARGE."""
+    return compile_where(parse(written), LARGE, LARGE_WALK)
+
+
+def legal(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) -> frozenset[int]:
+    """What the matcher's mask allows; no bit is set beyond the vocabulary."""
+    row = np.full(vocabulary.num_words, -1, dtype=np.int32)
+    matcher.fill_mask(row, max_len)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    assert not bits[len(vocabulary.tokens) :].any()
+    return frozenset(np.flatnonzero(bits).tolist())
+
+
+def joined(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
+    pairs = st.lists(parts, min_size=2, max_size=3).map(tuple)
+    return st.one_of(st.builds(And, pairs), st.builds(Or, pairs), st.builds(Not, parts))
+
 
 texts = st.text(alphabet="ab .\n1-ä\u3000", max_size=6)
 # What a literal must be able to say.
@@ -145,14 +170,7 @@ any_atoms: st.SearchStrategy[Expression] = st.one_of(
 )
 
 
-def _joined(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
-    two_or_three = st.lists(parts, min_size=2, max_size=3).map(tuple)
-    return st.one_of(
-        st.builds(And, two_or_three), st.builds(Or, two_or_three), st.builds(Not, parts)
-    )
-
-
-any_conditions: st.SearchStrategy[Expression] = st.recursive(any_atoms, _joined, max_leaves=6)
+any_conditions: st.SearchStrategy[Expression] = st.recursive(any_atoms, joined, max_leaves=6)
 any_expressions: st.SearchStrategy[Expression] = st.one_of(
     any_conditions,
     st.builds(StopsBefore, any_phrases),
@@ -187,11 +205,6 @@ atoms = st.one_of(
 )
 
 
-def joined(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
-    pairs = st.lists(parts, min_size=2, max_size=3).map(tuple)
-    return st.one_of(st.builds(And, pairs), st.builds(Or, pairs), st.builds(Not, parts))
-
-
 conditions: st.SearchStrategy[Expression] = st.recursive(atoms, joined, max_leaves=4)
 expressions: st.SearchStrategy[Expression] = st.one_of(
     conditions,
@@ -203,12 +216,3 @@ many = st.lists(listing, min_size=32, max_size=36).map(tuple)
 unions: st.SearchStrategy[Expression] = st.one_of(
     st.builds(Or, many), st.builds(lambda parts: And(tuple(map(Not, parts))), many)
 )
-
-
-LARGE = vocabulary_of(TOKENS, (END_ID,))
-LARGE_WALK = TokenTrie(LARGE)
-
-
-def compiled(written: str) -> WhereLanguage:
-    """The language of an expression over LARGE."""
-    return compile_where(parse(written), LARGE, LARGE_WALK)

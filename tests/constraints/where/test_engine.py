@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from constraints.compiler import Compiler
 from constraints.errors import Contradiction, IllegalToken, TooComplex
-from constraints.matcher import Matcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.token_trie import TokenTrie
@@ -25,7 +24,7 @@ from constraints.where.limits import OutOfReach
 from constraints.where.parser import parse
 from constraints.where.terms import Expression
 from constraints.where.transition_cache import TransitionCache
-from tests.constraints.cases import vocabulary_of
+from tests.constraints.cases import legal_ids, vocabulary_of
 from tests.constraints.where.expressions import (
     END_ID,
     EXPRESSIONS,
@@ -35,6 +34,7 @@ from tests.constraints.where.expressions import (
     TOKENS,
     compiled,
     expressions,
+    legal,
     unions,
 )
 from tests.constraints.where.oracle import Oracle
@@ -47,14 +47,6 @@ SMALL_TOKENS = (
 SMALL_END = 18
 SMALL = vocabulary_of(SMALL_TOKENS, (SMALL_END,))
 SMALL_WALK = TokenTrie(SMALL)
-
-
-def legal(matcher: Matcher, vocabulary: Vocabulary, max_len: int | None = None) -> frozenset[int]:
-    row = np.full(vocabulary.num_words, -1, dtype=np.int32)
-    matcher.fill_mask(row, max_len)
-    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
-    assert not bits[len(vocabulary.tokens) :].any()
-    return frozenset(np.flatnonzero(bits).tolist())
 
 
 def ids_of(text: str) -> list[int]:
@@ -496,17 +488,11 @@ SPELLED_PIECES = (
 )
 
 
-def ids_in(filled: np.ndarray[tuple[int], np.dtype[np.int32]]) -> frozenset[int]:
-    return frozenset(np.flatnonzero(np.unpackbits(filled.view(np.uint8), bitorder="little")))
-
-
 def mask_of(written: str, *prefix: bytes) -> set[bytes]:
     matcher = compile_where(parse(written), FEW).matcher()
     for token in prefix:
         matcher.advance(FEW_TOKENS.index(token))
-    row = np.zeros(FEW.num_words, dtype=np.int32)
-    matcher.fill_mask(row)
-    return {FEW_TOKENS[token_id] for token_id in ids_in(row)}
+    return {FEW_TOKENS[token_id] for token_id in legal(matcher, FEW)}
 
 
 def state_that_may_be_cut(
@@ -533,15 +519,13 @@ def test_masks_are_those_of_the_oracle_whatever_tokens_can_spell(
     except Contradiction:
         assert oracle.legal([]) == frozenset()
         return
-    row = np.zeros(vocabulary.num_words, dtype=np.int32)
     prefix = list[int]()
     for left in range(4, -1, -1):
-        matcher.fill_mask(row, left)
-        assert ids_in(row) == oracle.legal(prefix, left)
-        matcher.fill_mask(row)
-        assert ids_in(row) == oracle.legal(prefix)
-        assert matcher.is_over == (oracle.legal(prefix) == {FEW_END_ID})
-        further = sorted(ids_in(row) - {FEW_END_ID})
+        assert legal(matcher, vocabulary, left) == oracle.legal(prefix, left)
+        allowed = legal(matcher, vocabulary)
+        assert allowed == oracle.legal(prefix)
+        assert matcher.is_over == (allowed == {FEW_END_ID})
+        further = sorted(allowed - {FEW_END_ID})
         if not further:
             break
         prefix.append(draw.choice(further))
@@ -580,10 +564,8 @@ def test_a_text_that_may_be_cut_takes_no_token_that_none_can_complete(
     kind: Kind, text: str
 ) -> None:
     output_state = state_that_may_be_cut(kind, text)
-    row = np.zeros(FEW.num_words, dtype=np.int32)
-    output_state.fill(row)
     token_id = FEW_TOKENS.index(b"a\xe6")
-    assert token_id not in ids_in(row) or (
+    assert token_id not in legal_ids(output_state, FEW) or (
         output_state.has_dead_ends and not output_state.check(token_id)
     )
     with pytest.raises(IllegalToken):

@@ -71,6 +71,7 @@ def test_one_hole_beside_a_finished_one(random: Random, stops: StopMode) -> None
         assert (is_passed, deferred) == (holds(clause, texts), ()), (clause, texts)
 
 
+@pytest.mark.slow
 @given(randoms, st.sampled_from(StopMode))
 @more_examples(3)
 def test_a_hole_that_speaks_of_one_to_come(random: Random, stops: StopMode) -> None:
