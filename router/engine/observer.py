@@ -160,8 +160,8 @@ class StepObserver:
         """A stream has ended."""
         metrics = self._metrics
         end = stream.end
-        if stream.request.account is not None:
-            stream.request.account(stream.cached_len, stream.num_generated)
+        if stream.request.on_end is not None:
+            stream.request.on_end(stream.cached_len, stream.num_generated)
         if stream.request.trace is not None:
             self._tracer.end_sequence(_life(stream, stream.request.trace))
         if isinstance(end, Failed):

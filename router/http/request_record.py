@@ -49,7 +49,7 @@ class RequestRecord(AccessRecord):
         self.num_prompt_tokens += len(request.prompt_ids)
         self.validation_s += validation_s
 
-    def took(self, num_cached_tokens: int, num_generated_tokens: int) -> None:
+    def sequence_ended(self, num_cached_tokens: int, num_generated_tokens: int) -> None:
         """A sequence ended, good or bad, whether or not the client got all its tokens."""
         self.num_cached_tokens += num_cached_tokens
         self.num_generated_tokens += num_generated_tokens

@@ -89,7 +89,7 @@ class RequestValidator:
         validation_s = clock() - begun_s
         record.accepted(checked, validation_s)
         record.span.validated(validation_s)
-        checked = replace(checked, trace=record.span.context, account=record.took)
+        checked = replace(checked, trace=record.span.context, on_end=record.sequence_ended)
         self._metrics.validation_duration.observe(validation_s)
         self._metrics.input_length.observe(len(checked.prompt_ids))
         self._metrics.max_new_tokens.observe(checked.stop.max_new_tokens)

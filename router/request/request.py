@@ -136,7 +136,7 @@ class GenerateRequest:
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
     It finds in the prefix cache what requests of the same `cache_salt` computed, and nothing else.
-    `account` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
+    `on_end` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
     and of its generated tokens. `key` is that of its client.
     """
 
@@ -150,7 +150,7 @@ class GenerateRequest:
     deadline_s: float | None = None
     trace_id: str = ""
     trace: TraceContext | None = None
-    account: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
+    on_end: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     output_ids: tuple[int, ...] = ()
     pause_after: int | None = None
     cache_salt: bytes = field(default=b"", repr=False)

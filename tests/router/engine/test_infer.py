@@ -29,7 +29,7 @@ async def test_bursts_end_with_the_one_end() -> None:
         assert isinstance(bursts[-1][-2], TokenGenerated)
 
 
-async def test_closing_the_generator_cancels() -> None:
+async def test_closing_cancels() -> None:
     shard = FakeShard(num_blocks=256)
     async with routing(shard) as rig:
         (accepted,) = rig.infer.submit([asking(max_new_tokens=900)])
