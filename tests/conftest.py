@@ -1,4 +1,4 @@
-"""How tests share a machine: the long files first, and who measures, alone.
+"""How tests share a machine: the long files first (durations.py), and who measures, alone.
 
 `make test` runs them in two workers (pytest-xdist). What a test of one worker measures must not be
 what one of the other costs, so every test holds a lock: shared, or, with the mark `alone`, all of
@@ -15,10 +15,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.durations import Durations, leave_out_the_longest, longest_files_first, recorded
 from tests.hypothesis_profiles import load_profile
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer, launched, wait_until_gone
 
 load_profile()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quickest",
+        type=float,
+        metavar="S",
+        help="Run the tests that took the least when they ran last, S seconds of them.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,12 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if _is_worker(config):
         # Torch of two workers, and of the shards that they start, would wait for one another.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+    elif (cache := _cache_of(config)) is not None and not config.option.collectonly:
+        config.pluginmanager.register(Durations(cache))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests go first, so that no worker begins one while the other is done."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    known = recorded(_cache_of(config))
+    if (budget_s := config.getoption("--quickest")) is not None:
+        config.hook.pytest_deselected(items=leave_out_the_longest(items, known, budget_s))
+    longest_files_first(items, known)
 
 
 def pytest_collection_finish() -> None:
@@ -66,6 +80,10 @@ def server() -> Iterator[RunningServer]:
     flags = ("--served-model-name", "demo", "--dtype", "float32")
     with launched(*flags, WATERMARK_GAMMA="0.25", WATERMARK_DELTA="6.0") as running:
         yield running
+        # Whoever kills the launcher has the whole server ended.
+        pids = running.descendants()
+        running.process.kill()
+        assert wait_until_gone(pids) == []
 
 
 @pytest.fixture
@@ -74,6 +92,11 @@ def no_nohup() -> Iterator[None]:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
+
+
+def _cache_of(config: pytest.Config) -> pytest.Cache | None:
+    """None without pytest's plugin for it."""
+    return getattr(config, "cache", None)
 
 
 def _is_worker(config: pytest.Config) -> bool:

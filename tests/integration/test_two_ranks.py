@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,6 +21,8 @@ from tests.listeners import is_every_interface, listening_at
 pytestmark = pytest.mark.slow
 
 TRACE_ID, SPAN_ID = "ab" * 16, "cd" * 8
+KEY = "sk-hush-hush"
+MINE = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +34,14 @@ def collector() -> Iterator[Collector]:
 @pytest.fixture(scope="module")
 def server(collector: Collector) -> Iterator[RunningServer]:
     traces = ("--otlp-endpoint", collector.endpoint, "--otlp-service-name", "mine")
-    with launched(
-        *("--num-shard", "2", "--dtype", "float32", "--max-restarts", "1"), *traces
-    ) as running:
+    ranks = ("--num-shard", "2", "--dtype", "float32", "--max-restarts", "1")
+    with launched(*ranks, *traces, API_KEY=f"sk-other,{KEY}") as running:
         yield running
 
 
 def generate(server: RunningServer, inputs: str, **headers: str) -> str:
     body = {"inputs": inputs, "parameters": {"max_new_tokens": 20, "ignore_eos": True}}
-    answer = httpx.post(f"{server.url}/generate", json=body, headers=headers, timeout=60)
+    answer = httpx.post(f"{server.url}/generate", json=body, headers=MINE | headers, timeout=60)
     text: str = answer.json()["generated_text"]
     return text
 
@@ -79,6 +81,16 @@ def test_no_process_listens_at_every_interface(server: RunningServer) -> None:
     assert not [one for one in addresses if is_every_interface(one)]
 
 
+def test_no_secret_is_in_a_log_a_command_line_or_a_shard(server: RunningServer) -> None:
+    assert KEY not in server.said
+    for pid in [server.process.pid, *server.descendants()]:
+        assert KEY not in Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+    shard = Path(f"/proc/{server.pid_of('model_server')}/environ").read_text(errors="replace")
+    assert "PATH=" in shard
+    assert KEY not in shard
+    assert KEY in Path(f"/proc/{server.pid_of('router')}/environ").read_text(errors="replace")
+
+
 def test_a_stream_outlives_the_death_of_one_and_too_many_deaths_stop_everything(
     server: RunningServer,
 ) -> None:
@@ -86,9 +98,9 @@ def test_a_stream_outlives_the_death_of_one_and_too_many_deaths_stop_everything(
     parameters = {"max_new_tokens": 80, "ignore_eos": True, "do_sample": True, "seed": 3}
     body = {"inputs": "Once there was", "parameters": parameters}
     url = f"{server.url}/generate"
-    expected = httpx.post(url, json=body, timeout=120).json()
+    expected = httpx.post(url, json=body, headers=MINE, timeout=120).json()
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(httpx.post, url, json=body, timeout=240)
+        answer = thread.submit(httpx.post, url, json=body, headers=MINE, timeout=240)
         time.sleep(0.3)
         os.kill(server.pid_of("model_server"), signal.SIGKILL)
         assert answer.result().json() == expected
