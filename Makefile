@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers proto proto-check \
-        web web-check conformance conformance-install conformance-transcripts bench faults faults-short lock sbom audit dist docs diagrams gpu-check demo-model clean
+        web web-check conformance conformance-install conformance-transcripts bench faults faults-short nightly lock sbom audit dist docs diagrams gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,14 +42,15 @@ PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope
 
 test: install  ## Run every test.
 	@echo "Running the tests ..."
-	@$(PYTEST) -m "not gpu"
+	@$(PYTEST) -m "not gpu and not nightly"
 	@$(MAKE) --no-print-directory test-kernels
 
+# Those that took the least when they ran here last (tests/durations.py).
 test-fast: install  ## Run the quick tests.
-	@$(PYTEST) -m "not slow and not gpu"
+	@$(PYTEST) --quickest 60 -m "not slow and not gpu and not nightly"
 
 test-slow: install  ## Run the slow tests.
-	@$(PYTEST) -m "slow and not gpu"
+	@$(PYTEST) -m "slow and not gpu and not nightly"
 
 # An environment may use Tandem's packages beside its own.
 PURELIB := import sysconfig; print(sysconfig.get_path("purelib"))
@@ -86,7 +87,9 @@ web-check: web/node_modules/.package-lock.json  ## Test the page's code; is what
 	@diff -r build/web router/http/server/bundle || { echo "The shipped page is stale; run: make web"; exit 1; }
 
 # Clients of others, each kind in an environment of its own (docs/conformance.md).
-CONFORMANCE := clients tgi_client lmql evals browser deploy
+CONFORMANCE := clients tgi_client lmql browser deploy
+# Minutes of installing for what rarely breaks: `make conformance-evals`, and at night.
+CONFORMANCE_AT_NIGHT := evals
 CONFORMANCE_VENVS := .venv-conformance
 CONFORMANCE_STAMPS := $(CONFORMANCE:%=$(CONFORMANCE_VENVS)/%/.installed)
 
@@ -101,7 +104,8 @@ $(CONFORMANCE_VENVS)/%/.installed: tests/conformance/%/requirements.txt | $(STAM
 	@touch $@
 
 CONFORMANCE_RUNS := $(CONFORMANCE:%=conformance-%)
-.PHONY: $(CONFORMANCE_RUNS)
+CONFORMANCE_NIGHT_RUNS := $(CONFORMANCE_AT_NIGHT:%=conformance-%)
+.PHONY: $(CONFORMANCE_RUNS) $(CONFORMANCE_NIGHT_RUNS)
 
 conformance-install: install  ## Install the clients of others into .venv-conformance.
 	@$(TWO_AT_A_TIME) $(CONFORMANCE_STAMPS)
@@ -111,7 +115,7 @@ conformance: install  ## Let the clients of others say whether Tandem is right.
 
 conformance-browser: web/node_modules/.package-lock.json
 
-$(CONFORMANCE_RUNS): conformance-%: $(CONFORMANCE_VENVS)/%/.installed
+$(CONFORMANCE_RUNS) $(CONFORMANCE_NIGHT_RUNS): conformance-%: $(CONFORMANCE_VENVS)/%/.installed
 	@echo "Running the clients of tests/conformance/$* ..."
 	@OMP_NUM_THREADS=1 $(CONFORMANCE_VENVS)/$*/bin/python -m pytest -q -c tests/conformance/pytest.ini tests/conformance/$*
 
@@ -155,6 +159,26 @@ bench: install  ## Measure the bundled model under load, the router alone and on
 
 faults: install  ## Kill and stop processes of a served model, and see what its streams notice.
 	@$(BIN)/python -m bench.faults
+
+# Hours. Each part runs, whatever became of those before it.
+NIGHTLY := nightly-tests nightly-fuzz nightly-soak nightly-faults $(CONFORMANCE_NIGHT_RUNS)
+.PHONY: $(NIGHTLY)
+
+nightly: install  ## Run what is long: more random examples, nonsense, a soak, 100 kills, evals.
+	@$(MAKE) --no-print-directory --keep-going $(NIGHTLY)
+
+nightly-tests:
+	@$(PYTEST) --hypothesis-profile=nightly --timeout=3600 -m "(hypothesis or nightly) and not gpu"
+
+nightly-fuzz:
+	@$(BIN)/python -m bench.fuzz
+
+nightly-soak:
+	@$(BIN)/python -m bench.soak --requests 100000 --leavers 20000
+
+nightly-faults:
+	@$(BIN)/python -m bench.faults --faults shard --trials 100
+	@$(BIN)/python -m bench.faults --faults rank,hang,router
 
 # What an installation consists of: every package with its version and the digests of its files.
 LOCK_VENV := .venv-lock

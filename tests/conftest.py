@@ -5,10 +5,12 @@ what one of the other costs, so every test holds a lock: shared, or, with the ma
 it.
 """
 
+import faulthandler
 import fcntl
 import gc
 import os
 import signal
+import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Watchdog(config))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As shells start what runs in the background; what a test starts would not know Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -40,6 +43,32 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     elif (cache := _cache_of(config)) is not None and not config.option.collectonly:
         config.pluginmanager.register(Durations(cache))
+
+
+class Watchdog:
+    """Ends the whole process where no signal of pytest-timeout gets through to Python.
+
+    pytest's own `faulthandler_timeout` starts and joins a thread for each test, which takes longer
+    than most of our tests; this one does once in a while.
+    """
+
+    _EVERY_S = 60.0
+
+    def __init__(self, config: pytest.Config) -> None:
+        timeout_s = float(config.getoption("timeout") or config.getini("timeout"))
+        self._patience_s = timeout_s + 2 * self._EVERY_S
+        # What is captured meanwhile is not seen when the process ends.
+        self._stderr = os.dup(2)
+        self._next_s = 0.0
+
+    def pytest_runtest_logstart(self) -> None:
+        if (now_s := time.monotonic()) >= self._next_s:
+            self._next_s = now_s + self._EVERY_S
+            faulthandler.dump_traceback_later(self._patience_s, file=self._stderr, exit=True)
+
+    def pytest_unconfigure(self) -> None:
+        faulthandler.cancel_dump_traceback_later()
+        os.close(self._stderr)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,11 +1,12 @@
-"""huggingface_hub's InferenceClient: text_generation in every pair of its parameters, and chat."""
+"""huggingface_hub's InferenceClient: text_generation with each of its parameters, alone and with the
+next one, and chat."""
 
 import math
 import os
 import signal
 import threading
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ OPTIONS: dict[str, Any] = {
     "max_new_tokens": 6,
 }
 PAIRS = [{}, *({name: value} for name, value in OPTIONS.items())] + [
-    dict(pair) for pair in combinations(OPTIONS.items(), 2)
+    dict(pair) for pair in pairwise(OPTIONS.items())
 ]
 
 

@@ -33,7 +33,7 @@ def test_thousands_of_made_up_requests_are_answered_as_documented(tmp_path: Path
             [
                 Path(sys.executable).with_name("st"),
                 *("run", f"{fake.url}/api-doc/openapi.json", "--no-color"),
-                *("--phases", "examples,coverage,fuzzing", "--max-examples", "50"),
+                *("--phases", "examples,coverage,fuzzing", "--max-examples", "10"),
                 *("--checks", ",".join(CHECKS), "--continue-on-failure", "--no-shrink"),
                 *("--generation-deterministic", "--request-timeout", "10"),
                 *("--report", "ndjson", "--report-ndjson-path", str(report)),
