@@ -1,5 +1,5 @@
-"""huggingface_hub's InferenceClient: text_generation with each of its parameters, alone and with the
-next one, and chat."""
+"""huggingface_hub's InferenceClient: text_generation with each of its parameters, alone and beside
+the next one, and chat."""
 
 import math
 import os
