@@ -577,13 +577,13 @@ async def test_a_bug_in_the_last_words_of_an_expired_request_costs_it_alone(
     shard = FakeShard(num_blocks=256)
     shard.faults.delay_s = 0.05
     async with routing(shard, limits=BatcherLimits(tick_s=0.01)) as rig:
-        other = rig.batcher.submit(asking("good", 20))
+        other = rig.batcher.submit(asking("good", 8))
         monkeypatch.setattr(Detokenizer, "flush", flush)
         stream = rig.batcher.submit(asking(deadline_s=monotonic() + 0.1))
         error = error_of(await events_of(stream))
         monkeypatch.undo()
         assert "ZeroDivisionError: a bug" in str(error)
-        assert end_of(await events_of(other)).text == expected_text("good", 20)
+        assert end_of(await events_of(other)).text == expected_text("good", 8)
 
 
 async def test_an_inconsistent_scheduler_stops_the_router_and_still_every_stream_ends() -> None:
@@ -814,10 +814,10 @@ async def test_what_waits_outlives_a_failed_step() -> None:
 
 async def test_a_hanging_step_is_tried_again_after_its_deadline() -> None:
     shard = FakeShard()
-    async with routing(shard, timeouts=replace(QUICK, step_s=1.0)) as rig:
+    async with routing(shard, timeouts=replace(QUICK, step_s=0.4)) as rig:
         shard.faults.hangs.add("Decode")
         stream = rig.batcher.submit(asking())
-        await until(lambda: rig.metrics.shard_failures.value() == 1)
+        await until(lambda: rig.metrics.shard_failures.value() >= 1)
         shard.faults.hangs.clear()
         assert end_of(await events_of(stream)).text == expected_text(PROMPT, 6)
 
@@ -974,7 +974,7 @@ async def test_once_the_shards_are_back_nobody_is_refused() -> None:
 
 async def test_a_deadline_passes_while_the_shards_do_not_begin_anew() -> None:
     shard = FakeShard()
-    async with routing(shard, timeouts=replace(QUICK, control_s=1.0)) as rig:
+    async with routing(shard, timeouts=replace(QUICK, control_s=0.3)) as rig:
         shard.faults.hangs.add("ClearCache")
         shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "device lost"))
         waiting = rig.batcher.submit(asking(deadline_s=monotonic() + 0.05))
