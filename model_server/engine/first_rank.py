@@ -45,7 +45,7 @@ from model_server.errors import OutOfMemory, RanksDiverged
 from model_server.executor.executor import PagedModel
 from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
-from model_server.sampling.sampler import LaunchedSample, SampledRows, Sampler
+from model_server.sampling.sampler import SampledRows, SampleInFlight, Sampler
 from model_server.staging import PinnedStaging
 from model_server.step import StepInputs, StepOutput
 from proto.contract import Generation, SampledToken
@@ -98,7 +98,7 @@ class StepInFlight:
     forward_ns: int = 0
 
     sampling: Sequence[int] = ()
-    sample: LaunchedSample | None = None
+    sample: SampleInFlight | None = None
     masks: StepMasks | None = None
     late: frozenset[int] = frozenset()
     scores: StepScores = field(default_factory=dict)
@@ -247,7 +247,7 @@ class FirstRank:
         with self._no_rank_left_behind(step):
             errors = failed_scores(step.scores) if step.scores else {}
             if step.sample is not None:
-                sampled = step.sampled = step.sample.collect()
+                sampled = step.sampled = self._sampler.collect(step.sample)
                 step.sample = None
                 step.redrawn = frozenset([step.sampling[row] for row in sampled.redrawn])
                 for row, reason in sampled.errors.items():

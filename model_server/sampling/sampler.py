@@ -16,7 +16,7 @@ A mask comes before all else: bias and penalties change the order of the legal t
 choose among them. A bias lowers a token and never takes it away, so bans leave a mask no emptier.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, cycle, pairwise
@@ -80,7 +80,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ArrivingOutcome:
+class OutcomeInFlight:
     """The results of a step's rows, in their order, while the device may compute them still.
 
     tokens:       [num_rows] int64, on the device
@@ -101,7 +101,7 @@ class ArrivingOutcome:
         choices: Sequence[Choice],
         logits: Tensor,
         staging: PinnedStaging,
-    ) -> "ArrivingOutcome":
+    ) -> "OutcomeInFlight":
         """Begin to copy what was chosen, group by group."""
         tokens = _merge(plan, [choice.tokens for choice in choices])
         parts = [tokens, _merge(plan, [choice.logprobs for choice in choices])]
@@ -191,7 +191,7 @@ class SampledRows:
     errors:  row index -> reason. Such a row has drawn nothing: its token id is 0, its logprob NaN,
              and it has no top tokens.
     mask_effects: by row, see `mask_effects`
-    redrawn: rows whose token is not the one that was launched, see `LaunchedSample.tokens`
+    redrawn: rows whose token is not the one that was launched, see `SampleInFlight.tokens`
     """
 
     token_ids: tuple[int, ...]
@@ -203,23 +203,29 @@ class SampledRows:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LaunchedSample:
-    """Rows that are being sampled.
+class SampleInFlight:
+    """Rows that are being sampled, and what to draw them again from."""
 
-    tokens:  [num_rows] int64, on the device: what the rows draw, unless they draw again since their
-             constraint refuses it or too few candidates were looked at; of a row that fails any
-             number
-    collect: waits for the results; to be called once
-    """
+    plan: SamplingPlan
+    logits: Tensor
+    masks: Masks | None
+    device_masks: DeviceMasks | None
+    draws: Tensor
+    outcome: OutcomeInFlight
 
-    tokens: Tensor
-    _arriving: ArrivingOutcome
-    collect: Callable[[], SampledRows]
+    @property
+    def tokens(self) -> Tensor:
+        """[num_rows] int64, on the device: what the rows draw.
+
+        Unless they draw again since their constraint refuses it or too few candidates were looked
+        at; of a row that fails any number.
+        """
+        return self.outcome.tokens
 
     @property
     def is_ready(self) -> bool:
-        """Whether `collect` does not wait for the device."""
-        return self._arriving.has_arrived
+        """Whether the results have arrived."""
+        return self.outcome.has_arrived
 
 
 class Sampler:
@@ -327,11 +333,11 @@ class Sampler:
         if len(request_ids) == 0:
             self._check_shapes(0, logits, masks)
             return SampledRows((), (), (), {})
-        return self.launch(request_ids, logits, masks).collect()
+        return self.collect(self.launch(request_ids, logits, masks))
 
     def launch(
         self, request_ids: Sequence[int], logits: Tensor, masks: Masks | None = None
-    ) -> LaunchedSample:
+    ) -> SampleInFlight:
         """As `sample`, for at least one request: the results are not waited for.
 
         They are to be collected before the next launch for one of these requests.
@@ -342,24 +348,27 @@ class Sampler:
         if masks is not None:
             on_device = DeviceMasks.of(masks.places, masks.words, len(request_ids), self._staging)
         draws = self._uniforms(plan)
-        arriving = self._begin(plan, logits, on_device, draws)
+        outcome = self._begin(plan, logits, on_device, draws)
+        return SampleInFlight(plan, logits, masks, on_device, draws, outcome)
 
-        def collect() -> SampledRows:
-            outcome = arriving.wait()
-            launched = outcome.tokens.copy()
-            self._redraw_short(plan, outcome, logits, on_device, draws)
-            if masks is not None:
-                self._redraw_refused(plan, outcome, logits, masks)
-            self._append(plan, outcome)
-            return self._answer(
-                outcome,
-                logits,
-                masked=() if masks is None else masks.places.tolist(),
-                redrawn=np.flatnonzero(launched != outcome.tokens),
-                effects={} if masks is None else mask_effects(plan, masks, outcome.tops),
-            )
-
-        return LaunchedSample(arriving.tokens, arriving, collect)
+    def collect(self, sample: SampleInFlight) -> SampledRows:
+        """Wait for the results; once."""
+        plan = sample.plan
+        logits = sample.logits
+        masks = sample.masks
+        outcome = sample.outcome.wait()
+        launched = outcome.tokens.copy()
+        self._redraw_short(plan, outcome, logits, sample.device_masks, sample.draws)
+        if masks is not None:
+            self._redraw_refused(plan, outcome, logits, masks)
+        self._append(plan, outcome)
+        return self._answer(
+            outcome,
+            logits,
+            masked=() if masks is None else masks.places.tolist(),
+            redrawn=np.flatnonzero(launched != outcome.tokens),
+            effects={} if masks is None else mask_effects(plan, masks, outcome.tops),
+        )
 
     def _redraw_refused(
         self, plan: SamplingPlan, outcome: Outcome, logits: Tensor, masks: Masks
@@ -434,7 +443,7 @@ class Sampler:
 
     def _begin(
         self, plan: SamplingPlan, logits: Tensor, masks: DeviceMasks | None, draws: Tensor
-    ) -> ArrivingOutcome:
+    ) -> OutcomeInFlight:
         if not self._are_scores(logits) or plan.edited.is_most:
             scores = self._copied(logits)
             self._edit(scores, plan, masks)
@@ -443,7 +452,7 @@ class Sampler:
             with _restored(logits, plan.edited.rows):
                 self._edit(logits, plan, masks)
                 choices = [self._choose(group, logits, draws) for group in plan.groups]
-        return ArrivingOutcome.begin(plan, choices, logits, self._staging)
+        return OutcomeInFlight.begin(plan, choices, logits, self._staging)
 
     def _uniforms(self, plan: SamplingPlan) -> Tensor:
         """The draws of the step's rows, [num_rows] float64; none if no row draws."""
