@@ -87,22 +87,16 @@ class StepInputs:
         flat = _flatten(sequences, query_lens, block_size, scratch_block_id, num_padding)
         logits_rows = _logits_rows(sequences, flat.cu_lens)
         head_rows = _filled(logits_rows, min_tokens)
-        return cls._on_device(flat, query_lens, logits_rows, head_rows, device)
-
-    @classmethod
-    def _on_device(
-        cls,
-        flat: "_FlatStep",
-        query_lens: Sequence[int],
-        logits_rows: npt.NDArray[np.int64],
-        head_rows: npt.NDArray[np.int64],
-        device: torch.device,
-    ) -> "StepInputs":
-        short = (flat.tables, flat.cu_lens, flat.context_lens)
         tensors = PinnedStaging(device).to_device_all(
             (
-                *(flat.token_ids, flat.positions, flat.slots, logits_rows, head_rows),
-                *(array.astype(np.int32, copy=False) for array in short),
+                flat.token_ids,
+                flat.positions,
+                flat.slots,
+                logits_rows,
+                head_rows,
+                flat.tables,
+                flat.cu_lens.astype(np.int32),
+                flat.context_lens.astype(np.int32),
             )
         )
         return cls(

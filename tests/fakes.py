@@ -237,7 +237,8 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             if update.request_id in rows:
                 rows[update.request_id].block_ids += update.block_ids
                 if update.HasField("chunk_len"):
-                    row, chunk_len = rows[update.request_id], update.chunk_len
+                    row = rows[update.request_id]
+                    chunk_len = update.chunk_len
                     if row.decodes and row.request.HasField("constraint"):
                         chunk_len = min(chunk_len, len(row.token_ids) - row.computed_len)
                     chunks[update.request_id] = chunk_len
@@ -275,7 +276,8 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
 
     def _compute(self, row: Row, chunk_len: int) -> pb.Generation | None:
         request = row.request
-        start, stop = row.computed_len, row.computed_len + chunk_len
+        start = row.computed_len
+        stop = row.computed_len + chunk_len
         if self.checks_blocks:
             self._kv.touch(row, start, stop)
         row.computed_len = stop

@@ -25,7 +25,8 @@ ABANDON_TIMEOUT_S = 2.0
 
 # On the wire between ranks only: a row without a token, one whose token comes later, and a step
 # that rank 0 gave up.
-_FAILED_ROW, _LATE_ROW = -1, -2
+_FAILED_ROW = -1
+_LATE_ROW = -2
 _ABANDONED = -1
 
 

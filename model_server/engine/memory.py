@@ -17,7 +17,8 @@ _HOST_SHARE = 0.25
 _HOST_MAX_BYTES = 2 << 30
 
 # mallopt(3). The threshold is the largest that glibc accepts: greater pieces are still mapped.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
 _MMAP_THRESHOLD_BYTES = 32 * 2**20
 
 _HOST = HostMemory()

@@ -84,7 +84,8 @@ class Drafter:
         place, match_len = self._best_place(token_ids)
         if match_len < min_match_len:
             return ()
-        draft_len, period = min(most, self._draft_len), len(token_ids) - place
+        draft_len = min(most, self._draft_len)
+        period = len(token_ids) - place
         # Past the end of what is known the guess goes on as it began.
         return tuple([token_ids[place + offset % period] for offset in range(draft_len)])
 
@@ -106,7 +107,8 @@ class Drafter:
 
         The latest of several; a length of 0 where there is none.
         """
-        best, best_len = 0, 0
+        best = 0
+        best_len = 0
         if len(token_ids) < 2:
             return best, best_len
         place = self._last_place.get((token_ids[-2], token_ids[-1]))
@@ -115,7 +117,8 @@ class Drafter:
                 break
             match_len = _match_len(token_ids, place)
             if match_len > best_len:
-                best, best_len = place, match_len
+                best = place
+                best_len = match_len
             place = self._places_before[place]
         return best, best_len
 
@@ -182,7 +185,8 @@ class SequenceState:
     @property
     def num_left(self) -> int:
         """Tokens that it may still get."""
-        most, pause_len = self.stop.max_new_tokens, self.pause_len
+        most = self.stop.max_new_tokens
+        pause_len = self.pause_len
         if pause_len is not None:
             most = min(most, pause_len)
         return self.prompt_len + most - len(self.token_ids)

@@ -29,7 +29,8 @@ from proto.contract import PoolLimits
 
 _log = logging.getLogger(__name__)
 
-_HOST_STEP_TOKENS, _HOST_BATCH_SIZE = 64, 16
+_HOST_STEP_TOKENS = 64
+_HOST_BATCH_SIZE = 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,8 @@ class StepTracer:
 
     def failed(self, call: StepCall, duration_ns: int, error: Exception) -> None:
         """A step failed: a failed span for each prompt in it, an error for each decode."""
-        now_ns, reason = time.time_ns(), f"{type(error).__name__}: {error}"
+        now_ns = time.time_ns()
+        reason = f"{type(error).__name__}: {error}"
         parents = dict(self._parents(call))
         for request_id, traced in self._traced.items():
             if traced.left_len > 0:

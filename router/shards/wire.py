@@ -181,7 +181,8 @@ def _request_to_pb(new: NewSequence) -> pb.Request:
 
 
 def _constraint_to_pb(constraint: OutputConstraint) -> pb.Constraint:
-    spec, found = constraint.spec, constraint.translation
+    spec = constraint.spec
+    found = constraint.translation
     return pb.Constraint(
         kind=CONSTRAINT_KINDS[spec.kind],
         text=spec.text,

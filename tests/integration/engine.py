@@ -114,7 +114,7 @@ async def running_engine(
             pool = await shards.warmup(max_step_tokens, max_batch_size, None)
             allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching)
             limits = SchedulerLimits(
-                *(max_step_tokens, max_batch_size, max_steps_in_flight), max_drafts=max_drafts
+                max_step_tokens, max_batch_size, max_steps_in_flight, max_drafts=max_drafts
             )
             scheduler = Scheduler(limits, allocator)
             tokenizer = Tokenizer.load(folder)

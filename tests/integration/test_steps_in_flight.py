@@ -118,10 +118,8 @@ class Loop:
 
     def _apply(self, result: StepResult) -> None:
         for generation in self._scheduler.apply(result, 0.0):
-            answer, client = (
-                self.answers[generation.request_id],
-                self._clients[generation.request_id],
-            )
+            answer = self.answers[generation.request_id]
+            client = self._clients[generation.request_id]
             assert answer.reason is None, "a generation after the end"
             assert generation.error is None
             answer.token_ids += tuple(token.token_id for token in generation.tokens)

@@ -120,7 +120,9 @@ class Driver:
         request = self.requests[request_id]
         self.runner.filter([other for other in self.requests if other != request_id])
         self.free += request.block_ids
-        request.block_ids, request.computed_len, request.is_held = [], 0, False
+        request.block_ids = []
+        request.computed_len = 0
+        request.is_held = False
 
     def run(self, step_tokens: int = 1 << 30, max_steps: int = 10_000) -> None:
         """Step until every request has ended."""

@@ -103,6 +103,7 @@ def faults_a_step(how: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
 def test_tensors_of_megabytes_are_made_without_page_faults() -> None:
     assert faults_a_step("keep") * 5 < faults_a_step("default")

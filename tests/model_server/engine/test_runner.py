@@ -418,7 +418,8 @@ def test_steps_are_launched_behind_one_in_flight(model: PagedModel) -> None:
 def test_who_stays_does_not_notice_who_is_dropped(
     model: PagedModel, seed: int, data: st.DataObject
 ) -> None:
-    driver, alone = ahead(model, seed), Driver(warmed_up(model), NUM_BLOCKS, model.block_size)
+    driver = ahead(model, seed)
+    alone = Driver(warmed_up(model), NUM_BLOCKS, model.block_size)
     for each in (driver, alone):
         add_requests(each, seed, 4)
     alone.run()
@@ -435,7 +436,8 @@ def test_who_stays_does_not_notice_who_is_dropped(
 
 
 def test_a_prompt_that_enters_ends_the_step_in_flight(model: PagedModel) -> None:
-    driver, alone = ahead(model), Driver(warmed_up(model), NUM_BLOCKS, model.block_size)
+    driver = ahead(model)
+    alone = Driver(warmed_up(model), NUM_BLOCKS, model.block_size)
     for each in (driver, alone):
         each.add(0, [4, 5, 6], 20)
     for _ in range(5):
@@ -453,7 +455,8 @@ def test_a_request_whose_logits_are_broken_fails_alone(model: PagedModel) -> Non
         driver.add(request_id, [5 + request_id, 9], 12)
     for _ in range(3):
         driver._begin(64)
-    forward, calls = model.forward, list[int]()
+    forward = model.forward
+    calls = list[int]()
 
     def broken(inputs: object) -> object:
         logits = forward(inputs)  # type: ignore[arg-type]

@@ -48,7 +48,8 @@ def sequence(
 
 def decoding() -> SequenceState:
     state = sequence()
-    state.computed_len, state.is_decoding = len(state.token_ids) - 1, True
+    state.computed_len = len(state.token_ids) - 1
+    state.is_decoding = True
     return state
 
 
@@ -167,8 +168,10 @@ def test_a_draft_follows_the_longest_match() -> None:
 
 
 def test_beside_many_rows_only_a_long_match_is_followed() -> None:
-    few, many = DraftRules.of_rows(3, ()), DraftRules.of_rows(4, ())
-    short, long = (1, 2, 3, 9, 1, 2, 3), (*range(8), 20, *range(8))
+    few = DraftRules.of_rows(3, ())
+    many = DraftRules.of_rows(4, ())
+    short = (1, 2, 3, 9, 1, 2, 3)
+    long = (*range(8), 20, *range(8))
     for token_ids, rules, drafts in (
         (short, few, (9,)),
         (short, many, ()),
@@ -178,7 +181,8 @@ def test_beside_many_rows_only_a_long_match_is_followed() -> None:
 
 
 def test_a_draft_grows_with_its_success_and_repeats_what_repeats() -> None:
-    drafter, token_ids = Drafter(), [1, 2, 1, 2]
+    drafter = Drafter()
+    token_ids = [1, 2, 1, 2]
     assert drafter.draft(token_ids, 8) == (1,)
     drafter.note(1, 1)
     assert drafter.draft(token_ids, 8) == (1, 2)

@@ -252,7 +252,8 @@ async def test_health_answers_while_a_step_runs(
     shard: Shard, model: PagedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await shard.warm_up()
-    begun, released = threading.Event(), threading.Event()
+    begun = threading.Event()
+    released = threading.Event()
     forward = model.forward
 
     def wait_and_compute(inputs: Any) -> Any:
@@ -350,7 +351,8 @@ async def test_at_a_port_only_who_shows_the_token_is_served_and_nobody_learns_th
 ) -> None:
     address = f"127.0.0.1:{free_port()}"
     async with listening(service, address, _unexpected, token="a-secret-of-both"):
-        right, refusal = "Bearer a-secret-of-both", "UNAUTHENTICATED: the router's SHARD_TOKEN"
+        right = "Bearer a-secret-of-both"
+        refusal = "UNAUTHENTICATED: the router's SHARD_TOKEN"
         assert await called_with(address, authorization=right) == str(tiny_models.VOCAB_SIZE)
         assert (await called_with(address)).startswith(refusal)
         assert (await called_with(address, authorization=right[:-1])).startswith(refusal)

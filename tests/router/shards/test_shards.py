@@ -159,7 +159,8 @@ class TestStepsSentAhead:
     async def test_one_may_name_a_batch_that_ends_before_it(self) -> None:
         async with connected(FakeShard()) as shards:
             ending = shards.step(prefill(1, new(7, max_new_tokens=1)))
-            late, joining = shards.step(decode(2, 7)), shards.step(prefill(3, new(8)))
+            late = shards.step(decode(2, 7))
+            joining = shards.step(prefill(3, new(8)))
             results = await asyncio.gather(ending, late, joining)
             assert [result.remaining_ids for result in results] == [(), (), (8,)]
             assert (await run(shards, decode(4, 8))).remaining_ids == (8,)
@@ -181,7 +182,8 @@ class TestStepsSentAhead:
         shard = FakeShard()
         async with connected(shard) as shards:
             shard.faults.fails.append(("Prefill", grpc.StatusCode.INTERNAL, "broken"))
-            failing, behind = shards.step(prefill(1, new(7))), shards.step(decode(2, 7))
+            failing = shards.step(prefill(1, new(7)))
+            behind = shards.step(decode(2, 7))
             with pytest.raises(ShardFailed, match="INTERNAL: broken"):
                 await failing
             behind.cancel()

@@ -179,7 +179,9 @@ def test_absence_stays_absent() -> None:
 def test_a_step_comes_back_in_plain_numbers() -> None:
     message = answer(pb.Generation(request_id=9, tokens=[token()]))
     message.request_ids.extend([9, 4])
-    message.forward_ns, message.sample_ns, message.total_ns = 2_000_000, 500_000, 3_000_000
+    message.forward_ns = 2_000_000
+    message.sample_ns = 500_000
+    message.total_ns = 3_000_000
     result = wire.step_from_pb(message, step_id=7)
     assert result.step_id == 7
     assert result.generations == (Generation(9, (SampledToken(5, -0.5),)),)
@@ -196,7 +198,9 @@ def test_a_run_of_forced_tokens_and_its_masks_come_back() -> None:
             constraint_satisfied=False,
         ),
     )
-    message.mask_ns, message.mask_wait_ns, message.num_masked_rows = 3_000_000, 1_000_000, 2
+    message.mask_ns = 3_000_000
+    message.mask_wait_ns = 1_000_000
+    message.num_masked_rows = 2
     result = wire.step_from_pb(message, step_id=7)
     assert result.generations == (
         Generation(9, (SampledToken(5, -0.5), SampledToken(6, -0.5)), num_forced=1),
