@@ -54,20 +54,6 @@ WHOLES: list[tuple[dict[str, Any], str]] = [
         record({"confidence": PROBABILITY, "date": DATE, "label": TEXT}),
         '{"confidence":0.1,"date":"2000-01-01","label":""}',
     ),
-    (
-        record({"p": PROBABILITY, "when": {"type": "string", "format": "date-time"}}),
-        '{"p":0.1,"when":"2000-01-01T00:00:00Z"}',
-    ),
-    (
-        record(
-            {
-                "confidence": PROBABILITY,
-                "start": {"type": "integer", "minimum": 1},
-                "end": {"type": "integer", "minimum": 1},
-            }
-        ),
-        '{"confidence":0.1,"start":1,"end":1}',
-    ),
     ({"type": "array", "minItems": 3, "items": PROBABILITY}, "[0.1,0.1,0.1]"),
     (
         {"type": "array", "minItems": 50, "items": number(minimum=0.05, maximum=0.95)},
@@ -95,30 +81,16 @@ WHOLES: list[tuple[dict[str, Any], str]] = [
         '{"account_id":"00000000-0000-0000-0000-000000000000","amount":1,"currency":"EUR",'
         '"when":"2000-01-01"}',
     ),
-    (
-        {
-            "type": "array",
-            "minItems": 3,
-            "items": record({"p": PROBABILITY, "n": TEXT}),
-        },
-        '[{"p":0.1,"n":""},{"p":0.1,"n":""},{"p":0.1,"n":""}]',
-    ),
 ]
 # The schema of one property, more of the whole schema, and the property's value.
 PARTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (number(minimum=0.1, maximum=0.9), {}, "0.1"),
-    (number(exclusiveMinimum=0, multipleOf=0.01, maximum=0.5), {}, "0.01"),
     (number(exclusiveMinimum=0, multipleOf=0.01, maximum=0.05), {}, "0.01"),
     (number(multipleOf=0.25, minimum=0.05, exclusiveMaximum=1), {}, "0.25"),
-    (number(multipleOf=0.125, minimum=0.2, exclusiveMaximum=0.5), {}, "0.375"),
     (number(multipleOf=0.05, minimum=0.5, maximum=0.5), {}, "0.5"),
     (number(exclusiveMinimum=-1, exclusiveMaximum=0), {}, "-0.1"),
     (number(minimum=98.15, maximum=98.2), {}, "98.2"),
-    (number(minimum=1e-5, maximum=2e-5), {}, "0.00001"),
-    (number(exclusiveMinimum=0.1, exclusiveMaximum=0.2), {}, "0.11"),
-    (number(multipleOf=0.5, exclusiveMinimum=0, exclusiveMaximum=1), {}, "0.5"),
     ({"minimum": 0.5, "maximum": 0.7, "type": ["number", "string"], "minLength": 9}, {}, "0.5"),
-    ({"type": "integer", "multipleOf": 7, "minimum": 8}, {}, "14"),
     (
         {"allOf": [{"multipleOf": 4}, {"multipleOf": 6}], "type": "integer", "minimum": 1},
         {},
@@ -139,23 +111,16 @@ PARTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         {"$schema": "http://json-schema.org/draft-04/schema#"},
         "0.1",
     ),
-    ({"type": "integer", "not": {"const": 0}}, {}, "1"),
     ({"type": "integer", "not": {"enum": [0, 1]}}, {}, "2"),
     ({"type": "integer", "format": "uint8", "minimum": 7}, {}, "7"),
-    ({"type": "string", "format": "byte"}, {}, '""'),
     ({"type": "string", "format": "byte", "minLength": 3}, {}, '"aaaa"'),
-    ({"type": "string", "format": "uri-reference"}, {}, '""'),
-    ({"type": "string", "format": "json-pointer"}, {}, '""'),
     ({"type": "string", "format": "relative-json-pointer"}, {}, '"0"'),
-    ({"type": "string", "format": "duration"}, {}, '"P1D"'),
     ({"type": "string", "format": "duration", "pattern": "^PT"}, {}, '"PT0H"'),
     ({"type": "string", "format": "ipv6"}, {}, '"::"'),
     ({"type": "string", "format": "time"}, {}, '"00:00:00Z"'),
-    ({"type": "string", "format": "uri"}, {}, '"a:b"'),
     ({"type": "string", "format": "uri", "pattern": "^https://"}, {}, '"https://a"'),
     ({"type": "string", "format": "uri", "minLength": 8, "maxLength": 2083}, {}, '"aaaaaa:a"'),
     ({"type": "string", "format": "email", "minLength": 8}, {}, '"aaa@a.aa"'),
-    ({"type": "string", "format": "email", "maxLength": 20}, {}, '"a@b.cd"'),
     ({"type": "string", "format": "hostname", "minLength": 10}, {}, '"aaaaaaaaaa"'),
     ({"type": "string", "format": "ipv4", "minLength": 10}, {}, '"0.0.100.10"'),
     (
@@ -170,7 +135,6 @@ PARTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         '"0001-01-01t00:00:00+00:30"',
     ),
     ({"type": "string", "pattern": "^[a-z]+$", "minLength": 5, "maxLength": 8}, {}, '"aaaaa"'),
-    ({"type": "string", "not": {"const": ""}}, {}, '"a"'),
     ({"type": "string", "not": {"enum": ["a", "", "b"]}}, {}, '"c"'),
     (
         {
@@ -184,7 +148,6 @@ PARTS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ),
     ({"type": "string", "enum": [1, "one"]}, {}, '"one"'),
     ({"enum": [1, 20, 300], "minimum": 15}, {}, "20"),
-    ({"enum": ["a", "bbb"], "minLength": 2}, {}, '"bbb"'),
     ({"enum": ["a", "abc", "bb"], "pattern": "^a.", "type": "string"}, {}, '"abc"'),
     ({"anyOf": [{"const": 1}, {"const": "x"}], "type": "string"}, {}, '"x"'),
     ({"allOf": [{"enum": [1, 2, 3]}, {"enum": [3, 2]}], "not": {"const": 2}}, {}, "3"),

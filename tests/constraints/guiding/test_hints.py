@@ -29,38 +29,10 @@ def test_the_first_hint_of_a_schema_is_an_instance(name: str) -> None:
     [
         (record({"a": {"type": "string"}}), b'{"a":""}'),
         ({"enum": ["long", "x", 12345]}, b'"x"'),
-        ({"const": {"a": [1]}}, b'{"a":[1]}'),
-        ({"type": "integer", "minimum": 1000, "multipleOf": 7}, b"1001"),
-        ({"type": "integer", "exclusiveMaximum": -3}, b"-4"),
-        (
-            {"type": "array", "prefixItems": [{"const": 1}], "items": {"const": 2}, "minItems": 3},
-            b"[1,2,2]",
-        ),
-        ({"type": ["object", "null"]}, b"{}"),
-        ({"anyOf": [{"type": "string", "minLength": 3}, {"type": "boolean"}]}, b"true"),
-        (
-            {"type": "object", "minProperties": 1, "additionalProperties": {"const": 0}},
-            b'{"a":0}',
-        ),
-        ({"allOf": [{"minimum": 3}, {"minimum": 5}], "type": "integer"}, b"5"),
-        ({"type": "string", "pattern": r"\.pdf$"}, b'".pdf"'),
-        ({"type": "string", "pattern": "^[a-z]+-", "minLength": 8}, b'"aaaaaaa-"'),
         ({"type": "string", "allOf": [{"pattern": "b$"}, {"pattern": "^a"}]}, b'"ab"'),
-        ({"type": "string", "anyOf": [{"pattern": "a"}, {"type": "object"}]}, b'"a"'),
-        ({"type": "number", "anyOf": [{"type": "integer", "minimum": 7}]}, b"7"),
         (
             {"type": "object", "propertyNames": {"pattern": "^x"}, "minProperties": 1},
             b'{"x":0}',
-        ),
-        (
-            {
-                "type": "object",
-                "patternProperties": {"[0-9]{2}$": {"const": 1}},
-                "additionalProperties": False,
-                "required": ["a10"],
-                "minProperties": 2,
-            },
-            b'{"a10":1,"00":1}',
         ),
     ],
     ids=str,

@@ -261,8 +261,6 @@ def test_a_limit_begins_anew_once_at_half_its_length(monkeypatch: pytest.MonkeyP
 
 WHOLE = [
     ".*[0-9]{3}.*",
-    ".*[0-9]{2}",
-    r".*\d{4}-\d{2}.*",
     ".* [A-Z]{2}",
     ".*[0-9]+ kg",
     "(?s).*[0-9]{3}.*",
@@ -270,15 +268,12 @@ WHOLE = [
 ]
 FOUND = [
     "fox",
-    "kg$",
     r"\d{4}",
     r"\.(jpg|png)$",
     r"^https://.*\.pdf$",
-    r"^.+@example\.com$",
     "^SKU-.*-END$",
     "a.*b",
     "USD|EUR",
-    "^#.*#$",
     "^.* (Street|Road)$",
     "^.{3,}xyz$",
     "^arn:aws:.*:role/.*$",
@@ -287,7 +282,7 @@ FOUND = [
 MAX_LEN = 20
 SCHEMAS = [
     *({"type": "string", "pattern": pattern} for pattern in FOUND),
-    *(record({"f": {"type": "string", "pattern": pattern}}) for pattern in FOUND),
+    *(record({"f": {"type": "string", "pattern": pattern}}) for pattern in FOUND[::5]),
     {"type": "string", "pattern": "a", "minLength": 9},
     {"type": "string", "allOf": [{"pattern": "[0-9]{2}"}, {"pattern": "[a-z]{2}$"}]},
     {"type": "string", "anyOf": [{"pattern": "[0-9]{2}"}, {"type": "object"}]},
