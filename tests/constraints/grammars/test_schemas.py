@@ -77,10 +77,10 @@ def test_instances_are_accepted_and_other_values_are_not(case: SchemaCase) -> No
 
 
 def test_the_corpus_is_right() -> None:
-    for case in CASES:
-        if not any(each in case.name for each in OWN_JUDGEMENT):
-            assert all(is_valid(case.schema, value) for value in case.valid), case.name
-            assert not any(is_valid(case.schema, value) for value in case.invalid), case.name
+    judged = [case for case in CASES if not any(each in case.name for each in OWN_JUDGEMENT)]
+    for case in judged:
+        assert all(is_valid(case.schema, value) for value in case.valid), case.name
+        assert not any(is_valid(case.schema, value) for value in case.invalid), case.name
 
 
 @pytest.mark.parametrize(("name", "schema", "pointer"), REFUSED, ids=[name for name, *_ in REFUSED])
