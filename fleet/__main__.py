@@ -24,14 +24,13 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
 from fleet.config import FleetCommand, FleetConfig, read_config
-from fleet.http.front import Front
-from fleet.http.front_routes import FrontRoutes
-from fleet.http.sockets import FleetSockets, SocketServices
+from fleet.front import Front, FrontRoutes
 from fleet.metrics import FleetMetrics
 from fleet.model_manager import ModelManager
 from fleet.model_table import LoadingRules, ModelTable
 from fleet.names import AnyModel, ListedModels, ModelNames
 from fleet.servers import LaunchedServers, ServerRules
+from fleet.sockets import FleetSockets, SocketServices
 from processes.addresses import socket_folder
 from processes.hub import HuggingFaceHub
 from processes.logs import Console, start_logging

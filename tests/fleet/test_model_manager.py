@@ -7,7 +7,7 @@ import pytest
 from fleet.errors import LoadFailed, NoRoom, ShuttingDown, StillLoading
 from fleet.model_table import LoadingRules, ModelState
 from fleet.names import Model
-from tests.fleet.fakes import FakeServer, FakeServers, manager_over, model, states
+from tests.fleet.harness import FakeServer, FakeServers, manager_over, model, states
 
 
 async def settled() -> None:

@@ -14,7 +14,7 @@ from fleet.names import Model
 from fleet.servers import LaunchedServer, LaunchedServers, ServerRules, exit_reason
 from processes.child import Child
 from processes.logs import Console
-from tests.fleet.fakes import model
+from tests.fleet.harness import model
 
 RULES = ServerRules(
     flags=("--dtype", "float32"),

@@ -1,4 +1,4 @@
-"""The front over HTTP: names, passing in both directions, leaving, dying, waiting."""
+"""The front over HTTP: routes, names, passing in both directions, leaving, dying, waiting."""
 
 import asyncio
 import json
@@ -7,15 +7,42 @@ from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 
-from fleet.model_table import LoadingRules, ModelState
+from fleet.front import is_of_loaded_model, methods_of
+from fleet.model_table import ModelState
 from fleet.names import AnyModel
-from tests.fleet.harness import RunningFleet, running_fleet
+from router.http.app import openapi_without_server
+from tests.fleet.harness import Listeners, RunningFleet, listening, running_fleet
+
+# All tests share a loop, and the listeners in it.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+PATHS = openapi_without_server("0.0.1")["paths"]
+# The front answers these GET routes itself.
+FRONT_ROUTES = {
+    "/",
+    "/ping",
+    "/info",
+    "/metrics",
+    "/health",
+    "/health/live",
+    "/health/ready",
+    "/health/progress",
+    "/v1/models",
+    "/v1/models/{model_name}",
+}
 
 
-@pytest.fixture
-async def fleet(tmp_path: Path) -> AsyncIterator[RunningFleet]:
-    async with running_fleet(tmp_path) as built:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def listeners(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Listeners]:
+    async with listening(tmp_path_factory.mktemp("sockets")) as built:
+        yield built
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fleet(listeners: Listeners) -> AsyncIterator[RunningFleet]:
+    async with running_fleet(listeners) as built:
         yield built
 
 
@@ -92,9 +119,7 @@ async def test_a_client_that_leaves_ends_the_servers_work(fleet: RunningFleet) -
     ):
         await anext(stream.aiter_text())
     await asyncio.wait_for(fleet.upstreams.left.wait(), 30)
-    async with asyncio.timeout(30):
-        while fleet.manager.entry("a").num_users:
-            await asyncio.sleep(0.01)
+    await fleet.until_unused("a")
 
 
 async def test_a_client_that_does_not_read_slows_its_server_down(fleet: RunningFleet) -> None:
@@ -107,7 +132,7 @@ async def test_a_client_that_does_not_read_slows_its_server_down(fleet: RunningF
         sent = 0
         while sent != fleet.upstreams.num_sent:
             sent = fleet.upstreams.num_sent
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.05)
         assert sent < 8 << 20
 
 
@@ -141,8 +166,7 @@ async def test_a_server_that_dies_ends_its_streams_with_an_error(
 
 async def test_the_next_request_loads_a_dead_model_anew(fleet: RunningFleet) -> None:
     assert (await post(fleet, "/generate", {"model": "b"})).status_code == 200
-    fleet.servers.by_name["b"].die("it was ended by SIGKILL")
-    await asyncio.sleep(0.05)
+    await fleet.kill("b")
     assert (await post(fleet, "/generate", {"model": "b"})).status_code == 200
     assert fleet.servers.started == ["b", "b"]
 
@@ -163,9 +187,8 @@ async def test_a_server_that_is_found_dead_is_started_anew_for_the_same_request(
     assert fleet.metrics.unloads.value("died") == 1
 
 
-async def test_a_server_that_does_not_answer_is_503(fleet: RunningFleet) -> None:
-    fleet.https["b"].stop_at_once()
-    await fleet.https["b"].stop()
+async def test_a_server_that_does_not_answer_is_503(fleet: RunningFleet, tmp_path: Path) -> None:
+    fleet.servers.sockets["b"] = tmp_path / "nobody"
     answer = await post(fleet, "/generate", {"model": "b"})
     assert answer.status_code == 503
     assert answer.json()["error_type"] == "model_server_gone"
@@ -212,8 +235,8 @@ async def test_what_is_no_route_loads_nothing(fleet: RunningFleet) -> None:
     assert fleet.servers.started == []
 
 
-async def test_who_waits_too_long_gets_503_and_the_load_goes_on(tmp_path: Path) -> None:
-    async with running_fleet(tmp_path, load_timeout_s=0.1, starts=False) as fleet:
+async def test_who_waits_too_long_gets_503_and_the_load_goes_on(listeners: Listeners) -> None:
+    async with running_fleet(listeners, load_timeout_s=0.05, starts=False) as fleet:
         answer = await post(fleet, "/v1/completions", {"model": "a"})
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "model_loading"
@@ -223,8 +246,8 @@ async def test_who_waits_too_long_gets_503_and_the_load_goes_on(tmp_path: Path) 
         assert fleet.servers.started == ["a"]
 
 
-async def test_a_failed_load_is_503_with_its_reason(tmp_path: Path) -> None:
-    async with running_fleet(tmp_path) as fleet:
+async def test_a_failed_load_is_503_with_its_reason(listeners: Listeners) -> None:
+    async with running_fleet(listeners) as fleet:
         fleet.servers.refusals["b"] = "has no weights"
         for _ in range(2):
             answer = await post(fleet, "/generate", {"model": "b"})
@@ -239,21 +262,21 @@ async def test_a_failed_load_is_503_with_its_reason(tmp_path: Path) -> None:
         assert cards[1]["failure"] == "has no weights"
 
 
-async def test_a_client_that_leaves_while_it_waits_holds_no_place(tmp_path: Path) -> None:
-    async with running_fleet(tmp_path, starts=False) as fleet:
+async def test_a_client_that_leaves_while_it_waits_holds_no_place(listeners: Listeners) -> None:
+    async with running_fleet(listeners, starts=False) as fleet:
         asking = asyncio.create_task(post(fleet, "/generate", {"model": "a"}))
         while fleet.manager.entry("a").state is not ModelState.LOADING:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.001)
         asking.cancel()
         while fleet.metrics.waiting.value():
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.001)
         fleet.servers.may_start.set()
         assert (await post(fleet, "/generate", {"model": "b"})).json()["from"] == "b"
         assert fleet.upstreams.seen[0].model == "b"
 
 
-async def test_keys_are_asked_for_before_anything_is_loaded(tmp_path: Path) -> None:
-    async with running_fleet(tmp_path, keys=("secret",)) as fleet:
+async def test_keys_are_asked_for_before_anything_is_loaded(listeners: Listeners) -> None:
+    async with running_fleet(listeners, keys=("secret",)) as fleet:
         assert (await post(fleet, "/generate", {"model": "a"})).status_code == 401
         assert fleet.servers.started == []
         answer = await post(fleet, "/generate", {"model": "a"}, authorization="Bearer secret")
@@ -263,12 +286,14 @@ async def test_keys_are_asked_for_before_anything_is_loaded(tmp_path: Path) -> N
             assert (await client.get("/v1/models")).status_code == 401
 
 
-async def test_without_a_name_any_model_means_the_one_in_use(tmp_path: Path) -> None:
+async def test_without_a_name_any_model_means_the_one_in_use(
+    listeners: Listeners, tmp_path: Path
+) -> None:
     folder = tmp_path / "models" / "a"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
     names = AnyModel(tmp_path / "models", None)
-    async with running_fleet(tmp_path, names=names) as fleet:
+    async with running_fleet(listeners, names=names) as fleet:
         refused = await post(fleet, "/generate", {"inputs": "x"})
         assert refused.status_code == 400
         assert "`model` is required" in refused.json()["error"]
@@ -276,8 +301,8 @@ async def test_without_a_name_any_model_means_the_one_in_use(tmp_path: Path) -> 
         assert (await post(fleet, "/generate", {"inputs": "x"})).json()["from"] == "a"
 
 
-async def test_a_stored_response_is_found_at_the_server_that_has_it(tmp_path: Path) -> None:
-    async with running_fleet(tmp_path, rules=LoadingRules(max_loaded=2)) as fleet:
+async def test_a_stored_response_is_found_at_the_server_that_has_it(listeners: Listeners) -> None:
+    async with running_fleet(listeners, max_loaded=2) as fleet:
         fleet.upstreams.stored["resp_1"] = "b"
         async with fleet.client as client:
             assert (await client.get("/v1/responses/resp_1")).status_code == 404
@@ -287,9 +312,8 @@ async def test_a_stored_response_is_found_at_the_server_that_has_it(tmp_path: Pa
             assert (await client.get("/v1/responses/resp_2")).status_code == 404
 
 
-async def test_metrics_are_on_one_page_by_model(tmp_path: Path) -> None:
-    rules = LoadingRules(max_loaded=2)
-    async with running_fleet(tmp_path, rules=rules) as fleet, fleet.client as client:
+async def test_metrics_are_on_one_page_by_model(listeners: Listeners) -> None:
+    async with running_fleet(listeners, max_loaded=2) as fleet, fleet.client as client:
         for name in ("a", "b"):
             await client.post("/generate", json={"model": name})
         page = (await client.get("/metrics")).text
@@ -315,3 +339,28 @@ async def test_probes_load_nothing(fleet: RunningFleet) -> None:
         cards = (await client.get("/v1/models")).json()["data"]
         assert [card.get("max_model_len") for card in cards] == [64, None]
         assert (await client.get("/api-doc/openapi.json")).json()["from"] == "a"
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_every_route_of_the_router_is_passed_on_or_answered_by_the_front(path: str) -> None:
+    methods = {method.upper() for method in PATHS[path]}
+    if path in FRONT_ROUTES:
+        methods -= {"GET"}
+    concrete = path.replace("{response_id}", "resp_1")
+    assert methods_of(concrete) - {"HEAD"} == methods
+
+
+@pytest.mark.parametrize(
+    ("path", "methods", "is_of_loaded"),
+    [
+        ("/generate", {"POST"}, False),
+        ("/v1/responses/resp_1", {"GET", "HEAD", "DELETE"}, True),
+        ("/v1/responses/input_tokens", {"POST"}, False),
+        ("/api-doc/openapi.json", {"GET", "HEAD"}, True),
+        ("/wp-login.php", set(), False),
+    ],
+)
+async def test_a_path_says_which_model_may_answer(
+    path: str, methods: set[str], is_of_loaded: bool
+) -> None:
+    assert (methods_of(path), is_of_loaded_model(path)) == (methods, is_of_loaded)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import ResponseCut, ServerGone
-from fleet.http.upstream import send_request
+from fleet.upstream import send_request
 
 Pieces = list[bytes]
 

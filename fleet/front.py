@@ -1,0 +1,370 @@
+"""The front as an ASGI application: it answers its own routes and passes the others on.
+
+    own route: health, models, metrics, pages ------------> FrontRoutes; loads nothing
+    a route of the router: read_requested_model -> Model -> Lease -> forward, send_back
+    a stored response, the document ----------------------> a loaded model's server
+    a WebSocket ------------------------------------------> fleet/sockets.py
+
+Routes of the router are told by their paths; what they take and answer only its server knows.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from fleet.errors import FleetError, NoModelNamed, ServerGone, UnknownModel
+from fleet.metrics import FleetMetrics, merge
+from fleet.model_manager import ModelManager
+from fleet.model_table import ModelState
+from fleet.names import PLACEHOLDERS, Model, ModelNames
+from fleet.upstream import forward, send_back, send_request
+from router.http.bodies import (
+    BodyReader,
+    ClientLeft,
+    ParserThread,
+    json_response,
+    parse_json,
+    unless_disconnected,
+)
+from router.http.errors import Dialect, HttpError, Problem, model_not_found
+from router.http.server.access import AccessRecord
+from router.http.server.docs import OPENAPI_PATH
+from router.http.server.page import ASSETS_PATH, DOCS_PATH, asset, docs, page, wants_page
+
+_logger = logging.getLogger("fleet")
+_MAX_TRIES = 3
+# Of the router's API; the front answers its GET routes itself.
+_POST_PATHS = frozenset(
+    {
+        "/",
+        "/generate",
+        "/generate_stream",
+        "/tokenize",
+        "/chat_tokenize",
+        "/invocations",
+        "/vertex",
+        "/constraints/check",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/responses/input_tokens",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
+    }
+)
+_STORED = re.compile(r"/v1/responses/(?!input_tokens$)[^/]+(/cancel)?")
+_DOCUMENTS = frozenset({OPENAPI_PATH})
+_MAX_QUOTED_LEN = 60
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SERVER_TIMEOUT_S = 5.0
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class FrontRoutes:
+    """The routes that the front answers itself; none of them loads a model or waits for one.
+
+    `keys` are the servers' too.
+    """
+
+    def __init__(
+        self,
+        manager: ModelManager,
+        names: ModelNames,
+        metrics: FleetMetrics,
+        *,
+        version: str,
+        max_loaded: int,
+        created_s: int,
+        keys: tuple[str, ...] = (),
+    ) -> None:
+        self._manager = manager
+        self._names = names
+        self._metrics = metrics
+        self._version = version
+        self._max_loaded = max_loaded
+        self._created_s = created_s
+        self._headers = [(b"host", b"fleet")]
+        if keys:
+            self._headers.append((b"authorization", b"Bearer " + keys[0].encode()))
+        self._handlers: dict[str, Handler] = {
+            "/": self._root,
+            DOCS_PATH: docs,
+            "/ping": self._ready,
+            "/health": self._ready,
+            "/health/ready": self._ready,
+            "/health/live": self._live,
+            "/health/progress": self._progress,
+            "/info": self._info,
+            "/metrics": self._merged_metrics,
+            "/v1/models": self._models,
+        }
+
+    def has(self, path: str) -> bool:
+        """Whether the front answers GET requests for a path."""
+        return self._handler(path) is not None
+
+    async def answer(self, request: Request) -> Response | None:
+        """The response; None for requests that are passed on. Raises HttpError."""
+        if request.method not in ("GET", "HEAD"):
+            return None
+        handler = self._handler(request.scope["path"])
+        return None if handler is None else await handler(request)
+
+    def _handler(self, path: str) -> Handler | None:
+        if path.startswith("/v1/models/"):
+            return self._model
+        return asset if path.startswith(ASSETS_PATH) else self._handlers.get(path)
+
+    async def _root(self, request: Request) -> Response:
+        """As /health, or the page for browsers."""
+        return await (page if wants_page(request) else self._ready)(request)
+
+    async def _live(self, request: Request) -> Response:
+        return Response()
+
+    async def _ready(self, request: Request) -> Response:
+        """Whether requests are accepted."""
+        if self._manager.is_draining:
+            raise _unhealthy("the server is shutting down")
+        return Response()
+
+    async def _progress(self, request: Request) -> Response:
+        """Whether the server of every loaded model makes progress."""
+        for name, (status, body) in (await self._get_all("/health/progress")).items():
+            if status != 200:
+                raise _unhealthy(f"{name}: {body.decode(errors='replace')[:200] or status}")
+        return Response()
+
+    async def _info(self, request: Request) -> Response:
+        """The front and its models, in TGI's fields as far as they apply."""
+        default = self._names.default() or self._manager.last_used()
+        info = {
+            "model_id": default.name if default is not None else None,
+            "router": "text-generation-router",
+            "version": self._version,
+            "server": "tandem",
+            "max_loaded_models": self._max_loaded,
+            "models": await self._cards(),
+        }
+        return json_response(info)
+
+    async def _models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": await self._cards()})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.scope["path"].removeprefix("/v1/models/")
+        try:
+            found = await self._names.find(name)
+        except UnknownModel as error:
+            raise model_not_found(name) from error
+        return json_response(await self._card(found.name))
+
+    async def _cards(self) -> list[dict[str, object]]:
+        listed = await asyncio.to_thread(self._names.listed)
+        names = dict.fromkeys([*listed, *(each.name for each in self._manager.entries())])
+        return list(await asyncio.gather(*(self._card(name) for name in names)))
+
+    async def _card(self, name: str) -> dict[str, object]:
+        """A model's entry of `/v1/models`, with OpenAI's, vLLM's and the front's fields."""
+        entry = self._manager.entry(name)
+        card: dict[str, object] = {
+            "id": name,
+            "object": "model",
+            "created": self._created_s,
+            "owned_by": "tandem",
+            "state": str(entry.state),
+            "num_requests": entry.num_users,
+        }
+        if entry.state is ModelState.FAILED:
+            card["failure"] = entry.failure
+        if entry.state is ModelState.READY:
+            status, body = await self._get(name, "/v1/models")
+            served = orjson.loads(body)["data"][0] if status == 200 else {}
+            if "max_model_len" in served:
+                card["max_model_len"] = served["max_model_len"]
+        return card
+
+    async def _merged_metrics(self, request: Request) -> Response:
+        answers = await self._get_all("/metrics")
+        pages = {name: body.decode() for name, (status, body) in answers.items() if status == 200}
+        text = merge(self._metrics.exposition().decode(), pages)
+        return Response(text.encode(), headers={"content-type": _METRICS_TYPE})
+
+    async def _get_all(self, path: str) -> dict[str, tuple[int, bytes]]:
+        """Status and body of GET `path` from the server of each loaded model."""
+        names = list(self._manager.ready())
+        answers = await asyncio.gather(*(self._get(name, path) for name in names))
+        return dict(zip(names, answers, strict=True))
+
+    async def _get(self, name: str, path: str) -> tuple[int, bytes]:
+        """Status and body of GET `path` from a model's server; status 0: it did not answer."""
+        socket = self._manager.ready().get(name)
+        if socket is None:
+            return 0, b"it is gone"
+        try:
+            async with asyncio.timeout(_SERVER_TIMEOUT_S):
+                response = await send_request(socket, "GET", path.encode(), self._headers)
+                try:
+                    return response.status, b"".join([chunk async for chunk in response.chunks()])
+                finally:
+                    response.close()
+        except (FleetError, TimeoutError) as error:
+            _logger.warning("%s did not answer GET %s: %s", name, path, error)
+            return 0, str(error).encode()
+
+
+def _unhealthy(message: str) -> HttpError:
+    return HttpError(503, "healthcheck", message)
+
+
+class Front:
+    """The application; `sockets` serves WebSockets."""
+
+    def __init__(
+        self,
+        manager: ModelManager,
+        names: ModelNames,
+        front_routes: FrontRoutes,
+        metrics: FleetMetrics,
+        sockets: ASGIApp,
+        bodies: BodyReader,
+        parser: ParserThread,
+    ) -> None:
+        self._manager = manager
+        self._names = names
+        self._front_routes = front_routes
+        self._metrics = metrics
+        self._sockets = sockets
+        self._bodies = bodies
+        self._parser = parser
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or socket."""
+        if scope["type"] == "websocket":
+            await self._sockets(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        try:
+            response = await self._front_routes.answer(request)
+            if response is not None:
+                await response(scope, receive, send)
+            else:
+                await self._pass_on(request, send)
+        except HttpError as error:
+            await self._problem(request, error).response()(scope, receive, send)
+
+    async def _pass_on(self, request: Request, send: Send) -> None:
+        path = request.scope["path"]
+        if request.method not in methods_of(path):
+            raise self._no_route(request.method, path)
+        if is_of_loaded_model(path):
+            await self._ask_loaded(request, send)
+            return
+        body, name = await read_requested_model(request, self._bodies, self._parser)
+        model = await model_of(name, self._names, self._manager)
+        for num_tries in range(1, _MAX_TRIES + 1):
+            acquiring = self._manager.acquire(model)
+            with closing(await unless_disconnected(request, acquiring)) as lease:
+                try:
+                    response = await forward(request, lease.socket, body)
+                except ServerGone:
+                    # No response arrived, so the request may be sent again.
+                    self._manager.report_failure(lease)
+                    if num_tries == _MAX_TRIES:
+                        raise
+                    continue
+                self._metrics.requests.inc(model.name)
+                await send_back(request, response, send)
+                return
+
+    async def _ask_loaded(self, request: Request, send: Send) -> None:
+        """The answer of the first loaded model's server that has what is requested."""
+        for name in self._manager.ready():
+            lease = self._manager.acquire_ready(name)
+            if lease is None:
+                continue
+            with closing(lease):
+                response = await forward(request, lease.socket, b"")
+                if response.status != 404:
+                    await send_back(request, response, send)
+                    return
+                response.close()
+        if request.scope["path"].startswith("/v1/responses/"):
+            message = "no loaded model keeps such a response; they are forgotten with its unloading"
+            raise HttpError(404, "response_not_found", message, field="response_id")
+        raise HttpError(404, "not_found", "no model is loaded whose server would answer this")
+
+    def _no_route(self, method: str, path: str) -> HttpError:
+        allowed = methods_of(path)
+        if self._front_routes.has(path):
+            allowed |= {"GET", "HEAD"}
+        if not allowed:
+            return HttpError(404, "not_found", f"there is nothing at {path[:200]}")
+        listed = ", ".join(sorted(allowed))
+        message = f"{method} is not a method of {path[:200]}; {listed} would be"
+        return HttpError(405, "method_not_allowed", message, headers={"allow": listed})
+
+    def _problem(self, request: Request, error: HttpError) -> Problem:
+        """The error in the dialect of the request's path, counted and logged."""
+        record = AccessRecord.of(request)
+        record.error_type = error.error_type
+        if isinstance(error, FleetError):
+            self._metrics.rejected.inc(error.error_type)
+        if isinstance(error, ClientLeft):
+            _logger.debug("request_id=%s left before its answer began", record.request_id)
+        return Problem.of(error, Dialect.of_path(request.scope["path"]), record.request_id)
+
+
+async def model_of(name: str | None, names: ModelNames, manager: ModelManager) -> Model:
+    """The model of a name, or the default. Raises NoModelNamed, UnknownModel, LoadFailed."""
+    if name is not None and name not in PLACEHOLDERS:
+        return await names.find(name)
+    default = names.default() or manager.last_used()
+    if default is None:
+        raise NoModelNamed("`model` is required: no model is loaded that could be meant")
+    return default
+
+
+def methods_of(path: str) -> set[str]:
+    """The methods by which requests for a path are passed on."""
+    if stored := _STORED.fullmatch(path):
+        return {"POST"} if stored[1] else {"GET", "HEAD", "DELETE"}
+    if path in _DOCUMENTS:
+        return {"GET", "HEAD"}
+    return {"POST"} if path in _POST_PATHS else set()
+
+
+def is_of_loaded_model(path: str) -> bool:
+    """Whether any loaded model that has what the path names may answer, as a stored response."""
+    return path in _DOCUMENTS or _STORED.fullmatch(path) is not None
+
+
+async def read_requested_model(
+    request: Request, bodies: BodyReader, parser: ParserThread
+) -> tuple[bytes, str | None]:
+    """The request's body, and the model that it or the query string names. Raises HttpError."""
+    in_query = request.query_params.get("model")
+    body = await bodies.read(request)
+    fields = await parser.run(len(body), lambda: parse_json(body, parser.bounds))
+    if not isinstance(fields, dict):
+        raise _invalid(request, "the body must be a JSON object")
+    model = fields.get("model")
+    if model is not None and not isinstance(model, str):
+        shown = repr(model)[:_MAX_QUOTED_LEN]
+        raise _invalid(request, f"`model` must be a valid string. Given: {shown}", "model")
+    return body, model or in_query
+
+
+def _invalid(request: Request, message: str, field: str | None = None) -> HttpError:
+    """As the router answers it."""
+    if Dialect.of_path(request.scope["path"]) is Dialect.TGI:
+        return HttpError(422, "validation", f"Input validation error: {message}", field=field)
+    return HttpError(400, "validation", message, field=field)

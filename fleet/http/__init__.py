@@ -1,1 +1,0 @@
-"""What the front speaks: HTTP and LMTP."""
