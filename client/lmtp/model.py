@@ -180,6 +180,7 @@ class LmtpModel:
             usable = (each for each in self._connections if each.has_room and each.bind(model))
             connection = next(usable, None)
             if connection is None:
+                await self._close_idle()
                 connection = await self._open()
                 connection.bind(model)
                 self._connections.append(connection)
@@ -194,6 +195,13 @@ class LmtpModel:
             await connection.close()
             raise ConnectionLost("this LmtpModel was closed")
         return connection
+
+    async def _close_idle(self) -> None:
+        """Closes connections without streams. They are of other models, which a server of several
+        keeps in memory as long as they are open, and has perhaps no room for another one."""
+        for connection in [each for each in self._connections if not each.num_streams]:
+            self._connections.remove(connection)
+            await connection.close()
 
     async def _drop_unused(self) -> None:
         """Drops connections that are closed, or that drain and have no stream left."""

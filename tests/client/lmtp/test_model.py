@@ -48,16 +48,46 @@ async def test_a_stream_gives_its_tokens_and_then_the_answer() -> None:
 async def test_calls_for_several_models_take_a_connection_each_where_a_server_binds_them() -> None:
     async def one_model(peer: Peer) -> None:
         await peer.greet(features=["models_on_demand"])
+        first = await peer.expect("GENERATE")
+        await peer.token(first["stream_id"], 0)
         while True:
             body = await peer.expect("GENERATE")
-            await peer.done(body["stream_id"], body["model"])
+            for each in (first, body):
+                await peer.done(each["stream_id"], each["model"])
+
+    async def ask(model: LmtpModel, name: str | None) -> str:
+        return (await model.generate(GenerateCall(prompt="x", model=name))).text
 
     async with performing(one_model) as scene, LmtpModel(scene.url, name="a") as model:
-        calls = [GenerateCall(prompt="x", model=name) for name in (None, "b", "a", "b")]
+        names = (None, "b", "a", "b")
+        # The first two wait for the others, each on the connection of its model.
+        answers = await asyncio.gather(*(ask(model, name) for name in names))
+    assert answers == ["a", "b", "a", "b"]
+    named = [[body.get("model") for _, body in peer.received[1:]] for peer in scene.peers]
+    assert named == [["a", "a"], ["b", "b"]]
+
+
+async def test_an_idle_connection_is_closed_before_one_for_another_model_is_opened() -> None:
+    """As long as it is open, a server of several models keeps its model in memory."""
+    num_open = 0
+
+    async def one_model(peer: Peer) -> None:
+        nonlocal num_open
+        await peer.greet(features=["models_on_demand"])
+        num_open += 1
+        assert num_open == 1
+        try:
+            while True:
+                body = await peer.expect("GENERATE")
+                await peer.done(body["stream_id"], body["model"])
+        finally:
+            num_open -= 1
+
+    async with performing(one_model) as scene, LmtpModel(scene.url, name="a") as model:
+        calls = [GenerateCall(prompt="x", model=name) for name in (None, "a", "b", "a")]
         answers = [await model.generate(call) for call in calls]
-    assert [answer.text for answer in answers] == ["a", "b", "a", "b"]
-    named = [{body.get("model") for _, body in peer.received[1:]} for peer in scene.peers]
-    assert named == [{"a"}, {"b"}]
+    assert [answer.text for answer in answers] == ["a", "a", "b", "a"]
+    assert len(scene.peers) == 3
 
 
 async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
