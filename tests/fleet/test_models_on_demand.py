@@ -87,6 +87,7 @@ class Streaming:
     def text(self) -> str:
         """The whole text, once the stream has ended."""
         self._thread.join(120)
+        assert "generated_text" in self.events[-1], self.events[-1]
         return str(self.events[-1]["generated_text"])
 
 
