@@ -257,7 +257,7 @@ async def test_a_request_that_waits_for_the_downloads_of_others_fails_with_the_r
 
     servers = Slow(far={f"far-{number}" for number in range(5)})
     servers.may_start.set()
-    manager = manager_over(servers, load_timeout_s=1.0)
+    manager = manager_over(servers, load_timeout_s=0.2)
     asking = [asyncio.create_task(manager.acquire(model(f"far-{number}"))) for number in range(5)]
     await settled()
     found = [manager.entry(name).state for name in ("far-3", "far-4")]
@@ -266,7 +266,7 @@ async def test_a_request_that_waits_for_the_downloads_of_others_fails_with_the_r
     (await manager.acquire(model("near"))).close()
     refused = await asyncio.gather(*asking, return_exceptions=True)
     assert [type(each) for each in refused] == [StillLoading] * 4 + [NoRoom]
-    assert "no room for the model 'far-4' within 1 s" in str(refused[4])
+    assert "no room for the model 'far-4' within 0.2 s" in str(refused[4])
     await manager.drain()
 
 
