@@ -20,12 +20,12 @@ def test_a_dry_run_of_what_can_be_served_says_so() -> None:
     assert (tried.is_right, tried.error) == (True, None)
 
 
-# Refused before the shard's engine is loaded, by the shard when it is, and by the router.
+# Refused before anything is loaded; at night also what is refused when all of it is.
 @pytest.mark.parametrize(
     "name",
     [
         "unknown quantization",
-        "past its pool",
+        pytest.param("past its pool", marks=pytest.mark.nightly),
         pytest.param("no tokenizer", marks=pytest.mark.nightly),
         pytest.param("past its context", marks=pytest.mark.nightly),
         pytest.param("as it is", marks=pytest.mark.nightly),

@@ -12,6 +12,8 @@ from router.text.tokenizer import Tokenizer
 from tests.integration.server import RunningServer, metric
 from tests.router.http.lmtp.talking import talking
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = ("Once upon a time", "The old man said", "Question: 2 + 2", "In a small town", "A fox")
 
 
