@@ -106,7 +106,8 @@ def server() -> Iterator[RunningServer]:
     Its flags concern requests with `watermark`, which few tests send, and numbers that are compared
     with those of transformers.
     """
-    flags = ("--served-model-name", "demo", "--dtype", "float32")
+    # Constraints may take their time on a busy machine.
+    flags = ("--served-model-name", "demo", "--dtype", "float32", "--constraint-timeout", "20")
     with launched(*flags, WATERMARK_GAMMA="0.25", WATERMARK_DELTA="6.0") as running:
         yield running
         # Whoever kills the launcher has the whole server ended.
