@@ -158,18 +158,17 @@ async def test_a_worker_that_breaks_is_told_of_and_replaced(tmp_path: Path) -> N
         assert isinstance(await pool.do(regex("a")), CheckResult)
 
 
-@pytest.mark.alone
 async def test_a_slow_job_holds_up_quick_ones_for_no_more_than_a_slice(tmp_path: Path) -> None:
+    endless = costly(num_choices=280_000)
     patience = {"cpu_s": 60.0, "wait_s": 60.0, "slice_s": 0.05}
     async with pooling(tmp_path, num_quick=1, num_slow=1, **patience) as pool:
-        slow = [asyncio.ensure_future(pool.do(costly(number))) for number in range(3)]
+        slow = [asyncio.ensure_future(pool.do(endless)) for _ in range(3)]
         await asyncio.sleep(0.05)
         for number in range(3):
             assert isinstance(await pool.do(regex(f"a{number}")), CheckResult)
-        # They have half a second to compute each, one after the other.
+        # They have more than a second to compute each, one after the other.
         assert not all(each.done() for each in slow)
-        assert isinstance(await slow[0], CheckResult)
-        for each in slow[1:]:
+        for each in slow:
             each.cancel()
         await asyncio.gather(*slow, return_exceptions=True)
 
@@ -290,7 +289,7 @@ def _is_zombie(pid: int) -> bool:
 async def test_a_tokenizer_that_will_not_do_is_told_at_once_and_for_good(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
-    pool = WorkerPool(VocabularyFile(path, None, (), MAX_LEN), PoolRules())
+    pool = WorkerPool(VocabularyFile(path, None, (), MAX_LEN), PoolRules(wait_s=30.0))
     try:
         for _ in range(2):
             with pytest.raises(ZygoteFailed, match=r"tokenizer\.json"):
