@@ -158,6 +158,7 @@ async def test_a_worker_that_breaks_is_told_of_and_replaced(tmp_path: Path) -> N
         assert isinstance(await pool.do(regex("a")), CheckResult)
 
 
+@pytest.mark.alone
 async def test_a_slow_job_holds_up_quick_ones_for_no_more_than_a_slice(tmp_path: Path) -> None:
     endless = costly(num_choices=280_000)
     patience = {"cpu_s": 60.0, "wait_s": 60.0, "slice_s": 0.05}
