@@ -1,7 +1,9 @@
-"""LMTP over a whole server: the same answers as over HTTP, whatever comes beside them."""
+"""LMTP over a whole server: the same answers as over HTTP, whatever comes beside them, and what
+docs/lmtp.md shows."""
 
 import asyncio
 import math
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,6 +12,7 @@ import pytest
 from launcher import BUNDLED_MODEL
 from router.text.tokenizer import Tokenizer
 from tests.integration.server import RunningServer, metric
+from tests.integration.transcripts import is_alike, replay, transcripts
 from tests.router.http.lmtp.talking import talking
 
 pytestmark = pytest.mark.slow
@@ -151,3 +154,20 @@ async def test_dropped_sockets_leave_no_block_taken(server: RunningServer) -> No
 
     assert metric(server, "tandem_kv_blocks_used") == 0
     assert metric(server, "tandem_socket_streams") == 0
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "lmtp.md"
+
+
+async def test_the_transcripts_of_the_document_are_what_the_server_says(
+    server: RunningServer,
+) -> None:
+    blocks = transcripts(DOCUMENT.read_text())
+    said = [await replay(server.port, block) for block in blocks]
+
+    assert sum(len(block) for block in blocks) > 15
+    for block, answers in zip(blocks, said, strict=True):
+        for exchange, told in zip(block, answers, strict=True):
+            assert [command for command, _ in told] == [c for c, _ in exchange.answers]
+            for (_, ours), (_, theirs) in zip(exchange.answers, told, strict=True):
+                assert is_alike(ours, theirs), (exchange.frame, ours, theirs)
