@@ -216,7 +216,10 @@ diagrams: install  ## Draw the diagrams of docs/ from their text (needs Graphviz
 dist: $(LOCK_VENV)/.installed  ## Build the wheel and the source distribution into dist/.
 	@rm -rf dist
 	@$(LOCK_VENV)/bin/pyproject-build --outdir dist . > $(LOCK_VENV)/build.log 2>&1 || { cat $(LOCK_VENV)/build.log; exit 1; }
-	@ls dist
+	@$(BIN)/python -m zipfile --list dist/*.whl > dist/files.log
+	@grep --quiet '^models/demo/model.safetensors' dist/files.log || { echo "The wheel has no bundled model"; exit 1; }
+	@! grep -E '^(bench|tests|models/training)/' dist/files.log || { echo "The wheel has more than the product"; exit 1; }
+	@rm dist/files.log && ls dist
 
 faults-short: install  ## One trial of each, in two minutes.
 	@$(BIN)/python -m bench.faults --faults shard,rank,hang,router --trials 1
