@@ -71,7 +71,6 @@ def _note(handle: Any, trace: Trace) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The command line."""
     folder = Path(argv[0])
     engine = pipeline(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -88,7 +88,7 @@ def _openvino_install(home: Path) -> Sequence[Step]:
 
 
 def _openvino_prepare(home: Path, model: Path, made: Path) -> Sequence[Step]:
-    task = ("--task", "text-generation-with-past", "--weight-format", "fp16")
+    task = "--task text-generation-with-past --weight-format fp16".split()
     return [(home / "bin" / "optimum-cli", "export", "openvino", "-m", model, *task, made)]
 
 
@@ -99,12 +99,11 @@ def _transformers_install(home: Path) -> Sequence[Step]:
 def _transformers_start(home: Path, model: Path, port: int) -> Server:
     """Without a number of blocks it would take most of the free memory for its KV cache."""
     url = f"http://127.0.0.1:{port}"
-    command = (
-        str(home / "bin" / "transformers"),
-        *("serve", str(model), "--device", "cpu", "--dtype", "bfloat16", "--port", str(port)),
-        *("--continuous-batching", "--cb-block-size", "16", "--cb-num-blocks", "1024"),
-        *("--cb-max-batch-tokens", "2048"),
+    flags = (
+        f"--device cpu --dtype bfloat16 --port {port} --continuous-batching --cb-block-size 16"
+        " --cb-num-blocks 1024 --cb-max-batch-tokens 2048"
     )
+    command = (str(home / "bin" / "transformers"), "serve", str(model), *flags.split())
     return Server("transformers", command, f"{url}/health", Target(url, "openai", str(model)))
 
 
@@ -126,11 +125,10 @@ def _vllm_install(home: Path) -> Sequence[Step]:
 
 def _vllm_start(home: Path, model: Path, port: int) -> Server:
     url = f"http://127.0.0.1:{port}"
-    command = (
-        str(home / "bin" / "vllm"),
-        *("serve", str(model), "--dtype", "bfloat16", "--port", str(port)),
-        *("--max-model-len", str(_CONTEXT_LEN), "--max-num-seqs", str(_MAX_SEQS)),
+    flags = (
+        f"--dtype bfloat16 --port {port} --max-model-len {_CONTEXT_LEN} --max-num-seqs {_MAX_SEQS}"
     )
+    command = (str(home / "bin" / "vllm"), "serve", str(model), *flags.split())
     num_cores = len(os.sched_getaffinity(0))
     environ = {
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -150,7 +148,7 @@ def _llama_install(home: Path) -> Sequence[Step]:
     without = " ".join(
         f"-DLLAMA_{part}=OFF" for part in ("BUILD_TESTS", "BUILD_EXAMPLES", "BUILD_UI", "OPENSSL")
     )
-    sdist = ("download", "--quiet", "--no-deps", "--no-binary", ":all:", _LLAMA, "-d", "src")
+    sdist = f"download --quiet --no-deps --no-binary :all: {_LLAMA} -d src".split()
     return [
         _pip(home, _TORCH, "transformers", "sentencepiece", "protobuf", "cmake", "ninja"),
         (home / "bin" / "python", "-m", "pip", *sdist),
@@ -163,17 +161,17 @@ def _llama_install(home: Path) -> Sequence[Step]:
 
 def _llama_prepare(home: Path, model: Path, made: Path) -> Sequence[Step]:
     convert = home / "src" / "vendor" / "llama.cpp" / "convert_hf_to_gguf.py"
-    output = ("--outtype", "bf16", "--outfile", made / "model.gguf")
-    return [(home / "bin" / "python", convert, model, *output)]
+    output = made / "model.gguf"
+    python = home / "bin" / "python"
+    return [(python, convert, model, "--outtype", "bf16", "--outfile", output)]
 
 
 def _llama_start(home: Path, model: Path, port: int) -> Server:
-    url, num_cores = f"http://127.0.0.1:{port}", str(len(os.sched_getaffinity(0)))
-    command = (
-        str(home / "build" / "bin" / "llama-server"),
-        *("-m", str(model / "model.gguf"), "-t", num_cores, "-tb", num_cores),
-        *("-np", "32", "-kvu", "-c", "16384", "--port", str(port)),
-    )
+    url = f"http://127.0.0.1:{port}"
+    num_cores = len(os.sched_getaffinity(0))
+    flags = f"-t {num_cores} -tb {num_cores} -np 32 -kvu -c 16384 --port {port}"
+    server = str(home / "build" / "bin" / "llama-server")
+    command = (server, "-m", str(model / "model.gguf"), *flags.split())
     target = Target(url, "openai", "model", {"ignore_eos": True})
     return Server("llama", command, f"{url}/health", target)
 

@@ -19,25 +19,29 @@ import asyncio
 import contextlib
 import json
 import signal
+import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from bench import peer_report
+from bench.chart import Panel, bars
 from bench.command_line import parser_of
 from bench.load import Load, Report, random_prompts, run
 from bench.peer_recipes import DEFAULT_CACHE, RECIPES, Recipe
-from bench.peer_report import TANDEM, Sample
 from bench.processes import awake, peak_mib, running, tandem
 from processes.addresses import free_port
 
-_PREFIX_LEN, _END_LEN = 1024, 32
+TANDEM = "tandem"
 _NO_DRAFTS = ("--speculate", "0")
-_LONG_SEED, _WARM_UP_SEED = 10_000, 20_000
+_PREFIX_LEN = 1024
+_END_LEN = 32
+_LONG_SEED = 10_000
+_WARM_UP_SEED = 20_000
+_RATE = "output_tokens_per_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +74,16 @@ def _served(
 
 @contextlib.contextmanager
 def _worker(recipe: Recipe, cache: Path, model: Path) -> Iterator[Peer]:
-    python, folder = cache / recipe.name / "bin" / "python", recipe.prepared(cache, model)
-    command = [str(python), "-m", "bench.openvino_worker", str(folder)]
-    root, pipe = Path(__file__).parents[1], subprocess.PIPE
-    worker = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=root)
-    requests, answers = worker.stdin, worker.stdout
+    python = cache / recipe.name / "bin" / "python"
+    worker = subprocess.Popen(
+        [str(python), "-m", "bench.openvino_worker", str(recipe.prepared(cache, model))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+    )
+    requests = worker.stdin
+    answers = worker.stdout
     assert requests is not None
     assert answers is not None
 
@@ -104,6 +113,17 @@ def _busy(num_neighbours: int) -> Iterator[None]:
         for loop in loops:
             loop.kill()
             loop.wait()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One peer in one round. `kind`: alone, busy (beside others), or a long prompt cold or warm."""
+
+    peer: str
+    kind: str
+    round: int
+    concurrency: int
+    report: Report
 
 
 class Session:
@@ -164,6 +184,95 @@ class Session:
         )
 
 
+class Findings:
+    """Answers questions about samples. Raises statistics.StatisticsError where there is none."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = samples
+        self.peers = tuple(dict.fromkeys(sample.peer for sample in samples))
+        self.concurrencies = sorted({each.concurrency for each in samples if each.kind == "alone"})
+        self.has_neighbours = any(sample.kind == "busy" for sample in samples)
+
+    def values(self, peer: str, kind: str, concurrency: int, metric: str = _RATE) -> list[float]:
+        """One of each round."""
+        return [
+            getattr(sample.report, metric)
+            for sample in self._samples
+            if (sample.peer, sample.kind, sample.concurrency) == (peer, kind, concurrency)
+        ]
+
+    def median(self, peer: str, kind: str, concurrency: int, metric: str = _RATE) -> float:
+        return statistics.median(self.values(peer, kind, concurrency, metric))
+
+    def ratio(self, one: Sequence[float], other: Sequence[float]) -> float:
+        """The median over rounds of one value to the other of the same round."""
+        return statistics.median(a / b for a, b in zip(one, other, strict=True))
+
+    def lead(self, peer: str, concurrency: int) -> float:
+        """How many times as many tokens a second Tandem makes."""
+        own = self.values(TANDEM, "alone", concurrency)
+        return self.ratio(own, self.values(peer, "alone", concurrency))
+
+    def kept(self, peer: str, concurrency: int) -> float:
+        """The share of its own rate that a peer keeps beside the neighbours."""
+        busy = self.values(peer, "busy", concurrency)
+        return self.ratio(busy, self.values(peer, "alone", concurrency))
+
+
+def table(found: Findings, memory_mib: Mapping[str, float]) -> str:
+    """Markdown: a row for each peer."""
+    rows = [_row(found, peer) | {"peak MiB": f"{memory_mib[peer]:.0f}"} for peer in found.peers]
+    lines = [[*rows[0]], ["---"] * len(rows[0]), *([*row.values()] for row in rows)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _row(found: Findings, peer: str) -> dict[str, str]:
+    at = found.concurrencies
+    middle = 8 if 8 in at else at[-1]
+
+    def each(format_spec: str, value: Callable[[str, int], float]) -> str:
+        return " / ".join(format(value(peer, concurrency), format_spec) for concurrency in at)
+
+    def ms(metric: str, kind: str = "alone", concurrency: int = middle) -> str:
+        return f"{found.median(peer, kind, concurrency, metric):.0f}"
+
+    row = {
+        "": peer,
+        f"tok/s, {' / '.join(map(str, at))} at a time": each(
+            ".0f", lambda name, number: found.median(name, "alone", number)
+        ),
+        "Tandem to it": each(".2f", found.lead),
+        f"TTFT p50 ms at {middle}": ms("ttft_ms_p50"),
+        f"ITL p50 / p99 ms at {middle}": f"{ms('itl_ms_p50')} / {ms('itl_ms_p99')}",
+        "TTFT ms of 1024 tokens, cold / warm": " / ".join(
+            ms("ttft_ms_p50", kind, 1) for kind in ("cold", "warm")
+        ),
+    }
+    if found.has_neighbours:
+        row["share kept beside busy neighbours"] = each(".2f", found.kept)
+    return row
+
+
+def write_findings(
+    folder: Path, samples: Sequence[Sample], memory_mib: Mapping[str, float], missing: Sequence[str]
+) -> None:
+    """peers.json with every sample, peers.md and peers.svg, into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found = Findings(samples)
+    kept = [asdict(sample) for sample in samples]
+    document = {"missing": missing, "peak_mib": memory_mib, "samples": kept}
+    (folder / "peers.json").write_text(json.dumps(document) + "\n")
+    rounds = len({sample.round for sample in samples})
+    absent = f"Not installed: {', '.join(missing)}.\n" if missing else ""
+    text = f"{table(found, memory_mib)}\nMedians of {rounds} rounds, ratios within each. {absent}"
+    (folder / "peers.md").write_text(text.rstrip() + "\n")
+    panels = [
+        Panel(f"{at} at a time", {peer: found.median(peer, "alone", at) for peer in found.peers})
+        for at in found.concurrencies
+    ]
+    (folder / "peers.svg").write_text(bars("Output tokens a second", panels))
+
+
 def _compare(args: argparse.Namespace) -> None:
     asked = [name for name in args.peers if name != TANDEM]
     missing = [name for name in asked if not RECIPES[name].is_installed(args.cache)]
@@ -185,12 +294,11 @@ def _compare(args: argparse.Namespace) -> None:
         for number in range(args.rounds):
             session.round(number, loads)
         memory = {peer.name: peak_mib(peer.pid) for peer in peers}
-    peer_report.write(args.out, session.samples, memory, missing)
+    write_findings(args.out, session.samples, memory, missing)
     sys.stdout.write((args.out / "peers.md").read_text())
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line."""
     parser = parser_of(__doc__)
     parser.add_argument("--install", choices=RECIPES, help="install one peer, and no more")
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="where peers live")

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bench.load import Report, Trace, report
-from bench.peer_report import TANDEM, Findings, Sample, table, write
+from bench.peers import TANDEM, Findings, Sample, table, write_findings
 
 
 def one(rate: float) -> Report:
@@ -37,7 +37,7 @@ def test_a_row_for_each_peer() -> None:
 
 
 def test_what_was_measured_is_kept_and_who_was_missing_is_named(tmp_path: Path) -> None:
-    write(tmp_path, samples(), {TANDEM: 1000.0, "slow": 2000.0}, ["vllm"])
+    write_findings(tmp_path, samples(), {TANDEM: 1000.0, "slow": 2000.0}, ["vllm"])
     assert len(json.loads((tmp_path / "peers.json").read_text())["samples"]) == 24
     assert "Not installed: vllm." in (tmp_path / "peers.md").read_text()
     assert (tmp_path / "peers.svg").read_text().startswith("<svg")
