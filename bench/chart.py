@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from html import escape
 
 _COLOURS = ("#1b6ca8", "#e07b39", "#5a9367", "#8e5ea2", "#b8a04a", "#6b7280", "#c0392b", "#2a9d8f")
-_WIDTH, _PANEL_HEIGHT, _LEFT, _ROW = 720, 220, 120, 22
+_WIDTH = 720
+_PANEL_HEIGHT = 220
+_LEFT = 120
+_ROW = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +32,14 @@ class Line:
 def bars(title: str, panels: Sequence[Panel]) -> str:
     """Each panel below the one before, each name in its own colour."""
     names = list(dict.fromkeys(name for panel in panels for name in panel.values))
-    parts, top = [_text(8, 22, title, 16)], 44
+    parts = [_text(8, 22, title, 16)]
+    top = 44
     for panel in panels:
         parts.append(_text(8, top, panel.title, 13))
         scale = (_WIDTH - _LEFT - 80) / max(panel.values.values())
         for row, (name, value) in enumerate(panel.values.items()):
-            y, width = top + 8 + row * _ROW, value * scale
+            y = top + 8 + row * _ROW
+            width = value * scale
             colour = _COLOURS[names.index(name) % len(_COLOURS)]
             parts.append(_text(_LEFT - 6, y + 14, name, 12, "end"))
             parts.append(
@@ -48,7 +53,8 @@ def bars(title: str, panels: Sequence[Panel]) -> str:
 def lines(title: str, x_label: str, y_label: str, series: Sequence[Line]) -> str:
     """All in one panel, names at the right end of their lines."""
     xs, ys = zip(*(point for line in series for point in line.points), strict=True)
-    right, bottom = _WIDTH - 150, 44 + 1.6 * _PANEL_HEIGHT
+    right = _WIDTH - 150
+    bottom = 44 + 1.6 * _PANEL_HEIGHT
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (

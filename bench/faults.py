@@ -61,7 +61,6 @@ class Stream:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, url: str) -> None:
-        """Reads it to its end."""
         try:
             async for data in post_events(f"{url}/generate_stream", self.body):
                 event = json.loads(data)
@@ -178,7 +177,8 @@ def _pids_of(root: int, module: str) -> list[int]:
 
 
 def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    port, num_shards = free_port(), FAULTS[fault][2]
+    port = free_port()
+    _, _, num_shards = FAULTS[fault]
     flags = ["--num-shard", str(num_shards), "--max-restarts", "100000", "--check-invariants"]
     server = tandem(Path(arguments.model), port, flags)
     url = f"http://127.0.0.1:{port}"

@@ -247,7 +247,7 @@ def _percentile_ms(seconds: Sequence[float], percent: int) -> float:
 
 
 def main(argv: Sequence[str], write: Callable[[str], object] = sys.stdout.write) -> int:
-    """The command line. Exit code 1 when any request failed."""
+    """Answers the exit code: 1 when any request failed."""
     parser = parser_of(__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:3000")
     parser.add_argument("--api", choices=APIS, default="tgi")

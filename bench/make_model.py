@@ -49,7 +49,6 @@ def config(
     num_layers: int = _NUM_LAYERS,
     **changes: Any,
 ) -> LlamaConfig:
-    """The shape of the model."""
     num_heads = hidden_size // _HEAD_LEN
     sizes: dict[str, Any] = {
         "vocab_size": vocab_size,
@@ -101,7 +100,6 @@ def tokenizer(vocab_size: int = VOCAB_SIZE, seed: int = 0) -> PreTrainedTokenize
 
 
 def main() -> None:
-    """Write the checkpoint into the folder named on the command line."""
     parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seed", type=int, default=0)

@@ -61,7 +61,6 @@ _EXPRESSIONS = {
 
 
 def main() -> None:
-    """Measure, and print what was found."""
     parser = parser_of(__doc__)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=20)
@@ -89,7 +88,8 @@ def _measured(
 ) -> dict[str, float]:
     compile_s: list[_Took] = []
     for _ in range(2):
-        began, began_cpu = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
+        began_cpu = time.thread_time()
         language = compile_where(parse(written), vocabulary, trie)
         compile_s.append((time.perf_counter() - began, time.thread_time() - began_cpu))
     budget = len(token_ids) + 2
@@ -122,7 +122,8 @@ def _masks_s(language: WhereLanguage, token_ids: list[int], max_len: int | None)
     row = np.zeros(language.vocabulary.num_words, dtype=np.int32)
     took = []
     for made_len, token_id in enumerate(token_ids):
-        began, began_cpu = time.perf_counter(), time.thread_time()
+        began = time.perf_counter()
+        began_cpu = time.thread_time()
         matcher.fill_mask(row, None if max_len is None else max_len - made_len)
         took.append((time.perf_counter() - began, time.thread_time() - began_cpu))
         if not row[token_id // 32] >> token_id % 32 & 1:

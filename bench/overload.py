@@ -57,7 +57,6 @@ class Phase:
     num_given_up: int = 0
 
     def is_over(self) -> bool:
-        """Whether no new request should begin."""
         return time.perf_counter() > self.ends_s
 
     def count(self, arrivals_s: Sequence[float]) -> None:
@@ -118,7 +117,6 @@ async def _arrivals_s(url: str, body: bytes) -> list[float]:
 
 
 def _retry_after_s(error: HttpError, phase: Phase) -> float:
-    """Seconds that the server asked to wait."""
     phase.num_refusals += 1
     if "retry-after" not in error.headers:
         phase.num_without_wait += 1
@@ -164,7 +162,8 @@ def _quantiles(values: Sequence[float]) -> dict[str, float]:
 async def _measure(url: str, args: argparse.Namespace) -> dict[str, object]:
     capacity = args.batch + args.queue
     many = capacity * args.factor
-    peaks, crowds = [], []
+    peaks = []
+    crowds = []
     for _ in range(args.rounds):
         peaks.append(await _run_phase(url, capacity, args.seconds, 0.0))
         crowds.append(await _run_phase(url, many, args.seconds, args.patience))
@@ -183,7 +182,7 @@ async def _measure(url: str, args: argparse.Namespace) -> dict[str, object]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line."""
+    """Answers the exit code."""
     parser = parser_of(__doc__)
     parser.add_argument("--model", type=Path, default=BUNDLED_MODEL)
     parser.add_argument("--batch", type=int, default=32)

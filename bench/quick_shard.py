@@ -45,14 +45,12 @@ class QuickShard(FakeShard):
             return await self._answer(request)
 
     async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
-        """Every row draws a token."""
         async with self._turn("Decode", request, context):
             return await self._answer(request)
 
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
     ) -> pb.ClearCacheResponse:
-        """Drops every request."""
         self._left.clear()
         return await super().ClearCache(request, context)
 
@@ -93,7 +91,8 @@ class RouterOverQuickShard:
 @contextlib.contextmanager
 def quick_shard(folder: Path, step_s: float = 0.0) -> Iterator[tuple[str, int]]:
     """A quick shard's process: its socket and its pid. `folder` keeps its log and socket."""
-    path, log = f"{folder}/shard-0", folder / "shard.log"
+    path = f"{folder}/shard-0"
+    log = folder / "shard.log"
     with process(log, "bench.quick_shard", path, "--step-s", str(step_s)) as shard:
         until(shard, log, _LISTENING)
         yield path, shard.pid
@@ -123,7 +122,6 @@ async def _serve(path: str, step_s: float) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The command line."""
     parser = parser_of(__doc__)
     parser.add_argument("path", metavar="PATH")
     parser.add_argument("--step-s", type=float, default=0.0)

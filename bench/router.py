@@ -63,7 +63,6 @@ class _Client(asyncio.Protocol):
         self._end = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Sends the request."""
         # uvloop's transports are no asyncio.Transport by class.
         cast(asyncio.Transport, transport).write(self._request)
 
@@ -72,7 +71,6 @@ class _Client(asyncio.Protocol):
         self._num_tokens += data.count(b'{"index":')
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The stream is over."""
         if not self._done.done():
             self._done.set_result(self._num_tokens)
 
@@ -106,7 +104,6 @@ class Round:
 
 
 def measure_round(served: RouterOverQuickShard, num_streams: int, num_tokens: int) -> Round:
-    """All streams once."""
     pids = (served.router_pid, served.shard_pid)
     before = (*map(cpu_s, pids), _own_cpu_s())
     wall_s = uvloop.run(load(served.port, num_streams, num_tokens))
@@ -225,7 +222,6 @@ def best(measure: Callable[[], float], num_tries: int = 3) -> float:
 
 
 def run(num_streams: int, num_tokens: int, num_rounds: int) -> dict[str, object]:
-    """The whole measurement."""
     with tempfile.TemporaryDirectory() as folder:
         with router_over_quick_shard(
             Path(folder), "--max-concurrent-requests", str(2 * num_streams)
@@ -270,7 +266,6 @@ def _report(
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line; prints one JSON object."""
     parser = parser_of(__doc__)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=256)

@@ -139,9 +139,11 @@ def _router_pid(port: int) -> int:
 async def _run(url: str, pid: int, args: argparse.Namespace) -> dict[str, Any]:
     begun_s = time.monotonic()
     ends: Counter[str] = Counter()
-    mib, descriptors = [], []
+    mib = []
+    descriptors = []
     for part in progress(range(_NUM_PARTS), "tenths"):
-        requests, leavers = args.requests // _NUM_PARTS, args.leavers // _NUM_PARTS
+        requests = args.requests // _NUM_PARTS
+        leavers = args.leavers // _NUM_PARTS
         ends += await _soak(url, requests, leavers, args.concurrency, seed=part)
         mib.append(resident_mib(pid))
         descriptors.append(len(list(Path(f"/proc/{pid}/fd").iterdir())))
@@ -157,14 +159,15 @@ async def _run(url: str, pid: int, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _is_clean(report: dict[str, Any]) -> bool:
-    mib, descriptors = report["router_mib"], report["router_descriptors"]
+    mib = report["router_mib"]
+    descriptors = report["router_descriptors"]
     failed = any(end.startswith("failed") for end in report["ends"])
     grew = mib[-1] > 1.1 * mib[0] or descriptors[-1] > descriptors[0] + _SPARE_DESCRIPTORS
     return not failed and not grew and not report["kv_blocks_used_at_the_end"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """The command line."""
+    """Answers the exit code."""
     parser = parser_of(__doc__)
     parser.add_argument("--url", help="a server to ask in place of one that is started")
     parser.add_argument("--requests", type=int, default=10_000)

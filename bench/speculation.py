@@ -48,7 +48,6 @@ def successors() -> list[int]:
 
 
 def make_chain_model(folder: Path) -> None:
-    """Write the checkpoint."""
     built = model(config(tie_word_embeddings=False))
     with torch.inference_mode():
         for layer in built.model.layers:
@@ -123,7 +122,8 @@ class Row:
 
 
 def _measure(servers: Sequence[Server], every: int | None, concurrency: int, rounds: int) -> Row:
-    row, following = Row([], []), successors()
+    row = Row([], [])
+    following = successors()
     urls = [server.target.url for server in servers]
     before = _counters(urls[1])
     for number in range(rounds):
@@ -146,7 +146,6 @@ def _measure(servers: Sequence[Server], every: int | None, concurrency: int, rou
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the program."""
     args = _parse(argv)
     if not (args.folder / "config.json").exists():
         make_chain_model(args.folder)

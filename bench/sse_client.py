@@ -31,7 +31,8 @@ async def post_events(
     asyncio.IncompleteReadError when the server hangs up in the middle.
     """
     parts = urlsplit(url)
-    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    host = parts.hostname or "127.0.0.1"
+    port = parts.port or 80
     reader, writer = await asyncio.open_connection(host, port, limit=_LIMIT_BYTES)
     try:
         head = (

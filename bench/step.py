@@ -154,7 +154,6 @@ def _chart(found: Sequence[StepTimes]) -> str:
 
 
 def main() -> None:
-    """Measure what the command line names."""
     parser = parser_of(__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")

@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 
 from bench.command_line import parser_of
-from bench.gpu_check import machine, peer, serving, speed, tests
+from bench.gpu_check import parts
 from bench.gpu_check.rows import Part, Row, Sizes, failed, markdown, write
 
 PARTS: Mapping[str, Part] = {
-    "machine": machine.run,
-    "tests": tests.run,
-    "speed": speed.run,
-    "serving": serving.run,
-    "peer": peer.run,
+    "machine": parts.machine,
+    "tests": parts.tests,
+    "speed": parts.speed,
+    "serving": parts.serving,
+    "peer": parts.peer,
 }
 
 
@@ -43,11 +43,11 @@ def main(arguments: Sequence[str]) -> int:
         print("gpu-check: skipped, torch finds no CUDA device here")
         return 0
     device = torch.device("cpu") if options.rehearse else torch.device("cuda", 0)
-    parts = _run(names, Sizes(device, options.rehearse))
-    print(markdown(parts))
+    found = _run(names, Sizes(device, options.rehearse))
+    print(markdown(found))
     if options.out is not None:
-        write(options.out, parts)
-    return int(failed(parts))
+        write(options.out, found)
+    return int(failed(found))
 
 
 def _run(names: Sequence[str], sizes: Sizes) -> dict[str, list[Row]]:

@@ -1,0 +1,271 @@
+"""Models of the shapes of served ones, with random weights made on the device, and their steps."""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config
+
+from bench.gpu_check.rows import Sizes
+from model_server import zoo
+from model_server.engine.distributed import World
+from model_server.engine.first_rank import StepInFlight
+from model_server.engine.runner import Runner
+from model_server.executor.dense_cuda import build_dense_cuda
+from model_server.executor.device_weights import Partition
+from model_server.executor.executor import PagedModel
+from model_server.loading import new_sampler
+from model_server.masking.mask_scheduler import MaskScheduler
+from model_server.recipe.proof import read_recipe
+from model_server.recipe.recipe import Recipe
+from model_server.step import StepOutput
+from proto.contract import NewSequence, OutputConstraint, SamplingParams, StopParams
+
+_NUM_STEPS = 40
+_NUM_WARM = 6
+_MAX_POSITIONS = 16384
+
+SHAPES: dict[str, Any] = {
+    "Llama 3 8B": LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=_MAX_POSITIONS,
+    ),
+    "Qwen3 8B": Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=_MAX_POSITIONS,
+    ),
+    "Qwen3 0.6B": Qwen3Config(
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+        max_position_embeddings=_MAX_POSITIONS,
+    ),
+}
+_TINY = {
+    "vocab_size": 4096,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+
+
+def config_of(shape: str, sizes: Sizes) -> Any:
+    """The configuration of a shape; in a rehearsal a tiny one of its family."""
+    config = SHAPES[shape]
+    return type(config)(**_TINY) if sizes.is_rehearsal else config
+
+
+def random_model(config: Any, device: torch.device) -> PagedModel:
+    """A model of random bfloat16 weights by its recipe, as loading makes it of a checkpoint."""
+    recipe = read_recipe(config, trust_remote_code=False)
+    empty = zoo.build_empty(config, trust_remote_code=False).module
+    parameters = _random_parameters(empty, device)
+    executor = build_dense_cuda(
+        recipe,
+        torch.bfloat16,
+        device,
+        Partition(),
+        None,
+        parameters,
+        _tables(recipe, empty, config, device),
+        release=parameters.__delitem__,
+    )
+    return PagedModel(
+        executor,
+        model_type=config.model_type,
+        dtype=torch.bfloat16,
+        device=device,
+        vocab_size=config.vocab_size,
+        max_position_embeddings=config.max_position_embeddings,
+        window_len=None,
+        eos_token_ids=(),
+    )
+
+
+def _random_parameters(empty: Any, device: torch.device) -> dict[str, Tensor]:
+    made: dict[int, Tensor] = {}
+    parameters = {}
+    for name, parameter in empty.named_parameters(remove_duplicate=False):
+        if id(parameter) not in made:
+            weight = torch.empty(parameter.shape, dtype=torch.bfloat16, device=device)
+            made[id(parameter)] = (
+                weight.fill_(1.0)
+                if weight.dim() == 1
+                else weight.normal_(0, weight.shape[1] ** -0.5)
+            )
+        parameters[name] = made[id(parameter)]
+    return parameters
+
+
+def _tables(
+    recipe: Recipe, empty: Any, config: Any, device: torch.device
+) -> list[tuple[Tensor, Tensor]]:
+    positions = torch.arange(config.max_position_embeddings)
+    tables = []
+    for rotary in recipe.rotary:
+        made = type(empty.get_submodule(rotary.module))(config)
+        cos, sin = made(torch.empty(1), positions[None], *rotary.arguments)
+        half = cos.shape[-1] // 2
+        tables.append((cos[0, :, :half].to(device), sin[0, :, :half].to(device)))
+    return tables
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A batch that decodes, and what its step has to reach."""
+
+    batch_size: int
+    context_len: int
+    wanted_share: float | None = None
+    wanted_tokens_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Server:
+    """A random model, its runner and the bytes of its weights."""
+
+    config: Any
+    model: PagedModel
+    runner: Runner
+    num_parameters: int  # that a decode step reads
+
+    def enter(self, load: Load, num_steps: int, constraint: OutputConstraint | None = None) -> None:
+        """Enter a batch that decodes for so many steps; contexts are zeros, read as any others."""
+        start_len = load.context_len - num_steps // 2
+        self.runner.clear()
+        block_size = self.model.block_size
+        new = [
+            new_sequence(index, start_len, 1, num_steps + 1, block_size, constraint)
+            for index in range(load.batch_size)
+        ]
+        self.runner.step(new)
+
+    def decode(self, num_steps: int) -> list[float]:
+        """The seconds of each of so many steps; each is sent before the last one is answered."""
+        times_s = []
+        step = self.launched()
+        last_s = time.perf_counter()
+        for _ in range(num_steps - 1):
+            following = self.launched()
+            self._require_no_error(self.runner.finish(step))
+            times_s.append(time.perf_counter() - last_s)
+            last_s = time.perf_counter()
+            step = following
+        self._require_no_error(self.runner.finish(step))
+        return times_s
+
+    def launched(self) -> StepInFlight:
+        """The next decode step, which nobody has waited for."""
+        step = self.runner.begin()
+        self.runner.launch(step)
+        return step
+
+    @staticmethod
+    def _require_no_error(output: StepOutput) -> None:
+        for generation in output.generations:
+            if generation.error is not None:
+                raise RuntimeError(f"request {generation.request_id}: {generation.error}")
+
+    def median_step_s(self, load: Load, constraint: OutputConstraint | None = None) -> float:
+        """Of a batch's decode steps, after a few that do not count."""
+        self.enter(load, _NUM_WARM + _NUM_STEPS, constraint)
+        self.decode(_NUM_WARM)
+        return statistics.median(self.decode(_NUM_STEPS))
+
+    def floor_s(self, load: Load, bytes_per_s: float) -> float:
+        """What reading weights and keys and values once takes."""
+        kv_bytes = self.model.bytes_per_block / self.model.block_size * load.context_len
+        return (2 * self.num_parameters + load.batch_size * kv_bytes) / bytes_per_s
+
+
+def prompt_ids(index: int, prompt_len: int) -> tuple[int, ...]:
+    """The tokens of one of many prompts, which begin with different ones."""
+    return tuple((index * 7 + i) % 1000 + 3 for i in range(prompt_len))
+
+
+def new_sequence(
+    index: int,
+    prompt_len: int,
+    chunk_len: int,
+    num_new: int,
+    block_size: int,
+    constraint: OutputConstraint | None = None,
+) -> NewSequence:
+    """One of many that makes so many tokens; what is before the chunk counts as cached."""
+    num_blocks = -(-(prompt_len + num_new + 1) // block_size)
+    return NewSequence(
+        request_id=index,
+        token_ids=prompt_ids(index, prompt_len),
+        prompt_len=prompt_len,
+        cached_len=prompt_len - chunk_len,
+        chunk_len=chunk_len,
+        block_ids=tuple(range(index * num_blocks, (index + 1) * num_blocks)),
+        sampling=SamplingParams(),
+        stop=StopParams(max_new_tokens=num_new, ignore_eos=True),
+        constraint=constraint,
+    )
+
+
+@contextmanager
+def served(
+    shape: str,
+    sizes: Sizes,
+    max_batch_size: int,
+    guides: Callable[[PagedModel], MaskScheduler] | None = None,
+) -> Iterator[Server]:
+    """A random model, warmed up."""
+    config = config_of(shape, sizes)
+    model = random_model(config, sizes.device)
+    runner = Runner(
+        model,
+        new_sampler(model, max_batch_size),
+        World(),
+        guides=None if guides is None else guides(model),
+        runs_ahead=True,
+    )
+    max_len = 512 if sizes.is_rehearsal else 8192 + 128
+    num_blocks = max(max_batch_size * 1152, 8 * max_len) // model.block_size
+    runner.warmup(128 if sizes.is_rehearsal else 8192, max_batch_size, max_len, num_blocks)
+    yield Server(config, model, runner, _num_read(config))
+    runner.clear()
+
+
+def _num_read(config: Any) -> int:
+    """Parameters of the layers and the head."""
+    num_heads = config.num_attention_heads + config.num_key_value_heads
+    attention = 2 * config.hidden_size * config.head_dim * num_heads
+    layer = attention + 3 * config.hidden_size * config.intermediate_size
+    return int(config.num_hidden_layers * layer + config.vocab_size * config.hidden_size)
+
+
+def free_memory(sizes: Sizes) -> None:
+    """Give back what the models before left on the device."""
+    gc.collect()
+    if sizes.device.type == "cuda":
+        torch.cuda.empty_cache()
