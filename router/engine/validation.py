@@ -12,7 +12,7 @@ from hashlib import blake2b
 from constraints.spec import StopRule
 from proto.contract import StopParams
 from router.engine.constraints import ConstraintCheck
-from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, cut
+from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, check_unicode, cut
 from router.request.parameters import (
     Limits,
     RawParams,
@@ -24,7 +24,7 @@ from router.request.parameters import (
 from router.request.request import ApiKey, Constraint, GenerateRequest
 from router.text.control_tokens import visible
 from router.text.output_text import OutputText
-from router.text.tokenizer import Tokenizer, check_fits, check_unicode
+from router.text.tokenizer import Tokenizer, check_fits
 
 __all__ = ["Limits", "RawParams", "Validation"]
 

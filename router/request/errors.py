@@ -160,6 +160,20 @@ def wrong(field: str, rule: str, value: Any) -> InvalidRequest:
     return InvalidRequest(f"`{field}` {rule}. Given: {quoted(value)}", field)
 
 
+def check_unicode(text: str, field: str) -> None:
+    """Raise InvalidRequest when `text` holds half of a surrogate pair, which no encoding has."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"`{field}` must be valid Unicode. Given: a lone surrogate "
+            f"U+{ord(text[error.start]):04X} at character {error.start}",
+            field,
+        ) from error
+
+
 def quoted(value: Any) -> str:
     """A client's value as JSON, cut to what one line of an error holds."""
     if isinstance(value, dict):

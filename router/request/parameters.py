@@ -19,9 +19,8 @@ import orjson
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from proto.contract import LogprobParams, SamplingParams, StopParams
-from router.request.errors import InvalidRequest, cut, wrong
+from router.request.errors import InvalidRequest, check_unicode, cut, wrong
 from router.request.request import NO_KEY, ApiKey, Constraint
-from router.text.tokenizer import check_unicode
 
 GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
     {

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from constraints.text_tokens import CALL_MARKERS
 from processes.worker_threads import WorkerThreads
-from router.request.errors import InvalidRequest, StartupFailed
+from router.request.errors import InvalidRequest, StartupFailed, check_unicode
 from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.token_texts import TokenTexts, build_token_texts
 from router.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
@@ -50,20 +50,6 @@ class TokenSpan:
     text: str
     start: int
     stop: int
-
-
-def check_unicode(text: str, field: str) -> None:
-    """Raise InvalidRequest when `text` holds half of a surrogate pair, which no encoding has."""
-    if text.isascii():
-        return
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"`{field}` must be valid Unicode. Given: a lone surrogate "
-            f"U+{ord(text[error.start]):04X} at character {error.start}",
-            field,
-        ) from error
 
 
 class Tokenizer:

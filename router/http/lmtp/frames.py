@@ -32,11 +32,12 @@ from router.request.errors import (
     RouterError,
     RowFailed,
     WrongPart,
+    check_unicode,
     wrong,
 )
 from router.request.parameters import Limits
 from router.text.chat_template import ChatTemplate
-from router.text.tokenizer import Tokenizer, check_fits, check_unicode, continuation_ids
+from router.text.tokenizer import Tokenizer, check_fits, continuation_ids
 
 # An object to be sent: the type of its frame, and its JSON.
 Message: TypeAlias = tuple[str, str]
