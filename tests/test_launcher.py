@@ -161,6 +161,7 @@ def test_a_port_in_use_is_refused_at_once() -> None:
     assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spelling", [["-m", "launcher"], ["launcher.py"]])
 def test_the_command_is_a_module_and_a_script_too(spelling: list[str]) -> None:
     argv = [sys.executable, *spelling, "serve", "--help"]

@@ -5,11 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from bench.gpu_check.rows import Row, failed, markdown
 
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly
 def test_a_rehearsal_fills_the_table(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.gpu_check", "--rehearse", "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -143,6 +143,7 @@ def test_the_last_line_end_of_a_file_is_no_part_of_a_pattern(tmp_path: Path) -> 
     assert said.returncode == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_processes")
 def test_a_line_that_takes_too_long_is_an_error_among_the_others() -> None:
     texts = ["ab", "a" * 300_000, "b"]
@@ -194,6 +195,7 @@ def test_a_constraint_that_cannot_be_kept_ends_with_2_and_says_why(
     assert refused.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_processes")
 def test_what_takes_too_long_to_compile_is_a_constraint_that_cannot_be_kept(
     tmp_path: Path,

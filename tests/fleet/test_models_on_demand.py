@@ -136,6 +136,7 @@ def test_two_models_answer_at_a_time_over_http_and_lmtp(front: RunningServer) ->
     assert "/generate" in document["paths"]
 
 
+@pytest.mark.nightly
 def test_a_stream_outlives_the_shard_of_its_model(front: RunningServer) -> None:
     shard = shard_of(front, "/two")
     stream = Streaming(front, "two", 500)
@@ -154,6 +155,7 @@ def shard_of(server: RunningServer, model: str) -> int:
     raise AssertionError(f"no shard holds {model}")
 
 
+@pytest.mark.nightly
 def test_a_model_that_left_for_one_that_is_broken_is_loaded_again(front: RunningServer) -> None:
     answers = [generate(front, model="cut") for _ in range(2)]
     assert [each.status_code for each in answers] == [503, 503]

@@ -188,17 +188,8 @@ def test_a_dry_run_of_what_can_be_served_says_so() -> None:
     assert (tried.is_right, tried.error) == (True, None)
 
 
-# Refused before anything is loaded; at night also what is refused when all of it is.
-QUICK = "unknown quantization"
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=case.name, marks=() if case.name == QUICK else pytest.mark.nightly)
-        for case in CASES
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_dry_run_says_what_serve_would(case: Case) -> None:
     tried, served = judge(case, "--dry-run"), judge(case)
     assert (tried.is_right, tried.error) == (served.is_right, served.error)

@@ -119,6 +119,7 @@ def texts(events: list[dict[str, Any]]) -> list[str]:
     return [event["token"]["text"] if "token" in event else str(event) for event in events]
 
 
+@pytest.mark.nightly
 def test_a_shard_that_hangs_is_replaced(server: RunningServer) -> None:
     expected = undisturbed(server, [("drawn", 5)])
     answers: dict[str, Any] = {}

@@ -167,7 +167,7 @@ def test_requests_of_one_batch_keep_to_their_traces(
         threading.Thread(
             target=ask,
             args=(server, "/generate", parent, f"{number} is a number"),
-            kwargs={"max_new_tokens": 40, "ignore_eos": True},
+            kwargs={"max_new_tokens": 400, "ignore_eos": True},
         )
         for number, (parent, _, _) in enumerate(parents)
     ]
@@ -180,7 +180,7 @@ def test_requests_of_one_batch_keep_to_their_traces(
         assert one(spans, "POST /generate").parent_id == client_span_id
         inference, decode = one(spans, "inference"), one(spans, "decode", SHARD)
         assert decode.parent_id == inference.span_id
-        assert decode.attributes["tandem.num_steps"] == 39
+        assert decode.attributes["tandem.num_steps"] == 399
     first, second = (one(spans, "decode", SHARD) for spans in both)
     assert first.start_ns < second.end_ns
     assert second.start_ns < first.end_ns

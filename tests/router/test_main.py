@@ -73,6 +73,7 @@ def few_files() -> Iterator[int]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.slow
 async def test_it_streams_and_stops_when_asked(tokenizer: Path) -> None:
     shard = FakeShard()
     async with AsyncExitStack() as stack:
@@ -93,6 +94,7 @@ async def test_it_streams_and_stops_when_asked(tokenizer: Path) -> None:
         assert not any("Traceback" in line for line in router.log)
 
 
+@pytest.mark.slow
 async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Path) -> None:
     shard = FakeShard(num_blocks=256)
     shard.faults.delay_s = 0.02
@@ -108,6 +110,7 @@ async def test_draining_finishes_what_runs_and_refuses_what_comes(tokenizer: Pat
         assert await router.ended() == 0
 
 
+@pytest.mark.slow
 async def test_what_outlasts_the_drain_gets_an_error_as_its_last_event(tokenizer: Path) -> None:
     shard = FakeShard(num_blocks=1024)
     shard.faults.delay_s = 0.02
@@ -121,6 +124,7 @@ async def test_what_outlasts_the_drain_gets_an_error_as_its_last_event(tokenizer
         assert await router.ended() == 0
 
 
+@pytest.mark.slow
 async def test_a_second_signal_stops_at_once(tokenizer: Path) -> None:
     shard = FakeShard(num_blocks=1024)
     shard.faults.delay_s = 0.02
@@ -154,6 +158,7 @@ async def test_a_request_ends_at_its_longest_duration_with_what_there_is(tokeniz
         assert 1 <= len(str(last["generated_text"])) < 100
 
 
+@pytest.mark.slow
 async def test_a_router_that_another_one_displaced_ends_with_one_sentence(
     tokenizer: Path,
 ) -> None:
@@ -215,6 +220,7 @@ async def test_a_shard_out_of_memory_is_one_line(tokenizer: Path) -> None:
         assert f"Warmup: RESOURCE_EXHAUSTED: {reason}" in router.log[0]
 
 
+@pytest.mark.slow
 async def test_more_tokens_than_the_pool_holds_are_refused_with_the_numbers(
     tokenizer: Path,
 ) -> None:

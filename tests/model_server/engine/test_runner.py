@@ -385,6 +385,7 @@ def add_requests(driver: Driver, seed: int, num_kinds: int) -> None:
         )
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 10_000),

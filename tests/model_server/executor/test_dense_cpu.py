@@ -201,6 +201,7 @@ def test_whichever_threads_are_late(family: str) -> None:
     pool.executor.close()
 
 
+@pytest.mark.slow
 def test_a_token_may_be_routed_by_two_threads_at_once(tmp_path: Path) -> None:
     source = Path(__file__).with_name("routed_twice.cpp")
     headers = Path(__file__).parents[3] / "model_server" / "native"

@@ -32,12 +32,14 @@ def output_of(program: Path, *arguments: str) -> str:
     return done.stdout + done.stderr + ("" if done.returncode == 0 else f"{done.returncode}")
 
 
+@pytest.mark.slow
 def test_phases_are_whole_whatever_threads_are_late_fail_or_fork(tmp_path: Path) -> None:
     program = built(tmp_path)
     assert program is not None
     assert output_of(program, "600", "1", "fork") == ""
 
 
+@pytest.mark.slow
 def test_a_thread_sanitizer_finds_nothing(tmp_path: Path) -> None:
     program = built(tmp_path, "-fsanitize=thread", "-g")
     if program is None:

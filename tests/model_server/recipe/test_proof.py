@@ -241,6 +241,7 @@ def test_a_recipe_is_that_of_the_real_model_not_of_a_narrow_one(name: str) -> No
     assert judge.error(recipe) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", by_night(set(FAMILIES) - set(MUTATED)))
 def test_every_wrong_recipe_is_refused(name: str) -> None:
     model = small_model(family(name), trust_remote_code=False)

@@ -128,6 +128,7 @@ PARAMETERS = st.builds(
 )
 
 
+@pytest.mark.slow
 @more_examples(3)
 @given(
     sampling=PARAMETERS,

@@ -512,6 +512,7 @@ def random_request(draw: random.Random) -> Asked:
     return Asked.openly(path, common | said | {"logprobs": logprobs})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_requests", [100, pytest.param(1000, marks=pytest.mark.nightly)])
 async def test_what_is_streamed_is_what_is_answered(num_requests: int) -> None:
     draw = random.Random(5)

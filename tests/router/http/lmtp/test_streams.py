@@ -228,6 +228,7 @@ async def test_streams_of_a_slow_reader_pause_and_go_on() -> None:
     assert num_tokens == NUM_STREAMS * 140
 
 
+@pytest.mark.slow
 async def test_an_error_that_waits_for_a_slow_reader_is_not_lost_by_cancelling_its_stream() -> None:
     async with (
         served(FakeShard(num_blocks=1024), max_concurrent_requests=64) as (house, port),

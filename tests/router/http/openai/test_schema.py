@@ -508,6 +508,7 @@ VALUES: list[Any] = [
 HARMLESS = {"stream"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "schema"), [(CHAT, ChatBody), (COMPLETIONS, CompletionBody)], ids=["chat", "text"]
 )
