@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,7 @@ from proto.contract import LogprobParams, SamplingParams
 from router.engine.batcher import BatcherLimits
 from router.request.errors import FailedAlone, InvalidRequest, Overloaded, RowFailed
 from router.request.request import Constraint, Event, Failed, Finished, TokenGenerated
+from tests.byte_tokenizer import byte_ids
 from tests.checks import FakeChecks
 from tests.fake_script import Followed, saying
 from tests.fakes import FakeShard
@@ -212,6 +214,15 @@ async def test_the_end_says_what_the_check_found(violation: str | None, whole: b
     end = await end_after(says(TEXT), verifier, LENIENT, whole=whole)
     assert (end.constraint_satisfied, end.violation) == (violation is None, violation)
     assert verifier.texts == [TEXT]
+
+
+async def test_an_output_that_goes_on_is_checked_from_its_beginning() -> None:
+    verifier = Verifier(None)
+    async with routing(says(TEXT), checks=verifier) as rig:
+        before = tuple(byte_ids(TEXT[:4]))
+        request = replace(asking(max_new_tokens=20, constraint=LENIENT), output_ids=before)
+        (completion,) = await rig.infer.complete_all([request])
+    assert (completion.finished.text, verifier.texts) == (TEXT[4:], [TEXT])
 
 
 async def test_what_masks_enforce_whole_is_not_checked_again() -> None:

@@ -40,6 +40,12 @@ def test_prefixes_are_shared_by_those_of_one_salt_alone() -> None:
     second = allocate(allocator, (1, 2, 3))
     allocator.commit(second, (1, 2))
     allocator.check_invariants([first, second])
+    # What it was told is what it gets.
+    for salt, cached_len in ((b"a", 2), (b"b", 0), (b"", 2)):
+        found = allocator.allocate((1, 2, 3), salt=salt)
+        assert isinstance(found, BlockAllocation)
+        assert found.cached_len == cached_len
+        allocator.free(found)
 
 
 def test_a_computed_prefix_is_shared_while_its_owner_lives() -> None:

@@ -57,6 +57,19 @@ def test_the_keys_alternate() -> None:
     assert [new.request_id for new in step(scheduler).new] == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
+def test_a_key_pays_for_what_was_computed_and_not_for_the_room_that_it_had() -> None:
+    scheduler = make_scheduler(num_blocks=64, max_step_tokens=64, max_drafts=7)
+    # A step has room for drafts of one without a constraint; nothing is guessed.
+    add(scheduler, 0, LIGHT)
+    prompt_ids = (1,) * 4
+    scheduler.add(1, make_request(prompt_ids, 9, key=HOG, is_constrained=True), 0.0)
+    serve(scheduler, 3)
+    add(scheduler, 2, HOG)
+    add(scheduler, 3, LIGHT)
+
+    assert [new.request_id for new in step(scheduler).new] == [3, 2]
+
+
 def test_a_full_batch_gives_up_its_youngest_for_a_key_that_runs_nothing() -> None:
     scheduler = make_scheduler(num_blocks=64, max_batch_size=4)
     for request_id in range(4):
