@@ -320,6 +320,15 @@ async def stream(house: House, **parameters: Any) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line]
 
 
+async def test_a_failing_row_is_the_last_event_of_its_stream() -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.row_errors[None] = "logits are NaN"
+    async with housing(shard) as house:
+        (event,) = await stream(house, max_new_tokens=4)
+    assert event["error_type"] == "generation"
+    assert "logits are NaN" in event["error"]
+
+
 async def test_the_losers_of_best_of_have_the_prompt_in_front_and_their_own_details() -> None:
     async with housing(saying_after_prompt("w")) as house:
         answer = await post(
