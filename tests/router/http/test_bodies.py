@@ -5,6 +5,7 @@ import copy
 import gzip
 import json
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from router.http.bodies import DEFAULT_BOUNDS, ParserThread
 from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing, listening, open_request
@@ -89,6 +91,13 @@ async def test_the_loop_goes_on_while_a_body_is_read(name: str) -> None:
         lags_s = [await lag_s(port, path, body) for _ in range(NUM_TRIES)]
 
     assert min(lags_s) < MAX_LAG_S
+
+
+async def test_long_bodies_are_parsed_beside_the_loop_and_short_ones_on_it() -> None:
+    parser = ParserThread(DEFAULT_BOUNDS)
+    for body_len, is_beside in ((1 << 14, False), ((1 << 14) + 1, True)):
+        thread_id = await parser.run(body_len, threading.get_ident)
+        assert (thread_id != threading.get_ident()) is is_beside
 
 
 _NUM_BODIES = 300

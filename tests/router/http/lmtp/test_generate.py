@@ -92,6 +92,10 @@ WRONG: list[tuple[Any, ...]] = [
     ({"logit_bias": {"9" * 5000: 100}}, "logit_bias", "token ids"),
     ({"text": "both"}, "text", "exclude each other"),
     ({"stop": ["x"] * 65}, "stop", "at most 64"),
+    # Each under the name that LMTP has for it.
+    ({"min_tokens": 5}, "min_tokens", "at most `max_tokens`, which is 4"),
+    ({"timeout_s": 0}, "timeout_s", "greater than 0"),
+    ({"output": [7] * 4}, "output", "of fewer tokens than `max_tokens`"),
 ]
 
 
