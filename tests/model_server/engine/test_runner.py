@@ -278,7 +278,8 @@ def test_scored_prompts_do_not_disturb_those_beside_them(model: PagedModel, driv
             "20 . max_new_tokens 493 exceeds 512",
         ),
         (
-            lambda r: r.step([new(2, sampling=SamplingParams(logit_bias={160: 1}))]),
+            # One that is in order comes before it.
+            lambda r: r.step([new(2), new(3, sampling=SamplingParams(logit_bias={160: 1}))]),
             "logit_bias",
         ),
         (
@@ -298,6 +299,7 @@ def test_a_call_that_breaks_the_contract_changes_nothing(
     again = runner.step([new(1)])
     assert token_ids(again) == token_ids(first)
     assert [token_ids(runner.step())[1] for _ in range(3)] == later
+    assert runner.step([new(2)]).request_ids == (1, 2)
 
 
 def test_no_step_before_warmup(model: PagedModel) -> None:
