@@ -59,6 +59,15 @@ def test_a_decoding_sequence_computes_one_token_unless_told_otherwise() -> None:
     assert chunk.step() == ([109], 9, chunk.block_ids, 1)
 
 
+def test_a_first_token_that_was_late_is_computed_again_whatever_room_the_step_has() -> None:
+    state = sequence(constraint=OutputConstraint(ConstraintSpec(Kind.REGEX, "a*")))
+    state.computed_len = len(state.token_ids)
+    state.retry_sample(())
+    # The step was sent before it was known that the token would be late.
+    chunk = PlannedChunk.of(state, RunningUpdate(1, chunk_len=16), BLOCK_SIZE)
+    assert (chunk.start, chunk.chunk_len, chunk.samples) == (9, 1, True)
+
+
 def test_a_prompt_under_way_sits_the_step_out_unless_told_otherwise() -> None:
     assert PlannedChunk.of(sequence(), None, BLOCK_SIZE).chunk_len == 0
     assert PlannedChunk.of(sequence(), RunningUpdate(1, chunk_len=4), BLOCK_SIZE).chunk_len == 4

@@ -25,6 +25,7 @@ from model_server.errors import ConfigRefused, InvalidStep
 from model_server.executor.executor import PagedModel
 from model_server.service.server import listening
 from model_server.service.service import (
+    Lease,
     TextGenerationService,
     sequence_from_pb,
     spec_from_pb,
@@ -333,6 +334,21 @@ async def test_what_a_router_had_is_freed_when_it_says_nothing_and_the_pool_stay
             await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         assert (await shard.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH + 1))).is_warm
+
+
+async def test_a_call_under_way_keeps_the_lease_however_long_it_takes() -> None:
+    lease = Lease(0.02)
+    ends = asyncio.Event()
+
+    async def release() -> None:
+        ends.set()
+
+    watching = asyncio.create_task(lease.run(release))
+    with lease.call():
+        await asyncio.sleep(0.1)
+        assert not ends.is_set()
+    await ends.wait()
+    watching.cancel()
 
 
 async def called_with(address: str, **metadata: str) -> str:
