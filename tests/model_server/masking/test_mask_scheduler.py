@@ -311,6 +311,7 @@ def test_a_preempted_output_goes_on_as_it_would_have(
     driver.run(step_tokens=9)
     assert driver.outputs[1] == alone.outputs[1]
     assert check(shard.text(driver.outputs[1]))
+    assert driver.requests[1].generations[-1].constraint_satisfied is True
 
 
 LITERAL = '{"a very long and fixed beginning":'
@@ -558,12 +559,23 @@ def test_a_mask_that_never_comes_ends_its_row_alone(
         (3, ZeroDivisionError("a bug"), "the engine of its constraint broke: ZeroDivisionError"),
     ],
 )
-def test_an_engine_that_breaks_ends_its_row_alone(
-    shard: Shard, error: BaseException, said: str, num_good: int
+def test_an_engine_that_breaks_ends_its_row_alone_and_is_asked_no_more(
+    shard: Shard,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    said: str,
+    num_good: int,
 ) -> None:
+    accepts = GuidedOutput.accepts
+
+    def accepts_unbroken(self: GuidedOutput, token_id: int, words: Any) -> bool:
+        assert self.error is None
+        return accepts(self, token_id, words)
+
     def fail() -> None:
         raise error
 
+    monkeypatch.setattr(GuidedOutput, "accepts", accepts_unbroken)
     driver = driver_with(shard, fail, num_good)
     driver.run()
     last = driver.requests[1].generations[-1]
