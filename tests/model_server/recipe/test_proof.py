@@ -20,6 +20,7 @@ from model_server.recipe.proof import (
     read_recipe,
     relative_error,
     require_near,
+    require_same,
     require_used_once,
 )
 from model_server.recipe.reader import read
@@ -296,6 +297,16 @@ def test_an_epsilon_that_no_config_names_is_the_constant_of_the_class() -> None:
     recipe = read_recipe(family("olmo"), trust_remote_code=False)
 
     assert {layer.attention_norm.eps for layer in recipe.layers if layer.attention_norm} == {1e-5}
+
+
+def test_a_recipe_that_computes_nearly_the_same_is_not_that_of_the_model() -> None:
+    model = small_model(family("phi"), trust_remote_code=False)
+    recipe = read(model)
+    require_same(recipe, model)
+    # One form of GELU in place of another, the least of all mutants.
+    wrong = dict(mutants(recipe))["mlp activation"]
+    with pytest.raises(Unreadable, match="computes something else"):
+        require_same(wrong, model)
 
 
 def test_a_weight_that_a_recipe_leaves_out_is_named() -> None:
