@@ -92,8 +92,9 @@ async def test_another_decoder_or_model_makes_another_query() -> None:
     assert await shout("hi") == "<HI:>"
 
 
-async def test_a_query_within_a_query_asks_its_callers_model() -> None:
+async def test_a_query_within_a_query_asks_its_callers_model(tmp_path: Path) -> None:
     model = ScriptedModel(lambda prompt: ["no"])
+    trace = tmp_path / "calls.jsonl"
 
     @query
     async def inner(word: str) -> str:  # type: ignore[empty-body]
@@ -102,7 +103,7 @@ async def test_a_query_within_a_query_asks_its_callers_model() -> None:
         return Y
         """
 
-    @query(model=model)
+    @query(model=model, trace=trace)
     async def outer(word: str) -> object:
         """
         import asyncio
@@ -116,7 +117,7 @@ async def test_a_query_within_a_query_asks_its_callers_model() -> None:
     assert result.value == ["no", "no", "no"]
     assert result.prompt == "nono no"
     assert sorted(model.prompts) == ["a?", "b?", "nono a?"]
-    assert len(result.requests) == 3
+    assert len(result.requests) == len(trace.read_text().splitlines()) == 3
 
 
 def test_a_template_takes_its_names_as_keywords_and_gives_its_hole() -> None:
