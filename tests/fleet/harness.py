@@ -154,7 +154,10 @@ class Upstreams:
 
     def app(self, model: str) -> ASGIApp:
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
+            query = scope["query_string"].decode()
             if scope["type"] == "websocket":
+                self.seen.append(Seen(model, "GET", scope["path"], query, headers, b""))
                 await receive()
                 await send({"type": "websocket.accept"})
                 await Speaker(self, model, send).run(receive)
@@ -165,8 +168,6 @@ class Upstreams:
                 body += message.get("body", b"")
                 if not message.get("more_body", False):
                     break
-            headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
-            query = scope["query_string"].decode()
             seen = Seen(model, scope["method"], scope["path"], query, headers, body)
             self.seen.append(seen)
             await self._answer(seen, receive, send)

@@ -132,7 +132,9 @@ async def test_a_message_that_is_no_frame_closes_the_socket_with_a_reason(
     assert fleet.servers.started == []
 
 
-async def test_a_socket_needs_a_key_where_there_are_keys(listeners: Listeners) -> None:
+async def test_a_socket_needs_a_key_where_there_are_keys_and_so_does_the_server(
+    listeners: Listeners,
+) -> None:
     async with running_fleet(listeners, keys=("secret",)) as fleet:
         with pytest.raises(InvalidStatus, match="401"):
             async with socket(fleet):
@@ -140,6 +142,8 @@ async def test_a_socket_needs_a_key_where_there_are_keys(listeners: Listeners) -
         async with socket(fleet, "/lmtp?key=secret") as client:
             await client.say("MODEL_INFO", stream_id=1, model="b")
             assert (await client.hear())[1]["model_info"] == {"model": "b"}
+    (seen,) = fleet.upstreams.seen
+    assert seen.header("authorization") == ["Bearer secret"]
 
 
 async def test_elsewhere_there_is_no_socket(fleet: RunningFleet) -> None:
