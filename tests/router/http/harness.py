@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from router.engine.batcher import BatcherLimits
 from router.engine.validation import Limits, Validation
 from router.http.app import Services, create_app
+from router.http.lmtp.session import Sockets
 from router.http.operations import Judges
 from router.http.server.auth import KeyRing, plain_keys
 from router.http.server.listen import HttpServer, bind
@@ -39,6 +40,7 @@ class House:
     app: ASGIApp
     shard: FakeShard
     rig: Rig
+    sockets: Sockets
 
     @property
     def client(self) -> httpx.AsyncClient:
@@ -108,7 +110,8 @@ async def housing(
             ),
             judges=judges,
         )
-        yield House(create_app(services, max_body_len=max_body_len, **edge), shard, rig)
+        app = create_app(services, max_body_len=max_body_len, **edge)
+        yield House(app, shard, rig, services.sockets)
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from router.http.server.listen import HttpServer, bind
 from router.http.server.protocol import ConnectionLimits
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
+from tests.fake_script import letters
 from tests.fakes import FakeShard, serving
 from tests.router.http.harness import open_request
 from tests.router.http.lmtp.talking import Message, served, talking
@@ -398,6 +399,21 @@ async def test_what_runs_may_finish_and_then_all_sockets_are_closed(tmp_path: Pa
     assert (ends[2]["error_type"], ends[2]["retryable"]) == ("draining", True)
     assert messages[-1][1]["finish_reason"] == "length"
     assert not any("Traceback" in line for line in router.log)
+
+
+async def test_a_socket_is_closed_behind_the_last_messages_of_its_streams() -> None:
+    shard = FakeShard(script=letters)
+    shard.faults.delay_s = 0.02
+    async with served(shard) as (house, port), talking(port) as talk:
+        await talk.hello()
+        await talk.send("GENERATE", stream_id=1, text="Hello", max_tokens=8)
+        await talk.hear()
+        closing = asyncio.create_task(house.sockets.close())
+        while (end := await talk.hear())[0] != "DONE":
+            pass
+        assert await talk.closed() == (1001, "the server stops")
+        await closing
+    assert end[1]["finish_reason"] == "length"
 
 
 @pytest.mark.nightly
