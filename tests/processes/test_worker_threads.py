@@ -37,7 +37,7 @@ asyncio.run(main())
 
 
 def names() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("mine")]
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("all")]
 
 
 async def test_they_run_work_and_raise_what_it_raises() -> None:
@@ -49,10 +49,10 @@ async def test_they_run_work_and_raise_what_it_raises() -> None:
 
 
 def test_all_are_there_once_they_were_started() -> None:
-    workers = WorkerThreads(3, "mine")
+    workers = WorkerThreads(3, "all")
     assert names() == []
     workers.start()
-    assert sorted(names()) == ["mine_0", "mine_1", "mine_2"]
+    assert sorted(names()) == ["all_0", "all_1", "all_2"]
     workers.close()
     deadline_s = time.monotonic() + 10
     while names() and time.monotonic() < deadline_s:
