@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers proto proto-check \
+.PHONY: help install serve test test-product test-fast test-slow test-kernels check format lint types layers proto proto-check \
         web web-check conformance conformance-install conformance-transcripts bench faults faults-short nightly lock sbom audit dist docs diagrams gpu-check demo-model clean
 
 help:  ## What can be made.
@@ -36,14 +36,17 @@ install: $(STAMP)  ## Make .venv with everything in it.
 serve: install  ## Serve the bundled model at port 3000.
 	@$(BIN)/launcher serve --port $(PORT)
 
-# Two workers, a file in one of them (tests/conftest.py). One process, to debug: make test WORKERS=0.
-WORKERS ?= 2
+# A file in one worker (tests/conftest.py); one worker more than cores, since many tests wait for
+# their servers. One process, to debug: make test WORKERS=0.
+WORKERS ?= 3
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS)
 
 test: install  ## Run every test.
 	@echo "Running the tests ..."
+	@$(MAKE) --no-print-directory --jobs 2 test-product test-kernels
+
+test-product: install
 	@$(PYTEST) -m "not gpu and not nightly"
-	@$(MAKE) --no-print-directory test-kernels
 
 # Those that took the least when they ran here last (tests/durations.py).
 test-fast: install  ## Run the quick tests.
@@ -69,8 +72,10 @@ $(KERNELS_VENV)/.installed: tests/kernels/requirements.txt | $(STAMP)
 	@touch $@
 
 test-kernels: install $(KERNELS_VENV)/.installed  ## Run the kernels for GPUs in an interpreter.
-	@echo "Running the tests of the kernels ..."
-	@OMP_NUM_THREADS=1 $(KERNELS_VENV)/bin/python -m pytest -q -n $(WORKERS) tests/kernels
+	@mkdir -p build
+	@OMP_NUM_THREADS=1 $(KERNELS_VENV)/bin/python -m pytest -q tests/kernels > build/test-kernels.log 2>&1 \
+	  || { cat build/test-kernels.log; exit 1; }
+	@echo "Kernels: $$(tail -1 build/test-kernels.log)"
 
 # The page at /: built with node from web/, and shipped built, so that nobody else needs node.
 web/node_modules/.package-lock.json: web/package.json web/package-lock.json
