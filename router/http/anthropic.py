@@ -3,20 +3,22 @@
     turns of strings or blocks, tools --MessagesBody--> ChatPrompt, RawParams
     an answer --message | MessageEncoder--> one Message, or events of its blocks
 
-Of blocks this server reads those of text, of calls of tools and of their results; every other one
-is refused by its place and type. A result is a turn by itself, as chat templates have it.
+Of blocks this server reads those of text, of calls of tools and of their results; the model's
+thoughts are left out, and every other one is refused by its place and type. A result is a turn by
+itself, as chat templates have it.
 `anthropic-version` may say anything or be absent: there is one version so far.
 """
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -41,16 +43,25 @@ from router.http.schema import Harmless, Schema, StrictSchema, object_schema
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
 from router.http.tools.grammar import AllowedTool, AllowedTools, Name, arguments_schema, check_names
-from router.request.errors import InvalidRequest, RouterError, Unsupported, quoted, wrong
+from router.request.errors import InvalidRequest, RouterError, wrong
 from router.request.parameters import RawGrammar
 from router.request.request import Finished, TokenGenerated
 
 _ROLES = ("user", "assistant", "system")
 # Between turns of one side that are joined, which Anthropic promises and templates may need.
 _JOINT = "\n\n"
+_THOUGHTS = ("thinking", "redacted_thinking")
 
 
-def _read_turns(value: Any) -> tuple[Turn, ...]:
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """`messages` as turns; `left_out` are the places of the blocks that are not in them."""
+
+    turns: tuple[Turn, ...]
+    left_out: tuple[str, ...] = ()
+
+
+def _read_messages(value: Any) -> Conversation:
     if not isinstance(value, list) or not value:
         raise wrong("messages", "must be a list of at least one message", value)
     turns = [
@@ -64,7 +75,17 @@ def _read_turns(value: Any) -> tuple[Turn, ...]:
             joined.append(Turn(role, _JOINT.join(turn.text for turn in neighbours)))
         else:
             joined += neighbours
-    return tuple(joined)
+    return Conversation(tuple(joined), _left_out(value))
+
+
+def _left_out(messages: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(
+        f"messages[{index}].content[{number}]"
+        for index, message in enumerate(messages)
+        if message["role"] == "assistant" and isinstance(message["content"], list)
+        for number, block in enumerate(message["content"])
+        if block["type"] in _THOUGHTS
+    )
 
 
 def _read_text(value: Any, place: str) -> str:
@@ -94,6 +115,8 @@ def _read_message(message: Any, place: str) -> list[Turn]:
             turns += [Turn(role, text)] if text else []
             turns.append(_read_result(block, f"{place}[{index}]"))
             text = ""
+        elif kind in _THOUGHTS and role == "assistant":
+            continue
         else:
             text += read_text(block, f"{place}[{index}]", ("text",), "block")
     return [*turns, Turn(role, text, tuple(calls))] if text or calls or not turns else turns
@@ -126,6 +149,7 @@ def _read_system(value: Any) -> str:
     return _read_text(value, "system")
 
 
+_CUSTOM = "custom"
 _STRING: dict[str, Any] = {"type": "string"}
 _TEXT_BLOCK_SCHEMA = object_schema({"type": {"const": "text"}, "text": _STRING})
 _TEXT_SCHEMA: dict[str, Any] = {"anyOf": [_STRING, {"type": "array", "items": _TEXT_BLOCK_SCHEMA}]}
@@ -136,9 +160,10 @@ _RESULT_BLOCK = object_schema(
     {"type": {"const": "tool_result"}, "tool_use_id": _STRING},
     content={"anyOf": [_TEXT_SCHEMA, {"type": "null"}]},
 )
+_THOUGHT_BLOCK = object_schema({"type": {"enum": [*_THOUGHTS]}})
 _BLOCKS_SCHEMA = {
     "type": "array",
-    "items": {"anyOf": [_TEXT_BLOCK_SCHEMA, _CALL_BLOCK, _RESULT_BLOCK]},
+    "items": {"anyOf": [_TEXT_BLOCK_SCHEMA, _CALL_BLOCK, _RESULT_BLOCK, _THOUGHT_BLOCK]},
 }
 _TURNS_SCHEMA: dict[str, Any] = {
     "type": "array",
@@ -147,18 +172,29 @@ _TURNS_SCHEMA: dict[str, Any] = {
         {"role": {"enum": [*_ROLES]}, "content": {"anyOf": [_STRING, _BLOCKS_SCHEMA]}}
     ),
 }
-Turns = Annotated[tuple[Turn, ...], PlainValidator(_read_turns), WithJsonSchema(_TURNS_SCHEMA)]
+Messages = Annotated[Conversation, PlainValidator(_read_messages), WithJsonSchema(_TURNS_SCHEMA)]
 System = Annotated[str, PlainValidator(_read_system), WithJsonSchema(_TEXT_SCHEMA)]
 
 
 class Tool(Schema):
-    """A tool of the client's; Anthropic's own types of tools are refused."""
+    """A tool. Of one whose type is Anthropic's own, only that is read: no other model knows it."""
 
-    name: Name
+    name: Name | None = None
     type: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_foreign(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind != _CUSTOM else value
+
+    @property
+    def is_clients(self) -> bool:
+        """Whether the client describes it, so that any model may call it."""
+        return self.type in (None, _CUSTOM)
 
     def for_template(self) -> dict[str, Any]:
         """In the chat template's form."""
@@ -177,13 +213,13 @@ class ToolChoiceBody(Schema):
     disable_parallel_tool_use: bool | None = None
 
 
-def _allowed_tools(tools: Sequence[Tool], choice: ToolChoiceBody | None) -> AllowedTools | None:
-    """The tools that may be called; None: none.
+def _allowed_tools(tools: Mapping[str, Tool], choice: ToolChoiceBody | None) -> AllowedTools | None:
+    """The tools, by their places, that may be called; None: none.
 
-    Raises InvalidRequest for what contradicts itself, Unsupported for tools of other types.
+    Raises InvalidRequest for what contradicts itself.
     """
-    check_names([tool.name for tool in tools])
-    allowed = tuple(_allowed_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools))
+    allowed = tuple(_allowed_tool(tool, place) for place, tool in tools.items())
+    check_names([tool.name for tool in allowed])
     choice = choice or ToolChoiceBody(type="auto")
     if choice.type == "tool":
         allowed = tuple(tool for tool in allowed if tool.name == choice.name)
@@ -198,9 +234,8 @@ def _allowed_tools(tools: Sequence[Tool], choice: ToolChoiceBody | None) -> Allo
 
 
 def _allowed_tool(tool: Tool, place: str) -> AllowedTool:
-    if tool.type not in (None, "custom"):
-        rule = "must be `custom`: types of Anthropic's own are not served"
-        raise Unsupported(f"`{place}.type` {rule}. Given: {quoted(tool.type)}", f"{place}.type")
+    if tool.name is None:
+        raise InvalidRequest(f"`{place}.name` is required", f"{place}.name")
     schema = tool.input_schema
     if schema is None:
         raise InvalidRequest(f"`{place}.input_schema` is required", f"{place}.input_schema")
@@ -225,30 +260,35 @@ class OutputConfig(Schema):
     """`output_config`."""
 
     model_config = ConfigDict(extra="forbid")
+    hints = frozenset({"task_budget"})
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
+    task_budget: dict[str, Any] | None = None
 
 
-_COUNTED: Mapping[str, Harmless] = MappingProxyType(
-    {
-        "speed": ("standard",),
-        # Adaptive thinking may be none.
-        "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
-    }
-)
+class Thinking(Schema):
+    """`thinking`."""
+
+    type: Literal["adaptive", "between_tools", "disabled", "enabled"]
+    budget_tokens: int | None = None
+    display: str | None = None
 
 
 class CountBody(StrictSchema):
     """Body of /v1/messages/count_tokens."""
 
-    unsupported = _COUNTED
+    hints = frozenset({"context_management", "mcp_servers"})
 
-    messages: Turns
+    messages: Messages
     model: str | None = None
     output_config: OutputConfig | None = None
     system: System | None = None
     cache_control: dict[str, Any] | None = None
+    context_management: dict[str, Any] | None = None
+    mcp_servers: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
+    speed: Literal["standard", "fast"] | None = None
+    thinking: Thinking | None = None
 
     tool_choice: ToolChoiceBody | None = None
     tools: list[Tool] | None = Field(default=None, fail_fast=True)
@@ -258,23 +298,43 @@ class CountBody(StrictSchema):
         self.refuse_unsupported()
         _ = self.allowed_tools
 
+    def ignored_fields(self) -> list[str]:
+        """Hints, the tools that are not the client's, and the blocks that are left out."""
+        settings = []
+        if self.speed == "fast":
+            settings.append("speed")
+        if self.thinking is not None and self.thinking.type == "enabled":
+            settings.append("thinking")
+        places = (f"tools[{index}]" for index in range(len(self.tools or ())))
+        tools = [place for place in places if place not in self.client_tools]
+        return [*super().ignored_fields(), *settings, *tools, *self.messages.left_out]
+
+    @property
+    def client_tools(self) -> Mapping[str, Tool]:
+        """The tools that are offered to the model, by their places."""
+        return {
+            f"tools[{index}]": tool
+            for index, tool in enumerate(self.tools or ())
+            if tool.is_clients
+        }
+
     @property
     def allowed_tools(self) -> AllowedTools | None:
         """What may be called; None: nothing. Raises InvalidRequest."""
-        return _allowed_tools(self.tools or (), self.tool_choice)
+        return _allowed_tools(self.client_tools, self.tool_choice)
 
     @property
     def chat_prompt(self) -> ChatPrompt:
         """What the chat template renders. A last turn of the assistant is Anthropic's prefill."""
-        turns = self.messages
-        last = self.messages[-1]
+        turns = self.messages.turns
+        last = turns[-1]
         if self.system:
             turns = (Turn("system", self.system), *turns)
         effort = None if self.output_config is None else self.output_config.effort
         return ChatPrompt(
             messages=[turn.for_template() for turn in turns],
             settings=(Setting("reasoning_effort", "output_config.effort", effort, is_hint=True),),
-            tools=[tool.for_template() for tool in self.tools or ()],
+            tools=[tool.for_template() for tool in self.client_tools.values()],
             may_call=self.allowed_tools is not None,
             continues=last.role == "assistant" and not last.calls,
         )
@@ -282,7 +342,7 @@ class CountBody(StrictSchema):
 
 _MAX_TEMPERATURE = 1.0
 _UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
-    {**_COUNTED, "container": (), "diagnostics": {}, "inference_geo": ()}
+    {"container": (), "diagnostics": {}, "inference_geo": ()}
 )
 
 

@@ -61,6 +61,19 @@ class Schema(BaseModel):
     # Whether unknown fields are named in the answer; and names that are known besides the fields'.
     names_unknown: ClassVar[bool] = False
     known_fields: ClassVar[frozenset[str]] = frozenset()
+    # Fields that are taken and change nothing: the answer names those that a body has.
+    hints: ClassVar[frozenset[str]] = frozenset()
+
+    def ignored_fields(self) -> list[str]:
+        """The places of what the body has and the answer does not follow."""
+        ignored = []
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if value and name in self.hints:
+                ignored.append(name)
+            elif isinstance(value, Schema):
+                ignored += [f"{name}.{inner}" for inner in value.ignored_fields()]
+        return ignored
 
 
 class AnswerModel(BaseModel):
@@ -124,10 +137,10 @@ class SchemaReader:
                 raise InvalidRequest(rule, unknown[0])
             if check is not None:
                 check(value)
-            return value, unknown
+            return value, [*unknown, *value.ignored_fields()][:_MAX_NAMED]
 
-        value, unknown = await self._parser.run(len(body), parsed)
-        AccessRecord.of(request).ignore(unknown)
+        value, ignored = await self._parser.run(len(body), parsed)
+        AccessRecord.of(request).ignore(ignored)
         return value, body
 
 

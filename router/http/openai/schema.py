@@ -472,10 +472,13 @@ class ChatBody(OpenAiBody):
     def allowed_tools(self) -> AllowedTools | None:
         """What the answer may call; None: nothing. Raises InvalidRequest."""
         check_tools(self.tools or ())
-        functions = [tool.function for tool in self.tools or () if tool.function is not None]
+        functions = {
+            f"tools[{index}].function": tool.function
+            for index, tool in enumerate(self.tools or ())
+            if tool.function is not None
+        }
         in_parallel = self.parallel_tool_calls is not False
-        place = "tools[{}].function"
-        allowed = allowed_functions(functions, self.tool_choice, place, in_parallel=in_parallel)
+        allowed = allowed_functions(functions, self.tool_choice, in_parallel=in_parallel)
         grammar = self.named_grammar()
         form = self.response_format
         if allowed is not None and grammar and (form is None or not form.goes_with_tools):

@@ -216,7 +216,7 @@ class Reply:
             "temperature": 1.0 if body.temperature is None else body.temperature,
             "text": _text(body),
             "tool_choice": echoed_choice(body.tool_choice),
-            "tools": [tool.echoed() for tool in body.tools or ()],
+            "tools": [tool.echoed() for tool in body.functions.values()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": 1.0 if body.top_p is None else body.top_p,
             "truncation": body.truncation or "disabled",

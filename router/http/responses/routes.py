@@ -25,6 +25,7 @@ from router.http.responses.reply import Output, Reply, ResponseEncoder, status_o
 from router.http.responses.schema import (
     CountInputBody,
     Item,
+    LeftOut,
     Reference,
     ResponseBody,
     check_outputs,
@@ -237,6 +238,8 @@ class ResponseRoutes:
         """The input, its references followed. Raises HttpError for one to what is not known."""
         given: list[Item] = []
         for index, item in enumerate(body.input):
+            if isinstance(item, LeftOut):
+                continue
             if isinstance(item, Reference):
                 found = self._store.item(_owner(request), item.item_id)
                 if found is None:

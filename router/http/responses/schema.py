@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 
 from constraints.spec import Kind
 from router.engine.validation import Limits, RawParams
@@ -151,6 +151,13 @@ class Reference:
     item_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """An item that the conversation goes on without. `place` is where the input has it."""
+
+    place: str
+
+
 def check_outputs(before: Sequence[Item], given: Sequence[Item]) -> None:
     """Raises InvalidRequest for an output of no call; `given` is what the request has as input."""
     called = {item.call_id for item in before if isinstance(item, FunctionCall)}
@@ -166,7 +173,7 @@ def check_outputs(before: Sequence[Item], given: Sequence[Item]) -> None:
             )
 
 
-def _read_items(value: Any) -> tuple[Item | Reference, ...]:
+def _read_items(value: Any) -> tuple[Item | Reference | LeftOut, ...]:
     if isinstance(value, str):
         return (MessageItem(new_item_id("msg"), "user", (value,)),)
     if not isinstance(value, list) or not value:
@@ -174,7 +181,7 @@ def _read_items(value: Any) -> tuple[Item | Reference, ...]:
     return tuple(_read_item(item, f"input[{index}]") for index, item in enumerate(value))
 
 
-def _read_item(item: Any, place: str) -> Item | Reference:
+def _read_item(item: Any, place: str) -> Item | Reference | LeftOut:
     if not isinstance(item, dict):
         raise wrong(place, "must be an object", item)
     # Both are known by what they have, where their type is not said.
@@ -189,9 +196,11 @@ def _read_item(item: Any, place: str) -> Item | Reference:
         return _read_output(item, place)
     if kind == "item_reference":
         return Reference(_read_string(item, "id", place))
+    if kind == "reasoning":
+        return LeftOut(place)
     raise Unsupported(
-        f"`{place}` must be an item of type `message`, `function_call`, `function_call_output` or "
-        f"`item_reference`; others are not served yet. Given: {quoted(kind)}",
+        f"`{place}` must be an item of type `message`, `function_call`, `function_call_output`, "
+        f"`reasoning` or `item_reference`; others are not served yet. Given: {quoted(kind)}",
         place,
     )
 
@@ -260,24 +269,37 @@ _ITEM_SCHEMA: dict[str, Any] = {
         object_schema({**_CALL_SCHEMA, "arguments": _TEXT}),
         object_schema({**_OUTPUT_SCHEMA, "output": _TEXTS_SCHEMA}),
         object_schema({"type": {"const": "item_reference"}, "id": _TEXT}),
+        object_schema({"type": {"const": "reasoning"}}),
     ]
 }
 _ITEMS_SCHEMA: dict[str, Any] = {
     "anyOf": [_TEXT, {"type": "array", "minItems": 1, "items": _ITEM_SCHEMA}]
 }
 Items = Annotated[
-    tuple[Item | Reference, ...], PlainValidator(_read_items), WithJsonSchema(_ITEMS_SCHEMA)
+    tuple[Item | Reference | LeftOut, ...],
+    PlainValidator(_read_items),
+    WithJsonSchema(_ITEMS_SCHEMA),
 ]
+_FUNCTION = "function"
 
 
 class FunctionTool(Schema):
-    """A tool; only functions are served. OpenAI has them strict unless they say otherwise."""
+    """A tool; only functions are offered to the model. OpenAI has them strict by default.
+
+    Of a tool of another type, which OpenAI runs or only its models know, nothing else is read.
+    """
 
     type: str
     name: Name | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_is_foreign(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind != _FUNCTION else value
 
     @property
     def function(self) -> Function:
@@ -296,13 +318,9 @@ class FunctionTool(Schema):
         }
 
 
-def _check_tools(tools: Sequence[FunctionTool]) -> None:
-    """Raises Unsupported for tools of other kinds, InvalidRequest for one without a name."""
-    for index, tool in enumerate(tools):
-        place = f"tools[{index}]"
-        if tool.type != "function":
-            rule = f"must be `function`: others are not served. Given: {quoted(tool.type)}"
-            raise Unsupported(f"`{place}.type` {rule}", f"{place}.type")
+def _check_functions(tools: Mapping[str, FunctionTool]) -> None:
+    """Raises InvalidRequest for one without a name."""
+    for place, tool in tools.items():
         if tool.name is None:
             raise InvalidRequest(
                 f"`{place}.name` is required: a function's fields stand beside `type`, not below "
@@ -352,13 +370,20 @@ class TextConfig(Schema):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
-_COUNTED: Mapping[str, Harmless] = MappingProxyType(
-    {
-        "conversation": (),
-        "reasoning": {"effort": _EFFORTS},
-    }
-)
+class Reasoning(Schema):
+    """`reasoning`."""
+
+    model_config = ConfigDict(extra="forbid")
+    hints = frozenset({"context", "generate_summary", "mode", "summary"})
+
+    context: str | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    generate_summary: str | None = None
+    mode: str | None = None
+    summary: str | None = None
+
+
+_COUNTED: Mapping[str, Harmless] = MappingProxyType({"conversation": ()})
 
 
 class CountInputBody(StrictSchema):
@@ -371,6 +396,7 @@ class CountInputBody(StrictSchema):
     instructions: str | None = None
     parallel_tool_calls: bool | None = None
     previous_response_id: str | None = None
+    reasoning: Reasoning | None = None
     text: TextConfig | None = None
     tool_choice: Choice | None = None
     tools: list[FunctionTool] | None = Field(default=None, fail_fast=True)
@@ -378,16 +404,25 @@ class CountInputBody(StrictSchema):
 
     @property
     def effort(self) -> str | None:
-        return ((self.model_extra or {}).get("reasoning") or {}).get("effort")
+        return None if self.reasoning is None else self.reasoning.effort
 
     @property
     def verbosity(self) -> str | None:
         return None if self.text is None else self.text.verbosity
 
     @property
+    def functions(self) -> Mapping[str, FunctionTool]:
+        """The tools that are offered to the model, by their places."""
+        return {
+            f"tools[{index}]": tool
+            for index, tool in enumerate(self.tools or ())
+            if tool.type == _FUNCTION
+        }
+
+    @property
     def allowed_tools(self) -> AllowedTools | None:
         """What may be called; None: nothing. Raises InvalidRequest for what contradicts itself."""
-        functions = [tool.function for tool in self.tools or ()]
+        functions = {place: tool.function for place, tool in self.functions.items()}
         in_parallel = self.parallel_tool_calls is not False
         return allowed_functions(functions, self.tool_choice, in_parallel=in_parallel)
 
@@ -399,15 +434,22 @@ class CountInputBody(StrictSchema):
                 Setting("reasoning_effort", "reasoning.effort", self.effort, is_hint=True),
                 Setting("verbosity", "text.verbosity", self.verbosity, is_hint=True),
             ),
-            tools=shown_functions([tool.function for tool in self.tools or ()]),
+            tools=shown_functions(tool.function for tool in self.functions.values()),
             may_call=self.allowed_tools is not None,
         )
 
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
         self.refuse_unsupported()
-        _check_tools(self.tools or ())
+        _check_functions(self.functions)
         _ = self.allowed_tools
+
+    def ignored_fields(self) -> list[str]:
+        """Hints, the tools that are no functions, and the items that are left out."""
+        places = (f"tools[{index}]" for index in range(len(self.tools or ())))
+        tools = [place for place in places if place not in self.functions]
+        items = [item.place for item in self.input if isinstance(item, LeftOut)]
+        return [*super().ignored_fields(), *tools, *items]
 
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -426,17 +468,9 @@ _UNSUPPORTED: Mapping[str, Harmless] = MappingProxyType(
     {
         **_COUNTED,
         "access_programs": {},
-        "context_management": ([],),
         "image": {},
         "moderation": (),
         "prompt": (),
-        # Whatever is computed is cached, for as long as there is room.
-        "prompt_cache_options": {
-            "mode": ("implicit", "explicit"),
-            "ttl": ("30m", "12h"),
-            "prewarm": (False,),
-        },
-        "stream_options": {"include_obfuscation": (False,)},
     }
 )
 _MAX_TOOL_CALLS = (1 << 31) - 1
@@ -445,28 +479,48 @@ _MAX_KEY_LEN = 64
 _MAX_VALUE_LEN = 512
 
 
+class StreamOptions(Schema):
+    """`stream_options`. Events are not padded, whatever is said."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_obfuscation: bool | None = None
+
+
 class ResponseBody(SamplingFields, CountInputBody):
     """Body of /v1/responses. The second group are extensions, as on OpenAI's other routes."""
 
     unsupported = _UNSUPPORTED
+    hints = frozenset({"client_metadata", "context_management"})
 
     background: bool | None = None
+    client_metadata: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
     include: list[_Includable] | None = Field(default=None, fail_fast=True)
     max_output_tokens: int | None = None
     max_tool_calls: int | None = None
     metadata: dict[str, str] | None = None
     prompt_cache_key: str | None = None
+    # Whatever is computed is cached, for as long as there is room.
+    prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
     service_tier: str | None = None
     store: bool | None = None
     stream: bool | None = None
+    stream_options: StreamOptions | None = None
     top_logprobs: int | None = None
     user: str | None = None
 
     ignore_eos: bool | None = None
     max_time: float | None = None
     stop: Strings | None = None
+
+    def ignored_fields(self) -> list[str]:
+        """Besides, what is to be included of output that no response has."""
+        includes = enumerate(self.include or ())
+        absent = [f"include[{index}]" for index, name in includes if name != _LOGPROBS]
+        return [*absent, *super().ignored_fields()]
 
     @property
     def has_logprobs(self) -> bool:

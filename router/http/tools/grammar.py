@@ -6,7 +6,7 @@ parameters `arguments`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -115,7 +115,7 @@ class Function(Schema):
         return shown if arguments is None else {"parameters": arguments, **shown}
 
 
-def shown_functions(functions: Sequence[Function]) -> list[dict[str, Any]]:
+def shown_functions(functions: Iterable[Function]) -> list[dict[str, Any]]:
     """The functions as the chat template sees them."""
     return [{"type": "function", "function": each.for_template()} for each in functions]
 
@@ -143,21 +143,17 @@ class AllowedTools:
 
 
 def allowed_functions(
-    functions: Sequence[Function],
-    choice: ToolChoice | None,
-    place: str = "tools[{}]",
-    *,
-    in_parallel: bool,
+    functions: Mapping[str, Function], choice: ToolChoice | None, *, in_parallel: bool
 ) -> AllowedTools | None:
-    """The functions that may be called, the one at an index in `place.format(index)`.
+    """The functions that may be called, by their places in the body.
 
     None: none. Raises InvalidRequest for what contradicts itself.
     """
-    names = [function.name for function in functions]
+    names = [function.name for function in functions.values()]
     check_names(names)
     tools = {}
-    for index, function in enumerate(functions):
-        parameters = f"{place.format(index)}.parameters"
+    for place, function in functions.items():
+        parameters = f"{place}.parameters"
         schema = function.arguments if function.parameters is None else function.parameters
         arguments = _NO_PARAMETERS if schema is None else arguments_schema(schema, parameters)
         tools[function.name] = AllowedTool(function.name, arguments, parameters)

@@ -24,6 +24,7 @@ PATH = "/v1/messages"
 HI = [{"role": "user", "content": "hi"}]
 PROMPT = "user: hi\n"
 LOOK = {"name": "look", "input_schema": {"type": "object", "properties": {}}}
+SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
 
 
 def saying_after_hi(text: str) -> FakeShard:
@@ -287,6 +288,46 @@ async def test_hints_and_nulls_change_nothing() -> None:
             assert (await post(house, **fields))["content"] == [{"type": "text", "text": "ok"}]
 
 
+# What no model of this server's can follow, and the places that the answer names.
+OFFERS: list[tuple[Any, ...]] = [
+    ({"tools": [SEARCH]}, "tools[0]"),
+    ({"tools": [{"type": "mcp_toolset", "mcp_server_name": "a b"}]}, "tools[0]"),
+    ({"tools": [LOOK, SEARCH], "tool_choice": {"type": "none"}}, "tools[1]"),
+    ({"thinking": {"type": "enabled", "budget_tokens": 200}}, "thinking"),
+    ({"context_management": {"edits": []}}, "context_management"),
+    ({"output_config": {"task_budget": {"type": "tokens"}}}, "output_config.task_budget"),
+    ({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"),
+    ({"speed": "fast"}, "speed"),
+]
+
+
+async def test_offers_that_cannot_be_taken_are_left_out_and_named() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        for fields, named in OFFERS:
+            for path in (PATH, f"{PATH}/count_tokens"):
+                body = {"max_tokens": 3, "messages": HI, **fields}
+                if path != PATH:
+                    del body["max_tokens"]
+                answer = await client.post(f"{path}?beta=true", json=body)
+                assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, named)
+
+
+async def test_thoughts_of_earlier_turns_are_left_out_and_named() -> None:
+    thoughts = [
+        {"type": "thinking", "thinking": "hm", "signature": "abc"},
+        {"type": "redacted_thinking", "data": "abc"},
+    ]
+    said = {"type": "text", "text": "ha", "cache_control": {"type": "ephemeral"}}
+    messages = [*HI, {"role": "assistant", "content": [*thoughts, said]}, *HI]
+    async with housing(FakeShard()) as house, house.client as client:
+        answer = await client.post(PATH, json={"max_tokens": 3, "messages": messages})
+
+        assert answer.status_code == 200
+        assert prompt_of(house) == "user: hi\nassistant: ha\nuser: hi\n"
+    named = answer.headers["x-ignored-fields"]
+    assert named == "messages[1].content[0],messages[1].content[1]"
+
+
 NOT_SERVED: list[tuple[Any, ...]] = [
     ({"max_tokens": None}, "`max_tokens`"),
     ({"max_tokens": 0}, "`max_tokens`"),
@@ -303,7 +344,16 @@ NOT_SERVED: list[tuple[Any, ...]] = [
         "`messages[0].content[0]`",
     ),
     ({"system": [{"type": "text"}]}, "`system[0]`"),
-    ({"tools": [{"name": "look", "type": "bash_20250124"}]}, "`tools[0].type`"),
+    ({"tools": [SEARCH, {"input_schema": {}}]}, "`tools[1].name`"),
+    ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "`tool_choice.type`"),
+    (
+        {"tools": [SEARCH, LOOK], "tool_choice": {"type": "tool", "name": "web_search"}},
+        "`tool_choice.name`",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "hm"}]}]},
+        "`messages[0].content[0]`",
+    ),
     ({"tools": [{"name": "look"}]}, "`tools[0].input_schema`"),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "`tools[0].name`"),
     ({"tools": [LOOK, LOOK]}, "`tools`"),
@@ -321,10 +371,11 @@ NOT_SERVED: list[tuple[Any, ...]] = [
         {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]},
         "`messages[0].content[0]`",
     ),
-    ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "`thinking`"),
+    ({"thinking": {"type": "deep"}}, "`thinking.type`"),
+    ({"context_management": "keep"}, "`context_management`"),
     ({"output_config": {"effort": "vast"}}, "`output_config.effort`"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "`output_config.format.schema`"),
-    ({"speed": "fast"}, "`speed`"),
+    ({"speed": "slow"}, "`speed`"),
     ({"container": "c"}, "`container`"),
     ({"inference_geo": "eu"}, "`inference_geo`"),
     ({"n": 2}, "`n` is not a parameter of this route"),

@@ -18,7 +18,7 @@ from router.http.errors import HttpError
 from router.http.lmtp.frames import BeamsFields, GenerateFields, ScoreFields
 from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.platforms import VertexBody
-from router.http.responses.schema import CountInputBody, ResponseBody
+from router.http.responses.schema import CountInputBody, LeftOut, ResponseBody
 from router.http.schema import Schema, StrictSchema, parse
 from router.http.tgi import CompatBody, TokenizeBody
 from router.request.errors import InvalidRequest, Unsupported
@@ -395,7 +395,10 @@ def outcome(raw: bytes, schema: Any) -> str:
             body.to_raw(LIMITS)
     except (InvalidRequest, HttpError) as error:
         return str(error)
-    turns = body.messages if isinstance(body, CountBody) else [item.turn for item in body.input]
+    if isinstance(body, CountBody):
+        turns = body.messages.turns
+    else:
+        turns = tuple(item.turn for item in body.input if not isinstance(item, LeftOut))
     return " ".join(["turns:", *(turn.text for turn in turns)])
 
 

@@ -4,26 +4,21 @@ from typing import Any
 
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
-from tests.router.http.responses.asking import PATH, refuse
+from tests.router.http.responses.asking import PATH, post, prompt_of, refuse
 
 IMAGE = {"type": "input_image", "image_url": "x"}
 LOOK = {"type": "function", "name": "look"}
+SEARCH = {"type": "web_search", "external_web_access": False}
 CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": ""}
 
 
 NOT_SERVED: list[tuple[Any, ...]] = [
-    ({"context_management": [{"type": "compaction"}]}, "context_management"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"moderation": {"model": "m"}}, "moderation"),
     ({"prompt": {"id": "pmpt_1"}}, "prompt"),
-    ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
-    ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
-    ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation"),
     ({"tool_choice": {"type": "custom", "name": "look"}}, "tool_choice"),
-    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"tools": [LOOK, {"type": "custom", "name": "free"}]}, "tools[1].type"),
-    ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input[0]"),
+    ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input[0]"),
 ]
 
 
@@ -64,17 +59,23 @@ BROKEN: list[tuple[Any, ...]] = [
     ({"metadata": {str(key): "b" for key in range(17)}}, "metadata"),
     ({"n": 2}, "n"),
     ({"reasoning": "much"}, "reasoning"),
+    ({"reasoning": {"effort": "vast"}}, "reasoning.effort"),
+    ({"reasoning": {"depth": 3}}, "reasoning.depth"),
+    ({"client_metadata": "me"}, "client_metadata"),
+    ({"client_data": {}}, "client_data"),
     ({"text": "plain"}, "text"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
     ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format.schema"),
     ({"text": {"verbosity": "loud"}}, "text.verbosity"),
     ({"text": {"stop": "a"}}, "text.stop"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": {"type": "file_search"}, "tools": [LOOK]}, "tool_choice"),
+    ({"tool_choice": {"type": "web_search"}, "tools": [LOOK, SEARCH]}, "tool_choice"),
+    ({"tool_choice": "required", "tools": [SEARCH]}, "tool_choice"),
+    ({"tools": [SEARCH, {"type": "function"}]}, "tools[1].name"),
     ({"tools": [{"type": "function"}]}, "tools[0].name"),
     ({"tools": [{"type": "function", "name": "look up"}]}, "tools[0].name"),
     ({"tools": [LOOK, LOOK]}, "tools"),
-    ({"tools": [{**LOOK, "parameters": {"type": "array"}}]}, "tools[0].parameters.type"),
+    ({"tools": [SEARCH, {**LOOK, "parameters": {"type": "array"}}]}, "tools[1].parameters.type"),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"truncation": "never"}, "truncation"),
 ]
@@ -106,10 +107,59 @@ async def test_tokens_are_counted_as_they_would_be_used() -> None:
 
 async def test_what_cannot_be_counted_is_refused_by_name() -> None:
     async with housing(FakeShard()) as house:
-        body = {"input": "hi", "tools": [{"type": "web_search"}]}
+        body = {"input": "hi", "conversation": "conv_1"}
         status, error = await refuse(house, body, f"{PATH}/input_tokens")
 
-    assert (status, error["param"]) == (422, "tools[0].type")
+    assert (status, error["param"]) == (422, "conversation")
+
+
+FREE = {"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark"}}
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "abc"}
+# What no model of this server's can follow, and the places that the answer names.
+OFFERS: list[tuple[Any, ...]] = [
+    ({"tools": [SEARCH]}, "tools[0]"),
+    (
+        {"tools": [FREE, LOOK, {"type": "mcp", "server_label": "a b"}], "tool_choice": "none"},
+        "tools[0],tools[2]",
+    ),
+    ({"reasoning": {"summary": "auto", "mode": "pro"}}, "reasoning.mode,reasoning.summary"),
+    ({"client_metadata": {"session": "1"}}, "client_metadata"),
+    ({"context_management": [{"type": "compaction"}]}, "context_management"),
+    ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+    ({"input": [THOUGHT, {"role": "user", "content": "hi"}, THOUGHT]}, "input[0],input[2]"),
+]
+# What changes nothing that an answer shows, here as at OpenAI's.
+HINTS: list[Any] = [
+    {"client_metadata": {}, "context_management": [], "include": [], "reasoning": {}},
+    {"prompt_cache_key": "a", "prompt_cache_options": {"prewarm": True}, "service_tier": "flex"},
+    {"stream_options": {"include_obfuscation": True}, "safety_identifier": "me", "store": False},
+]
+
+
+async def test_offers_that_cannot_be_taken_are_left_out_and_named() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        for fields, named in OFFERS:
+            answer = await client.post(PATH, json={"input": "hi", **fields})
+            assert (answer.status_code, answer.headers["x-ignored-fields"]) == (200, named)
+            assert prompt_of(house) == "user: hi\n"
+        counted = await client.post(f"{PATH}/input_tokens", json={"input": "hi", "tools": [SEARCH]})
+
+    assert (counted.status_code, counted.headers["x-ignored-fields"]) == (200, "tools[0]")
+
+
+async def test_of_hints_without_a_visible_effect_nothing_is_said() -> None:
+    async with housing(FakeShard()) as house, house.client as client:
+        for fields in HINTS:
+            answer = await client.post(PATH, json={"input": "hi", **fields})
+            assert answer.status_code == 200
+            assert "x-ignored-fields" not in answer.headers
+
+
+async def test_a_response_echoes_the_tools_that_it_had() -> None:
+    async with housing(FakeShard()) as house:
+        answer = await post(house, tools=[SEARCH, LOOK], tool_choice="none")
+
+    assert [tool["name"] for tool in answer["tools"]] == ["look"]
 
 
 async def test_a_tool_that_is_not_there_cannot_be_chosen() -> None:
