@@ -26,6 +26,7 @@ _MARKED = re.compile(r"(?:(<tool_call>)\s*|(\[TOOL_CALLS\] ?)\[)?\{\"name\": \"$
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Message] | None], str]
 _TEXT = "sesquipedalian"
+_OTHER_TEXT = "antidisestablishmentarianism"
 _NAME = "look_up"
 _ARGUMENTS = {"lemma": "floccinaucinihilipilification"}
 _TOOL = {
@@ -41,6 +42,8 @@ _CALL_ID = "call00001"
 # The roles of a call's result, and the role that carries it where a template knows neither.
 _RESULTS = ("tool", "function")
 _RESULT_FALLBACK = "user"
+# Between messages that become one.
+_JOINT = "\n\n"
 
 
 class TemplateLimit(TemplateError):
@@ -141,7 +144,8 @@ class Traits:
     else they are put into the content. `takes_text_arguments`: the arguments of a call must be JSON
     text, else an object. `takes_null_content`: the content of a message that has only calls must be
     null, else empty. `calls`: their syntax. `shows_results`: it renders results of calls, else they
-    become user messages.
+    become user messages. `single_roles`: of these it takes no two messages in a row, so that such
+    messages become one.
     """
 
     words: frozenset[str] = frozenset()
@@ -151,6 +155,7 @@ class Traits:
     takes_null_content: bool = False
     calls: CallSyntax = HERMES
     shows_results: bool = True
+    single_roles: frozenset[str] = frozenset()
 
 
 def find_traits(render: Render, words: frozenset[str]) -> Traits:
@@ -161,6 +166,7 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
     plain = Traits(words)
     try:
         plain = Traits(words, takes_parts=_takes_parts(render))
+        plain = replace(plain, single_roles=_single_roles(render, plain))
         plain = replace(plain, shows_results=_shows_results(render, plain))
         for takes_text, takes_null in product((False, True), repeat=2):
             traits = replace(
@@ -187,24 +193,26 @@ def adapt(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
         is_result = not traits.shows_results and adapted.get("role") in _RESULTS
         if is_result:
             adapted = {"role": _RESULT_FALLBACK, "content": adapted.get("content", "")}
+        role = adapted.get("role")
+        same_role = bool(shown) and shown[-1].get("role") == role
         # Templates that know no results may require alternating turns.
-        same_role = bool(shown) and shown[-1].get("role") == adapted.get("role")
-        is_repeated = (is_result or was_result) and same_role
-        if is_repeated:
-            shown[-1] = {**shown[-1], "content": _joined(shown[-1], adapted)}
+        is_beside_result = is_result or was_result
+        if same_role and (is_beside_result or role in traits.single_roles):
+            joint = "\n" if is_beside_result else _JOINT
+            shown[-1] = {**shown[-1], "content": _joined(shown[-1], adapted, joint)}
         else:
             shown.append(adapted)
         was_result = is_result
     return shown
 
 
-def _joined(first: Message, second: Message) -> Any:
+def _joined(first: Message, second: Message, joint: str) -> Any:
     """The contents of two messages, one below the other."""
     one = first.get("content", "")
     other = second.get("content", "")
     if isinstance(one, str) and isinstance(other, str):
-        return f"{one}\n{other}"
-    lists = ([_part(part)] if isinstance(part, str) else part for part in (one, "\n", other))
+        return f"{one}{joint}{other}"
+    lists = ([_part(part)] if isinstance(part, str) else part for part in (one, joint, other))
     return [part for parts in lists for part in parts]
 
 
@@ -283,6 +291,23 @@ def _takes_parts(render: Render) -> bool:
         return _TEXT in _rendered(render, [{"role": "user", "content": content}], None)
 
     return not shows(_TEXT) and shows([_part(_TEXT)])
+
+
+def _single_roles(render: Render, traits: Traits) -> frozenset[str]:
+    """Of the roles that the template shows, those whose second message it refuses or drops."""
+
+    def shows(role: str, texts: Sequence[str]) -> bool:
+        messages = [{"role": role, "content": text} for text in texts]
+        if role != "user":
+            messages.append({"role": "user", "content": _NAME})
+        rendered = _rendered(render, adapt(messages, traits), None)
+        return all(text in rendered for text in texts)
+
+    return frozenset(
+        role
+        for role in ("system", "user")
+        if shows(role, [_TEXT]) and not shows(role, [_TEXT, _OTHER_TEXT])
+    )
 
 
 def _shows_results(render: Render, traits: Traits) -> bool:

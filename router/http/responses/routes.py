@@ -43,7 +43,7 @@ from router.http.responses.store import (
 from router.http.resumption import EventsGone, Reader
 from router.http.server.docs import ApiRoute, RouteDocs
 from router.http.sse import EventStream
-from router.request.errors import InvalidRequest, wrong
+from router.request.errors import InvalidRequest, TemplateFailed, wrong
 from router.request.request import Event
 
 _PATH = "/v1/responses"
@@ -224,15 +224,20 @@ class ResponseRoutes:
         if body.instructions:
             turns = [Turn("system", body.instructions), *turns]
 
+        async def render(turns: Sequence[Turn]) -> str:
+            try:
+                return await service.render(record, lambda: body.chat_prompt(turns))
+            except TemplateFailed as error:
+                raise TemplateFailed(str(error), "input") from error
+
         async def count(turns: Sequence[Turn]) -> int:
-            prompt = await service.render(record, lambda: body.chat_prompt(turns))
-            return await service.count(prompt, "input")
+            return await service.count(await render(turns), "input")
 
         if body.truncation == "auto":
             limits = service.limits
             max_len = min(limits.max_input_len, limits.max_total_len - num_new_tokens)
             turns = await fit(turns, max_len, count)
-        return await service.render(record, lambda: body.chat_prompt(turns))
+        return await render(turns)
 
     def _given(self, request: Request, body: CountInputBody) -> tuple[Item, ...]:
         """The input, its references followed. Raises HttpError for one to what is not known."""

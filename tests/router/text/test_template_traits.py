@@ -185,9 +185,52 @@ def test_parts_of_results_stay_parts() -> None:
     assert text.endswith("user:4;")
 
 
-def test_users_that_follow_each_other_stay_as_they_are() -> None:
+# In the styles of templates that take one system message: one refuses another, one drops it.
+STRICT = """\
+{%- for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{{- raise_exception('system first') }}{% endif %}
+    {{- m.role + ':' + m.content + ';' }}
+{%- endfor %}"""
+PREFIXED = """\
+{%- if messages[0].role == 'system' %}
+    {%- set prefix = messages[0].content + ' ' %}
+    {%- set turns = messages[1:] %}
+{%- else %}
+    {%- set prefix = '' %}
+    {%- set turns = messages %}
+{%- endif %}
+{%- for m in turns if m.role != 'system' %}
+    {%- if (m.role == 'user') != (loop.index0 % 2 == 0) %}
+        {{- raise_exception('turns must alternate') }}
+    {%- endif %}
+    {{- '<' + m.role + '>' + (prefix if loop.first else '') + m.content }}
+{%- endfor %}"""
+RULES = {"role": "system", "content": "be kind"}
+MORE_RULES = {"role": "developer", "content": "be brief"}
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        (STRICT, "system:be kind\n\nbe brief;user:hi;user:hi;"),
+        (PREFIXED, "<user>be kind\n\nbe brief hi\n\nhi"),
+        (PLAIN_MESSAGES, "system:be kind;system:be brief;user:hi;user:hi;"),
+    ],
+)
+def test_messages_in_a_row_are_joined_where_the_template_takes_one(source: str, shown: str) -> None:
+    assert chat(source).render([RULES, MORE_RULES, USER, USER]) == shown
+
+
+def test_parts_in_a_row_are_joined_as_parts() -> None:
+    source = "{%- if messages | length > 1 %}{{- raise_exception('one') }}{% endif %}" + PARTS
+    said = {"role": "user", "content": [{"type": "text", "text": "ho"}]}
+
+    assert chat(source).render([USER, said]) == "user:hi\n\nho"
+
+
+def test_a_role_that_the_template_refuses_stays_refused() -> None:
     with pytest.raises(TemplateFailed, match="turns must alternate"):
-        chat(TURNS).render([USER, USER])
+        chat(TURNS).render([RULES, USER])
 
 
 def test_a_template_that_shows_every_role_gets_results_as_they_are() -> None:

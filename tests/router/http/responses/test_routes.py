@@ -253,6 +253,30 @@ async def test_logprobs_are_told_when_they_are_included() -> None:
     assert bare["output"][0]["content"][0]["logprobs"] == [{**entry, "top_logprobs": []}]
 
 
+ONE_SYSTEM = """\
+{%- for m in messages %}
+    {%- if m.role == 'system' and not loop.first %}{{- raise_exception('system first') }}{% endif %}
+    {{- m.role + ': ' + m.content + ';' }}
+{%- endfor %}"""
+
+
+async def test_instructions_and_a_developer_are_one_message_where_the_template_takes_one() -> None:
+    given = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    async with housing(FakeShard(), templates={"default": ONE_SYSTEM}) as house:
+        await post(house, given, instructions="be kind")
+
+        assert prompt_of(house) == "system: be kind\n\nbe brief;user: hi;"
+
+
+async def test_what_the_template_refuses_is_the_input() -> None:
+    given = [{"role": "user", "content": "hi"}, {"role": "system", "content": "be brief"}]
+    async with housing(FakeShard(), templates={"default": ONE_SYSTEM}) as house:
+        for path in (PATH, f"{PATH}/input_tokens"):
+            status, error = await refuse(house, {"input": given}, path)
+            assert (status, error["param"]) == (400, "input")
+            assert "system first" in error["message"]
+
+
 async def test_settings_that_the_template_reads_are_obeyed() -> None:
     template = "{{ messages[0].content }} {{ reasoning_effort }} {{ verbosity }}"
     async with housing(FakeShard(), templates={"default": template}) as house:
