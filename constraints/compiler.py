@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
 
+from constraints.any_text import AnyText
 from constraints.errors import ConstraintError, Contradiction, NotEnforced, TooComplex
 from constraints.grammars import (
     choice,
@@ -45,6 +46,7 @@ _BYTES_PER_CHAR: Mapping[Kind, int] = MappingProxyType(
         Kind.LARK: 800,
         Kind.GBNF: 800,
         Kind.WHERE: 2800,
+        Kind.TEXT: 0,
     }
 )
 # Of a refusal its error, and its text.
@@ -198,6 +200,8 @@ class Compiler:
                 grammar = translated.text
                 may_run_on = translated.may_run_on
                 explain = partial(lark.explain, spec.text)
+            case Kind.TEXT:
+                return AnyText(self.vocabulary)
             case Kind.GBNF:
                 grammar = gbnf.to_grammar(spec.text)
             case Kind.CHOICE:

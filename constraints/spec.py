@@ -13,6 +13,7 @@ class Kind(Enum):
     GBNF = "gbnf"
     CHOICE = "choice"  # a JSON list of strings
     WHERE = "where"
+    TEXT = "text"  # any tokens at all; for a thought with a budget, and an answer without a rule
 
 
 class Whitespace(Enum):
@@ -34,6 +35,31 @@ class ConstraintSpec:
     text: str
     whitespace: Whitespace = Whitespace.FLEXIBLE
     lenient: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtRule:
+    """A thought before the text that constraint and stop strings are for.
+
+        [white space, opener] thought, closer, [white space] text
+
+    Without the opener the answer is the text alone.
+
+    opener, closer: without white space around them; the names of special tokens in them stand for
+                    these tokens
+    is_begun:       the prompt has the opener
+    max_len:        tokens between opener and closer; None: as many as leave room for the text.
+                    Then the closer is all that may follow
+    """
+
+    opener: str
+    closer: str
+    is_begun: bool
+    max_len: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.closer or not (self.opener or self.is_begun):
+            raise ValueError(f"a thought needs its opener and its closer. Given: {self}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple
 
-from constraints.spec import ConstraintSpec
+from constraints.spec import ConstraintSpec, ThoughtRule
 from constraints.translation import Translation
 
 
@@ -85,11 +85,13 @@ class OutputConstraint:
 
     cuts:        the output may be cut at max_new_tokens before the constraint holds
     translation: what the router's check has found of `spec`, so that a shard need not
+    thought:     what comes before the text; None: nothing
     """
 
     spec: ConstraintSpec
     cuts: bool = False
     translation: Translation | None = field(default=None, compare=False, repr=False)
+    thought: ThoughtRule | None = None
 
 
 class FinishReason(Enum):

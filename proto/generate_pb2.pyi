@@ -40,6 +40,8 @@ class _ConstraintKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Constr
     CONSTRAINT_KIND_CHOICE: _ConstraintKind.ValueType  # 4
     CONSTRAINT_KIND_WHERE: _ConstraintKind.ValueType  # 5
     CONSTRAINT_KIND_GBNF: _ConstraintKind.ValueType  # 6
+    CONSTRAINT_KIND_TEXT: _ConstraintKind.ValueType  # 7
+    """Any tokens: for a thought with a budget before an answer without a rule."""
 
 class ConstraintKind(_ConstraintKind, metaclass=_ConstraintKindEnumTypeWrapper): ...
 
@@ -50,6 +52,8 @@ CONSTRAINT_KIND_LARK: ConstraintKind.ValueType  # 3
 CONSTRAINT_KIND_CHOICE: ConstraintKind.ValueType  # 4
 CONSTRAINT_KIND_WHERE: ConstraintKind.ValueType  # 5
 CONSTRAINT_KIND_GBNF: ConstraintKind.ValueType  # 6
+CONSTRAINT_KIND_TEXT: ConstraintKind.ValueType  # 7
+"""Any tokens: for a thought with a budget before an answer without a rule."""
 Global___ConstraintKind: _TypeAlias = ConstraintKind  # noqa: Y015
 
 class _ConstraintWhitespace:
@@ -555,6 +559,7 @@ class Constraint(_message.Message):
     LENIENT_FIELD_NUMBER: _builtins.int
     CUTS_FIELD_NUMBER: _builtins.int
     TRANSLATION_FIELD_NUMBER: _builtins.int
+    THOUGHT_FIELD_NUMBER: _builtins.int
     kind: Global___ConstraintKind.ValueType
     text: _builtins.str
     whitespace: Global___ConstraintWhitespace.ValueType
@@ -568,6 +573,10 @@ class Constraint(_message.Message):
         PrepareConstraint brought it. It says the same as kind, text, whitespace and lenient, which name it.
         """
 
+    @_builtins.property
+    def thought(self) -> Global___Thought:
+        """Absent: the output is the text."""
+
     def __init__(
         self,
         *,
@@ -577,14 +586,51 @@ class Constraint(_message.Message):
         lenient: _builtins.bool = ...,
         cuts: _builtins.bool = ...,
         translation: Global___Translation | None = ...,
+        thought: Global___Thought | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["translation", b"translation"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["thought", b"thought", "translation", b"translation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "kind", b"kind", "lenient", b"lenient", "text", b"text", "translation", b"translation", "whitespace", b"whitespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cuts", b"cuts", "kind", b"kind", "lenient", b"lenient", "text", b"text", "thought", b"thought", "translation", b"translation", "whitespace", b"whitespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
+
+@_typing.final
+class Thought(_message.Message):
+    """What comes before the text: [white space, opener] thought, closer, [white space] text.
+    Names of special tokens in opener and closer stand for these tokens.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPENER_FIELD_NUMBER: _builtins.int
+    CLOSER_FIELD_NUMBER: _builtins.int
+    IS_BEGUN_FIELD_NUMBER: _builtins.int
+    MAX_LEN_FIELD_NUMBER: _builtins.int
+    opener: _builtins.str
+    closer: _builtins.str
+    is_begun: _builtins.bool
+    """The prompt has the opener."""
+    max_len: _builtins.int
+    """Tokens between opener and closer; absent: as many as leave room for the text."""
+    def __init__(
+        self,
+        *,
+        opener: _builtins.str = ...,
+        closer: _builtins.str = ...,
+        is_begun: _builtins.bool = ...,
+        max_len: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_len", b"_max_len", "max_len", b"max_len"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_len", b"_max_len", "closer", b"closer", "is_begun", b"is_begun", "max_len", b"max_len", "opener", b"opener"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_len: _TypeAlias = _typing.Literal["max_len"]  # noqa: Y015
+    _WhichOneofArgType__max_len: _TypeAlias = _typing.Literal["_max_len", b"_max_len"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_len) -> _WhichOneofReturnType__max_len | None: ...
+
+Global___Thought: _TypeAlias = Thought  # noqa: Y015
 
 @_typing.final
 class Translation(_message.Message):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from constraints.spec import StopRule
+from constraints.spec import StopRule, ThoughtRule
 from router.engine.constraints import ConstraintCheck
 from router.request.errors import ConstraintRefused
 from router.request.request import NO_KEY, ApiKey, Constraint
@@ -19,7 +19,12 @@ class FakeChecks(ConstraintCheck):
     asked: list[tuple[Constraint, StopRule, int, bool]] = field(default_factory=list)
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, key: ApiKey = NO_KEY
+        self,
+        constraint: Constraint,
+        stops: StopRule,
+        max_new_tokens: int,
+        key: ApiKey = NO_KEY,
+        thought: ThoughtRule | None = None,
     ) -> Constraint:
         """The constraint as it is, unless the test refuses it."""
         self.asked.append((constraint, stops, max_new_tokens, constraint.cuts))

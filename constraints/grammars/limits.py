@@ -60,4 +60,5 @@ LIMITS: dict[Kind, Limits] = {
     Kind.CHOICE: Limits(max_text_bytes=4_000_000),
     # Counters under a complement: the states are few, each is expensive.
     Kind.WHERE: Limits(max_text_bytes=100_000, step_fuel=5_000_000),
+    Kind.TEXT: Limits(max_text_bytes=0),
 }

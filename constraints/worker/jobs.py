@@ -23,7 +23,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, Judgement, JudgeResult, VerifyResult
-from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule, Whitespace
 from constraints.translation import MAX_SENT_CHARS, Translation
 
 HEADER = struct.Struct(">I")
@@ -33,12 +33,13 @@ MAX_FRAME_BYTES = 256 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Compile, and find a text of at most `max_len` tokens; of any length if `may_truncate`."""
+    """Compile, and find an output of at most `max_len` tokens; of any length if `may_truncate`."""
 
     spec: ConstraintSpec
     stops: StopRule
     max_len: int
     may_truncate: bool = False
+    thought: ThoughtRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,12 @@ def job_to_json(job: Job) -> dict[str, Any]:
     fields: dict[str, Any] = {"spec": spec, "max_len": job.max_len}
     if isinstance(job, Check):
         stops = {"stops": list(job.stops.strings), "kept": job.stops.kept}
+        thought = None if job.thought is None else asdict(job.thought)
         return (
             fields
             | stops
             | {"stop_token_ids": list(job.stops.token_ids), "may_truncate": job.may_truncate}
+            | {"thought": thought}
         )
     return fields | {"texts": list(job.texts)}
 
@@ -108,7 +111,8 @@ def job_from_json(fields: Mapping[str, Any]) -> Job:
     if "texts" in fields:
         return Judge(spec, tuple(fields["texts"]), fields["max_len"])
     stops = StopRule(tuple(fields["stops"]), fields["kept"], tuple(fields["stop_token_ids"]))
-    return Check(spec, stops, fields["max_len"], fields["may_truncate"])
+    thought = None if fields["thought"] is None else ThoughtRule(**fields["thought"])
+    return Check(spec, stops, fields["max_len"], fields["may_truncate"], thought)
 
 
 def answer_to_json(answer: Answer) -> dict[str, Any]:

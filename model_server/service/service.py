@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
-from constraints.spec import ConstraintSpec
+from constraints.spec import ConstraintSpec, ThoughtRule
 from constraints.translation import Translation
 from model_server.engine.runner import Runner
 from model_server.errors import (
@@ -293,6 +293,7 @@ def sequence_from_pb(message: pb.Request) -> NewSequence:
             spec=spec_from_pb(message.constraint),
             cuts=message.constraint.cuts,
             translation=translation_from_pb(message.constraint),
+            thought=thought_from_pb(message.constraint),
         )
     try:
         return NewSequence(
@@ -325,6 +326,16 @@ def translation_from_pb(message: pb.Constraint) -> Translation | None:
             may_run_on=found.may_run_on,
             completion=tuple(found.completion.token_ids) if found.HasField("completion") else None,
         )
+    except ValueError as error:
+        raise InvalidStep(str(error)) from error
+
+
+def thought_from_pb(message: pb.Constraint) -> ThoughtRule | None:
+    """What comes before the text, if anything does. Raises InvalidStep."""
+    if not message.HasField("thought"):
+        return None
+    try:
+        return from_message(message.thought, ThoughtRule)
     except ValueError as error:
         raise InvalidStep(str(error)) from error
 

@@ -32,7 +32,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, JudgeResult, VerifyResult
-from constraints.spec import ConstraintSpec, Kind, StopRule
+from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
 from constraints.trivial_schemas import obvious_len
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
@@ -81,7 +81,8 @@ _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
     }
 )
 
-# kind, whitespace, lenient, digest of the text; then stops, length, cuts, or a digest of texts
+# kind, whitespace, lenient, digest of the text; then stops, length, cuts, thought, or a digest of
+# texts
 _Key = tuple[object, ...]
 _Finding = CheckResult | ConstraintError
 
@@ -128,22 +129,31 @@ class ConstraintCheck:
             await self._pool.close()
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, key: ApiKey = NO_KEY
+        self,
+        constraint: Constraint,
+        stops: StopRule,
+        max_new_tokens: int,
+        key: ApiKey = NO_KEY,
+        thought: ThoughtRule | None = None,
     ) -> Constraint:
         """The constraint with what is known of it; where it `cuts` it need not fit.
+
+        `thought`: what comes before its text, and has to fit as well.
 
         Raises ConstraintRefused, Overloaded when too many checks wait, RateLimited when the key has
         had its time, and Unsupported where this model's tokens cannot be constrained.
         """
         cuts = constraint.cuts
-        enough_len = self._obvious_len(constraint.spec, stops)
+        # What it needs does not depend on the most that it may have.
+        thought = None if thought is None else replace(thought, max_len=None)
+        enough_len = None if thought is not None else self._obvious_len(constraint.spec, stops)
         if enough_len is not None and (cuts or enough_len <= max_new_tokens):
             self._metrics.constraint_checks.inc("look")
             return replace(constraint, is_quick=True, min_len=enough_len)
         await self._until_started()
         begun_s = self._clock()
         until_s = begun_s + self._rules.wait_s
-        job = Check(constraint.spec, stops, self._vocabulary.max_len, cuts)
+        job = Check(constraint.spec, stops, self._vocabulary.max_len, cuts, thought)
         is_known = self._is_known(job)
         if not is_known:
             self._keys.check_constraint(key, begun_s)
@@ -151,7 +161,7 @@ class ConstraintCheck:
             passed = await self._find(job, until_s)
             if passed.min_len > max_new_tokens and not cuts:
                 # The text that was found is too long: look for a shorter one, which takes longer.
-                job = Check(constraint.spec, stops, max_new_tokens)
+                job = Check(constraint.spec, stops, max_new_tokens, thought=thought)
                 is_known = is_known and self._is_known(job)
                 passed = await self._find(job, until_s)
         except DoesNotFit as error:
@@ -333,7 +343,7 @@ class ConstraintCheck:
 
 
 def _key(job: Check) -> _Key:
-    return (*_spec_key(job.spec), job.stops, job.max_len, job.may_truncate)
+    return (*_spec_key(job.spec), job.stops, job.max_len, job.may_truncate, job.thought)
 
 
 def _spec_key(spec: ConstraintSpec) -> _Key:

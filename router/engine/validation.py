@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from constraints.spec import StopRule
+from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
 from proto.contract import StopParams
 from router.engine.constraints import ConstraintCheck
 from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, check_unicode, cut
@@ -20,6 +20,7 @@ from router.request.parameters import (
     logprob_params,
     sampling_params,
     stop_params,
+    thought_rule,
 )
 from router.request.request import ApiKey, Constraint, GenerateRequest
 from router.text.control_tokens import visible
@@ -120,19 +121,21 @@ class Validation:
             rule = f"of fewer tokens than `{name}`, which is {max_new_tokens} and counts them"
             raise raw.refuse("output_ids", rule, f"{num_made} tokens")
         stop = stop_params(raw, max_new_tokens)
+        thought = thought_rule(raw, max_new_tokens)
         request = GenerateRequest(
             prompt_ids=prompt_ids,
             prompt_text=text,
             sampling=sampling_params(raw, self.limits, self._draw_seed),
             stop=stop,
             logprobs=logprob_params(raw),
-            constraint=await self._constraint(raw, stop),
+            constraint=await self._constraint(raw, stop, thought),
             skip_special_tokens=raw.skip_special_tokens,
             deadline_s=raw.deadline_s,
             trace_id=trace_id,
             output_ids=raw.output_ids,
             cache_salt=self._salt(raw),
             key=raw.key,
+            thought=thought,
         )
         if request.output_ids:
             matched = OutputText(request, self._tokenizer).matched
@@ -150,20 +153,26 @@ class Validation:
             return owner
         return blake2b(owner + raw.cache_salt.encode("utf-8", "surrogatepass")).digest()
 
-    async def _constraint(self, raw: RawParams, stop: StopParams) -> Constraint | None:
+    async def _constraint(
+        self, raw: RawParams, stop: StopParams, thought: ThoughtRule | None
+    ) -> Constraint | None:
         """The constraint, if it can be kept within the request's tokens. Raises InvalidRequest."""
-        if raw.grammar is None:
+        if raw.grammar is not None:
+            name = raw.name("grammar")
+            constraint = raw.grammar.constraint(name)
+        elif thought is not None and thought.max_len is not None:
+            name = raw.name("thought_budget")
+            constraint = Constraint(ConstraintSpec(Kind.TEXT, ""))
+        else:
             return None
-        name = raw.name("grammar")
         if self._checks is None or not self.limits.takes_grammars:
             raise InvalidRequest("grammar is not supported", name)
-        constraint = raw.grammar.constraint(name)
         max_len = stop.max_new_tokens
         for field, part in raw.grammar_parts:
             found = part.constraint(field)
             await _checked(self._checks, found, StopRule(), max_len, field, raw.key)
         stops = StopRule(stop.stop_strings, stop.keep_stop_string, stop.stop_token_ids)
-        return await _checked(self._checks, constraint, stops, max_len, name, raw.key)
+        return await _checked(self._checks, constraint, stops, max_len, name, raw.key, thought)
 
     @property
     def _max_input_len(self) -> int:
@@ -201,10 +210,11 @@ async def _checked(
     max_new_tokens: int,
     field: str,
     key: ApiKey,
+    thought: ThoughtRule | None = None,
 ) -> Constraint:
     """The constraint as it was found in order. Raises InvalidRequest, which names `field`."""
     try:
-        return await checks.check(constraint, stops, max_new_tokens, key)
+        return await checks.check(constraint, stops, max_new_tokens, key, thought)
     except ConstraintRefused as error:
         raise ConstraintRefused(
             f"`{field}`: {error}", error.reason, error.details, field

@@ -12,12 +12,12 @@ workers find out.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import orjson
 
-from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.errors import InvalidRequest, check_unicode, cut, wrong
 from router.request.request import NO_KEY, ApiKey, Constraint
@@ -165,7 +165,9 @@ class RawParams:
 
     `output_ids` are tokens of this output that were made before. `prompt_from` is the position in
     the prompt from which on `decoder_input_details` reports. `cache_salt` is a secret of those who
-    share a prefix cache, `key` is the client's.
+    share a prefix cache, `key` is the client's. `thought` is how a thought begins and ends in this
+    answer, with its budget (`thought_budget` is the word for `names`); grammar and stop strings
+    are for what follows it.
     """
 
     best_of: int | None = None
@@ -202,6 +204,7 @@ class RawParams:
     prompt_from: int = 0
     cache_salt: str | None = None
     key: ApiKey = NO_KEY
+    thought: ThoughtRule | None = None
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -285,6 +288,9 @@ def check_parameters(raw: RawParams, limits: Limits) -> None:
     if raw.top_n_tokens is not None and not 0 <= raw.top_n_tokens <= most:
         raise raw.refuse("top_n_tokens", f"between 0 and {most}", raw.top_n_tokens)
     _check_output_ids(raw, limits)
+    budget = None if raw.thought is None else raw.thought.max_len
+    if budget is not None and budget < 0:
+        raise raw.refuse("thought_budget", "a whole number of at least 0", budget)
     if raw.prompt_from and not raw.decoder_input_details:
         rule = f"0 without `{raw.name('decoder_input_details')}`"
         raise raw.refuse("prompt_from", rule, raw.prompt_from)
@@ -322,6 +328,14 @@ def stop_params(raw: RawParams, max_new_tokens: int) -> StopParams:
         stop_strings=tuple(dict.fromkeys(raw.stop or ())),
         keep_stop_string=raw.keep_stop_string,
     )
+
+
+def thought_rule(raw: RawParams, max_new_tokens: int) -> ThoughtRule | None:
+    """How a thought begins and ends; a budget that the answer's length keeps anyway is none."""
+    thought = raw.thought
+    if thought is None or thought.max_len is None or thought.max_len < max_new_tokens:
+        return thought
+    return replace(thought, max_len=None)
 
 
 def logprob_params(raw: RawParams) -> LogprobParams:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Self
 
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule
 from constraints.translation import Translation
 from processes.spans import TraceContext
 from proto.contract import (
@@ -110,14 +110,14 @@ class Constraint:
     translation: Translation | None = field(default=None, compare=False, repr=False)
     min_len: int = field(default=0, compare=False)
 
-    def for_shard(self) -> OutputConstraint:
-        """What a shard needs with the request.
+    def for_shard(self, thought: ThoughtRule | None) -> OutputConstraint:
+        """What a shard needs with the request, whose text may begin with a thought.
 
         The translation is part of it where the constraint is not compiled ahead: then the shard
         gets the constraint for the first time.
         """
         translation = self.translation if self.is_quick else None
-        return OutputConstraint(self.spec, self.cuts, translation)
+        return OutputConstraint(self.spec, self.cuts, translation, thought)
 
     @property
     def is_judged_at_end(self) -> bool:
@@ -137,7 +137,8 @@ class GenerateRequest:
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
     It finds in the prefix cache what requests of the same `cache_salt` computed, and nothing else.
     `on_end` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
-    and of its generated tokens. `key` is that of its client.
+    and of its generated tokens. `key` is that of its client. `thought` is what comes before the
+    text that `constraint` and stop strings are for; its budget is kept only under a constraint.
     """
 
     prompt_ids: tuple[int, ...]
@@ -155,6 +156,12 @@ class GenerateRequest:
     pause_after: int | None = None
     cache_salt: bytes = field(default=b"", repr=False)
     key: ApiKey = NO_KEY
+    thought: ThoughtRule | None = None
+
+    @property
+    def shard_constraint(self) -> OutputConstraint | None:
+        """What shards enforce."""
+        return None if self.constraint is None else self.constraint.for_shard(self.thought)
 
     @property
     def pause_len(self) -> int | None:

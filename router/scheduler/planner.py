@@ -353,7 +353,7 @@ class Planner:
                 sampling=request.sampling,
                 stop=request.stop,
                 logprobs=request.logprobs,
-                constraint=None if request.constraint is None else request.constraint.for_shard(),
+                constraint=request.shard_constraint,
                 pause_len=request.pause_len,
             )
         )

@@ -190,6 +190,9 @@ def _constraint_to_pb(constraint: OutputConstraint) -> pb.Constraint:
         lenient=spec.lenient,
         cuts=constraint.cuts,
         translation=None if found is None else _translation_to_pb(found),
+        thought=(
+            None if constraint.thought is None else to_message(constraint.thought, pb.Thought)
+        ),
     )
 
 

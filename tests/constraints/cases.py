@@ -184,6 +184,8 @@ def judge_of(spec: ConstraintSpec) -> Callable[[str, int], bool]:
         case Kind.WHERE:
             expression = parse(spec.text)
             return lambda text, num_tokens: accepts(expression, text, num_tokens)
+        case Kind.TEXT:
+            return lambda text, _: True
 
 
 def parses(parser: lark.Lark, text: str) -> bool:

@@ -16,7 +16,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, Judgement, JudgeResult
-from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
+from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule, Whitespace
 from constraints.translation import MAX_SENT_CHARS, Translation
 from constraints.worker.jobs import (
     HEADER,
@@ -45,6 +45,7 @@ SPEC = ConstraintSpec(Kind.JSON_SCHEMA, '{"const": "é\\u0000"}', Whitespace.SPA
     [
         Check(SPEC, StopRule(("\n\n", "é"), kept=False, token_ids=(3, 5)), 77),
         Check(ConstraintSpec(Kind.WHERE, "len(X) < 3"), StopRule(), 1, may_truncate=True),
+        Check(SPEC, StopRule(), 9, thought=ThoughtRule("<é>", "</é>", is_begun=False, max_len=0)),
         Judge(SPEC, ("", "é\n"), 9),
         Judge(SPEC, (), 9),
     ],

@@ -18,7 +18,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
 from constraints.translation import Translation
 from model_server.engine.distributed import World
 from model_server.errors import ConfigRefused, InvalidStep
@@ -466,6 +466,15 @@ def test_a_constraint_comes_with_its_stop_rule() -> None:
         ConstraintSpec(Kind.JSON_SCHEMA, "{}", Whitespace.COMPACT, lenient=True),
         cuts=True,
     )
+
+
+@pytest.mark.parametrize("max_len", [None, 0, 7])
+def test_a_thought_comes_with_its_constraint(max_len: int | None) -> None:
+    thought = pb.Thought(opener="<think>", closer="</think>", max_len=max_len)
+    asked = pb.Constraint(kind=pb.CONSTRAINT_KIND_REGEX, text="a", thought=thought)
+    constraint = arrived(new_request(constraint=asked)).constraint
+    assert constraint is not None
+    assert constraint.thought == ThoughtRule("<think>", "</think>", is_begun=False, max_len=max_len)
 
 
 @pytest.mark.parametrize("nothing", [{}, {"constraint": pb.Constraint()}])

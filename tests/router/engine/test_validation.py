@@ -10,10 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule
+from proto.contract import OutputConstraint
 from router.engine.validation import RawParams, Validation
 from router.request.errors import InvalidRequest
+from router.request.parameters import RawGrammar
 from router.request.request import GenerateRequest
 from router.text.tokenizer import Tokenizer
+from tests.checks import FakeChecks
 from tests.router.rig import VALIDATION_LIMITS
 from tests.router.text import small_tokenizers
 
@@ -171,6 +175,48 @@ async def test_any_text_is_refused_or_becomes_a_request_in_range(
     validation: Validation, text: str, **params: Any
 ) -> None:
     assert_refused_or_in_range(await outcome(validation.validate(text, RawParams(**params))))
+
+
+THOUGHT = ThoughtRule("<think>", "</think>", is_begun=True)
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [(None, None), (0, ConstraintSpec(Kind.TEXT, "")), (9, ConstraintSpec(Kind.TEXT, ""))],
+)
+async def test_a_thought_with_a_budget_is_a_constraint_of_its_own(
+    tokenizer: Tokenizer, budget: int | None, expected: ConstraintSpec | None
+) -> None:
+    validation = Validation(VALIDATION_LIMITS, tokenizer, FakeChecks())
+    thought = replace(THOUGHT, max_len=budget)
+    request = await validation.validate("The fox", RawParams(max_new_tokens=10, thought=thought))
+    assert request.thought == thought
+    assert (request.constraint.spec if request.constraint else None) == expected
+
+
+async def test_a_budget_that_the_answers_length_keeps_is_none(tokenizer: Tokenizer) -> None:
+    validation = Validation(VALIDATION_LIMITS, tokenizer, FakeChecks())
+    params = RawParams(max_new_tokens=10, thought=replace(THOUGHT, max_len=10))
+    request = await validation.validate("The fox", params)
+    assert request.thought == THOUGHT
+    assert request.constraint is None
+
+
+async def test_a_budget_below_zero_is_refused_in_the_clients_words(tokenizer: Tokenizer) -> None:
+    validation = Validation(VALIDATION_LIMITS, tokenizer, FakeChecks())
+    thought = replace(THOUGHT, max_len=-1)
+    raw = RawParams(thought=thought, names={"thought_budget": "thinking_token_budget"})
+    with pytest.raises(InvalidRequest, match=r"`thinking_token_budget` .* at least 0. Given: -1"):
+        await validation.validate("The fox", raw)
+
+
+async def test_shards_get_the_thought_with_the_constraint(tokenizer: Tokenizer) -> None:
+    validation = Validation(VALIDATION_LIMITS, tokenizer, FakeChecks())
+    raw = RawParams(grammar=RawGrammar(Kind.REGEX, "a+"), thought=THOUGHT)
+    request = await validation.validate("The fox", raw)
+    assert request.shard_constraint == OutputConstraint(
+        ConstraintSpec(Kind.REGEX, "a+"), thought=THOUGHT
+    )
 
 
 async def outcome(

@@ -4,7 +4,7 @@ from types import MappingProxyType
 
 import pytest
 
-from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
 from constraints.translation import Translation
 from proto import generate_pb2 as pb
 from proto.contract import (
@@ -42,7 +42,7 @@ def batch_of(request: GenerateRequest, updates: tuple[RunningUpdate, ...] = ()) 
         sampling=request.sampling,
         stop=request.stop,
         logprobs=request.logprobs,
-        constraint=None if request.constraint is None else request.constraint.for_shard(),
+        constraint=request.shard_constraint,
         pause_len=request.pause_len,
     )
     return Batch(1, (new,), updates, (4,), (), 3, 1)
@@ -95,7 +95,15 @@ def test_every_parameter_arrives_in_its_field() -> None:
     spec = ConstraintSpec(Kind.REGEX, "a+", Whitespace.SPACED, lenient=True)
     constraint = Constraint(spec, cuts=True, dropped_phrases=("d",))
     request = GenerateRequest(
-        (5, 6), "ab", sampling, stop, logprobs, constraint, output_ids=(7, 8, 9), pause_after=4
+        (5, 6),
+        "ab",
+        sampling,
+        stop,
+        logprobs,
+        constraint,
+        output_ids=(7, 8, 9),
+        pause_after=4,
+        thought=ThoughtRule("<think>", "</think>", is_begun=True, max_len=0),
     )
     sent = wire.prefill_to_pb(batch_of(request), 3, 1).batch.requests[0]
     assert sent.sampling == pb.SamplingParameters(
@@ -130,7 +138,9 @@ def test_every_parameter_arrives_in_its_field() -> None:
         whitespace=pb.CONSTRAINT_WHITESPACE_SPACED,
         lenient=True,
         cuts=True,
+        thought=pb.Thought(opener="<think>", closer="</think>", is_begun=True, max_len=0),
     )
+    sent.constraint.ClearField("thought")
     assert wire.prepare_to_pb(constraint).constraint == sent.constraint
 
 

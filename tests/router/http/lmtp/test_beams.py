@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import pytest
 
-from constraints.spec import StopRule
+from constraints.spec import StopRule, ThoughtRule
 from router.request.errors import ConstraintRefused
 from router.request.request import NO_KEY, ApiKey, Constraint
 from tests.byte_tokenizer import EOS_ID, byte_ids
@@ -294,7 +294,12 @@ class PartedChecks(FakeChecks):
         self.was_left = asyncio.Event()
 
     async def check(
-        self, constraint: Constraint, stops: StopRule, max_new_tokens: int, key: ApiKey = NO_KEY
+        self,
+        constraint: Constraint,
+        stops: StopRule,
+        max_new_tokens: int,
+        key: ApiKey = NO_KEY,
+        thought: ThoughtRule | None = None,
     ) -> Constraint:
         if constraint.spec.text == "refused":
             await self.has_begun.wait()
