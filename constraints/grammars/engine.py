@@ -4,6 +4,8 @@ Properties of llguidance that only this file handles:
 * a matcher in error still fills a mask, with end tokens only; so every call is checked
 * an illegal token breaks a matcher for good; so tokens are validated before they are accepted
 * clones of a matcher share their lexer and its lock; so a language keeps several originals
+* a lexer out of fuel is broken, for all clones and without an error before the next mask, and
+  only a mask fills the fuel up; so one is made between bytes that are followed without masks
 * with forcing on, a forced position allows one canonical token only; so forcing is off
 * it collects forced bytes to their end, and takes all memory if they have none; so where that may
   happen they are collected here
@@ -13,7 +15,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 import numpy as np
 from llguidance import LLMatcher
@@ -36,17 +39,34 @@ HEADER = '%llguidance {"no_forcing": true}\n'
 # Another original of a language is compiled only if that takes less than this.
 _MAX_SPARE_COMPILE_S = 0.05
 _MAX_ORIGINALS = min(8, os.cpu_count() or 1)
+# Bytes that are followed with one filling. Schemas of 100 properties take some 55 000 of fuel for
+# so many, a tenth of the least `step_fuel`, and some 500 000 for an answer of 12 kB.
+_MAX_UNFUELLED = 512
 # The most live clones before another original is compiled: one output and the initial state that it
 # was copied from. So a schema that is used once is compiled once.
 _MAX_CLONES = 2
 
 
 class _Original:
-    """A matcher that is never advanced, and the number of its live clones."""
+    """A matcher that is never advanced, its live clones, and the fuel of the lexer they share."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self.matcher = matcher
         self.clones: weakref.WeakSet[GrammarMatcher] = weakref.WeakSet()
+        # Threads may lose each other's counts: the bound is far below what the fuel is enough for.
+        self._num_unfuelled = 0
+
+    def spend(self, num_bytes: int) -> str:
+        """A clone is about to follow so many bytes. Returns the error of a lexer that is broken."""
+        if self._num_unfuelled + num_bytes > _MAX_UNFUELLED:
+            # At the start, where it is cheap; of a new clone, since others may remember theirs.
+            first = self.matcher.deep_copy()
+            first.compute_bitmask()
+            if first.is_error():
+                return first.get_error()
+            self._num_unfuelled = 0
+        self._num_unfuelled += num_bytes
+        return ""
 
 
 class GrammarLanguage:
@@ -228,10 +248,8 @@ class GrammarMatcher:
             return
         if not self._is_text(token_id):
             raise IllegalToken(f"token {token_id} stands for no text")
-        if self._inner.try_consume_tokens([token_id]) != 1:
-            self._check()
+        if self._consume([token_id]) != 1:
             raise IllegalToken(f"token {token_id} is not legal here")
-        self._made.append(token_id)
 
     def num_legal(self, token_ids: Sequence[int]) -> int:
         """How many of these tokens could be accepted in sequence."""
@@ -251,9 +269,21 @@ class GrammarMatcher:
             return 0
         if tried[0] in self._end_ids:
             return int(self.is_complete)
+        num_bytes = self._num_bytes(tried)
+        if num_bytes > _MAX_UNFUELLED:
+            return self._num_legal_of_many(tried)
+        self._spend(num_bytes)
         count = self._inner.validate_tokens(tried)
         self._check()
         return count
+
+    def _num_legal_of_many(self, token_ids: list[int]) -> int:
+        """Only the last of the tokens may be an end."""
+        ahead = self.fork()
+        has_end = token_ids[-1] in self._end_ids
+        texts = token_ids[:-1] if has_end else token_ids
+        count = ahead._consume(texts)
+        return count + int(has_end and count == len(texts) and ahead.is_complete)
 
     def deterministic_suffix(self) -> bytes:
         """The bytes with which every legal text continues, or the first of them."""
@@ -265,6 +295,7 @@ class GrammarMatcher:
             return forced
         forced = self._inner.compute_ff_bytes()
         self._check()
+        self._spend(len(forced))
         return forced
 
     def shortest(
@@ -312,10 +343,38 @@ class GrammarMatcher:
 
     def follow(self, token_ids: Sequence[int]) -> None:
         """Accept several tokens that are known to be legal."""
-        if self._inner.try_consume_tokens(list(token_ids)) != len(token_ids):
-            self._check()
+        if self._consume(token_ids) != len(token_ids):
             raise EngineFailed("a legal text is illegal in single bytes")
-        self._made.extend(token_ids)
+
+    def _consume(self, token_ids: Sequence[int]) -> int:
+        """Accept the tokens up to the first illegal one; returns how many."""
+        num_done = 0
+        for part in self._parts(token_ids):
+            self._spend(self._num_bytes(part))
+            num_legal = self._inner.try_consume_tokens(part)
+            self._check()
+            self._made += part[:num_legal]
+            num_done += num_legal
+            if num_legal < len(part):
+                break
+        return num_done
+
+    def _parts(self, token_ids: Sequence[int]) -> Iterator[list[int]]:
+        """The tokens in parts that one filling of fuel is enough for."""
+        part: list[int] = []
+        num_bytes = 0
+        for token_id in token_ids:
+            num_bytes += len(self._tokens[token_id])
+            if part and num_bytes > _MAX_UNFUELLED:
+                yield part
+                part = []
+                num_bytes = len(self._tokens[token_id])
+            part.append(token_id)
+        if part:
+            yield part
+
+    def _num_bytes(self, token_ids: Sequence[int]) -> int:
+        return sum([len(self._tokens[token_id]) for token_id in token_ids])
 
     def fork(self) -> "GrammarMatcher":
         """A copy, which shares the lexer and its lock."""
@@ -351,10 +410,18 @@ class GrammarMatcher:
     def _is_text(self, token_id: int) -> bool:
         return 0 <= token_id < len(self._tokens) and self._tokens[token_id] != b""
 
+    def _spend(self, num_bytes: int) -> None:
+        error = self._original.spend(num_bytes)
+        if error:
+            self._fail(error)
+
     def _check(self) -> None:
         if self._inner.is_error():
-            self._language.discard(self._original)
-            raise EngineFailed(f"the matcher broke: {_first_line(self._inner.get_error())}")
+            self._fail(self._inner.get_error())
+
+    def _fail(self, error: str) -> NoReturn:
+        self._language.discard(self._original)
+        raise EngineFailed(f"the matcher broke: {_first_line(error)}")
 
 
 @kept_with_vocabulary(1)

@@ -40,7 +40,7 @@ def record(properties: Json, required: list[str] | None = None) -> Json:
     }
 
 
-STRING, INTEGER = {"type": "string"}, {"type": "integer"}
+OBJECT, STRING, INTEGER = {"type": "object"}, {"type": "string"}, {"type": "integer"}
 SCHEMAS: dict[str, Json] = {
     "flat": record({"name": STRING, "age": INTEGER, "ok": {"type": "boolean"}}),
     "nested": record({"a": record({"b": record({"c": STRING})}), "d": record({"e": INTEGER})}),
@@ -115,6 +115,39 @@ CASES: dict[str, ConstraintSpec] = {
     "choice": ConstraintSpec(Kind.CHOICE, '["zebra", "cat", "catalogue", "ca"]'),
     **{each: ConstraintSpec(Kind.WHERE, each) for each in EXPRESSIONS},
 }
+
+
+def wide_schema() -> ConstraintSpec:
+    """100 properties, about 20 kB: of each string its characters are counted."""
+    properties: dict[str, Json] = {}
+    for index in range(100):
+        counted: Json = {"type": "string", "minLength": index, "maxLength": 1000 + index}
+        if index % 4 == 1:
+            pattern = f"^([A-Z]?[a-z]{{1,{20 + index}}}[ ,.]?){{1,{30 + index}}}$"
+            counted = {"type": "string", "pattern": pattern}
+        elif index % 4 == 2:
+            counted = {"type": "array", "items": {"type": "string", "maxLength": 100 + index}}
+        properties[f"property_{index}"] = {**counted, "description": "what it is for; " * 8}
+    return ConstraintSpec(Kind.JSON_SCHEMA, json.dumps({"properties": properties, **OBJECT}))
+
+
+def wide_text() -> str:
+    """An instance of it, more than 4 000 of the bundled model's tokens."""
+    draw = random.Random(7)
+    words = "the man and the dog went to the house with a new car and they said it was good".split()
+
+    def sentence(num_words: int) -> str:
+        return " ".join(draw.choices(words, k=num_words))
+
+    values: dict[str, Json] = {}
+    for index in range(100):
+        value: Json = sentence(30 + index // 4)
+        if index % 4 == 1:
+            value = sentence(20)
+        elif index % 4 == 2:
+            value = [sentence(5), sentence(4)]
+        values[f"property_{index}"] = value
+    return json.dumps(values)
 
 
 class TokenList:

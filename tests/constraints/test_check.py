@@ -8,7 +8,14 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from constraints.check import TextJudge, judge
 from constraints.spec import ConstraintSpec, Kind
 from constraints.vocabulary import Vocabulary
-from tests.constraints.cases import TokenList, byte_vocabulary, demo_vocabulary, language_of
+from tests.constraints.cases import (
+    TokenList,
+    byte_vocabulary,
+    demo_vocabulary,
+    language_of,
+    wide_schema,
+    wide_text,
+)
 
 
 def test_what_may_follow_is_told_where_only_a_longer_token_is_legal() -> None:
@@ -77,3 +84,12 @@ def test_where_a_token_ends_inside_a_character_the_place_is_before_it(
     (judged,) = judge(language_of(spec, vocabulary), vocabulary, spec, ["xê"], 9).judgements
     assert (judged.accepted, judged.position) == (False, position)
     assert judged.expected == expected
+
+
+def test_a_long_text_under_a_wide_schema_is_judged_to_its_end() -> None:
+    text = wide_text()
+    texts = [text, text[:-1], text + "x"]
+    language = language_of(wide_schema(), demo_vocabulary())
+    judged = judge(language, demo_vocabulary(), wide_schema(), texts, 40).judgements
+    assert [each.accepted for each in judged] == [True, False, False]
+    assert [each.position for each in judged] == [None, len(text) - 1, len(text)]

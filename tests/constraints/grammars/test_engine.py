@@ -12,13 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from constraints.compiler import Compiler
 from constraints.errors import Contradiction, EngineFailed, IllegalToken, Malformed, TooComplex
 from constraints.grammars import engine, engine_messages
 from constraints.grammars.engine import HEADER, GrammarLanguage, GrammarMatcher
 from constraints.grammars.limits import Limits
 from constraints.spec import Kind
 from constraints.vocabulary import Vocabulary
-from tests.constraints.cases import ROOT, byte_vocabulary, demo_vocabulary
+from tests.constraints.cases import (
+    ROOT,
+    byte_vocabulary,
+    demo_vocabulary,
+    wide_schema,
+    wide_text,
+)
 from tests.constraints.grammars.rig import accepts, compiled, legal
 
 DEMO = ROOT / "models" / "demo" / "tokenizer.json"
@@ -279,3 +286,20 @@ def test_a_choice_of_nothing_is_a_contradiction() -> None:
 def test_a_string_that_no_answer_can_hold_is_refused_before_it_is_compiled() -> None:
     with pytest.raises(TooComplex, match="choice 1 has 1000000 bytes, and at most 50000 are"):
         compiled(Kind.CHOICE, json.dumps(["a", "é" * 500_000]))
+
+
+def test_a_long_text_is_followed_without_masks_and_breaks_no_output_beside_it() -> None:
+    vocabulary = demo_vocabulary()
+    token_ids = vocabulary.spell(wide_text().encode())
+    assert len(token_ids) > 4000
+    language = Compiler(vocabulary).compile(wide_schema())
+    assert isinstance(language, GrammarLanguage)
+    beside = language.matcher()
+    for _ in range(2):
+        matcher = language.matcher()
+        assert matcher.num_legal([*token_ids, 0]) == len(token_ids) + 1
+        assert matcher.num_legal([*token_ids, token_ids[0]]) == len(token_ids)
+        for token_id in token_ids:
+            matcher.advance(token_id)
+        assert matcher.is_complete
+        assert bits(beside, vocabulary.num_words)
