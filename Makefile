@@ -10,7 +10,7 @@ export PYTHONDONTWRITEBYTECODE :=
 TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test test-product test-fast test-slow test-kernels check format lint types layers proto proto-check \
+.PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers proto proto-check \
         web web-check conformance conformance-install conformance-transcripts bench faults faults-short nightly lock sbom audit dist docs diagrams gpu-check demo-model clean
 
 help:  ## What can be made.
@@ -43,10 +43,8 @@ PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope
 
 test: install  ## Run every test.
 	@echo "Running the tests ..."
-	@$(MAKE) --no-print-directory --jobs 2 test-product test-kernels
-
-test-product: install
 	@$(PYTEST) -m "not gpu and not nightly"
+	@$(MAKE) --no-print-directory test-kernels
 
 # Those that took the least when they ran here last (tests/durations.py).
 test-fast: install  ## Run the quick tests.
@@ -71,11 +69,11 @@ $(KERNELS_VENV)/.installed: tests/kernels/requirements.txt | $(STAMP)
 	  --requirement $< > $(KERNELS_VENV)/install.log 2>&1 || { cat $(KERNELS_VENV)/install.log; exit 1; }
 	@touch $@
 
+KERNEL_TESTS = OMP_NUM_THREADS=1 $(KERNELS_VENV)/bin/python -m pytest -q -n 2 tests/kernels
+
 test-kernels: install $(KERNELS_VENV)/.installed  ## Run the kernels for GPUs in an interpreter.
-	@mkdir -p build
-	@OMP_NUM_THREADS=1 $(KERNELS_VENV)/bin/python -m pytest -q tests/kernels > build/test-kernels.log 2>&1 \
-	  || { cat build/test-kernels.log; exit 1; }
-	@echo "Kernels: $$(tail -1 build/test-kernels.log)"
+	@echo "Running the tests of the kernels ..."
+	@$(KERNEL_TESTS) -m "not nightly"
 
 # The page at /: built with node from web/, and shipped built, so that nobody else needs node.
 web/node_modules/.package-lock.json: web/package.json web/package-lock.json
@@ -166,7 +164,7 @@ faults: install  ## Kill and stop processes of a served model, and see what its 
 	@$(BIN)/python -m bench.faults
 
 # Hours. Each part runs, whatever became of those before it.
-NIGHTLY := nightly-tests nightly-fuzz nightly-soak nightly-faults $(CONFORMANCE_NIGHT_RUNS)
+NIGHTLY := nightly-tests nightly-kernels nightly-fuzz nightly-soak nightly-faults $(CONFORMANCE_NIGHT_RUNS)
 .PHONY: $(NIGHTLY)
 
 nightly: install  ## Run what is long: more random examples, nonsense, a soak, 100 kills, evals.
@@ -174,6 +172,9 @@ nightly: install  ## Run what is long: more random examples, nonsense, a soak, 1
 
 nightly-tests:
 	@$(PYTEST) --hypothesis-profile=nightly --timeout=3600 -m "(hypothesis or nightly) and not gpu"
+
+nightly-kernels: install $(KERNELS_VENV)/.installed
+	@$(KERNEL_TESTS) -m nightly
 
 nightly-fuzz:
 	@$(BIN)/python -m bench.fuzz

@@ -75,6 +75,15 @@ def give_way(pid: int) -> None:
             os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
 
 
+def stop_giving_way(pid: int) -> None:
+    """Give a process of idle priority a third of the normal weight, where that is permitted."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if sys.platform == "linux":
+            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, pid, min(own + _STEP_BACK, LOWEST_NICENESS))
+
+
 def lower_thread_priority(thread_id: int) -> None:
     """Lower the priority of a thread, which still makes progress under any load.
 

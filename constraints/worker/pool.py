@@ -7,8 +7,9 @@
 
 So a hostile text delays the jobs behind it by at most a slice. CPU time at normal priority comes
 from token buckets, one for the first part of slices and one for the rest. When they are empty, and
-always after its slice, a job runs at idle priority. This module depends on no vocabulary and no
-engine.
+always after its slice, a job runs at idle priority, until half of its time is over: where other
+work needs every core without a pause, it would never be done. This module depends on no vocabulary
+and no engine.
 """
 
 import asyncio
@@ -38,6 +39,8 @@ _logger = logging.getLogger("constraints")
 _BEGINNING_S = 0.005
 _BEGINNINGS = (0.008, 0.04)
 _SLICES = (0.002, 0.015)
+# The part of a job's time for which it gives way to all other work.
+_PATIENT_PART = 0.5
 # Seconds of a job's time that are reserved for ending its worker and reading its CPU time.
 _LAST_PART = 0.1
 _LEAST_LAST_S = 0.25
@@ -172,13 +175,14 @@ class WorkerPool:
     async def _ask(self, message: bytes, wait_s: float) -> Any:
         worker: WorkerProcess | None = None
         answer_json = None
+        hurries_at_s = self._now_s() + _PATIENT_PART * wait_s
         try:
             async with asyncio.timeout((1.0 - _LAST_PART) * wait_s):
                 async with self._in_slice():
                     worker = await self._take()
                     answer_json = await self._begin(worker, message)
                 if answer_json is None:
-                    answer_json = await self._go_on(worker)
+                    answer_json = await self._go_on(worker, hurries_at_s)
             return answer_json
         except TimeoutError:
             raise await self._overdue(worker, _LAST_PART * wait_s) from None
@@ -220,13 +224,17 @@ class WorkerPool:
         with self._spending(self._for_slices, worker):
             return await worker.answer(slice_s - beginning_s)
 
-    async def _go_on(self, worker: WorkerProcess) -> Any:
+    async def _go_on(self, worker: WorkerProcess, hurries_at_s: float) -> Any:
         _let_give_way(worker)
         if self._slow.locked():
             await self._wait_paused(worker)
         else:
             await self._slow.acquire()
         try:
+            answer_json = await worker.answer(max(0.0, hurries_at_s - self._now_s()))
+            if answer_json is not None:
+                return answer_json
+            worker.hurry()
             return await worker.answer()
         finally:
             self._slow.release()
@@ -257,7 +265,7 @@ class WorkerPool:
         if answer_json is None:
             self.num_ended += 1
             worker.kill()
-        elif answer_json["leaves"]:
+        elif answer_json["leaves"] or worker.hurries:
             worker.close_channel()
         else:
             worker.used_s = answer_json["used_s"]

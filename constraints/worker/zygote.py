@@ -90,6 +90,9 @@ class Zygote:
         if verb == "lower":
             limits.give_way(pid)
             return
+        if verb == "raise":
+            limits.stop_giving_way(pid)
+            return
         signals = {"kill": signal.SIGKILL, "pause": signal.SIGSTOP, "resume": signal.SIGCONT}
         os.kill(pid, signals[verb])
 

@@ -48,12 +48,14 @@ class WorkerProcess:
     """The handle of one worker. Used by one task at a time.
 
     gives_way: its priority was lowered
+    hurries:   it was raised again, for the end of one job
     used_s:    its CPU seconds at its last answer
     """
 
     def __init__(self, number: int, channel: socket.socket, zygote_client: "ZygoteClient") -> None:
         self.number = number
         self.gives_way = False
+        self.hurries = False
         self.used_s = 0.0
         self._asking: asyncio.Task[Any] | None = None
         self.ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
@@ -94,6 +96,11 @@ class WorkerProcess:
         """Lower its priority permanently."""
         self.gives_way = True
         self._zygote_client.send(f"lower {self.number}")
+
+    def hurry(self) -> None:
+        """Raise its priority, which needs privileges; without them nothing changes."""
+        self.hurries = True
+        self._zygote_client.send(f"raise {self.number}")
 
     def pause(self) -> None:
         """Stop it with a signal."""

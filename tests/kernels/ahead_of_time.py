@@ -7,9 +7,9 @@ with the recorder as their `launch`:
         with recorder.case("head_dim 128"):
             TritonAttention(launch=recorder).read(cache, query, step, options)
 
-A test asks for `compiled("attention")`. To read the code takes as long as to compile it. Kernels
-are compiled in a process of their own, since Triton's interpreter, which the other tests need, is
-chosen at import.
+A test asks for `compiled("attention", 90)`. To read the code takes as long as to compile it.
+Kernels are compiled in a process of their own, since Triton's interpreter, which the other tests
+need, is chosen at import.
 """
 
 import json
@@ -18,7 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -26,12 +26,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import triton
 from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend, GPUTarget
 from triton.compiler import ASTSource
 
-TARGETS = (80, 90, 100)
+# By day that of most machines; the others, which take as long to compile, at night.
+TARGETS = (
+    90,
+    pytest.param(80, marks=pytest.mark.nightly),
+    pytest.param(100, marks=pytest.mark.nightly),
+)
 # Bytes of shared memory that one program may take, by the CUDA programming guide.
 SHARED_LIMITS = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 
@@ -121,20 +127,14 @@ class Recorder:
             self.cases.append(case)
 
 
+@cache
 def compiled(
-    launches: str, architectures: Sequence[int] = TARGETS, *, counts_instructions: bool = True
+    launches: str, architecture: int, *, counts_instructions: bool = True
 ) -> tuple[Compiled, ...]:
-    """The cases of a function of launches.py, compiled for each architecture; once for all tests.
+    """The cases of a function of launches.py, compiled for one architecture; once for all tests.
 
     One whose label begins with "sm_90" is compiled for that architecture alone.
     """
-    return _compiled(launches, tuple(architectures), counts_instructions)
-
-
-@cache
-def _compiled(
-    launches: str, architectures: tuple[int, ...], counts_instructions: bool
-) -> tuple[Compiled, ...]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     finished = subprocess.run(
         [
@@ -143,7 +143,7 @@ def _compiled(
             __name__,
             launches,
             str(int(counts_instructions)),
-            *map(str, architectures),
+            str(architecture),
         ],
         cwd=_ROOT,
         env=environment,
@@ -204,15 +204,14 @@ def _tool(name: str, *arguments: str) -> str:
     ).stdout
 
 
-def main(launches: str, counts: str, *architectures: str) -> None:
+def main(launches: str, counts: str, architecture: str) -> None:
     """Print the compiled cases of a function of launches.py as JSON."""
     recorder = Recorder()
     getattr(import_module("tests.kernels.launches"), launches)(recorder)
     rows = [
-        compile_case(case, int(arch), counts_instructions=counts == "1")
+        compile_case(case, int(architecture), counts_instructions=counts == "1")
         for case in recorder.cases
-        for arch in architectures
-        if arch == "90" or not case.label.startswith("sm_90")
+        if architecture == "90" or not case.label.startswith("sm_90")
     ]
     json.dump([asdict(row) for row in rows], sys.stdout)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from model_server.attention.base import LayerOptions
 from model_server.attention.triton import TritonAttention
 from model_server.step import StepInputs
-from tests.kernels.ahead_of_time import SHARED_LIMITS, compiled
+from tests.kernels.ahead_of_time import SHARED_LIMITS, TARGETS, compiled
 from tests.kernels.paged_steps import BLOCK_SIZE, DEVICE, Heads, PagedStep, paged_step
 
 PLAIN = LayerOptions(scale=0.125)
@@ -68,7 +68,7 @@ def test_every_size_of_heads_attends_as_the_reference(heads: Heads, dtype: torch
     assert_near(attended(step, PLAIN), step.expected(PLAIN))
 
 
-@pytest.mark.parametrize("kind", ["plain", "all"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.nightly), "all"])
 def test_a_decode_has_the_same_bits_alone_and_in_a_mixed_batch(kind: str) -> None:
     options = KINDS[kind]
     alone = attended(paged_step(((1, 600),), Heads(), options), options)
@@ -81,7 +81,7 @@ CUTS = (64, 128) if DEVICE.type == "cpu" else (64, 57, 149)
 
 
 @pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize("kind", ["plain", "all"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.nightly), "all"])
 def test_a_prompt_has_the_same_bits_in_one_chunk_and_in_two(kind: str, cut: int) -> None:
     options = KINDS[kind]
     whole = paged_step(((151, 0),), Heads(), options)
@@ -119,28 +119,16 @@ def test_any_step_attends_as_the_reference(
 
 
 @pytest.mark.slow
-def test_no_kernel_of_attention_spills_registers() -> None:
-    spills = {
-        (each.kernel, each.label, each.architecture): each.local_bytes
-        for each in compiled("attention")
-        if each.local_bytes
-    }
-    assert spills == {}
-
-
-@pytest.mark.slow
-def test_tiles_are_multiplied_by_matrix_instructions_and_loaded_16_bytes_at_a_time() -> None:
-    found = [each for each in compiled("attention") if each.kernel != "merge_splits"]
-    assert len(found) == 2 * (3 * 2 + 3)
-    assert all(each.num_matrix_ops > 0 for each in found)
-    assert all(each.num_wide_loads > 0 for each in found)
-    assert all(
-        each.num_wgmma > 0 for each in found if each.kernel == "prefill" and each.architecture == 90
-    )
-
-
-@pytest.mark.slow
-def test_shared_memory_is_within_the_limit() -> None:
-    assert all(
-        each.shared_bytes < SHARED_LIMITS[each.architecture] for each in compiled("attention")
-    )
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_kernels_do_not_spill_registers_and_their_tiles_fit_and_are_loaded_16_bytes_at_a_time(
+    architecture: int,
+) -> None:
+    found = compiled("attention", architecture)
+    assert {(each.kernel, each.label): each.local_bytes for each in found if each.local_bytes} == {}
+    assert all(each.shared_bytes < SHARED_LIMITS[architecture] for each in found)
+    tiled = [each for each in found if each.kernel != "merge_splits"]
+    assert len(tiled) == 2 * (5 if architecture == 90 else 2)
+    assert all(each.num_matrix_ops > 0 for each in tiled)
+    assert all(each.num_wide_loads > 0 for each in tiled)
+    if architecture == 90:
+        assert all(each.num_wgmma > 0 for each in tiled if each.kernel == "prefill")

@@ -153,7 +153,7 @@ def test_a_decode_step_waits_for_nothing_and_takes_few_launches_a_layer() -> Non
     assert (len(launches.names) - num_outside) / num_layers <= MAX_LAUNCHES, launches.names
 
 
-@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.nightly), 5])
 def test_a_replayed_step_has_the_bits_of_one_that_is_not(size: int) -> None:
     executor = executor_of(decoder("llama-bias-tied", num_hidden_layers=1), torch.float32)
     prompts = [PROMPTS[index % 2] for index in range(size)]

@@ -11,7 +11,7 @@ from model_server.executor.int4 import Int4Weight, packed
 from model_server.executor.layer_ops import HeadLayout, LayerOps, NormWeights, TorchLayerOps
 from model_server.executor.triton_layers import TritonLayerOps
 from model_server.recipe.recipe import Activation
-from tests.kernels.ahead_of_time import SHARED_LIMITS, compiled
+from tests.kernels.ahead_of_time import SHARED_LIMITS, TARGETS, compiled
 from tests.kernels.launches import INT4_ROWS
 from tests.kernels.paged_steps import DEVICE
 from tests.no_sync import no_sync
@@ -209,25 +209,28 @@ def test_a_row_has_the_same_bits_alone_and_among_others_of_a_tile() -> None:
 
 
 @pytest.mark.slow
-def test_products_use_matrix_instructions_and_do_not_spill() -> None:
-    found = compiled("int4")
-    assert len(found) == 3 * len(INT4_ROWS)
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_products_use_matrix_instructions_and_do_not_spill(architecture: int) -> None:
+    found = compiled("int4", architecture)
+    assert len(found) == len(INT4_ROWS)
     for each in found:
         assert each.local_bytes == 0, each
         assert each.num_matrix_ops > 0, each
-        assert each.shared_bytes <= SHARED_LIMITS[each.architecture], each
+        assert each.shared_bytes <= SHARED_LIMITS[architecture], each
 
 
 @pytest.mark.slow
-def test_no_operation_spills_registers_and_all_load_16_bytes_at_a_time() -> None:
-    found = compiled("layer")
-    assert len(found) == 3 * (3 + 2) + 3
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_no_operation_spills_registers_and_all_load_16_bytes_at_a_time(architecture: int) -> None:
+    found = compiled("layer", architecture)
+    assert len(found) == 5 + (3 if architecture == 90 else 0)
     assert {(each.kernel, each.label): each.local_bytes for each in found if each.local_bytes} == {}
     assert all(each.num_wide_loads > 0 for each in found if each.kernel != "rotate_and_write")
 
 
 @pytest.mark.slow
-def test_rows_are_rounded_to_8_bits_without_spilling() -> None:
-    found = compiled("quantize", (90, 100))
-    assert [each.local_bytes for each in found] == [0, 0]
-    assert all(each.num_wide_loads > 0 for each in found)
+@pytest.mark.parametrize("architecture", [TARGETS[0], TARGETS[2]])
+def test_rows_are_rounded_to_8_bits_without_spilling(architecture: int) -> None:
+    (found,) = compiled("quantize", architecture)
+    assert found.local_bytes == 0
+    assert found.num_wide_loads > 0

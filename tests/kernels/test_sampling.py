@@ -24,7 +24,7 @@ from model_server.sampling.triton import TritonChooser, TritonEdits, masses_of
 from model_server.staging import Array, Arrival, PinnedStaging
 from model_server.triton_launch import launch
 from proto.contract import LogprobParams, SamplingParams, StopParams
-from tests.kernels.ahead_of_time import compiled
+from tests.kernels.ahead_of_time import TARGETS, compiled
 from tests.model_server.sampling.cases import (
     CPU,
     DRAWN,
@@ -54,6 +54,11 @@ FILTERED = [
     replace(DRAWN, top_p=0.75, min_p=0.4),
     replace(DRAWN, top_k=7, top_p=0.8, min_p=0.1),
 ]
+
+
+def rest_at_night(params: Sequence[SamplingParams]) -> list[Any]:
+    """The last, which filters the most, by day: a property test draws any of them besides."""
+    return [*(pytest.param(each, marks=pytest.mark.nightly) for each in params[:-1]), params[-1]]
 
 
 @pytest.fixture(scope="module")
@@ -106,13 +111,15 @@ def test_a_vocabulary_of_many_chunks_is_searched_among_candidates(
 
 @pytest.mark.parametrize(
     "sampling",
-    [
-        replace(DRAWN, top_p=0.9),
-        replace(DRAWN, top_k=4500),
-        replace(DRAWN, top_k=6000, top_p=0.97),
-        replace(DRAWN, min_p=0.5),
-        replace(DRAWN, top_k=10, top_p=0.5),
-    ],
+    rest_at_night(
+        [
+            replace(DRAWN, top_p=0.9),
+            replace(DRAWN, top_k=4500),
+            replace(DRAWN, min_p=0.5),
+            replace(DRAWN, top_k=10, top_p=0.5),
+            replace(DRAWN, top_k=6000, top_p=0.97),
+        ]
+    ),
 )
 def test_a_flat_row_is_searched_whole(kernels: TritonChooser, sampling: SamplingParams) -> None:
     logits = random_logits(1, 7000, scale=0.01)
@@ -121,7 +128,9 @@ def test_a_flat_row_is_searched_whole(kernels: TritonChooser, sampling: Sampling
 
 @pytest.mark.parametrize(
     "sampling",
-    [replace(DRAWN, top_p=0.9), replace(DRAWN, min_p=0.3), replace(DRAWN, top_p=0.9, min_p=0.3)],
+    rest_at_night(
+        [replace(DRAWN, top_p=0.9), replace(DRAWN, min_p=0.3), replace(DRAWN, top_p=0.9, min_p=0.3)]
+    ),
 )
 def test_a_row_whose_candidates_have_too_little_is_searched_whole(
     kernels: TritonChooser, sampling: SamplingParams
@@ -160,7 +169,7 @@ def test_the_last_of_the_tokens_that_are_left_is_drawn_by_the_largest_number(
     assert found.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("sampling", FILTERED)
+@pytest.mark.parametrize("sampling", rest_at_night(FILTERED))
 def test_of_equal_scores_at_a_cut_the_same_stay(
     kernels: TritonChooser, sampling: SamplingParams
 ) -> None:
@@ -173,7 +182,9 @@ def test_of_equal_scores_at_a_cut_the_same_stay(
     assert_chosen_as_by_torch(kernels, in_each_seed(sampling, 8), logits, TOLERANCE)
 
 
-@pytest.mark.parametrize("sampling", [replace(DRAWN, top_p=0.4), replace(DRAWN, top_k=9)])
+@pytest.mark.parametrize(
+    "sampling", rest_at_night([replace(DRAWN, top_k=9), replace(DRAWN, top_p=0.4)])
+)
 def test_equal_scores_of_several_tiles_are_ranked_by_place(
     kernels: TritonChooser, sampling: SamplingParams
 ) -> None:
@@ -207,7 +218,7 @@ def test_rows_without_a_distribution_fail_as_with_torch(
     assert_chosen_as_by_torch(kernels, [sampling] * 6, logits)
 
 
-@pytest.mark.parametrize("sampling", FILTERED)
+@pytest.mark.parametrize("sampling", rest_at_night(FILTERED))
 def test_filters_that_keep_more_than_the_mask_leaves_keep_it_all(
     kernels: TritonChooser, sampling: SamplingParams
 ) -> None:
@@ -480,11 +491,11 @@ def test_a_step_waits_for_nothing_but_its_results(is_masked: bool) -> None:
 
 
 @pytest.mark.slow
-def test_no_kernel_of_the_sampler_spills_registers() -> None:
-    found = compiled("sample", counts_instructions=False)
-    assert {(each.kernel, each.architecture): each.local_bytes for each in found} == {
-        (kernel, architecture): 0
-        for kernel in (
+@pytest.mark.parametrize("architecture", TARGETS)
+def test_no_kernel_of_the_sampler_spills_registers(architecture: int) -> None:
+    found = compiled("sample", architecture, counts_instructions=False)
+    assert {each.kernel: each.local_bytes for each in found} == dict.fromkeys(
+        (
             "mask_scores",
             "add_biases",
             "penalise_used",
@@ -496,6 +507,6 @@ def test_no_kernel_of_the_sampler_spills_registers() -> None:
             "draw_from_all",
             "gather_candidates",
             "draw_filtered",
-        )
-        for architecture in (80, 90, 100)
-    }
+        ),
+        0,
+    )

@@ -245,6 +245,22 @@ class TestIdleWork:
         assert {slice_ns(pid) for pid in workers} == {20_000_000}
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="who has given way needs privileges to stop it")
+async def test_a_job_is_done_beside_work_that_leaves_no_core_free(tmp_path: Path) -> None:
+    async with pooling(tmp_path, num_quick=1, wait_s=6.0, cpu_s=6.0) as pool:
+        await pool.do(costly(0, 30_000))  # spends what may be computed at normal priority
+        spinning = [
+            await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+            for _ in range(2 * len(os.sched_getaffinity(0)))
+        ]
+        try:
+            assert isinstance(await pool.do(costly(1, 10_000)), CheckResult)
+        finally:
+            for each in spinning:
+                each.kill()
+                await each.wait()
+
+
 async def test_a_job_that_nobody_waits_for_any_more_is_ended(tmp_path: Path) -> None:
     async with pooling(tmp_path, cpu_s=60.0, wait_s=60.0) as pool:
         asking = asyncio.create_task(pool.do(_COSTLY))
