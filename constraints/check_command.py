@@ -20,6 +20,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from constraints.end_tokens import EndTokens
 from constraints.errors import ConstraintError, TooComplex
 from constraints.results import Judgement, JudgeResult
 from constraints.spec import ConstraintSpec, Kind, Whitespace
@@ -287,29 +288,11 @@ def find_vocabulary(name: str) -> VocabularyFile:
     file = path if is_file else folder / "tokenizer.json"
     if not file.is_file():
         raise BadConfig(f"--tokenizer {name}: {file} is missing")
-    return VocabularyFile(file, None, _end_ids(folder, file), _LONGEST_OUTPUT)
-
-
-def _end_ids(folder: Path, tokenizer: Path) -> tuple[int, ...]:
-    """The end tokens of the model's configuration, or else of the tokenizer's."""
-    for name in ("generation_config.json", "config.json"):
-        ids = _read_object(folder / name).get("eos_token_id")
-        if isinstance(ids, int):
-            return (ids,)
-        if isinstance(ids, list):
-            return tuple(each for each in ids if isinstance(each, int))
-    end = _read_object(folder / "tokenizer_config.json").get("eos_token")
-    content = end.get("content") if isinstance(end, dict) else end
-    added = _read_object(tokenizer).get("added_tokens") or []
-    return tuple(each["id"] for each in added if each.get("content") == content)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        end_ids = EndTokens.read(folder, file).ids
+    except (OSError, ValueError) as error:
+        raise BadConfig(f"--tokenizer {name}: {error}") from error
+    return VocabularyFile(file, None, end_ids, _LONGEST_OUTPUT)
 
 
 def _opened(name: str) -> TextIO:

@@ -172,7 +172,7 @@ def _load_dense(
         vocab_size=recipe.head.rows.count,
         max_position_embeddings=limit,
         window_len=min((window for window in windows if window is not None), default=None),
-        eos_token_ids=zoo.eos_token_ids(settings.folder, checked.config),
+        eos_token_ids=checked.eos_token_ids,
     )
 
 
@@ -274,7 +274,7 @@ def _load_zoo(
         vocab_size=expected[0].shape[1],
         max_position_embeddings=limit,
         window_len=min((window for window in windows if window is not None), default=None),
-        eos_token_ids=zoo.eos_token_ids(settings.folder, checked.config),
+        eos_token_ids=checked.eos_token_ids,
         fallback_reason=reason,
     )
 

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers import __version__ as transformers_version
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AutoHfQuantizer
@@ -331,28 +331,6 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         library.setLevel(level)
-
-
-def eos_token_ids(folder: Path, config: Any) -> tuple[int, ...]:
-    """The tokens that end an output, as generate() finds them for this checkpoint."""
-    eos = None
-    if (folder / "generation_config.json").is_file():
-        try:
-            eos = GenerationConfig.from_pretrained(folder).eos_token_id
-        except (OSError, ValueError) as error:
-            raise CheckpointBroken(
-                f"{folder / 'generation_config.json'}: {_brief(error)}"
-            ) from error
-    if eos is None:
-        eos = getattr(config.get_text_config(), "eos_token_id", None)
-    if eos is None:
-        return ()
-    token_ids = tuple(eos) if isinstance(eos, list | tuple) else (eos,)
-    if not all(isinstance(each, int) for each in token_ids):
-        raise CheckpointBroken(
-            f"{folder}: eos_token_id {eos!r}: must be the id of a token, or a list of them"
-        )
-    return token_ids
 
 
 def _from_config(config: Any, *, trust_remote_code: bool) -> HfModel:

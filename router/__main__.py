@@ -33,6 +33,7 @@ from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, Stopped, first_of
 from processes.worker_threads import NoThreads
+from proto.contract import ModelInfo
 from router.config import RouterConfig, read_config
 from router.engine.admission import KeyLimits
 from router.engine.batcher import Batcher, BatcherLimits
@@ -244,7 +245,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         pool = await shards.warmup(
             config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
         )
-        limits = limits_of(config, info, pool)
+        limits = limits_of(config, info, pool, _template_ends(tokenizer, template, info))
         capacity = capacity_of(info, pool, limits)
         _logger.info("%s on %s: %s", info.model_id, info.device_type, capacity)
         metrics = Metrics(
@@ -340,6 +341,27 @@ def _load_text(config: RouterConfig, name: str) -> tuple[Tokenizer, ChatTemplate
     for fault in template.faults:
         _logger.warning("%s; chats will be refused", fault)
     return tokenizer, template
+
+
+def _template_ends(
+    tokenizer: Tokenizer, template: ChatTemplate, info: ModelInfo
+) -> tuple[int, ...]:
+    """The token that the chat template writes behind an answer, unless the files name it as one.
+
+    Empty also where it writes more than one token there.
+    """
+    text = template.after_answer()
+    token_id = tokenizer.added_id(text)
+    if token_id is None or token_id in info.eos_token_ids or token_id >= info.vocab_size:
+        return ()
+    _logger.warning(
+        "the chat template ends an answer with %r (token %d), which the model's files do not name "
+        "as an end (they name %s): it ends answers as well",
+        text,
+        token_id,
+        ", ".join(map(str, info.eos_token_ids)) or "none",
+    )
+    return (token_id,)
 
 
 if __name__ == "__main__":

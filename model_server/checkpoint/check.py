@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from constraints.end_tokens import EndTokens
 from model_server import zoo
 from model_server.attention.base import DEFAULT_BLOCK_SIZE
 from model_server.checkpoint import checkpoint, gate
@@ -66,6 +67,7 @@ class ModelSettings:
 
     `dtype` "auto": bfloat16 where the processor computes in it, else float32, or float16 on CUDA; a
     float16 checkpoint stays float16 there. `attention` names a backend, or "auto".
+    `tokenizer_folder` None: `folder`.
     """
 
     folder: Path
@@ -74,6 +76,7 @@ class ModelSettings:
     attention: str = "auto"
     quantize: str | None = None
     trust_remote_code: bool = False
+    tokenizer_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,6 +88,7 @@ class CheckedCheckpoint:
     weights_dtype:   in which they are read and, unless they are quantized then, kept
     weights_bytes:   of the whole model in it; None for a quantized model, where it is unknown
     facts:           of the model's class and config
+    eos_token_ids:   that end an answer
     recipe:          what the model computes; None: it runs in its own class
     fallback_reason: why there is no recipe; None: there is one
     int4:            how the weights of the recipe are stored in 4 bits; None: they are not
@@ -97,6 +101,7 @@ class CheckedCheckpoint:
     num_parameters: int
     weights_bytes: int | None
     facts: ModelFacts
+    eos_token_ids: tuple[int, ...]
     recipe: Recipe | None
     fallback_reason: str | None
     int4: Int4Format | None = None
@@ -126,6 +131,7 @@ def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
         trust_remote_code=settings.trust_remote_code,
         attention=settings.attention,
         quantize=settings.quantize,
+        tokenizer_folder=settings.tokenizer_folder,
     )
     checked = check_checkpoint(of_model, settings.world_size)
     max_len = checked.facts.max_position_embeddings
@@ -187,7 +193,7 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     stored = checkpoint.check(settings.folder)
     config = zoo.read_config(settings.folder, trust_remote_code=trust)
     empty = zoo.build_empty(config, trust_remote_code=trust)
-    zoo.eos_token_ids(settings.folder, config)
+    eos_token_ids = _eos_token_ids(settings, empty.facts.vocab_size)
     if _quantization(config) is None:
         _require_shapes(settings.folder, empty, stored)
     dtype = _resolve_dtype(settings.dtype, config, settings.device)
@@ -216,10 +222,36 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
         num_parameters=num_parameters,
         weights_bytes=num_parameters * weights_dtype.itemsize if quantization is None else None,
         facts=empty.facts,
+        eos_token_ids=eos_token_ids,
         recipe=recipe,
         fallback_reason=fallback_reason,
         int4=None if recipe is None or quantization is None else Int4Format.of(quantization),
     )
+
+
+def _eos_token_ids(settings: ModelSettings, vocab_size: int) -> tuple[int, ...]:
+    """The tokens that end an answer, by the files of model and tokenizer.
+
+    Raises CheckpointBroken.
+    """
+    folder = settings.folder
+    tokenizer_path = (settings.tokenizer_folder or folder) / "tokenizer.json"
+    try:
+        ends = EndTokens.read(folder, tokenizer_path)
+    except (OSError, ValueError) as error:
+        raise CheckpointBroken(str(error)) from error
+    if ends.contradiction is not None:
+        _log.warning(
+            "%s: its files name different end tokens, and each ends an answer: %s",
+            folder,
+            ends.contradiction,
+        )
+    beyond = [token_id for token_id in ends.ids if not 0 <= token_id < vocab_size]
+    if beyond:
+        _log.warning(
+            "%s: end tokens %s cannot be sampled: the model has %d", folder, beyond, vocab_size
+        )
+    return tuple(token_id for token_id in ends.ids if token_id not in beyond)
 
 
 def _weights_dtype(

@@ -176,6 +176,10 @@ class Stream:
             self.last_token_s = now_s
         if reason is not None:
             stop_id = generation.tokens[-1].token_id if reason is FinishReason.STOP_TOKEN else None
+            if stop_id in self.request.template_end_ids:
+                # Shards know no template: to them it is a stop token.
+                reason = FinishReason.EOS
+                stop_id = None
             self.finish(reason, now_s, stop_id, generation.constraint_satisfied)
 
     def finish(

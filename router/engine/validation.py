@@ -120,13 +120,14 @@ class Validation:
             num_made = len(raw.output_ids)
             rule = f"of fewer tokens than `{name}`, which is {max_new_tokens} and counts them"
             raise raw.refuse("output_ids", rule, f"{num_made} tokens")
-        stop = stop_params(raw, max_new_tokens)
+        stop = stop_params(raw, self.limits, max_new_tokens)
         thought = thought_rule(raw, max_new_tokens)
         request = GenerateRequest(
             prompt_ids=prompt_ids,
             prompt_text=text,
             sampling=sampling_params(raw, self.limits, self._draw_seed),
             stop=stop,
+            template_end_ids=() if raw.ignore_eos else self.limits.template_end_ids,
             logprobs=logprob_params(raw),
             constraint=await self._constraint(raw, stop, thought),
             skip_special_tokens=raw.skip_special_tokens,

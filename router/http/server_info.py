@@ -125,7 +125,12 @@ def constraint_fields(end: Finished) -> dict[str, Any]:
     return {"constraint_satisfied": end.constraint_satisfied, **violation}
 
 
-def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits:
+def limits_of(
+    config: RouterConfig,
+    info: ModelInfo,
+    pool: PoolLimits,
+    template_end_ids: tuple[int, ...] = (),
+) -> Limits:
     """Raises StartupFailed when the flags ask for more than model and pool can hold."""
     shown = Pool(pool.num_blocks, pool.block_size, info.bytes_per_block)
     reason = shown.too_long(config.max_input_tokens, config.max_total_tokens)
@@ -147,7 +152,8 @@ def limits_of(config: RouterConfig, info: ModelInfo, pool: PoolLimits) -> Limits
         max_input_len=max_input_len,
         max_total_len=max_total_len,
         vocab_size=info.vocab_size,
-        eos_token_ids=info.eos_token_ids,
+        eos_token_ids=(*info.eos_token_ids, *template_end_ids),
+        template_end_ids=template_end_ids,
         max_best_of=config.max_best_of,
         max_stop_sequences=config.max_stop_sequences,
         max_top_n_tokens=config.max_top_n_tokens,

@@ -131,7 +131,8 @@ class Limits:
     """The bounds of this server. Lengths of prompts and outputs are in tokens.
 
     `vocab_size` is the model's. `max_stop_string_len` is in characters.
-    `eos_token_ids` are the model's own ends.
+    `eos_token_ids` are the model's own ends; `template_end_ids` those of them that its chat
+    template alone tells of, so that shards do not know them.
     `max_duration_s`: seconds that a request may take from its arrival; None: as long as it likes.
     Without `takes_grammars` every grammar is refused. `shares_prefixes` by the prefix cache of
     requests with different keys.
@@ -141,6 +142,7 @@ class Limits:
     max_total_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    template_end_ids: tuple[int, ...] = ()
     max_best_of: int = 2
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
@@ -318,13 +320,14 @@ def sampling_params(raw: RawParams, limits: Limits, draw_seed: Callable[[], int]
     )
 
 
-def stop_params(raw: RawParams, max_new_tokens: int) -> StopParams:
+def stop_params(raw: RawParams, limits: Limits, max_new_tokens: int) -> StopParams:
     """When to stop, from checked parameters and the room that the prompt leaves."""
+    template_end_ids = () if raw.ignore_eos else limits.template_end_ids
     return StopParams(
         max_new_tokens=max_new_tokens,
         min_new_tokens=raw.min_new_tokens or 0,
         ignore_eos=raw.ignore_eos,
-        stop_token_ids=tuple(dict.fromkeys(raw.stop_token_ids or ())),
+        stop_token_ids=tuple(dict.fromkeys((*(raw.stop_token_ids or ()), *template_end_ids))),
         stop_strings=tuple(dict.fromkeys(raw.stop or ())),
         keep_stop_string=raw.keep_stop_string,
     )

@@ -136,6 +136,7 @@ class GenerateRequest:
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
     It finds in the prefix cache what requests of the same `cache_salt` computed, and nothing else.
+    `template_end_ids` are those of its stop tokens that count as the model's end.
     `on_end` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
     and of its generated tokens. `key` is that of its client. `thought` is what comes before the
     text that `constraint` and stop strings are for; its budget is kept only under a constraint.
@@ -157,6 +158,7 @@ class GenerateRequest:
     cache_salt: bytes = field(default=b"", repr=False)
     key: ApiKey = NO_KEY
     thought: ThoughtRule | None = None
+    template_end_ids: tuple[int, ...] = ()
 
     @property
     def shard_constraint(self) -> OutputConstraint | None:

@@ -265,6 +265,19 @@ class ChatTemplate:
         name = name or self._choose(with_tools=True)
         return self._traits_of(name, self._compiled(name)).calls
 
+    def after_answer(self) -> str:
+        """What the template writes behind an assistant's last answer, without white space.
+
+        Empty where it writes nothing, or cannot show such a chat.
+        """
+        answer = secrets.token_hex(16)
+        chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": answer}]
+        try:
+            text = self.render(chat, add_generation_prompt=False)
+        except TemplateFailed:
+            return ""
+        return text.rpartition(answer)[2].strip() if answer in text else ""
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

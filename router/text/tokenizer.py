@@ -246,6 +246,11 @@ class Tokenizer:
         shown = {piece.encode() if isinstance(piece, str) else piece for piece in self.texts.shown}
         return all(bytes([byte]) in shown for byte in range(ord(" "), ord("~") + 1))
 
+    def added_id(self, text: str) -> int | None:
+        """The added token, special or not, whose text this is; None: there is none."""
+        added = self._backend.get_added_tokens_decoder().items()
+        return next((token_id for token_id, token in added if token.content == text), None)
+
     def is_special(self, token_id: int) -> bool:
         """True for tokens that `skip_special_tokens` leaves out."""
         return token_id in self._special_ids

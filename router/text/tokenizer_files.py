@@ -5,7 +5,7 @@ file's name and what to do.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
+from constraints.end_tokens import token_texts
 from processes.hub import HubError, find_folder
 from router.request.errors import StartupFailed
 
@@ -33,7 +34,10 @@ _LARGEST_MODEL_MAX_LEN = 10**9
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The files' content. `added_tokens` are those named beside tokenizer.json, in id order."""
+    """The files' content. `added_tokens` are those named beside tokenizer.json, in id order.
+
+    `bos_token` and `eos_token` are as templates write them: the first one of a list.
+    """
 
     tokenizer_path: Path
     added_tokens: tuple[AddedToken, ...]
@@ -67,8 +71,8 @@ def read_tokenizer_files(folder: Path, config_path: Path | None = None) -> Token
     return TokenizerFiles(
         tokenizer_path=tokenizer_path,
         added_tokens=_added_tokens(named, path),
-        bos_token=_content(named.get("bos_token"), "bos_token", path),
-        eos_token=_content(named.get("eos_token"), "eos_token", path),
+        bos_token=next(iter(_contents(named.get("bos_token"), "bos_token", path)), None),
+        eos_token=next(iter(_contents(named.get("eos_token"), "eos_token", path)), None),
         model_max_len=_model_max_len(config.get("model_max_length")),
         chat_templates=MappingProxyType(_chat_templates(folder, config, config_path)),
     )
@@ -112,12 +116,12 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _content(token: Any, key: str, path: Path) -> str | None:
-    if token is None or isinstance(token, str):
-        return token
-    if isinstance(token, dict) and isinstance(token.get("content"), str):
-        return str(token["content"])
-    raise StartupFailed(f"{path}: `{key}` must be a string or a token object, not {token!r}")
+def _contents(token: Any, key: str, path: Path) -> Sequence[str]:
+    texts = token_texts(token)
+    if texts is None:
+        rule = "must be a string, a token object or a list of them"
+        raise StartupFailed(f"{path}: `{key}` {rule}, not {token!r}")
+    return texts
 
 
 def _added_tokens(config: Mapping[str, Any], path: Path) -> tuple[AddedToken, ...]:
@@ -130,8 +134,7 @@ def _added_tokens(config: Mapping[str, Any], path: Path) -> tuple[AddedToken, ..
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise StartupFailed(f"{path}: `added_tokens_decoder` is malformed ({error!r})") from error
     for key, token in _special_tokens(config):
-        content = _content(token, key, path)
-        if content:
+        for content in _contents(token, key, path):
             edges = token if isinstance(token, dict) else {}
             flags = {flag: bool(edges.get(flag)) for flag in ("lstrip", "rstrip", "single_word")}
             added.setdefault(content, AddedToken(content, normalized=False, **flags))

@@ -20,7 +20,7 @@ from launcher import BUNDLED_MODEL
 from native.time_slice import slice_ns
 from processes.addresses import free_port
 from tests.asked_twice import Asked, streamed_text, whole_text
-from tests.integration.server import RunningServer, metric
+from tests.integration.server import RunningServer, launched, metric
 from tests.native.kernel import needs_slices
 
 pytestmark = pytest.mark.slow
@@ -215,3 +215,38 @@ async def test_what_is_streamed_is_what_is_answered(server: RunningServer) -> No
     # What this is about: whole characters of several bytes, and broken ones.
     assert any(len(character.encode()) > 1 for character in set(joined) - {"\ufffd"})
     assert "\ufffd" in joined
+
+
+@pytest.mark.parametrize(
+    ("named", "line"),
+    [
+        ("<|end|>", "generation_config.json 1; config.json 1; tokenizer_config.json 0"),
+        (None, "the chat template ends an answer with '<|end|>' (token 0)"),
+    ],
+)
+def test_an_end_that_the_tokenizer_or_the_template_alone_tell_of_ends_an_answer(
+    named: str | None, line: str, tmp_path: Path
+) -> None:
+    for path in BUNDLED_MODEL.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    changes: dict[str, dict[str, Any]] = {
+        "config.json": {"eos_token_id": 1},
+        "generation_config.json": {"eos_token_id": 1},
+        "tokenizer_config.json": {"eos_token": named},
+    }
+    for name, change in changes.items():
+        content = json.loads((BUNDLED_MODEL / name).read_text())
+        (tmp_path / name).unlink()
+        (tmp_path / name).write_text(json.dumps({**content, **change}))
+    with launched(model=tmp_path) as server:
+        body = {
+            "model": "tgi",
+            "messages": [{"role": "user", "content": "Where does Doric Caldman live?"}],
+            "max_tokens": 60,
+            "temperature": 0,
+        }
+        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    assert answer["choices"][0]["message"]["content"] == "Doric Caldman lives in Eldhaven."
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["usage"]["completion_tokens"] == 9
+    assert line in server.said

@@ -10,7 +10,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from model_server import zoo
 from model_server.checkpoint.check import ModelSettings, check_checkpoint
 from model_server.engine.distributed import World
 from model_server.errors import (
@@ -57,23 +56,26 @@ def test_the_shortest_window_of_any_layer_is_told(tmp_path: Path) -> None:
     assert load(tiny_models.save("gemma3", tmp_path)).window_len == tiny_models.WINDOW_LEN
 
 
-@pytest.mark.parametrize(
-    ("generation", "config", "expected"),
-    [
-        ({"eos_token_id": 7}, {"eos_token_id": 2}, (7,)),
-        ({"eos_token_id": [7, 9]}, {"eos_token_id": 2}, (7, 9)),
-        ({}, {"eos_token_id": 2}, (2,)),
-        ({}, {"eos_token_id": [3, 4]}, (3, 4)),
-        ({}, {"eos_token_id": None}, ()),
-    ],
-)
-def test_eos_tokens_come_from_the_generation_config_first(
-    llama: Path, generation: dict[str, Any], config: dict[str, Any], expected: tuple[int, ...]
+def test_every_end_that_a_file_names_ends_an_answer_and_contradictions_are_told(
+    llama: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (llama / "generation_config.json").write_text(json.dumps(generation))
-    edit_json(llama / "config.json", **config)
-    read = zoo.read_config(llama, trust_remote_code=False)
-    assert zoo.eos_token_ids(llama, read) == expected
+    edit_json(llama / "generation_config.json", eos_token_id=7)
+    edit_json(llama / "config.json", eos_token_id=[2, 9])
+    edit_json(llama / "tokenizer.json", added_tokens=[{"id": 5, "content": "<|im_end|>"}])
+    edit_json(llama / "tokenizer_config.json", eos_token={"content": "<|im_end|>"})
+    assert load(llama).eos_token_ids == (7, 2, 9, 5)
+    (line,) = [line for line in caplog.messages if "end tokens" in line]
+    assert "generation_config.json 7; config.json 2, 9; tokenizer_config.json 5" in line
+
+
+def test_an_end_that_the_model_does_not_have_is_none_and_is_told(
+    llama: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    edit_json(llama / "generation_config.json", eos_token_id=[7, tiny_models.VOCAB_SIZE])
+    edit_json(llama / "config.json", eos_token_id=None)
+    assert load(llama).eos_token_ids == (7,)
+    told = f"end tokens [{tiny_models.VOCAB_SIZE}] cannot be sampled"
+    assert any(told in line for line in caplog.messages)
 
 
 def test_eos_tokens_need_no_generation_config(llama: Path) -> None:

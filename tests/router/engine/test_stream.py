@@ -173,6 +173,16 @@ async def test_a_stop_token_ends_it_and_stays_or_goes(keep: bool, text: str) -> 
         )
 
 
+async def test_what_the_chat_template_ends_answers_with_is_the_models_end() -> None:
+    stop_ids = tuple(byte_ids("."))
+    async with routing(says("ab.cd")) as rig:
+        asked = replace(
+            asking(stop_token_ids=stop_ids, keep_stop_string=False), template_end_ids=stop_ids
+        )
+        end = end_of(await events_of(rig.batcher.submit(asked)))
+        assert (end.text, end.reason, end.stop_token_id) == ("ab", FinishReason.EOS, None)
+
+
 @pytest.mark.parametrize(
     ("keep", "texts", "text"),
     [
@@ -404,6 +414,16 @@ class TestRefusals:
             await validation.validate("once", params)
         assert str(refused.value) == sentence
         assert refused.value.field == params.name(refused.value.field or "")
+
+    async def test_the_end_of_the_chat_template_stops_every_request_that_ignores_none(self) -> None:
+        limits = replace(
+            VALIDATION_LIMITS, vocab_size=258, eos_token_ids=(EOS_ID, 9), template_end_ids=(9,)
+        )
+        validation = Validation(limits, byte_tokenizer())
+        request = await validation.validate("once", raw(stop_token_ids=(5,)))
+        assert (request.stop.stop_token_ids, request.template_end_ids) == ((5, 9), (9,))
+        request = await validation.validate("once", raw(stop_token_ids=(9,), ignore_eos=True))
+        assert (request.stop.stop_token_ids, request.template_end_ids) == ((9,), ())
 
     async def test_an_end_that_is_to_be_ignored_is_none(self) -> None:
         limits = replace(VALIDATION_LIMITS, vocab_size=258, eos_token_ids=(EOS_ID,))

@@ -323,3 +323,19 @@ def test_templates_of_a_folder_reach_the_chat(tmp_path: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(folder)
     ours = ChatTemplate({"default": CHATML}, "<s>", "</s>").render([USER])
     assert ours == theirs.apply_chat_template([USER], add_generation_prompt=True, tokenize=False)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (CHATML, "<|im_end|>"),
+        (HEADERS, "<|eot_id|>"),
+        (INST, "</s>"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}", ""),
+        ("{{ raise_exception('no') }}", ""),
+        ("{{ messages", ""),
+    ],
+)
+def test_what_a_template_writes_behind_an_answer_is_known(source: str, expected: str) -> None:
+    assert ChatTemplate({"default": source}, "<s>", "</s>").after_answer() == expected
+    assert ChatTemplate({}, "<s>", "</s>").after_answer() == ""

@@ -295,3 +295,11 @@ def test_a_tokenizer_whose_threads_cannot_start_is_found_out_before_the_first_re
     with pytest.raises(StartupFailed, match=r"thread pool has not been initialized; .* pids\.max"):
         tokenizer.try_out()
     tokenizer.close()
+
+
+def test_an_added_token_is_found_by_its_whole_text(tokenizer: Tokenizer) -> None:
+    token_id = tokenizer.added_id("<|end|>")
+    assert token_id is not None
+    assert tokenizer.token_text(token_id) == "<|end|>"
+    assert tokenizer.added_id("a b") is not None
+    assert (tokenizer.added_id("<|end|>\n"), tokenizer.added_id("")) == (None, None)

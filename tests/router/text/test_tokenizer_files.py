@@ -26,6 +26,12 @@ def test_the_config_names_tokens_lengths_and_template(tmp_path: Path) -> None:
     assert tokenizer.chat_templates == {"default": "{{ messages }}"}
 
 
+def test_a_list_of_ends_is_written_by_its_first_and_all_are_special(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, eos_token=["<|end|>", {"content": "fox"}], bos_token=None)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == (None, "<|end|>")
+    assert tokenizer.decode(tokenizer.encode("a fox!")) == "a !"
+
+
 def test_no_limit_in_transformers_words_is_no_limit(tmp_path: Path) -> None:
     assert load(tmp_path, model_max_length=int(1e30)).model_max_len is None
 
