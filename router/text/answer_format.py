@@ -11,6 +11,7 @@ mask, the reader of streams and the rendering of history come from this one desc
 models, no tokens and no HTTP.
 """
 
+import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,7 +22,16 @@ NUMBER = "\ue001"
 _PLACES = re.compile(f"[{ID}{NUMBER}]")
 # The first tag, up to the bracket that ends it.
 _TAG = re.compile(rf"[^>\]\n{ID}{NUMBER}]*[>\]]")
+# What may be cut off at the end of a text that several have in common.
+_OPEN_TAG = re.compile(r"\s*[<\[◁][^<>\[\]]*$")
+# Commas and brackets, which values contain as well.
+_MAX_STOP_LEN = 2
 _BRACKETED_WORD = re.compile(r"\[[A-Z_]{3,}\]")
+
+
+def without_open_tag(text: str) -> str:
+    """`text` up to a tag at its end that is not closed, as what texts have in common may end."""
+    return _OPEN_TAG.sub("", text)
 
 
 class Code(StrEnum):
@@ -59,6 +69,24 @@ class Parameters:
     none: str
     string: ValueForm
     other: ValueForm
+
+    @property
+    def quote(self) -> str:
+        """What stands around strings within LAX values."""
+        if self.other.code is not Code.LAX:
+            return ""
+        return self.string.opening.removeprefix(self.other.opening)
+
+    def terminator(self, value: ValueForm) -> str:
+        """What ends a value and never occurs within it; "" where its quotes and brackets do."""
+        common = os.path.commonprefix([self.between, self.end])
+        text = value.closing or without_open_tag(common) or common
+        is_tag = len(text.strip()) > _MAX_STOP_LEN
+        return text if is_tag or value.code is Code.RAW else ""
+
+    def stops(self, value: ValueForm) -> str:
+        """The characters before one of which a value ends, outside its brackets and quotes."""
+        return "".join({(value.closing + text)[:1] for text in (self.between, self.end)})
 
 
 @dataclass(frozen=True, slots=True)
