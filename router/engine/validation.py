@@ -12,7 +12,14 @@ from hashlib import blake2b
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
 from proto.contract import StopParams
 from router.engine.constraints import ConstraintCheck
-from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported, check_unicode, cut
+from router.request.errors import (
+    ConstraintRefused,
+    ContextExceeded,
+    InvalidRequest,
+    Unsupported,
+    check_unicode,
+    cut,
+)
 from router.request.parameters import (
     Limits,
     RawParams,
@@ -180,21 +187,30 @@ class Validation:
         return min(self.limits.max_input_len, self.limits.max_total_len - 1)
 
     def _room(self, prompt_len: int, raw: RawParams) -> int:
-        """max_new_tokens: as given, or all that the prompt leaves. Raises InvalidRequest."""
+        """max_new_tokens: as given, or all that the prompt leaves. Raises InvalidRequest.
+
+        The message's order is TGI's; the field is the prompt wherever it alone is too long.
+        """
         limits = self.limits
         inputs = raw.name("inputs")
         new = raw.name("max_new_tokens")
         max_new_tokens = raw.max_new_tokens
         if max_new_tokens is not None and prompt_len + max_new_tokens > limits.max_total_len:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"`{inputs}` tokens + `{new}` must be at most {limits.max_total_len}. "
                 f"Given: {prompt_len} `{inputs}` tokens and {cut(str(max_new_tokens))} `{new}`",
-                new,
+                inputs if prompt_len > self._max_input_len else new,
+                num_prompt_tokens=prompt_len,
+                max_prompt_len=self._max_input_len,
+                num_new_tokens=max_new_tokens,
+                max_total_len=limits.max_total_len,
             )
         if prompt_len > self._max_input_len:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"`{inputs}` must have at most {self._max_input_len} tokens. Given: {prompt_len}",
                 inputs,
+                num_prompt_tokens=prompt_len,
+                max_prompt_len=self._max_input_len,
             )
         if max_new_tokens is None:
             max_new_tokens = limits.max_total_len - prompt_len

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from router.request.errors import (
     Cancelled,
     ConstraintRefused,
+    ContextExceeded,
     Draining,
     GenerationFailed,
     InvalidRequest,
@@ -29,6 +30,7 @@ from router.request.errors import (
     ToolsRefused,
     Unhealthy,
     Unsupported,
+    cut,
 )
 
 # Statuses that have an error type of their own in Anthropic's API.
@@ -199,6 +201,14 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
     ToolsRefused: _Kind("tool_error", 422, _INVALID, code="tool_error"),
     TemplateFailed: _Kind("template_error", 422, _INVALID, "Template error: {}", None, 400),
     ConstraintRefused: _Kind("constraint_error", 422, _INVALID, "Constraint error: {}"),
+    ContextExceeded: _Kind(
+        "validation",
+        422,
+        _INVALID,
+        "Input validation error: {}",
+        "context_length_exceeded",
+        400,
+    ),
     InvalidRequest: _Kind("validation", 422, _INVALID, "Input validation error: {}", None, 400),
     Overloaded: _Kind(
         "overloaded", 429, "rate_limit_error", "Model is overloaded", code="overloaded"
@@ -236,18 +246,43 @@ def problem_of(
     """
     if isinstance(error, HttpError):
         return Problem.of(error, dialect, request_id)
+    message = _message(error, dialect)
     if dialect is Dialect.ANTHROPIC:
-        return in_anthropic(problem_of(error, Dialect.OPENAI), str(error), request_id)
+        return in_anthropic(problem_of(error, Dialect.OPENAI), message, request_id)
     kind = _kind_of(error)
     retry_after_s = _retry_after_s(error)
     headers = retry_headers(retry_after_s)
     if dialect is Dialect.TGI:
-        body = tgi_body(kind.text.format(error), kind.error_type, **_details(error))
+        body = tgi_body(kind.text.format(message), kind.error_type, **_details(error))
         return Problem(kind.status, kind.error_type, body, headers, retry_after_s)
     field = error.field if isinstance(error, InvalidRequest) else None
-    body = openai_body(str(error), kind.openai_type, field, kind.code, **_details(error))
+    body = openai_body(message, kind.openai_type, field, kind.code, **_details(error))
     status = kind.openai_status or kind.status
     return Problem(status, kind.error_type, body, headers, retry_after_s)
+
+
+def _message(error: RouterError, dialect: Dialect) -> str:
+    """What the error says, but in the words that the API's clients search for."""
+    if not isinstance(error, ContextExceeded) or dialect is Dialect.TGI:
+        return str(error)
+    prompt_len = error.num_prompt_tokens
+    if prompt_len > error.max_prompt_len or error.num_new_tokens is None:
+        if dialect is Dialect.ANTHROPIC:
+            return f"prompt is too long: {prompt_len} tokens > {error.max_prompt_len} maximum"
+        return (
+            f"This model's maximum context length is {error.max_prompt_len} tokens for "
+            f"`{error.field}`. However, there are {prompt_len}. Please reduce their length"
+        )
+    new_len = cut(str(error.num_new_tokens))
+    if dialect is Dialect.ANTHROPIC:
+        return (
+            f"input length and `{error.field}` exceed context limit: {prompt_len} + {new_len} > "
+            f"{error.max_total_len}, decrease input length or `{error.field}` and try again"
+        )
+    return (
+        f"This model's maximum context length is {error.max_total_len} tokens. However, the prompt "
+        f"has {prompt_len}, and `{error.field}` is {new_len}. Please reduce the one or the other"
+    )
 
 
 def _kind_of(error: RouterError) -> _Kind:

@@ -2,6 +2,7 @@
 
 RouterError
  +-- InvalidRequest            the request can never be served; names field, value and rule
+ |    +-- ContextExceeded      more tokens than the model's context has room for
  |    +-- TemplateFailed       the chat template is missing, or refused the messages
  |    +-- Unsupported             in order, but not something that this server does
  |    +-- ToolsRefused         tools that cannot be used as asked
@@ -52,6 +53,30 @@ class InvalidRequest(RouterError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+class ContextExceeded(InvalidRequest):
+    """A prompt that is too long, or too long for the new tokens that are asked for.
+
+    Lengths are in tokens; of a text that is far too long, `num_prompt_tokens` are those that were
+    counted. `num_new_tokens` and `max_total_len` are None where the prompt alone is looked at.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        field: str,
+        *,
+        num_prompt_tokens: int,
+        max_prompt_len: int,
+        num_new_tokens: int | None = None,
+        max_total_len: int | None = None,
+    ) -> None:
+        super().__init__(message, field)
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_prompt_len = max_prompt_len
+        self.num_new_tokens = num_new_tokens
+        self.max_total_len = max_total_len
 
 
 class TemplateFailed(InvalidRequest):

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 
 from constraints.text_tokens import CALL_MARKERS
 from processes.worker_threads import WorkerThreads
-from router.request.errors import InvalidRequest, StartupFailed, check_unicode
+from router.request.errors import ContextExceeded, InvalidRequest, StartupFailed, check_unicode
 from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.token_texts import TokenTexts, build_token_texts
 from router.text.tokenizer_files import TokenizerFiles, read_tokenizer_files
@@ -402,7 +402,7 @@ async def check_fits(
     chars_per_token: int = 4,
     margin: int = 2,
 ) -> None:
-    """Raise InvalidRequest for a text that has far more than `max_len` tokens: `margin` times as
+    """Raise ContextExceeded for a text that has far more than `max_len` tokens: `margin` times as
     many.
 
     Tokenizing megabytes takes seconds, wasted on a prompt that is refused, and taking the memory
@@ -416,8 +416,10 @@ async def check_fits(
     for start in range(0, len(text), piece_len):
         num_tokens += await tokenizer.count(text[start : start + piece_len])
         if num_tokens > margin * max_len:
-            raise InvalidRequest(
+            raise ContextExceeded(
                 f"`{field}` must have at most {max_len} tokens. Given: {num_tokens} in its first "
                 f"{start + piece_len} of {len(text)} characters",
                 field,
+                num_prompt_tokens=num_tokens,
+                max_prompt_len=max_len,
             )

@@ -379,7 +379,10 @@ NOT_SERVED: list[tuple[Any, ...]] = [
     ({"container": "c"}, "`container`"),
     ({"inference_geo": "eu"}, "`inference_geo`"),
     ({"n": 2}, "`n` is not a parameter of this route"),
-    ({"messages": [{"role": "user", "content": "a" * 121}]}, "`messages`"),
+    (
+        {"messages": [{"role": "user", "content": "a" * 121}]},
+        "prompt is too long: 128 tokens > 120",
+    ),
 ]
 
 

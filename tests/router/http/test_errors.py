@@ -13,7 +13,7 @@ from router.http.errors import Dialect, InternalErrors, problem_of
 from router.request.errors import Overloaded, ServerStopped
 from router.text.chat_template import ChatTemplate
 from tests.fakes import FakeShard
-from tests.router.http.harness import House, housing
+from tests.router.http.harness import MAX_INPUT_LEN, MAX_TOTAL_LEN, House, housing
 from tests.router.rig import asking
 
 CHAT = "/v1/chat/completions"
@@ -41,6 +41,10 @@ def message(**fields: Any) -> dict[str, Any]:
 
 def saying(*blocks: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(blocks)}]
+
+
+def saying_text(text: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
 
 
 BIAS = "must be an object of token ids with numbers"
@@ -136,8 +140,45 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         f"`messages[0].content[0]` {TURN}. Given: a block of type 5",
     ),
     (MESSAGES, message(system=5), "`system` must be a string or a list of blocks. Given: 5"),
-    (MESSAGES, message(max_tokens=MANY), f"`max_tokens` must be at most. Given: {MANY}"),
+    (MESSAGES, message(max_tokens=MANY), f"`max_tokens` exceed context limit: 9 + {MANY} > 160"),
 ]
+LONG = "a" * 130
+SUM = f"This model's maximum context length is {MAX_TOTAL_LEN} tokens. "
+ALONE = f"This model's maximum context length is {MAX_INPUT_LEN} tokens for "
+# What is asked, and the words and the parameter by which programs know that it is too long.
+TOO_LONG: list[tuple[str, dict[str, Any], str, str | None]] = [
+    ("/v1/completions", {"prompt": "a", "max_tokens": 500}, SUM, "max_tokens"),
+    ("/v1/completions", {"prompt": LONG, "max_tokens": 5}, ALONE, "prompt"),
+    ("/v1/completions", {"prompt": LONG, "max_tokens": 500}, ALONE, "prompt"),
+    ("/v1/completions", {"prompt": LONG * 5000}, ALONE, "prompt"),
+    ("/v1/completions", {"prompt": LONG, "echo": True, "max_tokens": 0}, ALONE, "prompt"),
+    (CHAT, {"messages": saying_text(LONG)}, ALONE, "messages"),
+    (RESPONSES, {"input": LONG, "max_output_tokens": 500}, ALONE, "input"),
+    (RESPONSES, {"input": "a", "max_output_tokens": 500}, SUM, "max_output_tokens"),
+]
+
+
+async def test_openais_clients_know_that_the_context_is_too_small() -> None:
+    async with housing(FakeShard(), max_body_len=1_000_000) as house, house.client as client:
+        for path, body, words, param in TOO_LONG:
+            answer = await client.post(path, json=body)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "context_length_exceeded")
+            assert (error["message"][: len(words)], error["param"]) == (words, param)
+
+
+async def test_anthropics_clients_know_that_the_context_is_too_small() -> None:
+    long = {"messages": saying_text(LONG), "max_tokens": 500}
+    short = {"messages": saying_text("a"), "max_tokens": 500}
+    async with housing(FakeShard()) as house, house.client as client:
+        answers = [await client.post(MESSAGES, json=body) for body in (long, short)]
+
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert [answer.json()["error"]["message"] for answer in answers] == [
+        f"prompt is too long: {len(f'user: {LONG}') + 1} tokens > {MAX_INPUT_LEN} maximum",
+        "input length and `max_tokens` exceed context limit: 8 + 500 > 160, "
+        "decrease input length or `max_tokens` and try again",
+    ]
 
 
 async def test_a_refusal_quotes_field_rule_and_value() -> None:
