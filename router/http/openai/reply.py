@@ -151,6 +151,18 @@ def completion_reason(end: Finished, *, only_scores: bool) -> str:
     return FINISH_REASONS[end.reason]
 
 
+def ending_fields(end: Finished, reason: str) -> dict[str, Any]:
+    """The fields of a choice's end. `stop_reason` is vLLM's: the stop string, or the id of the stop
+    token, that ended it; null where nothing was given to stop at."""
+    stopped_by = end.stop_token_id if end.stop_string is None else end.stop_string
+    is_stopped = reason != FINISH_REASONS[FinishReason.LENGTH]
+    return {
+        "finish_reason": reason,
+        "stop_reason": stopped_by if is_stopped else None,
+        **constraint_fields(end),
+    }
+
+
 def calls_reason(end: Finished, num_calls: int) -> str:
     """The finish reason: that of calls, unless they were cut. `end` is settled."""
     reason = FINISH_REASONS[end.reason]
@@ -232,7 +244,7 @@ class ChoiceEncoder(ABC):
         )
 
     def _last(self, added: bytes, reason: str, event: Finished) -> bytes:
-        fields = orjson.dumps({"finish_reason": reason, **constraint_fields(event)})[1:-1]
+        fields = orjson.dumps(ending_fields(event, reason))[1:-1]
         return self._head + added + b',"logprobs":null,' + fields + b"}]" + self._end
 
 
@@ -523,6 +535,7 @@ class ChatChoice(ConstrainedAnswer):
     message: ChatMessage
     logprobs: ChatChoiceLogprobs | None
     finish_reason: ChatFinishReason
+    stop_reason: str | int | None
     token_ids: list[int] | None = None
 
 
@@ -558,6 +571,7 @@ class ChatChunkChoice(ConstrainedAnswer):
     delta: ChatDelta
     logprobs: ChatChoiceLogprobs | None
     finish_reason: ChatFinishReason | None
+    stop_reason: str | int | None = None
     token_ids: list[int] | None = None
 
 
@@ -607,6 +621,7 @@ class CompletionChunkChoice(ConstrainedAnswer):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: TextFinishReason | None
+    stop_reason: str | int | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
 
@@ -615,6 +630,7 @@ class CompletionChoice(CompletionChunkChoice):
     """One text."""
 
     finish_reason: TextFinishReason
+    stop_reason: str | int | None
     prompt_logprobs: PromptLogprobs | None = None
 
 

@@ -28,12 +28,12 @@ from router.http.openai.reply import (
     calls_message,
     calls_reason,
     completion_reason,
+    ending_fields,
     prompt_fields,
 )
 from router.http.openai.schema import ChatBody, CompletionBody, OpenAiBody
 from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
-from router.http.server_info import constraint_fields
 from router.http.tools.calls import CallFormat
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest, PromptScored
@@ -222,8 +222,7 @@ def _chat_choice(
     choice = {
         "message": message,
         "logprobs": None if logprobs is None else logprobs.of(completion.tokens),
-        "finish_reason": reason,
-        **constraint_fields(end),
+        **ending_fields(end, reason),
     }
     if body.return_token_ids:
         choice["token_ids"] = [event.token.token_id for event in completion.tokens]
@@ -316,9 +315,9 @@ def _completion_choice(
         shape = OldLogprobs(names, body.logprobs)
         scored = completion.prompt if body.echo and completion.prompt else _NOTHING_SCORED
         logprobs = joined(shape.prompt(echo, scored), shape.of(tokens))
+    end = completion.finished
     return {
-        "text": echo + ("" if body.only_scores else completion.finished.text),
+        "text": echo + ("" if body.only_scores else end.text),
         "logprobs": logprobs,
-        "finish_reason": completion_reason(completion.finished, only_scores=body.only_scores),
-        **constraint_fields(completion.finished),
+        **ending_fields(end, completion_reason(end, only_scores=body.only_scores)),
     }

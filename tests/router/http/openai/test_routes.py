@@ -86,6 +86,7 @@ async def test_an_answer_has_openai_s_shape() -> None:
                 "message": {"role": "assistant", "content": "hello", "refusal": None},
                 "logprobs": None,
                 "finish_reason": "stop",
+                "stop_reason": None,
             }
         ],
         "usage": usage(9, 6),
@@ -100,12 +101,12 @@ async def test_a_stream_is_the_role_deltas_of_text_and_an_empty_delta() -> None:
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert all("usage" not in chunk for chunk in chunks)
     assert [chunk["choices"] for chunk in chunks] == [
-        [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}]
-        for delta, reason in (
-            (ROLE, None),
-            ({"content": "o"}, None),
-            ({"content": "k"}, None),
-            ({}, "stop"),
+        [{"index": 0, "delta": delta, "logprobs": None, **ending}]
+        for delta, ending in (
+            (ROLE, {"finish_reason": None}),
+            ({"content": "o"}, {"finish_reason": None}),
+            ({"content": "k"}, {"finish_reason": None}),
+            ({}, {"finish_reason": "stop", "stop_reason": None}),
         )
     ]
 
@@ -153,13 +154,50 @@ async def test_a_stop_string_is_dropped_whole_and_streamed(stop: Any) -> None:
 
     assert answer["choices"][0]["message"]["content"] == "he"
     assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["stop_reason"] == "llo"
     assert text_of(chunks) == "he"
     assert chunks[-1]["choices"][0] == {
         "index": 0,
         "delta": {},
         "logprobs": None,
         "finish_reason": "stop",
+        "stop_reason": "llo",
     }
+
+
+L_ID = byte_ids("l")[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "stop_reason"),
+    [
+        ({"stop": ["zz", "el"]}, "el"),
+        ({"stop_token_ids": [L_ID]}, L_ID),
+        ({"stop_token_ids": [L_ID], "stop": "he"}, "he"),
+        ({"stop": "zz"}, None),
+        ({"stop": "el", "max_tokens": 1}, None),
+        ({"stop_token_ids": [byte_ids("h")[0]], "echo": True, "max_tokens": 0}, None),
+    ],
+)
+async def test_what_ended_an_answer_is_named_as_vllm_names_it(
+    fields: Any, stop_reason: str | int | None
+) -> None:
+    fields = {"max_tokens": 20, **fields}
+    async with housing(FakeShard(script=saying("hello", 2))) as house:
+        answer = await complete(house, "ab", **fields)
+        *_, last = await stream_completion(house, "ab", **fields)
+
+    for (choice,) in (answer["choices"], last["choices"]):
+        assert choice["stop_reason"] == stop_reason
+
+
+async def test_a_chat_names_what_ended_it_too() -> None:
+    async with housing(saying_after_hi("hello")) as house:
+        answer = await chat(house, stop_token_ids=[L_ID])
+        *_, last = await stream_chat(house, stop_token_ids=[L_ID])
+
+    for (choice,) in (answer["choices"], last["choices"]):
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", L_ID)
 
 
 async def test_logprobs_have_tokens_bytes_and_alternatives() -> None:
@@ -330,7 +368,15 @@ async def test_a_completion_has_openai_s_shape() -> None:
         "object": "text_completion",
         "model": "fake/model",
         "system_fingerprint": "0.0.1",
-        "choices": [{"index": 0, "text": "cd", "logprobs": None, "finish_reason": "stop"}],
+        "choices": [
+            {
+                "index": 0,
+                "text": "cd",
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
         "usage": usage(2, 3),
     }
 
@@ -341,8 +387,12 @@ async def test_a_stream_is_texts_and_an_empty_text_with_the_reason() -> None:
 
     assert {chunk["object"] for chunk in chunks} == {"text_completion"}
     assert [chunk["choices"] for chunk in chunks] == [
-        [{"index": 0, "text": text, "logprobs": None, "finish_reason": reason}]
-        for text, reason in (("c", None), ("d", None), ("", "stop"))
+        [{"index": 0, "text": text, "logprobs": None, **ending}]
+        for text, ending in (
+            ("c", {"finish_reason": None}),
+            ("d", {"finish_reason": None}),
+            ("", {"finish_reason": "stop", "stop_reason": None}),
+        )
     ]
 
 
