@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -110,6 +111,19 @@ async def test_a_stream_passes_as_it_comes(fleet: RunningFleet) -> None:
         rest = "".join([piece async for piece in pieces])
     assert rest == 'data: {"number":1}\n\ndata: {"number":2}\n\n'
     assert fleet.manager.entry("b").num_users == 0
+
+
+async def test_a_stream_passes_bare_to_a_client_of_http_1_0(fleet: RunningFleet) -> None:
+    fleet.upstreams.go_on.set()
+    body = b'{"inputs": "x", "model": "b"}'
+    head = b"POST /generate_stream HTTP/1.0\r\ncontent-type: application/json\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(fleet.url).port)
+    writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    answer_head, _, answer = (await asyncio.wait_for(reader.read(), 30)).partition(b"\r\n\r\n")
+    writer.close()
+
+    assert b"transfer-encoding" not in answer_head
+    assert answer == b"".join(b'data: {"number":%d}\n\n' % number for number in range(3))
 
 
 async def test_a_client_that_leaves_ends_the_servers_work(fleet: RunningFleet) -> None:

@@ -25,7 +25,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 import httptools
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn._types import ASGISendEvent
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -149,6 +149,35 @@ class _AnswerTransport:
         self.write = transport.write
         self.is_closing = transport.is_closing
         self.close = close
+
+
+class _UnframedApp:
+    """The application for a client of HTTP/1.0, which knows no chunks (RFC 9112, 6.1).
+
+    An answer whose length is not declared goes out bare, and ends with its connection.
+    """
+
+    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+        self._app = app
+        self._cycle = cycle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cycle = self._cycle
+        is_bare = False
+
+        async def send_bare(message: Message) -> None:
+            nonlocal is_bare
+            if message["type"] == "http.response.start":
+                names = {name.lower() for name, _ in message.get("headers", ())}
+                is_bare = b"content-length" not in names
+                if is_bare:
+                    cycle.chunked_encoding = False
+            elif is_bare:
+                # uvicorn counts down what is declared.
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_bare)
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -307,6 +336,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
+        if cycle.scope["http_version"] == "1.0":
+            app = _UnframedApp(app, cycle)
         cycle.transport = _AnswerTransport(self.transport, partial(self._close_behind, cycle))  # type: ignore[assignment]
         super()._start_asgi_task(cycle, app)
 

@@ -132,6 +132,32 @@ async def test_so_many_requests_may_wait_for_their_turn() -> None:
     assert more.endswith(b"\r\n\r\n0")
 
 
+OLD_STREAMS: list[tuple[str, bytes]] = [
+    ("/generate_stream", b'{"inputs": "ab", "parameters": {"max_new_tokens": 3}}'),
+    ("/v1/completions", b'{"prompt": "ab", "max_tokens": 3, "stream": true}'),
+    ("/v1/responses", b'{"input": "ab", "max_output_tokens": 3, "stream": true}'),
+]
+
+
+async def test_a_client_of_http_1_0_gets_no_chunks() -> None:
+    async with housing(FakeShard(script=letters)) as house, listening(house.app) as port:
+        for path, body in OLD_STREAMS:
+            head = b"POST %b HTTP/1.0\r\ncontent-type: application/json\r\n" % path.encode()
+            head += b"connection: keep-alive\r\ncontent-length: %d\r\n\r\n" % len(body)
+            answer_head, _, answer = (await say(port, head + body)).partition(b"\r\n\r\n")
+
+            assert answer_head.startswith(b"HTTP/1.1 200 ")
+            assert b"transfer-encoding" not in answer_head
+            assert b"connection: close" in answer_head
+            assert answer.startswith((b"data:", b"event: ")), answer
+            assert answer.endswith(b"\n\n")
+        whole = await say(port, b"GET /info HTTP/1.0\r\n\r\n")
+        probe = await say(port, b"HEAD /health HTTP/1.0\r\n\r\n")
+
+    assert b"content-length: " in whole
+    assert probe.endswith(b"\r\n\r\n")
+
+
 async def test_a_body_behind_its_answer_does_not_keep_the_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
