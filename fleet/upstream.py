@@ -163,6 +163,9 @@ async def forward(request: Request, socket: Path, body: bytes) -> UpstreamRespon
         target += b"?" + scope["query_string"]
     headers = _without(scope["headers"], _NOT_FORWARDED)
     headers.append((b"x-request-id", AccessRecord.of(request).request_id.encode()))
+    # HTTP/1.0 needs none, but what is sent on is HTTP/1.1.
+    if not any(name == b"host" for name, _ in headers):
+        headers.append((b"host", b"fleet"))
     sending = send_request(socket, request.method, target, headers, body)
     return await unless_disconnected(request, sending)
 
