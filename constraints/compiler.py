@@ -28,7 +28,8 @@ from constraints.matcher import Language
 from constraints.spec import ConstraintSpec, Kind
 from constraints.token_trie import TokenTrie, trie_of
 from constraints.translation import Translation
-from constraints.vocabulary import Vocabulary
+from constraints.vocabulary import Vocabulary, is_mark
+from constraints.vocabulary_cache import kept_with_vocabulary
 from constraints.where.compile import compile_where
 from constraints.where.limits import OutOfReach, TooManyStates
 from constraints.where.parser import parse
@@ -196,7 +197,9 @@ class Compiler:
             case Kind.REGEX:
                 return self._pattern_language(spec)
             case Kind.LARK:
-                translated = lark.to_grammar(spec.text, spec.whitespace)
+                translated = lark.to_grammar(
+                    spec.text, spec.whitespace, special_ids_of(self.vocabulary)
+                )
                 grammar = translated.text
                 may_run_on = translated.may_run_on
                 explain = partial(lark.explain, spec.text)
@@ -272,6 +275,12 @@ def _simpler(schema: SchemaGrammar, error: Contradiction) -> SchemaGrammar | Non
         return schema.without_empty_definition()
     except Contradiction:
         raise error from None  # the more specific error
+
+
+@kept_with_vocabulary(1)
+def special_ids_of(vocabulary: Vocabulary) -> frozenset[int]:
+    """The tokens that stand for no text, without those that end an output."""
+    return frozenset(index for index, token in enumerate(vocabulary.tokens) if is_mark(token))
 
 
 def _num_bytes(spec: ConstraintSpec) -> int:

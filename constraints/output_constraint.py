@@ -30,7 +30,7 @@ from constraints.guiding.search import is_provably_dead
 from constraints.guiding.stops import StoppedMatcher
 from constraints.matcher import Language, Matcher
 from constraints.spec import Budget, StopRule
-from constraints.vocabulary import Vocabulary
+from constraints.vocabulary import Vocabulary, is_mark
 from constraints.without_stop_strings import listed_stops, stop_contradiction, without_stop_strings
 
 NO_STOPS = StopRule()
@@ -73,8 +73,9 @@ class OutputConstraintState:
         self._stops = stops
         known = [each for each in stops.token_ids if each < len(vocabulary.tokens)]
         self._ends = frozenset((*vocabulary.end_ids, *known))
-        # A stop token ends the output, so it cannot be part of the text.
-        self._barred = frozenset(each for each in known if vocabulary.tokens[each])
+        # A stop token ends the output, so it is no part of the text; special ones never are.
+        texts = ((each, vocabulary.tokens[each]) for each in known)
+        self._barred = frozenset(each for each, text in texts if text and not is_mark(text))
         self._takes_forced = takes_forced
         self._matcher = self._new_matcher()
         has_stops = isinstance(self._matcher, StoppedMatcher)

@@ -16,8 +16,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-# Tokens that begin tool calls count as text, whatever the files say.
-CALL_MARKERS = frozenset({"[TOOL_CALLS]"})
+# Begins the names of tokens for ids without one.
+HOLE = "<|no token "
 # Where files name special tokens, and where they list them.
 _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -82,7 +82,7 @@ def _holes(vocab: Mapping[str, int], added: list[dict[str, Any]]) -> list[dict[s
     known = {*vocab.values(), *(token["id"] for token in added)}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return [
-        {"id": token_id, "content": f"<|no token {token_id}|>", "special": True, **flags}
+        {"id": token_id, "content": f"{HOLE}{token_id}|>", "special": True, **flags}
         for token_id in range(max(known, default=0))
         if token_id not in known
     ]
@@ -120,7 +120,7 @@ def is_text(content: str, is_special: bool) -> bool:
 
     `<|...|>` is always special: other configuration files often mark it so.
     """
-    return content in CALL_MARKERS or not (is_special or content.startswith("<|"))
+    return not (is_special or content.startswith("<|"))
 
 
 def _encoding(decoder: dict[str, Any]) -> dict[int, str] | str | None:

@@ -4,6 +4,7 @@ The only file that reads tokenizer.json; it uses llguidance, whose masks must ag
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +13,29 @@ from typing import Any
 from llguidance import LLTokenizer
 
 from constraints.errors import NotEnforced
-from constraints.text_tokens import special_beside, split
+from constraints.text_tokens import HOLE, special_beside, split
+
+# The byte that begins a mark. No UTF-8 has it, and the engine gives it no other meaning.
+MARK_BYTE = b"\xff"
+_MARK = re.compile(rb"\xff\[(\d+)\]")
+
+
+def mark_of(token_id: int) -> bytes:
+    """The bytes for a special token: those that the engine forces where a grammar asks for it."""
+    return b"\xff[%d]" % token_id
+
+
+def is_mark(token: bytes) -> bool:
+    """Whether a token's bytes are the mark of a special token."""
+    return token.startswith(b"\xff[")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Vocabulary:
     """Tokens by id.
 
-    tokens:      each token's bytes; b"" for special tokens and unused ids, which no constraint
-                 allows (except end tokens)
+    tokens:      each token's bytes; b"" for end tokens and unused ids. A special token is no text:
+                 it has a mark, which is in no text, so only grammars that name it allow it
     end_ids:     tokens that end an output
     fingerprint: of all this, for caches
     backend:     llguidance's tokenizer of these tokens
@@ -59,21 +74,38 @@ class Vocabulary:
                 f"{tokenizer_path}: no token bytes, so no constraints: {error}"
             ) from error
         skipped = set(ends)
-        tokens = tuple(
-            b"" if i in skipped or backend.is_special_token(i) else backend.decode_bytes([i])
-            for i in range(backend.vocab_size)
-        )
+
+        def bytes_of(token_id: int) -> bytes:
+            if token_id in skipped:
+                return b""
+            if not backend.is_special_token(token_id):
+                return backend.decode_bytes([token_id])
+            name = backend.decode_str([token_id])
+            # The byte of marks has no name, and an id without a token has one like this.
+            is_none = name in ("", f"<[{token_id}]>") or name.startswith(HOLE)
+            return b"" if is_none else mark_of(token_id)
+
+        tokens = tuple(bytes_of(token_id) for token_id in range(backend.vocab_size))
         digest = hashlib.sha256(repr((tokens, ends)).encode()).hexdigest()
         return cls(tokens, ends, digest, backend, speller)
 
     def spell(self, text: bytes) -> list[int]:
         """The bytes in the model's own tokenization, if all of them have tokens."""
-        return self._as_text(self._reader.tokenize_bytes(text))
+        return self._spelled(text, self._reader.tokenize_bytes)
+
+    def spell_greedily(self, text: bytes) -> list[int]:
+        """In the longest tokens from left to right. Raises UnicodeDecodeError."""
+        return self._spelled(text, lambda part: self.backend.greedy_tokenize(part.decode()))
 
     def spell_beginning(self, text: bytes) -> tuple[list[int], bytes]:
         """As `spell`, without the end that could be tokenized otherwise if more text followed."""
-        token_ids, rest = self._reader.tokenize_partial(text)
-        return self._as_text(token_ids), rest
+        *parts, last = self._parts(text)
+        begun = self.spell(text[: len(text) - len(last)]) if parts else []
+        last, cut, more = last.partition(MARK_BYTE)
+        if cut:  # the beginning of a mark, at which the text before it ends
+            return [*begun, *self.spell(last)], cut + more
+        token_ids, rest = self._reader.tokenize_partial(last)
+        return [*begun, *self._as_text(token_ids)], rest
 
     def beginning(self, text: bytes, token_ids: Sequence[int]) -> tuple[int, ...]:
         """The first of these tokens that spell the text exactly: tokenizers may add a space."""
@@ -94,13 +126,37 @@ class Vocabulary:
     def _reader(self) -> LLTokenizer:
         return self.speller or self.backend
 
+    def _parts(self, text: bytes) -> list[bytes]:
+        """Texts at even places, and the marks between them."""
+        parts = []
+        start = 0
+        for match in _MARK.finditer(text) if MARK_BYTE in text else ():
+            token_id = int(match[1])
+            if token_id < len(self.tokens) and self.tokens[token_id] == match[0]:
+                parts += [text[start : match.start()], match[0]]
+                start = match.end()
+        return [*parts, text[start:]]
+
+    def _spelled(self, text: bytes, tokenize: Callable[[bytes], list[int]]) -> list[int]:
+        token_ids: list[int] = []
+        for place, part in enumerate(self._parts(text)):
+            if place % 2:
+                token_ids.append(int(part[2:-1]))
+            elif part:
+                token_ids += self._as_text(tokenize(part))
+        return token_ids
+
     def _as_text(self, token_ids: list[int]) -> list[int]:
         """The tokens, with special ones replaced by the spelling of their names.
 
         The engine produces them where a text contains their names. A second tokenizer without them
         would take 130 MB and a second to load, for 128 000 tokens.
         """
-        names = {each: self._name(each) for each in set(token_ids) if not self.tokens[each]}
+        names = {
+            each: self._name(each)
+            for each in set(token_ids)
+            if not self.tokens[each] or is_mark(self.tokens[each])
+        }
         if not names:
             return token_ids
         return [piece for each in token_ids for piece in names.get(each, (each,))]

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
-from constraints.bitmask import Bitmask
+from constraints.bitmask import Bitmask, allowed_ids
 from constraints.guiding.alphabet import alphabet_of
-from constraints.vocabulary import Vocabulary
+from constraints.vocabulary import MARK_BYTE, Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 
 # More bytes than are usually taken at once; a search continues from there.
@@ -26,8 +26,12 @@ def deterministic_suffix_of(inner: LLMatcher, vocabulary: Vocabulary) -> bytes:
         byte = None if inner.is_error() else _only_first_byte(row, vocabulary)
         if byte is None:
             break
-        forced.append(byte)
         token_id = singles[byte]
+        if byte == MARK_BYTE[0] and token_id is None:
+            token_id = _only_token(row)
+            forced += b"" if token_id is None else vocabulary.tokens[token_id]
+        else:
+            forced.append(byte)
         if token_id is None or inner.try_consume_tokens([token_id]) != 1:
             break
     return bytes(forced)
@@ -43,6 +47,12 @@ def _only_first_byte(row: Bitmask, vocabulary: Vocabulary) -> int | None:
     if not first:
         return None
     return None if (row & ~_beginning_with(vocabulary, first[0])).any() else first[0]
+
+
+def _only_token(row: Bitmask) -> int | None:
+    """The token of a mask that has no other."""
+    legal = allowed_ids(row)
+    return int(legal[0]) if len(legal) == 1 else None
 
 
 @kept_with_vocabulary(256)

@@ -25,7 +25,7 @@ from constraints.bitmask import Bitmask
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.deterministic_suffix import deterministic_suffix_of
 from constraints.grammars.limits import Limits
-from constraints.guiding.bytewise import byte_vocabulary
+from constraints.guiding.bytewise import as_bytes, byte_vocabulary, in_bytes
 from constraints.guiding.completion import completes, spelled, text_of
 from constraints.guiding.completion_hints import CompletionHints
 from constraints.guiding.search import MAX_BEFORE, shortest_completion
@@ -184,14 +184,14 @@ class GrammarLanguage:
     def in_bytes(self) -> "GrammarLanguage | None":
         """The same texts over `byte_vocabulary`; compiled on first use.
 
-        None if it does not compile: a grammar may name tokens that only a model has.
+        None if it does not compile.
         """
         with self._lock:
             if self._in_bytes is None and self._has_bytes:
                 try:
                     self._in_bytes = GrammarLanguage(
                         byte_vocabulary(),
-                        self.grammar,
+                        in_bytes(self.grammar),
                         self._limits,
                         self._explain,
                         may_run_on=self.may_run_on,
@@ -296,7 +296,8 @@ class GrammarMatcher:
         forced = self._inner.compute_ff_bytes()
         self._check()
         self._spend(len(forced))
-        return forced
+        is_bytewise = self._language.vocabulary is byte_vocabulary()
+        return as_bytes(forced) if is_bytewise else forced
 
     def shortest(
         self, max_len: int, tails: Sequence[tuple[int, ...]] = (), num_failed: int = 0

@@ -5,7 +5,7 @@ What would need its own sampling, other tokens, or a second pass over the text i
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -56,14 +56,21 @@ class LarkGrammar:
     may_run_on: bool
 
 
-def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkGrammar:
-    """The grammar in the notation of the engine; `whitespace`: of embedded JSON.
+def to_grammar(
+    text: str,
+    whitespace: Whitespace = Whitespace.FLEXIBLE,
+    special_ids: Container[int | None] = (),
+) -> LarkGrammar:
+    """The grammar in the notation of the engine.
 
+    whitespace:  of embedded JSON
+    special_ids: tokens that stand for no text, and may be asked for as `<[ID]>`
+    Each of them gets a line of its own, see `constraints.guiding.bytewise`.
     Raises Malformed, NotEnforced, Contradiction.
     """
     found = words(text)
     check_nesting(found)
-    _check(text, found)
+    _check(text, found, special_ids)
     unproductive = unproductive_rules(found)
     if unproductive:
         names = tuple(dict.fromkeys(word.text for word in unproductive))
@@ -80,7 +87,13 @@ def to_grammar(text: str, whitespace: Whitespace = Whitespace.FLEXIBLE) -> LarkG
             at = word.end
     _check_greed(text, found)
     _check_terminals(text, found, written)
-    return LarkGrammar("".join([*pieces, text[at:]]), may_run_on(found))
+    pieces.append(text[at:])
+    named = {_special_id(word) for word in found if word.kind == "special"}
+    pieces += [
+        f"\nspecial-{each}: <[{each}]>"
+        for each in sorted(each for each in named if each is not None)
+    ]
+    return LarkGrammar("".join(pieces), may_run_on(found))
 
 
 def explain(text: str, message: str) -> ConstraintError:
@@ -117,14 +130,14 @@ def explain(text: str, message: str) -> ConstraintError:
     return placed if isinstance(error, Malformed) else type(error)(str(placed))
 
 
-def _check(text: str, found: list[Word]) -> None:
+def _check(text: str, found: list[Word], special_ids: Container[int | None]) -> None:
     in_attributes = False
     for index, word in enumerate(found):
         if word.text in _REFUSED_STATEMENTS:
             raise _refused(text, word, f"{word.text}: {_REFUSED_STATEMENTS[word.text]}")
-        if word.kind == "special":
+        if word.kind == "special" and _special_id(word) not in special_ids:
             raise _refused(
-                text, word, "tokens that stand for no text cannot be asked for; write its text"
+                text, word, "a special token is written as `<[ID]>`, and others as their text"
             )
         if word.kind == "reference":
             raise _refused(text, word, "there are no other grammars to refer to")
@@ -163,6 +176,12 @@ def _check_terminals(text: str, found: list[Word], written: Mapping[int, str]) -
     raise Contradiction(str(misplaced(text, first, what)), parts)
 
 
+def _special_id(word: Word) -> int | None:
+    """The id in `<[ID]>`."""
+    match = re.fullmatch(r"<\[(\d+)\]>", word.text)
+    return None if match is None else int(match[1])
+
+
 def _begins_attributes(found: list[Word], index: int) -> bool:
     """Whether attributes begin: they are between a rule's name at the line start and its colon."""
     before = [word.kind for word in found[max(0, index - 2) : index]]
@@ -179,6 +198,8 @@ def _rewritten(text: str, found: list[Word], whitespace: Whitespace) -> Iterator
         if word.text == "~" and following is not None and following.kind == "number":
             # The engine misreads `~1..2` in some places, such as behind `"a"i`.
             yield word.start, "~ "
+        elif word.kind == "special":
+            yield word.start, f"special-{_special_id(word)}"
         elif word.kind == "regexp":
             yield word.start, f"/{_pattern(text, word)}/"
         elif word.text == "%json":

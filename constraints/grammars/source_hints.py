@@ -20,6 +20,7 @@ from constraints.grammars.schema_hints import MAX_TIME_S, Instances
 from constraints.guiding.completion_hints import CompletionHints
 from constraints.guiding.time_limit import TimeLimit
 from constraints.spec import ConstraintSpec, Kind, Whitespace
+from constraints.vocabulary import mark_of
 
 MAX_HINTS = 12
 # The most hints that are JSON, in addition: one for each part of a schema.
@@ -32,6 +33,7 @@ _MAX_TERMINAL_LEN = 1_000
 
 # Schemas with these keywords may have patterns, which are rewritten for the engine.
 _WITH_PATTERNS = re.compile(r"attern|propertyNames|\\u")
+_SPECIAL = re.compile(r"<\[(\d+)\]>")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _PATTERN = re.compile(r"/((?:[^/\\\n]|\\.)+)/")
 # A character in the engine's syntax.
@@ -56,6 +58,7 @@ def hints_of(
     if len(spec.text) > MAX_SOURCE_LEN:
         return CompletionHints()
     parts: list[str] = []
+    marks: list[bytes] = []
     match spec.kind:
         case Kind.JSON_SCHEMA:
             return _of_schema(spec, rewritten)
@@ -64,6 +67,7 @@ def hints_of(
         case Kind.LARK:
             text, schemas = _without_schemas(spec.text)
             found = _of_grammar(text)
+            marks = [mark_of(int(each)) for each in dict.fromkeys(_SPECIAL.findall(text))]
             parts = _of_schemas(schemas, _separators(spec))
         case Kind.GBNF:
             found = [*_of_grammar(spec.text), *_of_terminals(grammar)]
@@ -72,7 +76,7 @@ def hints_of(
         case Kind.WHERE:
             found = []
     best = list(dict.fromkeys(text for text in found if text))[:MAX_HINTS]
-    return CompletionHints(_encoded((*best, *_quoted(parts))))
+    return CompletionHints((*marks, *_encoded((*best, *_quoted(parts)))))
 
 
 def _of_schema(spec: ConstraintSpec, rewritten: Rewritten | None) -> CompletionHints:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.bitmask import Bitmask
-from constraints.vocabulary import Vocabulary
+from constraints.vocabulary import Vocabulary, is_mark
 from constraints.vocabulary_cache import kept_with_vocabulary
 
 # The bytes of well-formed UTF-8.
@@ -26,7 +26,8 @@ _KINDS = (
 class Alphabet:
     """The tokens of single edges, sorted by kind.
 
-    ids:      token ids, [num_edges], at least one for each byte that a token begins with
+    ids:      token ids, [num_edges], at least one for each byte that a token begins with, and the
+              special ones
     is_whole: every text that tokens can spell can be spelled in these
     spells_utf8: every text can be spelled in these, so tokens complete whatever bytes complete
     singles:  by byte, the token that is this byte
@@ -57,8 +58,11 @@ class Alphabet:
 def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
     """The alphabet of a vocabulary: single bytes, and short tokens for bytes that have none."""
     shortest: dict[int, list[int]] = {}
+    marks = []
     for token_id, token in enumerate(vocabulary.tokens):
-        if not token:
+        if is_mark(token):
+            marks.append(token_id)
+        if not token or is_mark(token):
             continue
         best = shortest.setdefault(token[0], [token_id])
         best_len = len(vocabulary.tokens[best[0]])
@@ -72,6 +76,8 @@ def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
             kind_of.setdefault(byte, kind)
     order = sorted(kind_of, key=kind_of.__getitem__)  # stable: in the order of _KINDS
     pairs = [(token_id, kind_of[byte]) for byte in order for token_id in shortest.get(byte, [])]
+    # A special token is the only way on where it is legal, or one that the format has in any case.
+    pairs += [(token_id, len(_KINDS)) for token_id in marks]
     ids = np.array([token_id for token_id, _ in pairs], dtype=np.int64)
     kinds = np.array([kind for _, kind in pairs], dtype=np.int64)
     single = {
@@ -79,7 +85,8 @@ def alphabet_of(vocabulary: Vocabulary) -> Alphabet:
         for token_id in ids.tolist()
         if len(vocabulary.tokens[token_id]) == 1
     }
-    is_whole = single.keys() >= set(b"".join(vocabulary.tokens))
+    texts = b"".join([token for token in vocabulary.tokens if not is_mark(token)])
+    is_whole = single.keys() >= set(texts)
     singles = tuple(single.get(byte) for byte in range(256))
     spells_utf8 = single.keys() >= _UTF8
     return Alphabet(

@@ -100,13 +100,12 @@ def spelled(text: bytes, vocabulary: Vocabulary) -> KnownCompletion | None:
     """The bytes as tokens; None where the vocabulary cannot spell exactly these bytes."""
     if not text:
         return ()
-    backend = vocabulary.backend
     tokens = vocabulary.spell(text)
     if b"".join([vocabulary.tokens[token_id] for token_id in tokens]) == text:
         return tuple(tokens)
     # Some tokenizers put a space before whatever they are given.
     try:
-        tokens = backend.greedy_tokenize(text.decode())
+        tokens = vocabulary.spell_greedily(text)
     except UnicodeDecodeError:
         return None
     is_spelled = b"".join([vocabulary.tokens[token_id] for token_id in tokens]) == text

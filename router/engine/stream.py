@@ -247,8 +247,10 @@ class Stream:
         token_id = token.token_id
         self.num_generated += 1
         special = self._tokenizer.is_special(token_id)
-        # Under a constraint only an end is special, also one that was to be ignored.
-        ends = ends or (special and self.request.constraint is not None)
+        # Under a constraint special tokens are marks of the format, and ends, also those that were
+        # to be ignored.
+        is_mark = token_id in self.request.shown_ids
+        ends = ends or (special and not is_mark and self.request.constraint is not None)
         is_dropped = ends and not self._keeps_stop_token
         pushed, shown = ("", "") if is_dropped else self._text.push(token_id)
         if shown:

@@ -138,6 +138,7 @@ class Validation:
             logprobs=logprob_params(raw),
             constraint=await self._constraint(raw, stop, thought),
             skip_special_tokens=raw.skip_special_tokens,
+            shown_ids=raw.shown_ids,
             deadline_s=raw.deadline_s,
             trace_id=trace_id,
             output_ids=raw.output_ids,

@@ -296,7 +296,12 @@ class AnswerService:
         if allowed is not None:
             chat_template = self._template
             raw, calls = await chat_template.in_worker(
-                lambda: constrain_to_tools(raw, allowed, chat_template.call_syntax(template))
+                lambda: constrain_to_tools(
+                    raw,
+                    allowed,
+                    chat_template.call_syntax(template),
+                    self.tokenizer.special_tokens,
+                )
             )
         adds = add_special_tokens
         return await self.validator.check(record, prompt, raw, add_special_tokens=adds), calls

@@ -165,6 +165,9 @@ class RawParams:
     API promises, whatever the server's own limit. `grammar_parts` are what `grammar` was made of,
     by the fields that hold them: each must be a grammar that can be kept by itself.
 
+    `shown_ids` are special tokens that are part of the text though others are skipped: marks of the
+    model's format, which the reader of answers looks for.
+
     `output_ids` are tokens of this output that were made before. `prompt_from` is the position in
     the prompt from which on `decoder_input_details` reports. `cache_salt` is a secret of those who
     share a prefix cache, `key` is the client's. `thought` is how a thought begins and ends in this
@@ -197,6 +200,7 @@ class RawParams:
     raw_logprobs: bool = False
     keep_stop_string: bool = True
     skip_special_tokens: bool = True
+    shown_ids: frozenset[int] = frozenset()
     grammar: RawGrammar | None = None
     grammar_parts: tuple[tuple[str, RawGrammar], ...] = ()
     watermark: bool = False

@@ -137,6 +137,7 @@ class GenerateRequest:
     `trace_id` is what log lines call it; `trace` the span that it belongs to, if that is recorded.
     It finds in the prefix cache what requests of the same `cache_salt` computed, and nothing else.
     `template_end_ids` are those of its stop tokens that count as the model's end.
+    `shown_ids` are special tokens that are part of the text, for the one who reads the answer.
     `on_end` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
     and of its generated tokens. `key` is that of its client. `thought` is what comes before the
     text that `constraint` and stop strings are for; its budget is kept only under a constraint.
@@ -149,6 +150,7 @@ class GenerateRequest:
     logprobs: LogprobParams = field(default_factory=LogprobParams)
     constraint: Constraint | None = None
     skip_special_tokens: bool = True
+    shown_ids: frozenset[int] = frozenset()
     deadline_s: float | None = None
     trace_id: str = ""
     trace: TraceContext | None = None

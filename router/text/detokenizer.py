@@ -33,7 +33,7 @@ class Detokenizer:
 
     With `prompt_ids` the text continues the prompt's: a leading space, which decoders drop at the
     beginning of a text, stays. Without, it begins a text; `is_whole` keeps that space as well, for
-    texts that must equal their tokens' bytes.
+    texts that must equal their tokens' bytes. `shown_ids` are shown though special tokens are not.
     """
 
     def __init__(
@@ -43,12 +43,16 @@ class Detokenizer:
         prompt_ids: Sequence[int] = (),
         *,
         is_whole: bool = False,
+        shown_ids: frozenset[int] = frozenset(),
     ) -> None:
+        shown_ids = shown_ids if skip_special_tokens else frozenset()
         self._text: _Incremental
         if tokenizer.texts is not None:
-            self._text = _TableText(tokenizer.texts, skip_special_tokens, prompt_ids, is_whole)
+            self._text = _TableText(
+                tokenizer.texts, skip_special_tokens, prompt_ids, is_whole, shown_ids
+            )
         else:
-            self._text = _WindowText(tokenizer, skip_special_tokens, prompt_ids)
+            self._text = _WindowText(tokenizer, skip_special_tokens, prompt_ids, shown_ids)
 
     def fork(self) -> "Detokenizer":
         """Another one, for a sequence that has been the same so far."""
@@ -74,8 +78,10 @@ class _TableText:
         skip_special_tokens: bool,
         prompt_ids: Sequence[int],
         is_whole: bool,
+        shown_ids: frozenset[int],
     ) -> None:
         self._texts = texts
+        self._shown_ids = shown_ids
         self._table = texts.shown if skip_special_tokens else texts.all
         self._table_len = len(self._table)
         self._pending = b""
@@ -97,6 +103,8 @@ class _TableText:
         piece = self._table[token_id] if token_id < self._table_len else None
         if self._plain and isinstance(piece, str):
             return piece
+        if piece is None and token_id in self._shown_ids:
+            piece = self._texts.all[token_id]
         return "" if piece is None else self._push_slowly(token_id, piece)
 
     def flush(self) -> str:
@@ -138,10 +146,15 @@ class _WindowText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, skip_special_tokens: bool, prompt_ids: Sequence[int]
+        self,
+        tokenizer: Tokenizer,
+        skip_special_tokens: bool,
+        prompt_ids: Sequence[int],
+        shown_ids: frozenset[int],
     ) -> None:
         self._tokenizer = tokenizer
         self._skips = skip_special_tokens
+        self._shown_ids = shown_ids
         context_ids = prompt_ids[-_CONTEXT_LEN:]
         self._window = [token_id for token_id in context_ids if self._counts(token_id)]
         self._num_context = 0
@@ -183,8 +196,8 @@ class _WindowText:
     def _counts(self, token_id: int) -> bool:
         """False for tokens that the decoder does not get: skipped special ones, unknown ids."""
         if self._skips and self._tokenizer.is_special(token_id):
-            return False
+            return token_id in self._shown_ids
         return token_id < self._tokenizer.vocab_size
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, skip_special_tokens=self._skips)
+        return self._tokenizer.decode(self._window, skip_special_tokens=False)

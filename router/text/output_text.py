@@ -50,6 +50,12 @@ class StopMatcher:
             end = len(window) - self._num_held
         return window[first:end]
 
+    def pass_by(self, text: str) -> str:
+        """Append a text in which no stop string is looked for, nor one that goes across it."""
+        held = self.flush()
+        self._tail = ""
+        return held if self.matched is not None else held + text
+
     def flush(self) -> str:
         """What was held back, when the text ends without a stop string."""
         if self.matched is not None:
@@ -87,7 +93,7 @@ def _pending_len(window: str, first: int, stops: Sequence[str]) -> int:
 class OutputText:
     """The text of a request's output; begins behind the tokens that were made before."""
 
-    __slots__ = ("_detokenizer", "_matcher", "text_before")
+    __slots__ = ("_detokenizer", "_matcher", "_shown_ids", "text_before")
 
     def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
         stop = request.stop
@@ -97,8 +103,10 @@ class OutputText:
             request.skip_special_tokens,
             request.prompt_ids,
             is_whole=constraint is not None,
+            shown_ids=request.shown_ids,
         )
         dropped = () if constraint is None else constraint.dropped_phrases
+        self._shown_ids = request.shown_ids
         self._matcher = (
             StopMatcher(stop.stop_strings, stop.keep_stop_string, dropped)
             if stop.stop_strings or dropped
@@ -137,7 +145,11 @@ class OutputText:
     def push(self, token_id: int) -> tuple[str, str]:
         """The text that a token adds, and what may be shown now."""
         pushed = self._detokenizer.push(token_id)
-        return pushed, pushed if self._matcher is None else self._matcher.push(pushed)
+        if self._matcher is None:
+            return pushed, pushed
+        # The marks of a format are no text of the answer.
+        takes = self._matcher.pass_by if token_id in self._shown_ids else self._matcher.push
+        return pushed, takes(pushed)
 
     def flush(self) -> str:
         """What was held back, when no further token comes; it may complete a stop string."""

@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Backend
 
-from constraints.text_tokens import CALL_MARKERS
+from constraints.text_tokens import is_text, special_beside
 from processes.worker_threads import WorkerThreads
 from router.request.errors import ContextExceeded, InvalidRequest, StartupFailed, check_unicode
 from router.text.control_tokens import ControlTokens, MarkedText
@@ -57,7 +57,8 @@ class Tokenizer:
 
     `path` is its tokenizer.json. `vocab_size` is one more than the highest token id. `texts` is
     the table of token texts, None if the decoder does not take tokens one by one. In a MarkedText
-    the texts of `control_tokens` that clients wrote are encoded as text.
+    the texts of `control_tokens` that clients wrote are encoded as text. `special_tokens` are those
+    that constraints take for no text, by their names.
     """
 
     def __init__(self, backend: Backend, files: TokenizerFiles, num_workers: int = 2) -> None:
@@ -65,11 +66,14 @@ class Tokenizer:
         self.path: Path = files.tokenizer_path
         self._backend = backend
         self._special_ids = frozenset(
-            i
-            for i, token in backend.get_added_tokens_decoder().items()
-            # The marker of a tool call is shown: the reader of calls looks for it.
-            if token.special and token.content not in CALL_MARKERS
+            i for i, token in backend.get_added_tokens_decoder().items() if token.special
         )
+        named_special = special_beside(files.tokenizer_path)
+        self.special_tokens: Mapping[str, int] = {
+            token.content: i
+            for i, token in backend.get_added_tokens_decoder().items()
+            if not is_text(token.content, token.special or token.content in named_special)
+        }
         self.control_tokens = ControlTokens(
             token.content for token in backend.get_added_tokens_decoder().values() if token.special
         )

@@ -362,6 +362,57 @@ def test_forced_text_that_looks_like_a_special_token_is_spelled(
         assert judge_of(spec)(text_of(output, vocabulary), len(output))
 
 
+SYSTEM_ID, USER_ID, ASSISTANT_ID = 2, 3, 4
+WITH_SPECIAL = {
+    "forced": f'start: "a" <[{USER_ID}]> "b"',
+    "one of two": f'start: "a" (<[{USER_ID}]> | <[{SYSTEM_ID}]> "c")',
+    "behind a text": (
+        f'start: FREE? <[{USER_ID}]> "ab"\n'
+        r"FREE: /[^\U00100000-\U0010FFFF]+/ & ~/(?s:.*)<[|](?s:.*)/"
+    ),
+    "around JSON": (
+        f'start: <[{SYSTEM_ID}]> %json {{"type": "array", "items": {{"type": "string"}},'
+        f' "minItems": 2}} (<[{USER_ID}]> "x")* <[{ASSISTANT_ID}]>'
+    ),
+}
+
+
+@pytest.mark.parametrize("may_truncate", [False, True])
+@pytest.mark.parametrize("name", WITH_SPECIAL)
+@pytest.mark.parametrize("seed", range(3))
+def test_special_tokens_are_where_the_grammar_has_them_whatever_is_drawn(
+    name: str, may_truncate: bool, seed: int
+) -> None:
+    vocabulary = demo_vocabulary()
+    spec = ConstraintSpec(Kind.LARK, WITH_SPECIAL[name])
+    budget = Budget(30, may_truncate=may_truncate)
+    output_state = state_of(spec, budget)
+    output = drawn(output_state, vocabulary, 30, random.Random(seed))
+    assert may_truncate or output_state.is_satisfied
+    special = [each for each in output if each in (SYSTEM_ID, USER_ID, ASSISTANT_ID)]
+    assert may_truncate or special
+    if name == "around JSON" and special[-1:] == [ASSISTANT_ID]:
+        assert special[0] == output[0] == SYSTEM_ID
+        inside = output[1 : output.index(special[1])]
+        assert len(json.loads(text_of(inside, vocabulary))) >= 2
+    for made in range(len(output) + 1):
+        resumed = state_of(spec, budget)
+        resumed.replay(tuple(output[:made]))
+        resumed.take_forced()
+        assert resumed.fork().is_satisfied or len(legal_ids(resumed, vocabulary))
+
+
+def test_a_forced_special_token_is_taken_with_the_text_beside_it() -> None:
+    output_state = state_of(ConstraintSpec(Kind.LARK, WITH_SPECIAL["forced"]), Budget(9))
+    assert output_state.take_forced() == (*spelled("a"), USER_ID, *spelled("b"))
+    assert output_state.is_over
+
+
+def test_special_tokens_that_nobody_names_are_never_legal() -> None:
+    output_state = state_of(ConstraintSpec(Kind.LARK, r"start: /(?s:.)*/"), Budget(9))
+    assert {SYSTEM_ID, USER_ID, ASSISTANT_ID}.isdisjoint(legal_ids(output_state, demo_vocabulary()))
+
+
 def test_a_tokenizer_that_puts_a_space_in_front_forces_nothing_else() -> None:
     class Spaced(TokenList):
         def __call__(self, text: bytes | str) -> list[int]:

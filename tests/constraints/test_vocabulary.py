@@ -19,7 +19,7 @@ from constraints.guiding.stop_table import table_of
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.token_trie import trie_of
-from constraints.vocabulary import Vocabulary
+from constraints.vocabulary import Vocabulary, mark_of
 from constraints.vocabulary_cache import kept_with_vocabulary
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, byte_ids, save_byte_tokenizer
 from tests.constraints.cases import ROOT, vocabulary_of
@@ -54,13 +54,13 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         Vocabulary.load(tmp_path / "tokenizer.json", None, [0])
 
 
-def test_end_and_special_tokens_have_no_bytes(tmp_path: Path) -> None:
+def test_end_tokens_have_no_bytes_and_special_ones_those_of_no_text(tmp_path: Path) -> None:
     folder = save_byte_tokenizer(tmp_path)
     end = NUM_SPECIAL + ord("!")
     vocabulary = Vocabulary.load(folder / "tokenizer.json", None, [EOS_ID, end, EOS_ID])
     assert vocabulary.end_ids == (EOS_ID, end)
     assert vocabulary.tokens[end] == b""
-    assert vocabulary.tokens[:NUM_SPECIAL] == (b"", b"")
+    assert vocabulary.tokens[:NUM_SPECIAL] == (b"", mark_of(1))
     assert vocabulary.tokens[NUM_SPECIAL + ord("a")] == b"a"
 
 
@@ -142,24 +142,33 @@ def legal(vocabulary: Vocabulary, grammar: str) -> set[int]:
     return {i for i in range(len(vocabulary.tokens)) if row[i // 32] >> (i % 32) & 1}
 
 
-def test_text_has_bytes_and_special_tokens_have_none(vocabulary: Vocabulary) -> None:
+def test_text_has_its_bytes_and_special_tokens_have_marks(vocabulary: Vocabulary) -> None:
     assert vocabulary.tokens[CALL_ID] == b"<tool_call>"
-    assert vocabulary.tokens[MARKER_ID] == b"[TOOL_CALLS]"
-    assert vocabulary.tokens[TURN_ID] == vocabulary.tokens[PIPE_ID] == b""
+    for token_id in (MARKER_ID, TURN_ID, PIPE_ID):
+        assert vocabulary.tokens[token_id] == mark_of(token_id)
     assert vocabulary.tokens[byte_ids("a")[0]] == b"a"
 
 
 def test_a_token_of_text_is_legal_where_its_text_is(vocabulary: Vocabulary) -> None:
     assert legal(vocabulary, 'start: "<tool_call>"') == {CALL_ID, *byte_ids("<")}
-    assert legal(vocabulary, 'start: "[TOOL_CALLS]"') == {MARKER_ID, *byte_ids("[")}
     assert legal(vocabulary, 'start: "<turn>" | "<|turn|>"') == set(byte_ids("<"))
+
+
+def test_a_special_token_is_legal_where_a_grammar_names_it_and_nowhere_else(
+    vocabulary: Vocabulary,
+) -> None:
+    assert legal(vocabulary, f'start: <[{TURN_ID}]> "a"') == {TURN_ID}
+    assert legal(vocabulary, f'start: "a" <[{TURN_ID}]>') == set(byte_ids("a"))
+    grammar = f"start: FREE? <[{TURN_ID}]>\n" + r"FREE: /[^\U00100000-\U0010FFFF]+/"
+    assert legal(vocabulary, grammar) & {TURN_ID, MARKER_ID, PIPE_ID} == {TURN_ID}
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (b"<tool_call>\n", [CALL_ID, *byte_ids("\n")]),
-        (b"a[TOOL_CALLS][", [*byte_ids("a"), MARKER_ID, *byte_ids("[")]),
+        (b"[TOOL_CALLS]", byte_ids("[TOOL_CALLS]")),
+        (b"a" + mark_of(MARKER_ID) + b"[", [*byte_ids("a"), MARKER_ID, *byte_ids("[")]),
         (b"<turn>", byte_ids("<turn>")),
         (b"</s>", byte_ids("</s>")),
     ],
@@ -195,7 +204,9 @@ def test_tokens_keep_their_ids_when_some_of_them_become_text(tmp_path: Path) -> 
     ]
     vocabulary = with_added(tmp_path, added, VOCAB_SIZE + 8)
 
-    assert vocabulary.tokens[VOCAB_SIZE:] == (b"", b"", b"<call>", b"", b"<think>", b"", b"", b"")
+    begin, unused, inst, end = (mark_of(VOCAB_SIZE + place) for place in (0, 1, 3, 5))
+    expected = (begin, unused, b"<call>", inst, b"<think>", end, b"", b"")
+    assert vocabulary.tokens[VOCAB_SIZE:] == expected
     assert vocabulary.spell(b"<think>[INST]<call>") == [
         *(VOCAB_SIZE + 4, *byte_ids("[INST]")),
         VOCAB_SIZE + 2,
@@ -212,7 +223,8 @@ def test_ids_far_beyond_the_vocabulary_are_kept(tmp_path: Path) -> None:
     call = VOCAB_SIZE + 300
     vocabulary = with_added(tmp_path, [*special, (call, "<call>", False)], VOCAB_SIZE + 310)
 
-    assert vocabulary.tokens[VOCAB_SIZE:] == (*(300 * (b"",)), b"<call>", *(9 * (b"",)))
+    marks = [mark_of(token_id) for token_id, _, _ in special]
+    assert vocabulary.tokens[VOCAB_SIZE:] == (*marks, b"<call>", *(9 * (b"",)))
     assert vocabulary.spell(b"<call>a<|place 7|>") == [call, *byte_ids("a<|place 7|>")]
 
 
@@ -242,7 +254,7 @@ def test_what_the_files_beside_make_special_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "plain" / "tokenizer_config.json"
     path.write_text(json.dumps({**listed, "added_tokens_decoder": decoder}))
     vocabulary = Vocabulary.load(path.with_name("tokenizer.json"), VOCAB_SIZE + 3, [EOS_ID])
-    assert vocabulary.tokens[VOCAB_SIZE:] == (b"", b"", b"")
+    assert vocabulary.tokens[VOCAB_SIZE:] == tuple(mark_of(VOCAB_SIZE + n) for n in range(3))
     assert legal(vocabulary, 'start: "[DOC]"') == set(byte_ids("["))
 
 

@@ -8,6 +8,7 @@ parameters `arguments`.
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import orjson
@@ -24,6 +25,8 @@ from router.text.template_traits import CallSyntax
 
 # Where a root reference of a schema is moved to; longer where the schema has the key.
 _MOVED = "arguments"
+# A character of a text behind which a special token may follow: all but those that no font has.
+_ANY = r"[^\U00100000-\U0010FFFF]"
 _META = frozenset("\\.+*?()|[]{}^$#&-~/")
 # Anthropic allows 128 characters, OpenAI 64.
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
@@ -222,9 +225,14 @@ def _names_object(schema: Mapping[str, Any], reference: str) -> bool:
 
 
 def constrain_to_tools(
-    raw: RawParams, allowed: AllowedTools, syntax: CallSyntax
+    raw: RawParams,
+    allowed: AllowedTools,
+    syntax: CallSyntax,
+    special_tokens: Mapping[str, int] = MappingProxyType({}),
 ) -> tuple[RawParams, CallFormat]:
     """The parameters with the grammar of the allowed calls, and the format of the calls.
+
+    `special_tokens` are the model's, by name; those in the syntax are shown to the reader of calls.
 
     A grammar that the parameters have already is that of answers without calls. Raises ToolsRefused
     where the two cannot be combined.
@@ -238,12 +246,14 @@ def constrain_to_tools(
         form = _form(raw.grammar, raw.names["grammar"], syntax)
         parts[raw.names["grammar"]] = replace(raw.grammar, cuts=True)
     # Spaced as templates write arguments, and so as models have read them.
-    text = tool_grammar(allowed, syntax, form)
+    marks = {name: each for name, each in special_tokens.items() if name in syntax.opening}
+    text = tool_grammar(allowed, syntax, form, marks)
     constrained = replace(
         raw,
         grammar=RawGrammar(Kind.LARK, text, whitespace=Whitespace.SPACED),
         grammar_parts=tuple(parts.items()),
         names={**raw.names, "grammar": "tools"},
+        shown_ids=frozenset(marks.values()),
     )
     # In JSON what begins calls is a text like others.
     syntax = syntax if form is None else replace(syntax, only_at_start=True)
@@ -268,19 +278,27 @@ def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
     return grammar.constraint(field).spec.text
 
 
-def tool_grammar(allowed: AllowedTools, syntax: CallSyntax, form: str | None = None) -> str:
+def tool_grammar(
+    allowed: AllowedTools,
+    syntax: CallSyntax,
+    form: str | None = None,
+    marks: Mapping[str, int] = MappingProxyType({}),
+) -> str:
     """The grammar of answers, in Lark. The whitespace of JSON is chosen by its compiler.
 
     `form` is the JSON schema of an answer that does not call, None: free text. Calls must not begin
-    as JSON does.
+    as JSON does. `marks` are special tokens of the syntax.
     """
-    begun = syntax.opening + syntax.head
+    begun = _marked(syntax.opening + syntax.head, marks)
     calls = _calls(allowed, syntax)
-    rules = [f"start: {_text(begun)} {calls}"]
+    rules = [f"start: {begun} {calls}"]
     if allowed.allows_text and form is not None:
-        rules = [f"start: answer | {_text(begun)} {calls}", f"answer: %json {form}"]
+        rules = [f"start: answer | {begun} {calls}", f"answer: %json {form}"]
+    elif allowed.allows_text and syntax.trigger in marks:
+        rules = [f"start: FREE? ({begun} {calls})?", _free_text(syntax)[0]]
     elif allowed.allows_text:
-        rules = [f"start: FREE | BEGIN {_text(begun.removeprefix(syntax.trigger))} {calls}"]
+        rest = (syntax.opening + syntax.head).removeprefix(syntax.trigger)
+        rules = [f"start: FREE | BEGIN {_text(rest)} {calls}"]
         rules += _free_text(syntax)
     alternatives = []
     for index, tool in enumerate(allowed.tools):
@@ -312,9 +330,18 @@ def _free_text(syntax: CallSyntax) -> list[str]:
     if syntax.only_at_start:
         return [f"FREE: /(?s:.*)/ & ~/{trigger}(?s:.*)/", f"BEGIN: /{trigger}/"]
     return [
-        f"FREE: /(?s:.*)/ & ~/(?s:.*){trigger}(?s:.*)/",
+        f"FREE: /{_ANY}*/ & ~/(?s:.*){trigger}(?s:.*)/",
         f"BEGIN: /(?s:.*){trigger}/ & ~/(?s:.*){trigger}(?s:.+)/",
     ]
+
+
+def _marked(text: str, marks: Mapping[str, int]) -> str:
+    """A text in which special tokens are themselves."""
+    for name, token_id in marks.items():
+        before, found, behind = text.partition(name)
+        if found:
+            return f"{_text(before)} <[{token_id}]> {_text(behind)}"
+    return _text(text)
 
 
 def _text(text: str) -> str:

@@ -252,6 +252,21 @@ def test_special_tokens_show_their_content_when_not_skipped(loaded: dict[str, To
     assert "".join(pieces_of(Detokenizer(tokenizer, True), token_ids)) == "ab"
 
 
+@pytest.mark.parametrize("kind", small_tokenizers.KINDS)
+def test_some_special_tokens_may_be_shown_among_others_that_are_not(
+    loaded: dict[str, Tokenizer], kind: str
+) -> None:
+    tokenizer = loaded[kind]
+    end_id, hidden_id = (tokenizer.special_tokens[name] for name in ("<|end|>", "</s>"))
+    ids = [*tokenizer.encode("fox", add_special_tokens=False), end_id, hidden_id]
+    detokenizer = Detokenizer(tokenizer, shown_ids=frozenset({end_id}))
+    shown = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+    told = [each for each in ids if each == end_id or not tokenizer.is_special(each)]
+    expected = tokenizer.decode(told, skip_special_tokens=False)
+    assert shown.replace(" ", "") == expected.replace(" ", "")
+    assert shown.strip().endswith("<|end|>")
+
+
 @pytest.mark.parametrize("kind", ["byte_level", "windowed_bytes"])
 def test_broken_bytes_are_shown_before_the_end(loaded: dict[str, Tokenizer], kind: str) -> None:
     tokenizer = loaded[kind]

@@ -102,6 +102,15 @@ def test_a_stop_string_across_pushes_stays_when_kept() -> None:
     assert matcher.matched == "###"
 
 
+def test_a_mark_of_the_format_neither_contains_a_stop_string_nor_becomes_a_part_of_one() -> None:
+    matcher = StopMatcher(("a|b",), keep=False)
+    assert matcher.push("xa") == "x"
+    assert matcher.pass_by("<a|b>") == "a<a|b>"
+    assert matcher.push("|b") == "|b"
+    assert matcher.push("a|b") == ""
+    assert matcher.pass_by("<a|b>") == ""
+
+
 def test_nothing_is_shown_after_a_stop_string() -> None:
     matcher = StopMatcher(("b",), keep=True)
     assert matcher.push("abc") == "ab"
