@@ -5,9 +5,7 @@ Special tokens are legal as well, and the output may end anywhere.
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from constraints.bitmask import Bitmask, set_bits
+from constraints.bitmask import Bitmask, row_of
 from constraints.errors import IllegalToken
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
@@ -83,6 +81,4 @@ class AnyTextMatcher:
 
 @kept_with_vocabulary(1)
 def _every_token(vocabulary: Vocabulary) -> Bitmask:
-    row = np.zeros(vocabulary.num_words, dtype=np.int32)
-    set_bits(row, range(len(vocabulary.tokens)))
-    return row
+    return row_of(range(len(vocabulary.tokens)), vocabulary.num_words)

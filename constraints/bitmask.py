@@ -1,6 +1,6 @@
 """Bitmasks over a vocabulary: a token is legal if bit `id % 32` of word `id // 32` is set."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -10,11 +10,23 @@ import numpy.typing as npt
 Bitmask: TypeAlias = npt.NDArray[np.int32]
 
 
+def row_of(token_ids: Sequence[int] | npt.NDArray[np.int64], num_words: int) -> Bitmask:
+    """A row of these tokens alone."""
+    bits = np.zeros(num_words * 32, dtype=np.bool_)
+    bits[np.asarray(token_ids, dtype=np.int64)] = True
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
 def set_bits(row: Bitmask, token_ids: Iterable[int]) -> None:
     """Allow these tokens."""
     words = row.view(np.uint32)
     for token_id in token_ids:
         words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+
+
+def is_set(row: Bitmask, token_id: int) -> bool:
+    """Whether the token is allowed."""
+    return bool((int(row[token_id >> 5]) >> (token_id & 31)) & 1)
 
 
 def clear_bits(row: Bitmask, token_ids: Iterable[int]) -> None:

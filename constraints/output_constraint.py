@@ -6,6 +6,9 @@ The state is deterministic: two states with the same tokens allow the same next 
 preempted output continues as it would have, and no other output affects it.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from constraints.bitmask import Bitmask, allowed_ids, clear_bits, set_bits
@@ -91,6 +94,22 @@ class OutputConstraintState:
         self._num_failed = 0
         begins = self._needs_completion or not budget.may_truncate
         self._known_completion = self._first_completion() if begins else ()
+
+    def begin_within(self, max_len: int, min_len: int) -> None:
+        """Set the budget that is left where the text begins behind other tokens of the output.
+
+        Only for a state that has accepted no token, and whose known completion fits.
+        """
+        self._budget = replace(self._budget, max_len=max_len, min_len=min_len)
+        self._max_len = ANY_LEN if self._budget.may_truncate else max_len
+
+    def may_begin_with(self, token_ids: Sequence[int]) -> bool:
+        """Whether the language allows these tokens next; their number is not looked at."""
+        return self._matcher.num_legal(token_ids) == len(token_ids)
+
+    def is_end(self, token_id: int) -> bool:
+        """Whether the token ends the output."""
+        return token_id in self._ends
 
     def _new_matcher(self) -> Matcher:
         """A matcher at the start of an output."""
@@ -260,9 +279,9 @@ class OutputConstraintState:
         while num_done < len(token_ids):
             self.advance(token_ids[num_done])
             num_done += 1
-            num_done += self._replay_run(token_ids[num_done:])
+            num_done += self.replay_forced(token_ids[num_done:])
 
-    def _replay_run(self, token_ids: tuple[int, ...]) -> int:
+    def replay_forced(self, token_ids: tuple[int, ...]) -> int:
         """Accept the forced run if it is a prefix of `token_ids`, or they are a prefix of it."""
         if not self._takes_forced or self.is_over or not self._forced_run():
             return 0

@@ -8,11 +8,11 @@ from typing import Protocol
 
 import numpy as np
 
+from constraints.after_thought import output_state
 from constraints.check import judge
 from constraints.errors import ConstraintError, EngineFailed, TooComplex
 from constraints.grammars.schema_validation import violations
 from constraints.matcher import Language
-from constraints.output_constraint import OutputConstraintState
 from constraints.results import CheckResult, VerifyResult
 from constraints.spec import Budget, ConstraintSpec
 from constraints.translation import MAX_SENT_CHARS, Translation
@@ -110,21 +110,22 @@ class Work:
         if not isinstance(job, Check):
             return judge(language, self._vocabulary, job.spec, job.texts, job.max_len)
         # Raises Contradiction with the stop strings, DoesNotFit, TooComplex.
-        output_state = OutputConstraintState(
+        state = output_state(
             language,
             self._vocabulary,
             Budget(job.max_len, may_truncate=job.may_truncate),
             job.stops,
+            job.thought,
         )
         compile_s = time.process_time() - started_s
         if compile_s > _FOLLOWED_FROM_S:
             _follow(language, self._vocabulary)
         return CheckResult(
-            min_len=output_state.needed_len,
+            min_len=state.needed_len,
             dropped_phrases=language.dropped_phrases,
             not_enforced=language.not_enforced,
             compile_s=compile_s,
-            has_dead_ends=output_state.has_dead_ends,
+            has_dead_ends=state.has_dead_ends,
             translation=_short_enough(language.translation),
         )
 

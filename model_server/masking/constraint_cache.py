@@ -15,10 +15,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from constraints.after_thought import OutputState, output_state
 from constraints.compiler import MIB, Compiler
 from constraints.errors import ConstraintError
 from constraints.matcher import Language
-from constraints.output_constraint import ANY_LEN, OutputConstraintState
+from constraints.output_constraint import ANY_LEN
 from constraints.spec import Budget, ConstraintSpec, StopRule
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
@@ -149,9 +150,9 @@ class GuideCache:
     def __init__(self, constraints: ConstraintCache) -> None:
         self._constraints = constraints
         self._lock = threading.Lock()
-        self._futures: OrderedDict[GuideKey, Future[OutputConstraintState]] = OrderedDict()
+        self._futures: OrderedDict[GuideKey, Future[OutputState]] = OrderedDict()
 
-    def guide(self, key: GuideKey) -> OutputConstraintState:
+    def guide(self, key: GuideKey) -> OutputState:
         """A copy of the guide. Raises ConstraintError; then nothing is cached."""
         with self._lock:
             future = self._futures.get(key)
@@ -174,14 +175,15 @@ class GuideCache:
                 if future.done() and not self._constraints.is_cached(key.constraint.spec):
                     del self._futures[key]
 
-    def _make(self, key: GuideKey, future: "Future[OutputConstraintState]") -> None:
+    def _make(self, key: GuideKey, future: "Future[OutputState]") -> None:
         constraint = key.constraint
         try:
-            guide = OutputConstraintState(
+            guide = output_state(
                 self._constraints.compile(constraint.spec, constraint.translation),
                 self._constraints.vocabulary(),
                 key.budget,
                 key.stops,
+                constraint.thought,
                 takes_forced=key.takes_forced,
             )
         except BaseException as error:

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from constraints.after_thought import OutputState
 from constraints.bitmask import Bitmask, clear_bits, set_bits
 from constraints.errors import ConstraintError, IllegalToken
-from constraints.output_constraint import OutputConstraintState
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class GuidedOutput:
     def __init__(
         self,
         request_id: int,
-        open_guide: Callable[[], OutputConstraintState],
+        open_guide: Callable[[], OutputState],
         *,
         num_words: int,
         end_ids: Iterable[int],
@@ -73,7 +73,7 @@ class GuidedOutput:
         self.error: str | None = None
         self.is_refused = False
         self._open_guide = open_guide
-        self._guide: OutputConstraintState | None = None
+        self._guide: OutputState | None = None
         self._end_ids = frozenset(end_ids)
         self._ignored_ids = tuple(ignored_ids)
         self._left_len = left_len
@@ -171,7 +171,7 @@ class GuidedOutput:
         _log.error("request %d: a guide broke", self.request_id, exc_info=error)
         self.error = f"the engine of its constraint broke: {type(error).__name__}: {error}"
 
-    def _advance(self, guide: OutputConstraintState, token_id: int) -> Advance:
+    def _advance(self, guide: OutputState, token_id: int) -> Advance:
         guide.advance(token_id)
         self._left_len -= 1
         forced: tuple[int, ...] = ()
@@ -183,7 +183,7 @@ class GuidedOutput:
         ends = is_over or self._left_len <= 0 or token_id in self._end_ids
         return Advance(forced, is_over, guide.is_satisfied if ends else None)
 
-    def _ask(self, question: Callable[[OutputConstraintState], T]) -> T | None:
+    def _ask(self, question: Callable[[OutputState], T]) -> T | None:
         """Call the guide on the device's thread, at the output's cost."""
         began_ns = time.thread_time_ns()
         try:
@@ -195,7 +195,7 @@ class GuidedOutput:
             self.charge(time.thread_time_ns() - began_ns)
 
     @property
-    def _present_guide(self) -> OutputConstraintState:
+    def _present_guide(self) -> OutputState:
         if self._guide is None:
             raise AssertionError("the guide is not open yet")
         return self._guide

@@ -27,8 +27,8 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
+from constraints.after_thought import OutputState
 from constraints.bitmask import Bitmask
-from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, StopRule
 from constraints.worker import limits
 from model_server.masking.constraint_cache import ConstraintCache, GuideCache, GuideKey
@@ -393,7 +393,7 @@ class MaskScheduler:
             self._fill(output)
         return advances
 
-    def _guide(self, new: NewSequence, constraint: OutputConstraint) -> OutputConstraintState:
+    def _guide(self, new: NewSequence, constraint: OutputConstraint) -> OutputState:
         """Runs on a worker. Raises ConstraintError."""
         stop = new.stop
         logprobs = new.logprobs

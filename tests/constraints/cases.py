@@ -19,6 +19,7 @@ import lark
 import numpy as np
 from llguidance import LLTokenizer, TokenizerWrapper
 
+from constraints.after_thought import OutputState
 from constraints.compiler import Compiler
 from constraints.matcher import Language
 from constraints.output_constraint import OutputConstraintState
@@ -236,7 +237,7 @@ def needed_len(spec: ConstraintSpec, vocabulary: Vocabulary, stops: StopRule = N
     ).needed_len
 
 
-def legal_ids(output_state: OutputConstraintState, vocabulary: Vocabulary) -> list[int]:
+def legal_ids(output_state: OutputState, vocabulary: Vocabulary) -> list[int]:
     """The tokens that the output state's mask allows."""
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
     output_state.fill(row)
@@ -244,7 +245,7 @@ def legal_ids(output_state: OutputConstraintState, vocabulary: Vocabulary) -> li
 
 
 def drawn(
-    output_state: OutputConstraintState,
+    output_state: OutputState,
     vocabulary: Vocabulary,
     max_len: int,
     rng: random.Random,
@@ -259,7 +260,7 @@ def drawn(
 
 
 def steps(
-    output_state: OutputConstraintState,
+    output_state: OutputState,
     vocabulary: Vocabulary,
     max_len: int,
     rng: random.Random,
@@ -283,7 +284,7 @@ def steps(
 
 
 def _draw(
-    output_state: OutputConstraintState,
+    output_state: OutputState,
     vocabulary: Vocabulary,
     legal: list[int],
     rng: random.Random,

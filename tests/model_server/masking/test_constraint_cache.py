@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from constraints.after_thought import OutputState
 from constraints.compiler import MIB
 from constraints.errors import ConstraintError, DoesNotFit, Malformed
 from constraints.grammars.engine import GrammarLanguage
 from constraints.matcher import Language
-from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
@@ -74,7 +74,7 @@ def test_another_constraint_or_budget_begins_anew(languages: Counting, other: Gu
 
 def test_those_who_come_at_once_wait_for_one(languages: Counting) -> None:
     beginnings = GuideCache(languages)
-    guides: list[OutputConstraintState] = []
+    guides: list[OutputState] = []
     threads = [
         threading.Thread(target=lambda: guides.append(beginnings.guide(key()))) for _ in range(8)
     ]
