@@ -3,16 +3,18 @@
     turns of strings or blocks, tools --MessagesBody--> ChatPrompt, RawParams
     an answer --message | MessageEncoder--> one Message, or events of its blocks
 
-Of blocks this server reads those of text, of calls of tools and of their results; the model's
-thoughts are left out, and every other one is refused by its place and type. A result is a turn by
-itself, as chat templates have it.
+Of blocks this server reads those of text, of thoughts, of calls of tools and of their results;
+every other one is refused by its place and type. A result is a turn by itself, as chat templates
+have it.
 `anthropic-version` may say anything or be absent: there is one version so far.
 """
 
 import uuid
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from itertools import groupby
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -25,6 +27,7 @@ from starlette.responses import Response
 from constraints.spec import Kind
 from proto.contract import FinishReason
 from router.engine.validation import Limits, RawParams
+from router.http.answers import Answer, Reading, Said, Thought
 from router.http.bodies import json_response
 from router.http.conversation import (
     AnswerFrames,
@@ -41,23 +44,27 @@ from router.http.openai.schema import normalize
 from router.http.request_record import RequestRecord
 from router.http.schema import Harmless, Schema, StrictSchema, object_schema
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
-from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
+from router.http.thinking import NO_WISHES, Thinking, ThinkingField
 from router.http.tools.grammar import AllowedTool, AllowedTools, Name, arguments_schema, check_names
 from router.request.errors import InvalidRequest, RouterError, wrong
 from router.request.parameters import RawGrammar
 from router.request.request import Finished, TokenGenerated
+from router.text.answer_reader import CallArguments, CallBegun, Piece, TextPiece, ThoughtPiece
 
 _ROLES = ("user", "assistant", "system")
 # Between turns of one side that are joined, which Anthropic promises and templates may need.
 _JOINT = "\n\n"
-_THOUGHTS = ("thinking", "redacted_thinking")
+_THOUGHT = "thinking"
+# Another server's secret.
+_REDACTED = "redacted_thinking"
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`messages` as turns; `left_out` are the places of the blocks that are not in them."""
+    """`messages` as turns, the places of thoughts in them, and of what is left out."""
 
     turns: tuple[Turn, ...]
+    thoughts: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
@@ -75,16 +82,17 @@ def _read_messages(value: Any) -> Conversation:
             joined.append(Turn(role, _JOINT.join(turn.text for turn in neighbours)))
         else:
             joined += neighbours
-    return Conversation(tuple(joined), _left_out(value))
+    return Conversation(tuple(joined), _places(value, _THOUGHT), _places(value, _REDACTED))
 
 
-def _left_out(messages: Sequence[Any]) -> tuple[str, ...]:
+def _places(messages: Sequence[Any], kind: str) -> tuple[str, ...]:
+    """Of the assistant's blocks of this type."""
     return tuple(
         f"messages[{index}].content[{number}]"
         for index, message in enumerate(messages)
         if message["role"] == "assistant" and isinstance(message["content"], list)
         for number, block in enumerate(message["content"])
-        if block["type"] in _THOUGHTS
+        if block["type"] == kind
     )
 
 
@@ -93,7 +101,7 @@ def _read_text(value: Any, place: str) -> str:
 
 
 def _is_text(turn: Turn) -> bool:
-    return not turn.calls and turn.call_id is None
+    return not turn.calls and turn.call_id is None and not turn.thought
 
 
 def _read_message(message: Any, place: str) -> list[Turn]:
@@ -107,6 +115,7 @@ def _read_message(message: Any, place: str) -> list[Turn]:
     turns: list[Turn] = []
     calls: list[dict[str, Any]] = []
     text = ""
+    thought = ""
     for index, block in enumerate(content):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use" and role == "assistant":
@@ -115,11 +124,23 @@ def _read_message(message: Any, place: str) -> list[Turn]:
             turns += [Turn(role, text)] if text else []
             turns.append(_read_result(block, f"{place}[{index}]"))
             text = ""
-        elif kind in _THOUGHTS and role == "assistant":
+        elif kind == _THOUGHT and role == "assistant":
+            thought += _read_thought(block, f"{place}[{index}]")
+        elif kind == _REDACTED and role == "assistant":
             continue
         else:
             text += read_text(block, f"{place}[{index}]", ("text",), "block")
-    return [*turns, Turn(role, text, tuple(calls))] if text or calls or not turns else turns
+    if turns and not text and not calls:
+        return turns
+    return [*turns, Turn(role, text, tuple(calls), thought=thought)]
+
+
+def _read_thought(block: dict[str, Any], place: str) -> str:
+    """Whoever has signed it: a client may say anything of what the model thought."""
+    thought = block.get("thinking")
+    if not isinstance(thought, str):
+        raise wrong(f"{place}.thinking", "must be a string", thought)
+    return thought
 
 
 def _read_call(block: dict[str, Any], place: str) -> dict[str, Any]:
@@ -160,11 +181,16 @@ _RESULT_BLOCK = object_schema(
     {"type": {"const": "tool_result"}, "tool_use_id": _STRING},
     content={"anyOf": [_TEXT_SCHEMA, {"type": "null"}]},
 )
-_THOUGHT_BLOCK = object_schema({"type": {"enum": [*_THOUGHTS]}})
-_BLOCKS_SCHEMA = {
-    "type": "array",
-    "items": {"anyOf": [_TEXT_BLOCK_SCHEMA, _CALL_BLOCK, _RESULT_BLOCK, _THOUGHT_BLOCK]},
-}
+_THOUGHT_SCHEMA = object_schema({"type": {"const": _THOUGHT}, "thinking": _STRING})
+_REDACTED_SCHEMA = object_schema({"type": {"const": _REDACTED}})
+_BLOCK_SCHEMAS = (
+    _TEXT_BLOCK_SCHEMA,
+    _CALL_BLOCK,
+    _RESULT_BLOCK,
+    _THOUGHT_SCHEMA,
+    _REDACTED_SCHEMA,
+)
+_BLOCKS_SCHEMA = {"type": "array", "items": {"anyOf": [*_BLOCK_SCHEMAS]}}
 _TURNS_SCHEMA: dict[str, Any] = {
     "type": "array",
     "minItems": 1,
@@ -267,12 +293,8 @@ class OutputConfig(Schema):
     task_budget: dict[str, Any] | None = None
 
 
-class Thinking(Schema):
-    """`thinking`."""
-
-    type: Literal["adaptive", "between_tools", "disabled", "enabled"]
-    budget_tokens: int | None = None
-    display: str | None = None
+# Tokens of a thought, Anthropic's rule.
+_MIN_BUDGET = 1024
 
 
 class CountBody(StrictSchema):
@@ -288,7 +310,7 @@ class CountBody(StrictSchema):
     context_management: dict[str, Any] | None = None
     mcp_servers: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
     speed: Literal["standard", "fast"] | None = None
-    thinking: Thinking | None = None
+    thinking: ThinkingField | None = None
 
     tool_choice: ToolChoiceBody | None = None
     tools: list[Tool] | None = Field(default=None, fail_fast=True)
@@ -296,6 +318,10 @@ class CountBody(StrictSchema):
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served, or counted."""
         self.refuse_unsupported()
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget < _MIN_BUDGET:
+            rule = f"must be at least {_MIN_BUDGET}"
+            raise wrong("thinking.budget_tokens", rule, budget)
         _ = self.allowed_tools
 
     def ignored_fields(self) -> list[str]:
@@ -303,8 +329,6 @@ class CountBody(StrictSchema):
         settings = []
         if self.speed == "fast":
             settings.append("speed")
-        if self.thinking is not None and self.thinking.type == "enabled":
-            settings.append("thinking")
         places = (f"tools[{index}]" for index in range(len(self.tools or ())))
         tools = [place for place in places if place not in self.client_tools]
         return [*super().ignored_fields(), *settings, *tools, *self.messages.left_out]
@@ -335,8 +359,23 @@ class CountBody(StrictSchema):
             messages=[turn.for_template() for turn in turns],
             settings=(Setting("reasoning_effort", "output_config.effort", effort, is_hint=True),),
             tools=[tool.for_template() for tool in self.client_tools.values()],
+            thinking=self._thinking,
+            thought_places=self.messages.thoughts,
             may_call=self.allowed_tools is not None,
             continues=last.role == "assistant" and not last.calls,
+        )
+
+    @property
+    def _thinking(self) -> Thinking:
+        asked = self.thinking
+        if asked is None:
+            return NO_WISHES
+        return Thinking(
+            is_wanted=asked.is_wanted,
+            budget=asked.budget_tokens,
+            field="thinking",
+            budget_field="thinking.budget_tokens",
+            is_shown=asked.display != "omitted",
         )
 
 
@@ -363,6 +402,10 @@ class MessagesBody(CountBody):
     def check(self) -> None:
         """Raises InvalidRequest for what cannot be served."""
         super().check()
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        if budget is not None and budget >= self.max_tokens:
+            rule = f"must be less than `max_tokens`, which is {self.max_tokens}"
+            raise wrong("thinking.budget_tokens", rule, budget)
         if self.temperature is not None and not 0 <= self.temperature <= _MAX_TEMPERATURE:
             raise InvalidRequest(
                 f"`temperature` must be between 0 and {_MAX_TEMPERATURE:g}. "
@@ -386,6 +429,7 @@ class MessagesBody(CountBody):
                 "inputs": "messages",
                 "max_new_tokens": "max_tokens",
                 "stop": "stop_sequences",
+                "thought_budget": "thinking.budget_tokens",
             },
         )
         return normalize(raw, limits)
@@ -440,21 +484,31 @@ def ending(end: Finished | None, num_calls: int = 0) -> dict[str, Any]:
     }
 
 
-def content_of(text: str, calls: CallFormat | None) -> tuple[list[dict[str, Any]], int]:
-    """The blocks of a whole answer, and how many of them are calls.
+def content_of(answer: Answer, *, shows_thought: bool = True) -> list[dict[str, Any]]:
+    """The blocks of a whole answer.
 
     A call that was cut is none: its input is no object. Nor is one with a number beyond floats.
     """
-    if calls is None:
-        return [{"type": "text", "text": text}], 0
-    said, found = calls.read(text)
-    blocks = [
-        {"type": "tool_use", "id": calls.new_id(TOOL_ID_PREFIX), "name": call.name, "input": given}
-        for call in found
-        if call.is_whole and (given := _input_of(call.arguments)) is not None
-    ]
-    texts = [{"type": "text", "text": said}] if said or not blocks else []
-    return [*texts, *blocks], len(blocks)
+    blocks: list[dict[str, Any]] = []
+    for part in answer.parts:
+        if isinstance(part, Thought):
+            shown = part.text if shows_thought else ""
+            blocks.append({**_THOUGHT_BLOCK, "thinking": shown, "signature": signature(part.text)})
+        elif isinstance(part, Said):
+            blocks.append({"type": "text", "text": part.text})
+        elif part.is_whole and (given := _input_of(part.arguments)) is not None:
+            call = {"type": "tool_use", "id": part.call_id, "name": part.name, "input": given}
+            blocks.append(call)
+    return blocks or [_TEXT_BLOCK]
+
+
+def signature(thought: str) -> str:
+    """What a block of thought is signed with; clients drop blocks without a signature.
+
+    The same for the same text, so that a stream that is read again has the same bytes. It proves
+    nothing: what a client sends back is its own anyway.
+    """
+    return b64encode(blake2b(thought.encode("utf-8", "surrogatepass")).digest()).decode()
 
 
 def _input_of(arguments: str) -> Any:
@@ -483,22 +537,25 @@ def usage_of(end: Finished) -> Any:
 
 
 _TEXT_BLOCK = {"type": "text", "text": ""}
+_THOUGHT_BLOCK = {"type": "thinking", "thinking": "", "signature": ""}
 
 
 class MessageEncoder:
-    """Encodes the events of one message. Without `calls` it is one block of text."""
+    """Encodes the events of one message. Without `reading` it is one block of text."""
 
     def __init__(
-        self, message_id: str, model: str, num_prompt_tokens: int, calls: CallFormat | None
+        self, message_id: str, model: str, num_prompt_tokens: int, reading: Reading | None
     ) -> None:
         self._message_id = message_id
         self._model = model
         self._num_prompt_tokens = num_prompt_tokens
-        self._calls = calls
-        self._reader = None if calls is None else calls.reader()
+        self._reading = reading
+        self._reader = None if reading is None else reading.reader()
         # The type of the open block, and the number of blocks so far.
         self._open: str | None = None
         self._num_blocks = 0
+        # Of the open block, for its signature.
+        self._thought: list[str] = []
 
     def opening(self) -> bytes:
         """The message without its content. The number of cached tokens comes at the end."""
@@ -508,16 +565,19 @@ class MessageEncoder:
         return _event("message_start", {"message": start}) + block + _event("ping", {})
 
     def token(self, event: TokenGenerated) -> bytes:
-        """The text and calls that the token completes; nothing while they are held back."""
-        return self._text_or_calls(event.text)
+        """What the token tells; nothing while it is held back."""
+        if self._reader is None:
+            return self._piece(TextPiece(event.text)) if event.text else b""
+        return self._pieces(self._reader.token(event))
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, why it stopped, and the whole usage."""
-        rest = self._text_or_calls(event.tail)
         end = event
         num_calls = 0
-        if self._reader is not None:
-            rest += b"".join([self._piece(piece) for piece in self._reader.finish()])
+        if self._reader is None:
+            rest = self._piece(TextPiece(event.tail)) if event.tail else b""
+        else:
+            rest = self._pieces(self._reader.finish(event))
             end = self._reader.settled(event)
             num_calls = self._reader.num_calls
         if self._num_blocks == 0:
@@ -530,22 +590,30 @@ class MessageEncoder:
     def failed(self, error: RouterError, problem: Problem) -> bytes:
         return b"event: error\ndata: " + problem.body + b"\n\n"
 
-    def _text_or_calls(self, text: str) -> bytes:
-        if self._reader is None:
-            return self._piece(TextPiece(text)) if text else b""
-        return b"".join([self._piece(piece) for piece in self._reader.push(text)])
+    def _pieces(self, pieces: Sequence[Piece]) -> bytes:
+        return b"".join([self._piece(piece) for piece in pieces])
 
     def _piece(self, piece: Piece) -> bytes:
-        if isinstance(piece, TextPiece):
-            begun = b"" if self._open == "text" else self._start_block(_TEXT_BLOCK)
-            return begun + self._delta({"type": "text_delta", "text": piece.text})
+        if isinstance(piece, ThoughtPiece):
+            return self._think(piece.text)
         if isinstance(piece, CallArguments):
             return self._delta({"type": "input_json_delta", "partial_json": piece.text})
-        assert self._calls is not None
-        call_id = self._calls.new_id(TOOL_ID_PREFIX)
-        return self._start_block(
-            {"type": "tool_use", "id": call_id, "name": piece.name, "input": {}}
-        )
+        if isinstance(piece, CallBegun):
+            assert self._reading is not None
+            call_id = self._reading.call_id(TOOL_ID_PREFIX, piece)
+            return self._start_block(
+                {"type": "tool_use", "id": call_id, "name": piece.name, "input": {}}
+            )
+        begun = b"" if self._open == "text" else self._start_block(_TEXT_BLOCK)
+        return begun + self._delta({"type": "text_delta", "text": piece.text})
+
+    def _think(self, text: str) -> bytes:
+        begun = b"" if self._open == "thinking" else self._start_block(_THOUGHT_BLOCK)
+        self._thought.append(text)
+        assert self._reading is not None
+        if not self._reading.shows_thought:
+            return begun
+        return begun + self._delta({"type": "thinking_delta", "thinking": text})
 
     def _start_block(self, block: dict[str, Any]) -> bytes:
         stopped = self._stop_block()
@@ -560,8 +628,13 @@ class MessageEncoder:
     def _stop_block(self) -> bytes:
         if self._open is None:
             return b""
+        signed = b""
+        if self._open == "thinking":
+            text = "".join(self._thought)
+            self._thought = []
+            signed = self._delta({"type": "signature_delta", "signature": signature(text)})
         self._open = None
-        return _event("content_block_stop", {"index": self._num_blocks - 1})
+        return signed + _event("content_block_stop", {"index": self._num_blocks - 1})
 
 
 def _event(name: str, fields: dict[str, Any]) -> bytes:
@@ -603,25 +676,32 @@ class MessageRoutes:
         model = service.model_name(body.model)
         raw = body.to_raw(service.limits)
         prompt = await service.render(record, lambda: body.chat_prompt)
-        checked, calls = await service.check(record, prompt, raw, body.allowed_tools)
+        checked, reading = await service.check(record, prompt, raw, body.allowed_tools)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
-            encoder = MessageEncoder(message_id, model, len(checked.prompt_ids), calls)
+            encoder = MessageEncoder(message_id, model, len(checked.prompt_ids), reading)
             frames = AnswerFrames(record, encoder, Dialect.ANTHROPIC)
             return await service.stream(record, [checked], frames, _headers(record))
         (completion,) = await service.complete(request, [checked])
         end = completion.finished
-        content, num_calls = content_of(end.text, calls)
-        stopped = ending(end if calls is None else calls.settled(end), num_calls)
-        answer = message(message_id, model, content, stopped, usage_of(end))
-        return service.reply(record, answer, record.num_generated_tokens, _headers(record))
+        shows_thought = True
+        if reading is None:
+            answer = Answer((Said(end.text),), end)
+        else:
+            answer = reading.read(completion, TOOL_ID_PREFIX)
+            shows_thought = reading.shows_thought
+        content = content_of(answer, shows_thought=shows_thought)
+        num_calls = sum(block["type"] == "tool_use" for block in content)
+        stopped = ending(answer.end, num_calls)
+        shown = message(message_id, model, content, stopped, usage_of(end))
+        return service.reply(record, shown, record.num_generated_tokens, _headers(record))
 
     async def count_tokens(self, request: Request) -> Response:
         """How many tokens the same conversation would have as a prompt."""
         body = await self._service.read(request, CountBody, self._admit)
         record = RequestRecord.of(request)
         prompt = await self._service.render(record, lambda: body.chat_prompt)
-        num_tokens = await self._service.count(prompt, "messages")
+        num_tokens = await self._service.count(prompt.text, "messages")
         return json_response({"input_tokens": num_tokens}, _headers(record))
 
     def _admit(self, body: CountBody) -> None:

@@ -1,6 +1,6 @@
 """What OpenAI's, Responses' and Anthropic's routes share: prompts, answers whole and streamed.
 
-    ChatPrompt -> ChatTemplate -> prompt -> RequestValidator -> request -> Infer -> answer or stream
+    ChatPrompt -> ChatTemplate -> Rendered -> RequestValidator -> request -> Infer -> answer
 
 It imports no API; each API encodes the events of a stream itself (`EventEncoder`).
 """
@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from router.engine.infer import Completion, Infer
 from router.engine.validation import Limits, RawParams
+from router.http.answers import Reading
 from router.http.bodies import json_response, unless_disconnected
 from router.http.errors import Dialect, Problem, problem_of
 from router.http.request_record import RequestRecord
@@ -21,7 +22,7 @@ from router.http.request_validator import RequestValidator
 from router.http.schema import Schema, SchemaReader
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream, Frames, Source
-from router.http.tools.calls import CallFormat
+from router.http.thinking import NO_WISHES, Thinking
 from router.http.tools.grammar import AllowedTools, add_tools, constrain_to_tools
 from router.request.errors import InvalidRequest, RouterError, Unsupported, quoted, wrong
 from router.request.request import (
@@ -32,13 +33,18 @@ from router.request.request import (
     PromptScored,
     TokenGenerated,
 )
+from router.text.answer_format import AnswerFormat
 from router.text.chat_template import ChatTemplate
+from router.text.control_tokens import visible
+from router.text.template_traits import THOUGHT_KEY
 from router.text.tokenizer import Tokenizer, check_fits
 
 S = TypeVar("S", bound=Schema)
 
 # Tokens, unless the model's context is larger.
 _MAX_COUNTED = 1 << 18
+# As many places of ignored thoughts are named; a conversation may have any number.
+_MAX_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +52,14 @@ class Turn:
     """What one side said. `role` is the chat template's word.
 
     `calls` are what it called, in OpenAI's words; `call_id` the call whose result the text is.
+    `thought` is what the model thought before it said so.
     """
 
     role: str
     text: str
     calls: tuple[Mapping[str, Any], ...] = ()
     call_id: str | None = None
+    thought: str = ""
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates have it."""
@@ -61,6 +69,8 @@ class Turn:
             shown["content"] = self.text or None
         if self.call_id is not None:
             shown["tool_call_id"] = self.call_id
+        if self.thought:
+            shown[THOUGHT_KEY] = self.thought
         return shown
 
 
@@ -119,7 +129,8 @@ class ChatPrompt:
     """What a chat template renders. `messages` and `tools` are in OpenAI's form.
 
     A template that shows no tools gets them in the last message, if the answer `may_call` them.
-    `continues`: the answer goes on with the last message.
+    `continues`: the answer goes on with the last message. `thought_places` are where the client
+    has thoughts of earlier turns.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -131,6 +142,24 @@ class ChatPrompt:
     continues: bool = False
     add_generation_prompt: bool = True
     template: str | None = None
+    thinking: Thinking = NO_WISHES
+    thought_places: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt as text, and how an answer to it is read.
+
+    in_thought: it ends within a thought
+    num_calls:  of the conversation so far
+    """
+
+    text: str
+    template: str | None
+    answer_format: AnswerFormat
+    in_thought: bool
+    num_calls: int
+    thinking: Thinking
 
 
 class EventEncoder(Protocol):
@@ -218,17 +247,18 @@ class AnswerService:
         """The model's name in the answer. Raises HttpError (404) for another model."""
         return served_name(self.info, requested)
 
-    async def render(self, record: RequestRecord, prompt: Callable[[], ChatPrompt]) -> str:
-        """The prompt of a request as text.
+    async def render(self, record: RequestRecord, prompt: Callable[[], ChatPrompt]) -> Rendered:
+        """The prompt of a request.
 
-        Raises TemplateFailed, and Unsupported for a setting that the template does not read.
+        Raises TemplateFailed, ToolsRefused where the model's form of calls is not known, and
+        Unsupported for a setting that the template does not read.
         """
-        text, ignored = await self._template.in_worker(lambda: self._render(prompt()))
+        rendered, ignored = await self._template.in_worker(lambda: self._render(prompt()))
         record.ignore(ignored)
-        return text
+        return rendered
 
-    def _render(self, prompt: ChatPrompt) -> tuple[str, list[str]]:
-        """The text, and the fields that have no effect on it."""
+    def _render(self, prompt: ChatPrompt) -> tuple[Rendered, list[str]]:
+        """The prompt, and the fields that have no effect on it."""
         template = self._template
         name = prompt.template
         if name is not None and name not in template.names:
@@ -239,8 +269,16 @@ class AnswerService:
                 "are not run",
                 name,
             )
+        with_tools = bool(prompt.tools)
         settings, ignored = self._read_settings(prompt)
-        variables = {**prompt.variables, **settings}
+        switches = prompt.thinking.switches(template, name, with_tools=with_tools)
+        variables = {**switches, **prompt.variables, **settings}
+        answer_format = template.answer_format(name, with_tools=with_tools)
+        thought = answer_format.thought
+        may_think = thought is not None
+        ignored += prompt.thinking.ignored(is_switched=bool(switches), may_think=may_think)
+        if not template.takes_thoughts(name, with_tools=with_tools):
+            ignored += prompt.thought_places[:_MAX_NAMED]
         messages = prompt.messages
         if prompt.may_call and not template.reads("tools", name=name, with_tools=True):
             syntax = template.call_syntax(name)
@@ -253,7 +291,10 @@ class AnswerService:
             name=name,
             variables=variables,
         )
-        return text, ignored
+        in_thought = thought is not None and visible(text).rstrip().endswith(thought.opener)
+        num_calls = sum(len(message.get("tool_calls") or ()) for message in prompt.messages)
+        rendered = Rendered(text, name, answer_format, in_thought, num_calls, prompt.thinking)
+        return rendered, ignored
 
     def _read_settings(self, prompt: ChatPrompt) -> tuple[dict[str, Any], list[str]]:
         """The settings that the template reads, and the hints that it does not.
@@ -281,30 +322,42 @@ class AnswerService:
     async def check(
         self,
         record: RequestRecord,
-        prompt: str,
+        rendered: Rendered,
         raw: RawParams,
         allowed: AllowedTools | None,
         *,
-        template: str | None = None,
         add_special_tokens: bool = False,
-    ) -> tuple[GenerateRequest, CallFormat | None]:
-        """The request for an answer to a rendered prompt, and how it calls; None: it is text.
+    ) -> tuple[GenerateRequest, Reading | None]:
+        """The request for an answer to a rendered prompt, and how it is read; None: it is text.
 
-        Raises InvalidRequest, TemplateFailed, ToolsRefused.
+        Raises InvalidRequest, ToolsRefused.
         """
-        calls = None
+        answer_format = rendered.answer_format
+        parameters: Mapping[str, Mapping[str, Any]] = {}
         if allowed is not None:
+            parameters = {tool.name: tool.parameters for tool in allowed.tools}
             chat_template = self._template
-            raw, calls = await chat_template.in_worker(
+            raw = await chat_template.in_worker(
                 lambda: constrain_to_tools(
                     raw,
                     allowed,
-                    chat_template.call_syntax(template),
+                    chat_template.call_syntax(rendered.template),
                     self.tokenizer.special_tokens,
                 )
             )
+        reading = None
+        if allowed is not None or answer_format.thought or answer_format.content_opening:
+            reading = Reading(
+                answer_format,
+                in_thought=rendered.in_thought,
+                may_call=allowed is not None,
+                parameters_by_tool=parameters,
+                num_calls_before=rendered.num_calls,
+                shows_thought=rendered.thinking.is_shown,
+            )
         adds = add_special_tokens
-        return await self.validator.check(record, prompt, raw, add_special_tokens=adds), calls
+        checked = await self.validator.check(record, rendered.text, raw, add_special_tokens=adds)
+        return checked, reading
 
     async def count(self, prompt: str, field: str) -> int:
         """The number of tokens of a rendered prompt. Raises InvalidRequest for far too many."""

@@ -471,7 +471,7 @@ class TgiRoutes:
     async def chat_tokenize(self, request: Request) -> Response:
         """Template and tokenize a chat; `start` and `stop` are byte offsets."""
         body = await self._chat.read(request, ChatBody)
-        text = await self._chat.render(RequestRecord.of(request), body)
+        text = (await self._chat.render(RequestRecord.of(request), body)).text
         # The template has put the special tokens where they belong.
         tokens = await self._spans(text, "messages", add_special_tokens=False)
         answer = b'{"tokenize_response":%b,"templated_text":%b}' % (

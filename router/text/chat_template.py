@@ -24,8 +24,16 @@ from jinja2.visitor import NodeTransformer
 
 from processes.worker_threads import WorkerThreads
 from router.request.errors import TemplateFailed
+from router.text.answer_format import AnswerFormat, CallForm
 from router.text.control_tokens import ControlTokens, MarkedText
-from router.text.template_traits import CallSyntax, TemplateLimit, Traits, adapt, find_traits
+from router.text.template_traits import (
+    HERMES,
+    CallSyntax,
+    TemplateLimit,
+    Traits,
+    adapt,
+    find_traits,
+)
 
 T = TypeVar("T")
 # Few: the event loop takes turns with each.
@@ -277,6 +285,25 @@ class ChatTemplate:
         except TemplateFailed:
             return ""
         return text.rpartition(answer)[2].strip() if answer in text else ""
+
+    def answer_format(self, name: str | None = None, *, with_tools: bool = False) -> AnswerFormat:
+        """How the model writes its answers. Raises TemplateFailed."""
+        syntax = self.call_syntax(name) if with_tools else HERMES
+        between = None
+        if syntax.separator is not None:
+            between = syntax.tail + syntax.separator + syntax.head
+        calls = CallForm(
+            first=syntax.opening + syntax.head,
+            middle=syntax.middle,
+            between=between,
+            last=syntax.tail + syntax.closing,
+            id_len=syntax.id_len,
+        )
+        return AnswerFormat(calls=calls)
+
+    def takes_thoughts(self, name: str | None = None, *, with_tools: bool = False) -> bool:
+        """Whether it shows what an assistant thought. Raises TemplateFailed."""
+        return False
 
     def render(
         self,

@@ -46,6 +46,10 @@ _RESULT_FALLBACK = "user"
 _JOINT = "\n\n"
 
 
+# The key under which messages bring what the assistant thought.
+THOUGHT_KEY = "reasoning_content"
+
+
 class TemplateLimit(TemplateError):
     """A template ran too long or wrote too much: what renders raises it."""
 

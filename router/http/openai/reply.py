@@ -10,13 +10,13 @@ import orjson
 
 from proto.contract import FinishReason
 from router.engine.infer import Completion
+from router.http.answers import Answer, Reading
 from router.http.errors import Dialect, problem_of
 from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames, prompt_logprobs
 from router.http.openai.schema import CompletionBody, OpenAiBody
 from router.http.request_record import RequestRecord
 from router.http.schema import AnswerModel, ConstrainedAnswer
 from router.http.server_info import constraint_fields
-from router.http.tools.calls import CallArguments, CallFormat, Piece, TextPiece
 from router.request.errors import RouterError
 from router.request.request import (
     NO_WORK,
@@ -27,6 +27,7 @@ from router.request.request import (
     PromptScored,
     TokenGenerated,
 )
+from router.text.answer_reader import CallArguments, CallBegun, Piece, ThoughtPiece
 
 FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
     {
@@ -42,7 +43,7 @@ FINISH_REASONS: Mapping[FinishReason, str] = MappingProxyType(
 )
 # A stream's last event is this, and no JSON.
 LAST_EVENT = "[DONE]"
-_CALL_ID_PREFIX = "call_"
+CALL_ID_PREFIX = "call_"
 _DONE = b"data: [DONE]\n\n"
 # The end of a chunk, and of nothing else: JSON's texts hold no line breaks.
 _NO_USAGE = b'"usage":null}\n\n'
@@ -92,6 +93,7 @@ class Usage:
         self._num_prompt_tokens = 0
         self._num_cached_tokens = 0
         self._num_generated_tokens = 0
+        self._num_thought_tokens = 0
         self._work = NO_WORK
 
     @property
@@ -99,7 +101,7 @@ class Usage:
         """The drawn tokens that count."""
         return self._num_generated_tokens
 
-    def add(self, index: int, end: Finished) -> None:
+    def add(self, index: int, end: Finished, num_thought_tokens: int = 0) -> None:
         """A draw's end; draws are numbered prompt by prompt."""
         if index % self._num_draws == 0:
             self._num_prompt_tokens += end.num_prompt_tokens
@@ -107,14 +109,15 @@ class Usage:
         self._work = self._work.plus(end.work)
         if self.counts_generated:
             self._num_generated_tokens += end.num_generated_tokens
+            self._num_thought_tokens += num_thought_tokens
 
     def fields(self) -> dict[str, Any]:
-        """OpenAI's fields, and ours. There is no audio, no prediction and no reasoning."""
+        """OpenAI's fields, and ours. There is no audio and no prediction."""
         return {
             **token_counts(self._num_prompt_tokens, self._num_generated_tokens),
             "prompt_tokens_details": {"cached_tokens": self._num_cached_tokens, "audio_tokens": 0},
             "completion_tokens_details": {
-                "reasoning_tokens": 0,
+                "reasoning_tokens": self._num_thought_tokens,
                 "audio_tokens": 0,
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
@@ -163,42 +166,51 @@ def ending_fields(end: Finished, reason: str) -> dict[str, Any]:
     }
 
 
-def calls_reason(end: Finished, num_calls: int) -> str:
+def answer_reason(end: Finished, num_calls: int) -> str:
     """The finish reason: that of calls, unless they were cut. `end` is settled."""
     reason = FINISH_REASONS[end.reason]
     return "tool_calls" if num_calls and reason == "stop" else reason
 
 
-def calls_message(calls: CallFormat, text: str, echoed: str) -> tuple[dict[str, Any], int]:
-    """The message of a whole answer that may call, and its number of calls."""
-    said, found = calls.read(text)
-    content = echoed + said
+def answer_message(answer: Answer, echoed: str, *, shows_thought: bool) -> dict[str, Any]:
+    """The message of a whole answer that was read."""
+    content = echoed + answer.text
+    calls = answer.calls
+    thought = answer.thought if shows_thought else ""
     message: dict[str, Any] = {
         "role": "assistant",
-        "content": content or (None if found else ""),
+        "content": content or (None if calls else ""),
         "refusal": None,
+        **(_thought_fields(thought) if thought else {}),
     }
-    if found:
+    if calls:
         message["tool_calls"] = [
             {
-                "id": calls.new_id(_CALL_ID_PREFIX),
+                "id": call.call_id,
                 "type": "function",
                 "function": {"name": call.name, "arguments": call.arguments},
             }
-            for call in found
+            for call in calls
         ]
-    return message, len(found)
+    return message
 
 
-def calls_delta(calls: CallFormat, piece: Piece) -> dict[str, Any]:
-    """The delta of a piece of an answer that may call."""
-    if isinstance(piece, TextPiece):
-        return {"content": piece.text}
+def _thought_fields(text: str) -> dict[str, str]:
+    """vLLM's name, and the one that DeepSeek gave it: clients read the one or the other."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def piece_delta(reading: Reading, piece: Piece) -> dict[str, Any]:
+    """The delta of a piece of an answer that is read."""
+    if isinstance(piece, ThoughtPiece):
+        return _thought_fields(piece.text)
     if isinstance(piece, CallArguments):
         return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
+    if not isinstance(piece, CallBegun):
+        return {"content": piece.text}
     call = {
         "index": piece.index,
-        "id": calls.new_id(_CALL_ID_PREFIX),
+        "id": reading.call_id(CALL_ID_PREFIX, piece),
         "type": "function",
         "function": {"name": piece.name, "arguments": ""},
     }
@@ -214,6 +226,11 @@ class ChoiceEncoder(ABC):
     def __init__(self, envelope: Envelope, index: int, field: str, *, has_usage: bool) -> None:
         self._head = envelope.chunk_head() + b'{"index":%d,"%b":' % (index, field.encode())
         self._end = b',"usage":null}\n\n' if has_usage else b"}\n\n"
+
+    @property
+    def num_thought_tokens(self) -> int:
+        """Tokens of the thought so far."""
+        return 0
 
     @abstractmethod
     def scored(self, event: PromptScored) -> bytes:
@@ -249,17 +266,17 @@ class ChoiceEncoder(ABC):
 
 
 class ChatEncoder(ChoiceEncoder):
-    """The chunks of a chat's choice: the role, deltas of text and calls, the finish reason.
+    """The chunks of a chat's choice: the role, deltas of thought, text and calls, the reason.
 
     With `prompt_ids` they go out with the role, and each token's id with the token. `echoed` is
-    text that goes before the answer's. Without `calls` the answer is text.
+    text that goes before the answer's. Without `reading` the answer is text.
     """
 
     def __init__(
         self,
         envelope: Envelope,
         index: int,
-        calls: CallFormat | None,
+        reading: Reading | None,
         logprobs: ChatLogprobs | None,
         *,
         echoed: str,
@@ -267,11 +284,11 @@ class ChatEncoder(ChoiceEncoder):
         has_usage: bool,
     ) -> None:
         super().__init__(envelope, index, "delta", has_usage=has_usage)
-        self._calls = calls
-        self._reader = None if calls is None else calls.reader()
+        self._reading = reading
+        self._reader = None if reading is None else reading.reader()
         self._logprobs = logprobs
         self._has_ids = prompt_ids is not None
-        role = {"role": "assistant", "content": "" if calls is None else None, "refusal": None}
+        role = {"role": "assistant", "content": "" if reading is None else None, "refusal": None}
         ids = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
         # Sent with the first token, so that a client's first chunk means a first token.
         self._role = self._chunk(orjson.dumps(role), after=ids)
@@ -282,9 +299,16 @@ class ChatEncoder(ChoiceEncoder):
         """Nothing: streamed chats have no log-probabilities of their prompt."""
         return b""
 
+    @property
+    def num_thought_tokens(self) -> int:
+        return 0 if self._reader is None else self._reader.num_thought_tokens
+
     def token(self, event: TokenGenerated) -> bytes:
         """The deltas; the token's own fields go with the first, an empty one if there is none."""
-        deltas = self._deltas(event.text)
+        if self._reader is None:
+            deltas = [_text_delta(event.text)] if event.text else []
+        else:
+            deltas = self._deltas(self._reader.token(event))
         logprobs = _NULL
         ids = b""
         if self._logprobs is not None:
@@ -299,12 +323,12 @@ class ChatEncoder(ChoiceEncoder):
 
     def finished(self, event: Finished) -> bytes:
         """What was held back, then an empty delta with the reason."""
-        deltas = self._deltas(event.tail)
-        reason = FINISH_REASONS[event.reason]
-        if self._calls is not None and self._reader is not None:
-            pieces = self._reader.finish()
-            deltas += [orjson.dumps(calls_delta(self._calls, piece)) for piece in pieces]
-            reason = calls_reason(self._reader.settled(event), self._reader.num_calls)
+        if self._reader is None:
+            deltas = [_text_delta(event.tail)] if event.tail else []
+            reason = FINISH_REASONS[event.reason]
+        else:
+            deltas = self._deltas(self._reader.finish(event))
+            reason = answer_reason(self._reader.settled(event), self._reader.num_calls)
         chunks = [self._chunk(delta) for delta in deltas]
         return b"".join([self._opening(), *chunks, self._last(b"{}", reason, event)])
 
@@ -313,10 +337,12 @@ class ChatEncoder(ChoiceEncoder):
         self._role = b""
         return role
 
-    def _deltas(self, text: str) -> list[bytes]:
-        if self._calls is None or self._reader is None:
-            return [_text_delta(text)] if text else []
-        return [orjson.dumps(calls_delta(self._calls, piece)) for piece in self._reader.push(text)]
+    def _deltas(self, pieces: Sequence[Piece]) -> list[bytes]:
+        assert self._reading is not None
+        shown = pieces
+        if not self._reading.shows_thought:
+            shown = [piece for piece in pieces if not isinstance(piece, ThoughtPiece)]
+        return [orjson.dumps(piece_delta(self._reading, piece)) for piece in shown]
 
 
 def _text_delta(text: str) -> bytes:
@@ -444,10 +470,11 @@ class ChunkFrames:
         if isinstance(event, TokenGenerated):
             return choice.token(event)
         if isinstance(event, Finished):
-            if self._usage is not None:
-                self._usage.add(index, event)
             self._record.finished(event)
-            return choice.finished(event)
+            last = choice.finished(event)
+            if self._usage is not None:
+                self._usage.add(index, event, choice.num_thought_tokens)
+            return last
         if isinstance(event, Failed):
             raise event.error
         return choice.scored(event)
@@ -520,11 +547,16 @@ class ChatToolCall(AnswerModel):
 
 
 class ChatMessage(AnswerModel):
-    """The model's turn; without text its content is null where it calls."""
+    """The model's turn; without text its content is null where it calls.
+
+    `reasoning` and `reasoning_content` are the same text: what it thought before.
+    """
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ChatToolCall] | None = None
 
 
@@ -561,6 +593,8 @@ class ChatDelta(AnswerModel):
     role: Literal["assistant"] | None = None
     content: str | None = None
     refusal: None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     tool_calls: list[ChatToolCallDelta] | None = None
 
 

@@ -9,9 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Completion, ranked
-from router.http.conversation import AnswerService
+from router.http.answers import Reading
+from router.http.conversation import AnswerService, Rendered
 from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames, joined
 from router.http.openai.reply import (
+    CALL_ID_PREFIX,
     FINISH_REASONS,
     LAST_EVENT,
     ChatCompletion,
@@ -25,8 +27,8 @@ from router.http.openai.reply import (
     TextCompletion,
     TextCompletionChunk,
     Usage,
-    calls_message,
-    calls_reason,
+    answer_message,
+    answer_reason,
     completion_reason,
     ending_fields,
     prompt_fields,
@@ -34,7 +36,6 @@ from router.http.openai.reply import (
 from router.http.openai.schema import ChatBody, CompletionBody, OpenAiBody
 from router.http.request_record import RequestRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
-from router.http.tools.calls import CallFormat
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest, PromptScored
 
@@ -121,12 +122,17 @@ class OpenAiRoutes:
         envelope: Envelope,
         completions: Sequence[Completion],
         choices: list[dict[str, Any]],
+        num_thought_tokens: Sequence[int] = (),
         **more: Any,
     ) -> Response:
-        """A whole answer, with `more` fields behind OpenAI's."""
+        """A whole answer, with `more` fields behind OpenAI's.
+
+        `num_thought_tokens` are those of each completion; none: nothing was thought.
+        """
         usage = _usage(body)
         for index, completion in enumerate(completions):
-            usage.add(index, completion.finished)
+            num_thought = num_thought_tokens[index] if num_thought_tokens else 0
+            usage.add(index, completion.finished, num_thought)
         answer = {**envelope.fields(), "choices": choices, "usage": usage.fields(), **more}
         return self.service.reply(record, answer, usage.num_generated_tokens)
 
@@ -160,7 +166,7 @@ class ChatRoutes(OpenAiRoutes):
         """Answer a chat, whole or as server-sent events."""
         record = self.service.validator.begin(request)
         body = await self.read(request, ChatBody)
-        checked, calls = await self.check(record, body)
+        checked, reading = await self.check(record, body)
         draws = self.draws([checked], body.num_draws)
         logprobs = None
         num_top = body.num_top_logprobs
@@ -172,7 +178,7 @@ class ChatRoutes(OpenAiRoutes):
                 ChatEncoder(
                     envelope,
                     index,
-                    calls,
+                    reading,
                     logprobs,
                     echoed=body.echoed,
                     prompt_ids=checked.prompt_ids if body.return_token_ids else None,
@@ -182,18 +188,23 @@ class ChatRoutes(OpenAiRoutes):
             ]
             return await self.stream(record, body, envelope, draws, encoders)
         completions = await self.service.complete(request, draws)
-        choices = [
-            {"index": index, **_chat_choice(completion, body, logprobs, calls)}
-            for index, completion in enumerate(completions)
-        ]
+        choices = []
+        num_thought_tokens = []
+        for index, completion in enumerate(completions):
+            choice, num_thought = _chat_choice(completion, body, logprobs, reading)
+            choices.append({"index": index, **choice})
+            num_thought_tokens.append(num_thought)
         envelope = self.envelope(body, "chatcmpl", "chat.completion")
         more = prompt_fields(body, checked, completions[0])
-        return self.reply(record, body, envelope, completions, choices, **more)
+        return self.reply(record, body, envelope, completions, choices, num_thought_tokens, **more)
 
     async def check(
         self, record: RequestRecord, body: ChatBody
-    ) -> tuple[GenerateRequest, CallFormat | None]:
-        """The request for one answer, and how it calls; None: it is text. Raises InvalidRequest."""
+    ) -> tuple[GenerateRequest, Reading | None]:
+        """The request for one answer, and how it is read; None: it is text.
+
+        Raises InvalidRequest.
+        """
         raw = body.to_raw(self.service.limits)
         prompt = await self.render(record, body)
         return await self.service.check(
@@ -201,24 +212,27 @@ class ChatRoutes(OpenAiRoutes):
             prompt,
             raw,
             body.allowed_tools,
-            template=body.chat_template,
             add_special_tokens=bool(body.add_special_tokens),
         )
 
-    async def render(self, record: RequestRecord, body: ChatBody) -> str:
+    async def render(self, record: RequestRecord, body: ChatBody) -> Rendered:
         """The prompt. Raises TemplateFailed, and Unsupported for what the template ignores."""
         return await self.service.render(record, lambda: body.chat_prompt)
 
 
 def _chat_choice(
-    completion: Completion, body: ChatBody, logprobs: ChatLogprobs | None, calls: CallFormat | None
-) -> dict[str, Any]:
+    completion: Completion, body: ChatBody, logprobs: ChatLogprobs | None, reading: Reading | None
+) -> tuple[dict[str, Any], int]:
+    """The choice, and how many tokens of it are thought."""
     end = completion.finished
     reason = FINISH_REASONS[end.reason]
     message = {"role": "assistant", "content": body.echoed + end.text, "refusal": None}
-    if calls is not None:
-        message, num_calls = calls_message(calls, end.text, body.echoed)
-        reason = calls_reason(calls.settled(end), num_calls)
+    num_thought_tokens = 0
+    if reading is not None:
+        answer = reading.read(completion, CALL_ID_PREFIX)
+        message = answer_message(answer, body.echoed, shows_thought=reading.shows_thought)
+        reason = answer_reason(answer.end, len(answer.calls))
+        num_thought_tokens = answer.num_thought_tokens
     choice = {
         "message": message,
         "logprobs": None if logprobs is None else logprobs.of(completion.tokens),
@@ -226,7 +240,7 @@ def _chat_choice(
     }
     if body.return_token_ids:
         choice["token_ids"] = [event.token.token_id for event in completion.tokens]
-    return choice
+    return choice, num_thought_tokens
 
 
 class CompletionRoutes(OpenAiRoutes):

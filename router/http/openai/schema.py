@@ -24,6 +24,7 @@ from router.http.schema import (
     Strings,
     object_schema,
 )
+from router.http.thinking import Thinking, ThinkingField, checked_budget
 from router.http.tools.grammar import (
     AllowedTools,
     Choice,
@@ -34,6 +35,7 @@ from router.http.tools.grammar import (
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, quoted, wrong
 from router.request.parameters import WARPERS, check_parameters
 from router.request.request import NUM_SEEDS
+from router.text.template_traits import THOUGHT_KEY
 
 # OpenAI's seeds have a sign.
 _MIN_SEED = -(NUM_SEEDS // 2)
@@ -59,14 +61,13 @@ _REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = MappingProxyType(
         "truncation_side": (("left",), "prompts are cut at their beginning"),
         "priority": ((0,), "requests are served in the order of their arrival"),
         "kv_transfer_params": ((), "caches stay where they are"),
-        "include_reasoning": ((True,), "reasoning is not separated from the answer"),
-        "thinking_token_budget": ((-1,), "reasoning is not separated from the answer"),
         "repetition_detection": ((), "answers end by their length, a stop or the model's will"),
     }
 )
 # Roles whose messages are nothing without a content.
 _SPEAKERS = frozenset({"system", "developer", "user", "tool", "function"})
 _TEXT_KEYS = {"text": "text", "refusal": "refusal"}
+_THOUGHT_KEYS = {"thinking": "thinking", "reasoning": "text"}
 _MEDIA = frozenset(
     {
         "image_url", "image", "input_image", "image_embeds", "image_pil", "input_audio", "audio",
@@ -347,6 +348,23 @@ class Message(Schema):
     tool_calls: list[ToolCall] | None = Field(default=None, fail_fast=True)
     function_call: MessageFunctionCall | None = None
     refusal: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def thought(self) -> str:
+        """What the assistant thought before it said so, under any of its names."""
+        parts = self.content if isinstance(self.content, list) else ()
+        thoughts = [part[_THOUGHT_KEYS[part["type"]]] for part in parts if _is_thought(part)]
+        return self.reasoning_content or self.reasoning or "".join(thoughts)
+
+    @property
+    def thought_field(self) -> str:
+        """Where the thought stands; "" without one."""
+        if not self.thought:
+            return ""
+        names = ("reasoning_content", "reasoning")
+        return next((name for name in names if getattr(self, name)), "content")
 
     @property
     def is_continuable(self) -> bool:
@@ -357,7 +375,8 @@ class Message(Schema):
     def text(self) -> str:
         """The content, its parts joined as TGI joins them."""
         if isinstance(self.content, list):
-            return "".join(part[_TEXT_KEYS[part["type"]]] for part in self.content)
+            shown = [part for part in self.content if not _is_thought(part)]
+            return "".join(part[_TEXT_KEYS[part["type"]]] for part in shown)
         return self.content or self.refusal or ""
 
     def check(self, place: str) -> None:
@@ -369,6 +388,7 @@ class Message(Schema):
         if self.content is not None:
             return
         acts = bool(self.tool_calls) or self.function_call is not None or self.refusal is not None
+        acts = acts or bool(self.thought)
         if self.role in _SPEAKERS or (self.role == "assistant" and not acts):
             unless = " unless there are `tool_calls`" if self.role == "assistant" else ""
             raise InvalidRequest(
@@ -379,9 +399,13 @@ class Message(Schema):
     def for_template(self) -> dict[str, Any]:
         """What the chat template sees; nulls, which some clients send, are left out."""
         shown = self.model_dump(
-            exclude_none=True, exclude={"content", "tool_calls", "function_call"}
+            exclude_none=True,
+            exclude={"content", "tool_calls", "function_call", "reasoning", "reasoning_content"},
         )
-        if self.content is not None or self.refusal is not None:
+        if self.role == "assistant" and self.thought:
+            shown[THOUGHT_KEY] = self.thought
+        is_thought_alone = bool(self.thought) and not (self.tool_calls or self.function_call)
+        if self.content is not None or self.refusal is not None or is_thought_alone:
             shown["content"] = self.text
         if self.tool_calls:
             shown["tool_calls"] = [call.for_template() for call in self.tool_calls]
@@ -390,11 +414,16 @@ class Message(Schema):
         return shown
 
 
+def _is_thought(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") in _THOUGHT_KEYS
+
+
 def _check_part(part: Any, place: str) -> None:
     kind = part.get("type") if isinstance(part, dict) else None
     if isinstance(kind, str) and kind in _MEDIA:
         raise Unsupported(f"`{place}` is of type `{kind}`: this model reads text alone", place)
-    key = _TEXT_KEYS.get(kind) if isinstance(kind, str) else None
+    keys = {**_TEXT_KEYS, **_THOUGHT_KEYS}
+    key = keys.get(kind) if isinstance(kind, str) else None
     if key is None or not isinstance(part.get(key), str):
         given = f"the type {quoted(kind)}" if kind else quoted(part)
         if key is not None:
@@ -449,6 +478,9 @@ class ChatBody(OpenAiBody):
     tool_prompt: str | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None
+    thinking: ThinkingField | None = None
+    thinking_token_budget: int | None = None
+    include_reasoning: bool | None = None
 
     add_generation_prompt: bool | None = None
     chat_template: str | None = None
@@ -503,6 +535,12 @@ class ChatBody(OpenAiBody):
                 Setting("documents", "documents", self.documents),
             ),
             variables=self.chat_template_kwargs or {},
+            thinking=self._thinking,
+            thought_places=tuple(
+                f"messages[{index}].{message.thought_field}"
+                for index, message in enumerate(self.messages)
+                if message.thought_field
+            ),
             tools=shown_functions(functions),
             may_call=self.allowed_tools is not None,
             tool_prompt=self.tool_prompt,
@@ -510,6 +548,32 @@ class ChatBody(OpenAiBody):
             add_generation_prompt=self.add_generation_prompt is not False,
             template=self.chat_template,
         )
+
+    @property
+    def _thinking(self) -> Thinking:
+        is_wanted = None if self.thinking is None else self.thinking.is_wanted
+        field = "thinking"
+        if is_wanted is None and self.reasoning_effort == "none":
+            is_wanted = False
+            field = "reasoning_effort"
+        budget, budget_field = self._thought_budget
+        return Thinking(
+            is_wanted=is_wanted,
+            field=field,
+            budget=budget,
+            budget_field=budget_field,
+            is_shown=self.include_reasoning is not False,
+        )
+
+    @property
+    def _thought_budget(self) -> tuple[int | None, str]:
+        """The budget and its field. Raises InvalidRequest."""
+        field = "thinking_token_budget"
+        budget = self.thinking_token_budget
+        if budget is None and self.thinking is not None:
+            field = "thinking.budget_tokens"
+            budget = self.thinking.budget_tokens
+        return checked_budget(budget, field), field
 
     @property
     def echoed(self) -> str:
@@ -526,6 +590,7 @@ class ChatBody(OpenAiBody):
             if value is not None and not words.fullmatch(value):
                 known = words.pattern.replace("|", ", ")
                 raise wrong(name, f"must be one of {known}", value)
+        _ = self._thought_budget
         _ = self.allowed_tools
         super().check_supported()
 
@@ -546,6 +611,7 @@ class ChatBody(OpenAiBody):
                 "inputs": "messages",
                 "max_new_tokens": "max_completion_tokens" if has_new_name else "max_tokens",
                 "top_n_tokens": "top_logprobs",
+                "thought_budget": self._thought_budget[1],
             },
         )
 

@@ -1,6 +1,7 @@
 """The Response object, its output items, and its stream: typed, numbered, named events.
 
     created in_progress (output_item.added ... output_item.done)+ (completed | incomplete)
+      a thought:  reasoning_text.delta* reasoning_text.done
       a message:  content_part.added output_text.delta* output_text.done content_part.done
       a call:     function_call_arguments.delta* function_call_arguments.done
     or, at any time, error failed
@@ -16,22 +17,25 @@ from typing import Any
 import orjson
 
 from proto.contract import FinishReason
+from router.http.answers import Reading
 from router.http.errors import Problem
 from router.http.logprobs import ChatLogprobs
 from router.http.responses.schema import (
     FunctionCall,
     MessageItem,
+    ReasoningItem,
     ResponseBody,
     echoed_choice,
     message_fields,
     new_item_id,
     output_part,
+    reasoning_fields,
 )
 from router.http.server_info import constraint_fields
-from router.http.tools.calls import CallArguments, CallBegun, CallFormat, TextPiece
-from router.http.tools.calls import Piece as Read
 from router.request.errors import RouterError
 from router.request.request import Finished, TokenGenerated
+from router.text.answer_reader import CallArguments, CallBegun, TextPiece, ThoughtPiece
+from router.text.answer_reader import Piece as Read
 
 _INCOMPLETE = {
     FinishReason.LENGTH: "max_output_tokens",
@@ -49,45 +53,84 @@ class Text:
     logprobs: list[dict[str, Any]]
 
 
-Piece = Text | CallBegun | CallArguments
+Piece = ThoughtPiece | Text | CallBegun | CallArguments
+
+
+class _Growing:
+    """A thought or a message as it grows; `reported` are its tokens' log-probabilities."""
+
+    def __init__(self, kind: str) -> None:
+        self.item_id = new_item_id(kind)
+        self.texts: list[str] = []
+        self.reported: list[dict[str, Any]] = []
+
+
+class _Thought(_Growing):
+    def item(self, status: str) -> ReasoningItem:
+        return ReasoningItem(self.item_id, "".join(self.texts), status)
+
+
+class _Message(_Growing):
+    def item(self, status: str) -> MessageItem:
+        return MessageItem(self.item_id, "assistant", ("".join(self.texts),), status)
 
 
 class Output:
     """One answer as it grows. Owner of its items.
 
-    Without `calls` it is text. Of the tokens that are calls no log-probabilities are returned.
+    Without `reading` it is text. Of the tokens that are thoughts or calls no log-probabilities are
+    returned. `shows_encrypted`: thoughts also as clients send them back.
     """
 
-    def __init__(self, calls: CallFormat | None, logprobs: ChatLogprobs | None) -> None:
-        self.message_id = new_item_id("msg")
-        self.calls: list[FunctionCall] = []
-        self._call_format = calls
-        self._reader = None if calls is None else calls.reader()
+    def __init__(
+        self,
+        reading: Reading | None,
+        logprobs: ChatLogprobs | None,
+        *,
+        shows_encrypted: bool = False,
+    ) -> None:
+        self._reading = reading
+        self._reader = None if reading is None else reading.reader()
         self._logprobs = logprobs
-        self._said: list[str] = []
-        # Of the text so far, and of tokens whose text is held back.
-        self._reported: list[dict[str, Any]] = []
+        self._shows_encrypted = shows_encrypted
+        self._parts: list[_Thought | _Message | FunctionCall] = []
+        # Of tokens whose text is held back.
         self._held: list[dict[str, Any]] = []
 
     def token(self, event: TokenGenerated) -> list[Piece]:
         """What a token tells."""
         if self._logprobs is not None:
             self._held += logprobs_of((event,), self._logprobs)
-        return self._take(event.text)
+        if self._reader is None:
+            text = event.text
+            return [self._piece(TextPiece(text))] if text or self._held else []
+        pieces = [self._piece(read) for read in self._reader.token(event)]
+        if self._reader.in_thought:
+            self._held = []
+        return pieces
 
     def finish(self, end: Finished) -> list[Piece]:
         """What was held back."""
-        pieces = self._take(end.tail) if end.tail else []
-        if self._reader is not None:
-            pieces += [self._piece(read) for read in self._reader.finish()]
-        if not self._calls_have_begun:
-            self._reported += self._held
+        if self._reader is None:
+            pieces = [self._piece(TextPiece(end.tail))] if end.tail else []
+        else:
+            pieces = [self._piece(read) for read in self._reader.finish(end)]
+        if not self._parts:
+            self._parts.append(_Message("msg"))
+        last = self._parts[-1]
+        has_begun_calls = self._reader is not None and self._reader.has_begun_calls
+        if isinstance(last, _Message) and not has_begun_calls:
+            last.reported += self._held
         return pieces
 
     @property
     def has_begun(self) -> bool:
         """Whether there is any of it yet."""
-        return bool(self._said or self.calls)
+        return bool(self._parts)
+
+    @property
+    def num_thought_tokens(self) -> int:
+        return 0 if self._reader is None else self._reader.num_thought_tokens
 
     def whole(self, tokens: Sequence[TokenGenerated], end: Finished) -> None:
         """All of an answer at once."""
@@ -99,52 +142,76 @@ class Output:
         """The end as clients see it, once all is taken."""
         return end if self._reader is None else self._reader.settled(end)
 
-    def items(self, status: str) -> tuple[MessageItem | FunctionCall, ...]:
+    def begun(self, index: int) -> dict[str, Any]:
+        """An item as OpenAI tells it when it begins: nothing is in it yet."""
+        part = self._parts[index]
+        if isinstance(part, FunctionCall):
+            return replace(part, arguments="", status="in_progress").fields()
+        if isinstance(part, _Message):
+            return message_fields(part.item_id, "assistant", "in_progress", [])
+        return reasoning_fields(ReasoningItem(part.item_id, "", "in_progress"))
+
+    def items(self, status: str) -> tuple[ReasoningItem | MessageItem | FunctionCall, ...]:
         """What there is so far; `status` is that of an answer that ends here."""
-        calls = list(self.calls)
-        if calls and self._reader is not None and self._reader.is_cut:
-            calls[-1] = replace(calls[-1], status="incomplete")
-        said = "".join(self._said)
-        if calls and not said:
-            return tuple(calls)
-        message = MessageItem(
-            self.message_id, "assistant", (said,), "completed" if calls else status
-        )
-        return (message, *calls)
+        items: list[ReasoningItem | MessageItem | FunctionCall] = []
+        for part in self._parts:
+            is_last = part is self._parts[-1]
+            if not isinstance(part, FunctionCall):
+                items.append(part.item(status if is_last else "completed"))
+            elif is_last and self._reader is not None and self._reader.is_cut:
+                items.append(replace(part, status="incomplete"))
+            else:
+                items.append(part)
+        return tuple(items)
 
     def fields(self, status: str) -> list[dict[str, Any]]:
         """The items as OpenAI tells them."""
-        return [self._fields(item) for item in self.items(status)]
-
-    @property
-    def _calls_have_begun(self) -> bool:
-        return self._reader is not None and self._reader.has_begun
-
-    def _take(self, text: str) -> list[Piece]:
-        if self._reader is None:
-            return [self._piece(TextPiece(text))] if text or self._held else []
-        return [self._piece(read) for read in self._reader.push(text)]
+        pairs = zip(self._parts, self.items(status), strict=True)
+        return [self._fields(part, item) for part, item in pairs]
 
     def _piece(self, read: Read) -> Piece:
+        if isinstance(read, ThoughtPiece):
+            self._growing(_Thought("rs")).texts.append(read.text)
+            self._held = []
+            return read
         if isinstance(read, TextPiece):
-            self._said.append(read.text)
+            message = self._growing(_Message("msg"))
+            message.texts.append(read.text)
             released = self._held
             self._held = []
-            self._reported += released
+            message.reported += released
             return Text(read.text, released)
         if isinstance(read, CallBegun):
-            assert self._call_format is not None
-            call_id = self._call_format.new_id("call_")
-            self.calls.append(FunctionCall(new_item_id("fc"), call_id, read.name, ""))
+            assert self._reading is not None
+            call_id = self._reading.call_id("call_", read)
+            self._parts.append(FunctionCall(new_item_id("fc"), call_id, read.name, ""))
         else:
-            call = self.calls[-1]
-            self.calls[-1] = replace(call, arguments=call.arguments + read.text)
+            call = self._parts[-1]
+            assert isinstance(call, FunctionCall)
+            self._parts[-1] = replace(call, arguments=call.arguments + read.text)
         return read
 
-    def _fields(self, item: MessageItem | FunctionCall) -> dict[str, Any]:
-        if not isinstance(item, MessageItem):
+    def _growing(self, new: _Growing) -> _Growing:
+        """The last part if it is of this kind, else `new`, which becomes the last one."""
+        last = self._parts[-1] if self._parts else None
+        if type(last) is not type(new):
+            assert isinstance(new, _Thought | _Message)
+            self._parts.append(new)
+            return new
+        assert isinstance(last, _Growing)
+        return last
+
+    def _fields(
+        self,
+        part: "_Thought | _Message | FunctionCall",
+        item: ReasoningItem | MessageItem | FunctionCall,
+    ) -> dict[str, Any]:
+        if isinstance(item, FunctionCall):
             return item.fields()
-        parts = [output_part(item.parts[0], self._reported)]
+        if isinstance(item, ReasoningItem):
+            return reasoning_fields(item, shows_encrypted=self._shows_encrypted)
+        assert isinstance(part, _Message)
+        parts = [output_part(item.parts[0], part.reported)]
         return message_fields(item.item_id, item.role, item.status, parts)
 
 
@@ -172,7 +239,11 @@ class Reply:
         return {**fields, "error": {"code": "server_error", "message": message}}
 
     def ended(
-        self, end: Finished, output: list[dict[str, Any]], completed_s: int
+        self,
+        end: Finished,
+        output: list[dict[str, Any]],
+        completed_s: int,
+        num_thought_tokens: int = 0,
     ) -> dict[str, Any]:
         """The whole response; `completed_s` is in Unix time."""
         reason = _INCOMPLETE.get(end.reason)
@@ -181,7 +252,7 @@ class Reply:
             **fields,
             "completed_at": None if reason else completed_s,
             "incomplete_details": {"reason": reason} if reason else None,
-            "usage": _usage(end),
+            "usage": _usage(end, num_thought_tokens),
             **constraint_fields(end),
         }
 
@@ -237,13 +308,13 @@ def status_of(end: Finished) -> str:
     return "incomplete" if end.reason in _INCOMPLETE else "completed"
 
 
-def _usage(end: Finished) -> dict[str, Any]:
-    """Nobody pays for what is put into the cache, and nothing is thought apart from the answer."""
+def _usage(end: Finished, num_thought_tokens: int) -> dict[str, Any]:
+    """Nobody pays for what is put into the cache."""
     return {
         "input_tokens": end.num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": end.num_cached_tokens, "cache_write_tokens": 0},
         "output_tokens": end.num_generated_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": num_thought_tokens},
         "total_tokens": end.num_prompt_tokens + end.num_generated_tokens,
         "work_details": end.work.fields(),
     }
@@ -266,12 +337,11 @@ class ResponseEncoder:
         self._keep = keep
         self._num_items = 0
         self._num_events = 0
-        place = orjson.dumps(self._part_place())
-        self._delta = (
-            b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
-            + place[1:-1]
-            + b',"delta":'
-        )
+        # Of the last item that was begun: its type and place; of a message all of an event up to
+        # its text.
+        self._open = ""
+        self._place: dict[str, Any] = {}
+        self._delta = b""
 
     def opening(self) -> bytes:
         """The response without output, twice: it was made, it has begun."""
@@ -288,12 +358,13 @@ class ResponseEncoder:
         """What was held back, then the open item and the response, whole."""
         events = [self._events_of(piece) for piece in self._output.finish(event)]
         if self._num_items == 0:
-            events.append(self._begin_message())
+            events.append(self._begin())
         end = self._output.settled(event)
         status = status_of(end)
         output = self._output.fields(status)
         events.append(self._close(output))
-        response = self._reply.ended(end, output, int(time.time()))
+        num_thought = self._output.num_thought_tokens
+        response = self._reply.ended(end, output, int(time.time()), num_thought)
         self._keep(response, status)
         events.append(self._event(f"response.{status}", {"response": response}))
         return b"".join(events)
@@ -306,64 +377,65 @@ class ResponseEncoder:
         return self._event("error", fault) + self._event("response.failed", {"response": response})
 
     def _events_of(self, piece: Piece) -> bytes:
-        if isinstance(piece, Text):
-            return self._text(piece)
         if isinstance(piece, CallBegun):
-            return self._begin_call(piece.index)
-        item_id = self._output.calls[piece.index].item_id
-        place = {"item_id": item_id, "output_index": self._num_items - 1}
-        return self._event("response.function_call_arguments.delta", place | {"delta": piece.text})
-
-    def _text(self, piece: Text) -> bytes:
-        begin = b"" if self._num_items else self._begin_message()
+            return self._begin()
+        if isinstance(piece, CallArguments):
+            place = {**self._place, "delta": piece.text}
+            return self._event("response.function_call_arguments.delta", place)
+        if isinstance(piece, ThoughtPiece):
+            begun = b"" if self._open == "reasoning" else self._begin()
+            place = {**self._place, "content_index": 0, "delta": piece.text}
+            return begun + self._event("response.reasoning_text.delta", place)
+        begun = b"" if self._open == "message" else self._begin()
         number = self._num_events
         self._num_events += 1
         return b'%b%b%b,"logprobs":%b,"sequence_number":%d}\n\n' % (
-            begin,
+            begun,
             self._delta,
             orjson.dumps(piece.text),
             orjson.dumps(piece.logprobs),
             number,
         )
 
-    def _begin_message(self) -> bytes:
-        """The message and its part, before their first text."""
-        item = message_fields(self._output.message_id, "assistant", "in_progress", [])
-        added = {**self._part_place(), "part": output_part("", [])}
-        return self._begin(item) + self._event("response.content_part.added", added)
-
-    def _begin_call(self, index: int) -> bytes:
-        """A call without its arguments, after the end of what came before it."""
-        closed = self._close(self._output.fields("completed"))
-        call = replace(self._output.calls[index], arguments="", status="in_progress")
-        return closed + self._begin(call.fields())
-
-    def _begin(self, item: dict[str, Any]) -> bytes:
+    def _begin(self) -> bytes:
+        """The next item, after the end of the one before it; a message with its part."""
+        closed = b""
+        if self._num_items:
+            closed = self._close(self._output.fields("completed"))
+        item = self._output.begun(self._num_items)
+        self._open = item["type"]
+        self._place = {"item_id": item["id"], "output_index": self._num_items}
+        added = {"output_index": self._num_items, "item": item}
         self._num_items += 1
-        place = {"output_index": self._num_items - 1, "item": item}
-        return self._event("response.output_item.added", place)
+        begun = closed + self._event("response.output_item.added", added)
+        if self._open != "message":
+            return begun
+        place = {**self._place, "content_index": 0}
+        self._delta = (
+            b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
+            + orjson.dumps(place)[1:-1]
+            + b',"delta":'
+        )
+        part = {**place, "part": output_part("", [])}
+        return begun + self._event("response.content_part.added", part)
 
     def _close(self, output: list[dict[str, Any]]) -> bytes:
         """The end of the last item that was begun, which is whole in `output`."""
-        if self._num_items == 0:
-            return b""
         item = output[self._num_items - 1]
-        place = {"item_id": item["id"], "output_index": self._num_items - 1}
+        place = {**self._place, "content_index": 0}
         if item["type"] == "function_call":
-            done = {**place, "name": item["name"], "arguments": item["arguments"]}
+            done = {**self._place, "name": item["name"], "arguments": item["arguments"]}
             ends = self._event("response.function_call_arguments.done", done)
+        elif item["type"] == "reasoning":
+            (part,) = item["content"]
+            ends = self._event("response.reasoning_text.done", place | {"text": part["text"]})
         else:
             (part,) = item["content"]
             events = {"text": part["text"], "logprobs": part["logprobs"]}
-            place = self._part_place()
             ends = self._event("response.output_text.done", place | events)
             ends += self._event("response.content_part.done", place | {"part": part})
         done = {"output_index": self._num_items - 1, "item": item}
         return ends + self._event("response.output_item.done", done)
-
-    def _part_place(self) -> dict[str, Any]:
-        """Of the one part of the message, which is the first item if there is one."""
-        return {"item_id": self._output.message_id, "output_index": 0, "content_index": 0}
 
     def _event(self, name: str, fields: dict[str, Any]) -> bytes:
         data = orjson.dumps({"type": name, **fields, "sequence_number": self._num_events})

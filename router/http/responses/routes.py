@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.bodies import json_response
-from router.http.conversation import AnswerFrames, AnswerService, Turn
+from router.http.conversation import AnswerFrames, AnswerService, Rendered, Turn
 from router.http.errors import Dialect, HttpError
 from router.http.logprobs import ChatLogprobs, TokenNames
 from router.http.request_record import RequestRecord
@@ -107,13 +107,13 @@ class ResponseRoutes:
         raw = body.to_raw(service.limits)
         given = self._given(request, body)
         prompt = await self._prompt(request, body, given, body.max_output_tokens or 1)
-        checked, calls = await service.check(record, prompt, raw, body.allowed_tools)
+        checked, reading = await service.check(record, prompt, raw, body.allowed_tools)
         response_id = f"resp_{uuid.uuid4().hex}"
         reply = Reply(response_id, int(time.time()), model, body)
         logprobs = None
         if body.has_logprobs:
             logprobs = ChatLogprobs(self._names, body.top_logprobs or 0)
-        output = Output(calls, logprobs)
+        output = Output(reading, logprobs, shows_encrypted=body.shows_encrypted_thoughts)
 
         def keep(response: dict[str, Any], status: str) -> None:
             is_kept = status in ("completed", "incomplete") or body.background
@@ -131,7 +131,8 @@ class ResponseRoutes:
         (completion,) = await service.complete(request, [checked])
         output.whole(completion.tokens, completion.finished)
         end = output.settled(completion.finished)
-        response = reply.ended(end, output.fields(status_of(end)), int(time.time()))
+        fields = output.fields(status_of(end))
+        response = reply.ended(end, fields, int(time.time()), output.num_thought_tokens)
         keep(response, status_of(end))
         return service.reply(record, response, record.num_generated_tokens)
 
@@ -139,7 +140,7 @@ class ResponseRoutes:
         """How many tokens the same input would have as a prompt."""
         body = await self._service.read(request, CountInputBody, self._admit)
         prompt = await self._prompt(request, body, self._given(request, body), 1)
-        num_tokens = await self._service.count(prompt, "input")
+        num_tokens = await self._service.count(prompt.text, "input")
         return json_response({"object": "response.input_tokens", "input_tokens": num_tokens})
 
     async def retrieve(self, request: Request) -> Response:
@@ -214,7 +215,7 @@ class ResponseRoutes:
 
     async def _prompt(
         self, request: Request, body: CountInputBody, given: Sequence[Item], num_new_tokens: int
-    ) -> str:
+    ) -> Rendered:
         """The instructions, what was said before, and what is said now, as a prompt."""
         service = self._service
         record = RequestRecord.of(request)
@@ -224,14 +225,14 @@ class ResponseRoutes:
         if body.instructions:
             turns = [Turn("system", body.instructions), *turns]
 
-        async def render(turns: Sequence[Turn]) -> str:
+        async def render(turns: Sequence[Turn]) -> Rendered:
             try:
                 return await service.render(record, lambda: body.chat_prompt(turns))
             except TemplateFailed as error:
                 raise TemplateFailed(str(error), "input") from error
 
         async def count(turns: Sequence[Turn]) -> int:
-            return await service.count(await render(turns), "input")
+            return await service.count((await render(turns)).text, "input")
 
         if body.truncation == "auto":
             limits = service.limits

@@ -4,6 +4,7 @@ Items are messages, calls and their outputs, as clients write them.
 """
 
 import uuid
+from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from router.http.schema import (
     Strings,
     object_schema,
 )
+from router.http.thinking import Thinking
 from router.http.tools.grammar import (
     AllowedTools,
     Choice,
@@ -41,6 +43,7 @@ _STATUSES = ("completed", "incomplete", "in_progress")
 _INPUT_PARTS = ("input_text",)
 # What an assistant said comes back as it went out; some clients write it as input all the same.
 _OUTPUT_PARTS = ("output_text", "input_text")
+_THOUGHT_PART = "reasoning_text"
 _MAX_ID_LEN = 128
 
 
@@ -113,16 +116,39 @@ class FunctionOutput:
         return Turn("tool", "".join(self.output), call_id=self.call_id)
 
 
-Item = MessageItem | FunctionCall | FunctionOutput
+@dataclass(frozen=True, slots=True)
+class ReasoningItem:
+    """What the model thought before it said or called something."""
+
+    item_id: str
+    thought: str
+    status: str = "completed"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return (self.thought,)
+
+    @property
+    def turn(self) -> Turn:
+        return Turn("assistant", "", thought=self.thought)
+
+
+Item = MessageItem | FunctionCall | FunctionOutput | ReasoningItem
 
 
 def turns_of(items: Sequence[Item]) -> list[Turn]:
-    """What the chat template sees: the calls of one answer, and its text, are one turn."""
+    """What the chat template sees: thought, text and calls of one answer are one turn."""
     turns: list[Turn] = []
     for item in items:
         turn = item.turn
-        if turn.calls and turns and turns[-1].role == "assistant":
-            turns[-1] = replace(turns[-1], calls=(*turns[-1].calls, *turn.calls))
+        last = turns[-1] if turns else None
+        if last is None or last.role != "assistant" or turn.role != "assistant":
+            turns.append(turn)
+        elif turn.calls:
+            turns[-1] = replace(last, calls=(*last.calls, *turn.calls))
+        elif last.thought and not last.text and not last.calls:
+            thoughts = [thought for thought in (last.thought, turn.thought) if thought]
+            turns[-1] = replace(turn, thought="\n".join(thoughts))
         else:
             turns.append(turn)
     return turns
@@ -142,6 +168,24 @@ def message_fields(
 def output_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
     """A part of what the model said."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def reasoning_fields(item: ReasoningItem, *, shows_encrypted: bool = False) -> dict[str, Any]:
+    """A thought as OpenAI tells it. There is no summary of it.
+
+    `encrypted_content` is the text itself, for clients that send it back where nothing is stored.
+    """
+    parts = [{"type": _THOUGHT_PART, "text": item.thought}] if item.thought else []
+    fields = {
+        "id": item.item_id,
+        "type": "reasoning",
+        "summary": [],
+        "content": parts,
+        "status": item.status,
+    }
+    if not shows_encrypted:
+        return fields
+    return {**fields, "encrypted_content": b64encode(item.thought.encode()).decode()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +238,10 @@ def _read_item(item: Any, place: str) -> Item | Reference | LeftOut:
         return _read_call(item, place)
     if kind == "function_call_output":
         return _read_output(item, place)
+    if kind == "reasoning":
+        return _read_reasoning(item, place)
     if kind == "item_reference":
         return Reference(_read_string(item, "id", place))
-    if kind == "reasoning":
-        return LeftOut(place)
     raise Unsupported(
         f"`{place}` must be an item of type `message`, `function_call`, `function_call_output`, "
         f"`reasoning` or `item_reference`; others are not served yet. Given: {quoted(kind)}",
@@ -231,6 +275,32 @@ def _read_output(item: dict[str, Any], place: str) -> FunctionOutput:
     return FunctionOutput(item_id, call_id, output, status)
 
 
+def _read_reasoning(item: dict[str, Any], place: str) -> ReasoningItem | LeftOut:
+    """What the model thought; of another model's thoughts there may be a summary, or nothing."""
+    texts: list[str] = []
+    for field, kind in (("content", _THOUGHT_PART), ("summary", "summary_text")):
+        parts = item.get(field)
+        if not texts and parts is not None:
+            found = read_texts(parts, f"{place}.{field}", (kind,), "part")
+            texts = [found] if isinstance(found, str) else [*found]
+    thought = "".join(texts) or _decrypted(item.get("encrypted_content"), place)
+    item_id = _read_id(item, "rs", place)
+    status = _read_status(item, place)
+    return ReasoningItem(item_id, thought, status) if thought else LeftOut(place)
+
+
+def _decrypted(value: Any, place: str) -> str:
+    """What `reasoning_fields` has written; nothing where another server has encrypted it."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise wrong(f"{place}.encrypted_content", "must be a string", value)
+    try:
+        return b64decode(value, validate=True).decode()
+    except ValueError:
+        return ""
+
+
 def _read_string(item: dict[str, Any], field: str, place: str) -> str:
     value = item.get(field)
     if not isinstance(value, str):
@@ -259,6 +329,7 @@ def _read_status(item: dict[str, Any], place: str) -> str:
 _TEXT: dict[str, Any] = {"type": "string"}
 _PART_SCHEMA = object_schema({"type": {"enum": ["input_text", "output_text"]}, "text": _TEXT})
 _TEXTS_SCHEMA: dict[str, Any] = {"anyOf": [_TEXT, {"type": "array", "items": _PART_SCHEMA}]}
+_THOUGHTS = {"type": ["array", "null"]}
 _CALL_SCHEMA = {"type": {"const": "function_call"}, "call_id": _TEXT, "name": _TEXT}
 _OUTPUT_SCHEMA = {"type": {"const": "function_call_output"}, "call_id": _TEXT}
 _ITEM_SCHEMA: dict[str, Any] = {
@@ -268,8 +339,8 @@ _ITEM_SCHEMA: dict[str, Any] = {
         ),
         object_schema({**_CALL_SCHEMA, "arguments": _TEXT}),
         object_schema({**_OUTPUT_SCHEMA, "output": _TEXTS_SCHEMA}),
+        object_schema({"type": {"const": "reasoning"}}, content=_THOUGHTS, summary=_THOUGHTS),
         object_schema({"type": {"const": "item_reference"}, "id": _TEXT}),
-        object_schema({"type": {"const": "reasoning"}}),
     ]
 }
 _ITEMS_SCHEMA: dict[str, Any] = {
@@ -434,6 +505,14 @@ class CountInputBody(StrictSchema):
                 Setting("reasoning_effort", "reasoning.effort", self.effort, is_hint=True),
                 Setting("verbosity", "text.verbosity", self.verbosity, is_hint=True),
             ),
+            thinking=Thinking(
+                is_wanted=False if self.effort == "none" else None, field="reasoning.effort"
+            ),
+            thought_places=tuple(
+                f"input[{index}]"
+                for index, item in enumerate(self.input)
+                if isinstance(item, ReasoningItem)
+            ),
             tools=shown_functions(tool.function for tool in self.functions.values()),
             may_call=self.allowed_tools is not None,
         )
@@ -453,7 +532,8 @@ class CountInputBody(StrictSchema):
 
 
 _LOGPROBS = "message.output_text.logprobs"
-# But for the first, output that no response here has: to include it is to include nothing.
+_ENCRYPTED = "reasoning.encrypted_content"
+# But for two of them, output that no response here has: to include it is to include nothing.
 _Includable = Literal[
     "message.output_text.logprobs",
     "code_interpreter_call.outputs",
@@ -519,12 +599,17 @@ class ResponseBody(SamplingFields, CountInputBody):
     def ignored_fields(self) -> list[str]:
         """Besides, what is to be included of output that no response has."""
         includes = enumerate(self.include or ())
-        absent = [f"include[{index}]" for index, name in includes if name != _LOGPROBS]
+        served = (_LOGPROBS, _ENCRYPTED)
+        absent = [f"include[{index}]" for index, name in includes if name not in served]
         return [*absent, *super().ignored_fields()]
 
     @property
     def has_logprobs(self) -> bool:
         return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @property
+    def shows_encrypted_thoughts(self) -> bool:
+        return _ENCRYPTED in (self.include or ())
 
     @property
     def is_stored(self) -> bool:

@@ -18,7 +18,6 @@ from constraints.grammars.schema.drafts import draft_of
 from constraints.spec import Kind, Whitespace
 from router.engine.validation import RawParams
 from router.http.schema import Schema
-from router.http.tools.calls import CallFormat
 from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
 from router.request.parameters import RawGrammar
 from router.text.template_traits import CallSyntax
@@ -229,8 +228,8 @@ def constrain_to_tools(
     allowed: AllowedTools,
     syntax: CallSyntax,
     special_tokens: Mapping[str, int] = MappingProxyType({}),
-) -> tuple[RawParams, CallFormat]:
-    """The parameters with the grammar of the allowed calls, and the format of the calls.
+) -> RawParams:
+    """The parameters with the grammar of the allowed calls.
 
     `special_tokens` are the model's, by name; those in the syntax are shown to the reader of calls.
 
@@ -248,16 +247,13 @@ def constrain_to_tools(
     # Spaced as templates write arguments, and so as models have read them.
     marks = {name: each for name, each in special_tokens.items() if name in syntax.opening}
     text = tool_grammar(allowed, syntax, form, marks)
-    constrained = replace(
+    return replace(
         raw,
         grammar=RawGrammar(Kind.LARK, text, whitespace=Whitespace.SPACED),
         grammar_parts=tuple(parts.items()),
         names={**raw.names, "grammar": "tools"},
         shown_ids=frozenset(marks.values()),
     )
-    # In JSON what begins calls is a text like others.
-    syntax = syntax if form is None else replace(syntax, only_at_start=True)
-    return constrained, CallFormat(syntax, allowed.allows_text)
 
 
 def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:

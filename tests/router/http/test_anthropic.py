@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, Whitespace
+from proto.contract import FinishReason
+from router.http.answers import Answer
+from router.http.answers import Call as ReadCall
 from router.http.anthropic import content_of
-from router.http.tools.calls import CallFormat
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused
-from router.request.request import Constraint
+from router.request.request import Constraint, Finished
 from router.text.template_traits import HERMES
 from tests.byte_tokenizer import NUM_SPECIAL
 from tests.checks import FakeChecks
@@ -293,7 +295,7 @@ OFFERS: list[tuple[Any, ...]] = [
     ({"tools": [SEARCH]}, "tools[0]"),
     ({"tools": [{"type": "mcp_toolset", "mcp_server_name": "a b"}]}, "tools[0]"),
     ({"tools": [LOOK, SEARCH], "tool_choice": {"type": "none"}}, "tools[1]"),
-    ({"thinking": {"type": "enabled", "budget_tokens": 200}}, "thinking"),
+    ({"thinking": {"type": "enabled"}}, "thinking"),
     ({"context_management": {"edits": []}}, "context_management"),
     ({"output_config": {"task_budget": {"type": "tokens"}}}, "output_config.task_budget"),
     ({"mcp_servers": [{"type": "url", "url": "u", "name": "n"}]}, "mcp_servers"),
@@ -325,7 +327,7 @@ async def test_thoughts_of_earlier_turns_are_left_out_and_named() -> None:
         assert answer.status_code == 200
         assert prompt_of(house) == "user: hi\nassistant: ha\nuser: hi\n"
     named = answer.headers["x-ignored-fields"]
-    assert named == "messages[1].content[0],messages[1].content[1]"
+    assert named == "messages[1].content[1],messages[1].content[0]"
 
 
 NOT_SERVED: list[tuple[Any, ...]] = [
@@ -372,6 +374,14 @@ NOT_SERVED: list[tuple[Any, ...]] = [
         "`messages[0].content[0]`",
     ),
     ({"thinking": {"type": "deep"}}, "`thinking.type`"),
+    (
+        {"max_tokens": 3, "thinking": {"type": "enabled", "budget_tokens": 1024}},
+        "`thinking.budget_tokens` must be less than `max_tokens`, which is 3",
+    ),
+    (
+        {"thinking": {"type": "enabled", "budget_tokens": 200}},
+        "`thinking.budget_tokens` must be at least 1024",
+    ),
     ({"context_management": "keep"}, "`context_management`"),
     ({"output_config": {"effort": "vast"}}, "`output_config.effort`"),
     ({"output_config": {"format": {"type": "json_schema"}}}, "`output_config.format.schema`"),
@@ -715,5 +725,6 @@ async def test_calls_and_results_of_before_reach_the_template() -> None:
 
 
 def test_a_call_whose_number_no_float_is_is_left_out() -> None:
-    text = '<tool_call>\n{"name": "look", "arguments": {"far": 1e999}}\n</tool_call>'
-    assert content_of(text, CallFormat(HERMES, True)) == ([{"type": "text", "text": ""}], 0)
+    end = Finished(FinishReason.EOS, "", "", 1, 0, 1, None)
+    answer = Answer((ReadCall("toolu_1", "look", '{"far": 1e999}'),), end)
+    assert content_of(answer) == [{"type": "text", "text": ""}]

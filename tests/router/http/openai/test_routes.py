@@ -767,7 +767,7 @@ async def test_text_before_the_calls_is_content() -> None:
     async with house_of(written(HERMES, [ROME], said="I look.\n")) as house:
         choice = await answer_of(house)
 
-    assert choice["message"]["content"] == "I look.\n"
+    assert choice["message"]["content"] == "I look."
     assert calls_in(choice["message"]) == [ROME]
 
 

@@ -113,7 +113,6 @@ HINTS = {
     "length_penalty": 1.0,
     "bad_words": [],
     "priority": 0,
-    "include_reasoning": True,
     "unknown_to_everyone": 1,
 }
 
@@ -303,7 +302,6 @@ NOT_SERVED: list[tuple[Any, ...]] = [
     ({"use_beam_search": True}, "use_beam_search"),
     ({"length_penalty": 2.0}, "length_penalty"),
     ({"priority": 1}, "priority"),
-    ({"include_reasoning": False}, "include_reasoning"),
 ]
 
 

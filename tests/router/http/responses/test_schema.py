@@ -125,7 +125,7 @@ OFFERS: list[tuple[Any, ...]] = [
     ({"reasoning": {"summary": "auto", "mode": "pro"}}, "reasoning.mode,reasoning.summary"),
     ({"client_metadata": {"session": "1"}}, "client_metadata"),
     ({"context_management": [{"type": "compaction"}]}, "context_management"),
-    ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+    ({"include": ["reasoning.encrypted_content", "file_search_call.results"]}, "include[1]"),
     ({"input": [THOUGHT, {"role": "user", "content": "hi"}, THOUGHT]}, "input[0],input[2]"),
 ]
 # What changes nothing that an answer shows, here as at OpenAI's.

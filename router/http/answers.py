@@ -1,0 +1,208 @@
+"""How an answer is read: what was thought, what was said, what is called.
+
+    tokens as they come --TokenReader--> pieces, in their order
+    a whole answer --Reading.read--> Answer
+
+The answer's tokens are counted as they are read: those of the thought are the tokens that came
+until it ended, its marks among them.
+"""
+
+import secrets
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from router.engine.infer import Completion
+from router.request.request import Finished, TokenGenerated
+from router.text.answer_format import AnswerFormat, CallForm
+from router.text.answer_reader import (
+    AnswerReader,
+    CallArguments,
+    CallBegun,
+    Piece,
+    TextPiece,
+    ThoughtPiece,
+)
+
+_LETTERS = string.ascii_letters + string.digits
+_ID_LEN = 24
+_NO_TOOLS: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Thought:
+    """What was thought before something was said or called."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call. Without `is_whole` its arguments are the beginning of an object."""
+
+    call_id: str
+    name: str
+    arguments: str
+    is_whole: bool = True
+
+
+Part = Thought | Said | Call
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer. `end` is its end as clients see it."""
+
+    parts: tuple[Part, ...]
+    end: Finished
+    num_thought_tokens: int = 0
+
+    @property
+    def thought(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
+
+    @property
+    def text(self) -> str:
+        """What is said beside thoughts and calls."""
+        return "".join(part.text for part in self.parts if isinstance(part, Said))
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Call))
+
+
+class TokenReader:
+    """Reads one answer, token by token. Owner of the count of its thought's tokens."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self._num_tokens = 0
+        self.num_thought_tokens = 0
+
+    def token(self, event: TokenGenerated) -> list[Piece]:
+        """What a token tells, with what was kept of those before it."""
+        was_in_thought = self._reader.in_thought
+        pieces = self._reader.push(event.text)
+        self._num_tokens += 1
+        if was_in_thought or self._reader.in_thought:
+            self.num_thought_tokens = self._num_tokens
+        return pieces
+
+    def finish(self, end: Finished) -> list[Piece]:
+        """What was held back until the end."""
+        return self._reader.push(end.tail) + self._reader.finish()
+
+    def settled(self, end: Finished) -> Finished:
+        """The end as clients see it, once all is read: see `AnswerReader.settled`."""
+        return self._reader.settled(end)
+
+    @property
+    def num_calls(self) -> int:
+        return self._reader.num_calls
+
+    @property
+    def has_begun_calls(self) -> bool:
+        """Whether calls have begun, if only with what stands before the first one's name."""
+        return self._reader.has_begun
+
+    @property
+    def in_thought(self) -> bool:
+        return self._reader.in_thought
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the last call's arguments are not whole."""
+        return self._reader.is_cut
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How one answer is read.
+
+    in_thought:       the prompt ends within a thought
+    may_call:         else what looks like a call is text
+    num_calls_before: in the conversation so far, for templates that count their calls
+    shows_thought:    the client wants to see it
+    """
+
+    answer_format: AnswerFormat
+    in_thought: bool = False
+    may_call: bool = False
+    parameters_by_tool: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NO_TOOLS)
+    num_calls_before: int = 0
+    shows_thought: bool = True
+
+    def reader(self) -> TokenReader:
+        """For one answer."""
+        return TokenReader(
+            AnswerReader(
+                self.answer_format,
+                self.parameters_by_tool,
+                in_thought=self.in_thought,
+                may_call=self.may_call,
+            )
+        )
+
+    def call_id(self, prefix: str, begun: CallBegun) -> str:
+        """A new call's id; without the API's prefix where the template insists on its own form."""
+        calls = self.answer_format.calls
+        return new_call_id(calls, prefix, begun.name, self.num_calls_before + begun.index)
+
+    def read(self, completion: Completion, prefix: str) -> Answer:
+        """A whole answer; `prefix` begins the ids of its calls."""
+        reader = self.reader()
+        pieces: list[Piece] = []
+        for event in completion.tokens:
+            pieces += reader.token(event)
+        pieces += reader.finish(completion.finished)
+        parts: list[Part] = []
+        for piece in pieces:
+            self._add(parts, piece, prefix)
+        if reader.is_cut:
+            last = parts[-1]
+            assert isinstance(last, Call)
+            parts[-1] = Call(last.call_id, last.name, last.arguments, is_whole=False)
+        end = reader.settled(completion.finished)
+        return Answer(tuple(parts), end, reader.num_thought_tokens)
+
+    def _add(self, parts: list[Part], piece: Piece, prefix: str) -> None:
+        """A piece, as one more part or in the one that it continues."""
+        last = parts[-1] if parts else None
+        if isinstance(piece, CallBegun):
+            parts.append(Call(self.call_id(prefix, piece), piece.name, ""))
+        elif isinstance(piece, CallArguments):
+            assert isinstance(last, Call)
+            parts[-1] = Call(last.call_id, last.name, last.arguments + piece.text)
+        elif isinstance(piece, ThoughtPiece):
+            if isinstance(last, Thought):
+                parts[-1] = Thought(last.text + piece.text)
+            else:
+                parts.append(Thought(piece.text))
+        else:
+            assert isinstance(piece, TextPiece)
+            if isinstance(last, Said):
+                parts[-1] = Said(last.text + piece.text)
+            else:
+                parts.append(Said(piece.text))
+
+
+def new_call_id(form: CallForm | None, prefix: str, name: str, number: int) -> str:
+    """An id for the call of a tool, the chat's `number`-th, counted from 0."""
+    if form is not None and form.name_in_id:
+        return f"functions.{name}:{number}"
+    if form is not None and form.id_len is not None:
+        return _letters(form.id_len)
+    return prefix + _letters(_ID_LEN)
+
+
+def _letters(length: int) -> str:
+    return "".join(secrets.choice(_LETTERS) for _ in range(length))
