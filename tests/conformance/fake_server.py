@@ -9,6 +9,7 @@ order, an object answered by `ok`:
     {"delay_s": 0.2}         take that long for each step
     {"fails": "Prefill"}     fail the next call of that method, and those that replay its request
     {"row_error": "..."}     fail one sequence of the next step
+    {"says": "..."}          answer every prompt with this text
 
 It ends when stdin does.
 """
@@ -24,13 +25,15 @@ from zlib import crc32
 
 import grpc
 
-from tests.byte_tokenizer import EOS_ID, save_byte_tokenizer
+from tests.byte_tokenizer import EOS_ID, byte_ids, save_byte_tokenizer
 from tests.conformance.fake_name import MODEL_ID
-from tests.fake_script import Faults, letters
+from tests.fake_script import Faults, Script, letters
 from tests.fakes import FakeShard, serving
 from tests.router.process import serving_http
 
 _CHANCE_OF_EOS = 1 / 48
+# Larger than a test needs: the flag `--max-total-tokens` is what bounds requests.
+_MAX_TOTAL_LEN = 1 << 16
 
 
 def letters_to_an_end(token_ids: Sequence[int]) -> int:
@@ -39,8 +42,24 @@ def letters_to_an_end(token_ids: Sequence[int]) -> int:
     return EOS_ID if digest < _CHANCE_OF_EOS * 2**32 else letters(token_ids)
 
 
+def answering(answer: str) -> Script:
+    """`answer` behind any prompt that does not end with a part of its beginning, then the end."""
+    answer_ids = byte_ids(answer)
+
+    def script(token_ids: Sequence[int]) -> int:
+        said = max(n for n in range(len(answer_ids) + 1) if ends_with(token_ids, answer_ids[:n]))
+        return answer_ids[said] if said < len(answer_ids) else EOS_ID
+
+    return script
+
+
+def ends_with(token_ids: Sequence[int], end_ids: Sequence[int]) -> bool:
+    return list(token_ids[len(token_ids) - len(end_ids) :]) == end_ids
+
+
 def obey(shard: FakeShard, order: dict[str, object]) -> None:
     """One order; what was ordered before is over."""
+    shard.script = answering(str(order["says"])) if "says" in order else letters_to_an_end
     faults = Faults(delay_s=float(str(order.get("delay_s", 0.0))))
     if "fails" in order:
         faults.fail_for_good(str(order["fails"]), grpc.StatusCode.INTERNAL, "as ordered")
@@ -57,14 +76,14 @@ async def serve(flags: Sequence[str]) -> None:
         model_id=MODEL_ID,
         num_blocks=4096,
         block_size=16,
-        max_total_len=512,
+        max_total_len=_MAX_TOTAL_LEN,
         checks_blocks=False,
     )
     with tempfile.TemporaryDirectory() as folder:
         # A name that is the same everywhere, since /info and /v1/models tell of it.
         os.chdir(folder)
         tokenizer = save_byte_tokenizer(Path("tokenizer"))
-        named = ("--served-model-name", MODEL_ID, *flags)
+        named = ("--served-model-name", MODEL_ID, "--max-total-tokens", "512", *flags)
         async with (
             serving(shard) as address,
             serving_http(address, tokenizer, *named) as router,
