@@ -31,6 +31,23 @@ FAILURES = (
     "slow_reader",
     "internal_error",
 )
+SEQUENCE_ENDS = (
+    "eos",
+    "length",
+    "stop_token",
+    "stop_string",
+    "constraint_complete",
+    "deadline",
+    "paused",
+    "cancelled",
+    "constraint_refused",
+    "row_failed",
+    "shard_failed",
+    "shard_unfit",
+    "displaced",
+    "failed_alone",
+    "server_stopped",
+)
 CUTS = ("slow_head", "slow_body", "slow_reader", "no_pong", "too_many")
 RESUMES = ("resumed", "ended", "unknown", "gone")
 CLOSE_CODES = ("1000", "1001", "1003", "1005", "1006", "1007", "1008", "1009", "1011", "other")
@@ -180,7 +197,10 @@ class Metrics(Collector):
             "tandem_accepted_tokens", "Draft tokens that were what was sampled in their place"
         )
         self.sequence_ends = Counter(
-            "tandem_sequence_ends", "Sequences ended, by reason", label="reason"
+            "tandem_sequence_ends",
+            "Sequences ended, by reason",
+            label="reason",
+            label_values=SEQUENCE_ENDS,
         )
 
     def _declare_admission(self) -> None:
@@ -226,7 +246,10 @@ class Metrics(Collector):
             "tgi_batch_inference_failure", "Steps failed", label="method", label_values=METHODS
         )
         self.batch_concat = Counter(
-            "tgi_batch_concat", "Steps in which prompts joined a running batch", label="reason"
+            "tgi_batch_concat",
+            "Steps in which prompts joined a running batch",
+            label="reason",
+            label_values=("chunking",),
         )
         self.batch_inference_duration = _seconds(
             "tgi_batch_inference_duration", "Seconds of a step", label="method"

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from processes.instruments import Counter, Gauge, Histogram
 from proto.contract import FinishReason
 from router.request.errors import RouterError
-from router.telemetry.metrics import Metrics
+from router.telemetry.metrics import SEQUENCE_ENDS, Metrics
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text()
 NAME = re.compile(r"\b(?:tgi|tandem)_[a-z_]+")
@@ -133,8 +133,13 @@ def ends() -> set[str]:
 
 
 @pytest.mark.parametrize(("name", "values"), labels_asked_for())
-def test_label_values_that_a_rule_asks_for_exist(name: str, values: str) -> None:
+def test_label_values_that_a_rule_asks_for_are_exposed_before_they_count(
+    name: str, values: str
+) -> None:
     instrument = instruments()[name]
     assert isinstance(instrument, Counter)
-    known = instrument._values.keys() or ends()
-    assert set(values.split("|")) <= known
+    assert set(values.split("|")) <= instrument._values.keys()
+
+
+def test_the_ends_that_are_exposed_are_ends() -> None:
+    assert set(SEQUENCE_ENDS) < ends()
