@@ -198,7 +198,10 @@ class Compiler:
                 return self._pattern_language(spec)
             case Kind.LARK:
                 translated = lark.to_grammar(
-                    spec.text, spec.whitespace, special_ids_of(self.vocabulary)
+                    spec.text,
+                    spec.whitespace,
+                    special_ids_of(self.vocabulary),
+                    lenient=spec.lenient,
                 )
                 grammar = translated.text
                 may_run_on = translated.may_run_on
@@ -268,6 +271,10 @@ class Compiler:
                 if simpler is None:
                     raise
                 schema = simpler
+            except TooComplex:
+                if not spec.lenient or schema.not_enforced == ("",):
+                    raise
+                schema = schema.of_its_type()
 
 
 def _simpler(schema: SchemaGrammar, error: Contradiction) -> SchemaGrammar | None:

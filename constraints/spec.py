@@ -28,7 +28,7 @@ class Whitespace(Enum):
 class ConstraintSpec:
     """A constraint to be compiled; the key of every cache, together with the vocabulary.
 
-    lenient: enforce what is possible of a JSON schema, instead of refusing the rest
+    lenient: enforce what is possible of JSON schemas, instead of refusing the rest
     """
 
     kind: Kind

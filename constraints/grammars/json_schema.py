@@ -1,8 +1,8 @@
 """JSON schemas as grammars: all steps from the text to the engine's input."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from constraints.errors import ConstraintError, NotEnforced
+from constraints.errors import ConstraintError, NotEnforced, TooComplex
 from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import Limits
 from constraints.grammars.schema.disjoint import open_one_ofs
@@ -53,14 +53,38 @@ class SchemaGrammar:
         _settle(rewritten)
         return _written(rewritten, self._whitespace, self._locator)
 
+    def of_its_type(self) -> "SchemaGrammar":
+        """The grammar of any value of the root's type, where no more can be enforced."""
+        rewritten = of_its_type(self.rewritten.document)
+        locator = RefusalLocator(rewritten, Limits())
+        return _written(rewritten, self._whitespace, locator)
+
 
 def prepare(text: str, whitespace: Whitespace, lenient: bool, limits: Limits) -> SchemaGrammar:
     """Read a schema. Raises Malformed, NotEnforced, Contradiction, TooComplex."""
-    rewritten = checked(read(text), lenient=lenient)
+    document = read(text)
+    rewritten = relaxed(document, limits) if lenient else checked(document, lenient=False)
+    return _written(rewritten, whitespace, RefusalLocator(rewritten, limits))
+
+
+def relaxed(document: Json, limits: Limits) -> Rewritten:
+    """All of a parsed schema that can be enforced, or its type. Raises Malformed, Contradiction."""
+    try:
+        rewritten = checked(document, lenient=True)
+    except (NotEnforced, TooComplex):
+        return of_its_type(document)
     locator = RefusalLocator(rewritten, limits)
-    if lenient:
-        _relax(rewritten, locator)
-    return _written(rewritten, whitespace, locator)
+    _relax(rewritten, locator)
+    message = locator.message(rewritten.root)
+    is_beyond = bool(message) and isinstance(explain(message), NotEnforced | TooComplex)
+    return of_its_type(document) if is_beyond else rewritten
+
+
+def of_its_type(document: Json) -> Rewritten:
+    """A schema of which no more is enforced than the type of the whole."""
+    type_ = document.get("type") if isinstance(document, dict) else None
+    rewritten = rewrite({} if type_ is None else {"type": type_})
+    return replace(rewritten, document=document, not_enforced=[""])
 
 
 def _written(

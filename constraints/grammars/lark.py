@@ -60,10 +60,13 @@ def to_grammar(
     text: str,
     whitespace: Whitespace = Whitespace.FLEXIBLE,
     special_ids: Container[int | None] = (),
+    *,
+    lenient: bool = False,
 ) -> LarkGrammar:
     """The grammar in the notation of the engine.
 
     whitespace:  of embedded JSON
+    lenient:     of embedded schemas, see `ConstraintSpec`
     special_ids: tokens that stand for no text, and may be asked for as `<[ID]>`
     Each of them gets a line of its own, see `constraints.guiding.bytewise`.
     Raises Malformed, NotEnforced, Contradiction.
@@ -78,7 +81,9 @@ def to_grammar(
             text, unproductive[0], f"rule `{names[0]}` never ends: no text follows it"
         )
         raise Contradiction(str(wrong), names)
-    written = negations_as_texts(text, found, dict(_rewritten(text, found, whitespace)))
+    written = negations_as_texts(
+        text, found, dict(_rewritten(text, found, whitespace, lenient=lenient))
+    )
     pieces = [HEADER]
     at = 0
     for word in found:
@@ -192,7 +197,9 @@ def _refused(text: str, word: Word, what: str) -> NotEnforced:
     return NotEnforced(str(misplaced(text, word, what)), position=word.start)
 
 
-def _rewritten(text: str, found: list[Word], whitespace: Whitespace) -> Iterator[tuple[int, str]]:
+def _rewritten(
+    text: str, found: list[Word], whitespace: Whitespace, *, lenient: bool
+) -> Iterator[tuple[int, str]]:
     """By place, the words that are replaced for the engine."""
     for word, following in zip_longest(found, found[1:]):
         if word.text == "~" and following is not None and following.kind == "number":
@@ -203,7 +210,7 @@ def _rewritten(text: str, found: list[Word], whitespace: Whitespace) -> Iterator
         elif word.kind == "regexp":
             yield word.start, f"/{_pattern(text, word)}/"
         elif word.text == "%json":
-            yield word.start, _schema(text, word, whitespace)
+            yield word.start, _schema(text, word, whitespace, lenient=lenient)
 
 
 def _pattern(text: str, word: Word) -> str:
@@ -244,9 +251,12 @@ def _in_schema(text: str, word: Word, error: ConstraintError) -> ConstraintError
     return type(error)(message)
 
 
-def _schema(text: str, word: Word, whitespace: Whitespace) -> str:
+def _schema(text: str, word: Word, whitespace: Whitespace, *, lenient: bool) -> str:
     try:
-        rewritten = json_schema.checked(word.value, lenient=False)
+        if lenient:
+            rewritten = json_schema.relaxed(word.value, LIMITS[Kind.LARK])
+        else:
+            rewritten = json_schema.checked(word.value, lenient=False)
     except ConstraintError as error:
         raise _in_schema(text, word, error) from None
     literal = json_literal(rewritten.root, rewritten.definitions, whitespace)

@@ -32,7 +32,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, JudgeResult, VerifyResult
-from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
+from constraints.spec import ConstraintSpec, StopRule, ThoughtRule
 from constraints.trivial_schemas import obvious_len
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
@@ -71,7 +71,6 @@ _MAX_KNOWN_CHARS = 8192
 # A machine that computes with all of its cores makes the start of the workers long; where they do
 # not come at all, no request waits for them later.
 _START_S = 30.0
-_LENIENT = "; with `lenient` it is left to a check of the finished text"
 _REASONS: Mapping[type[ConstraintError], str] = MappingProxyType(
     {
         Malformed: "malformed",
@@ -143,6 +142,24 @@ class ConstraintCheck:
         Raises ConstraintRefused, Overloaded when too many checks wait, RateLimited when the key has
         had its time, and Unsupported where this model's tokens cannot be constrained.
         """
+        try:
+            return await self._passed(constraint, stops, max_new_tokens, key, thought)
+        except ConstraintError as error:
+            if not constraint.may_relax or not isinstance(error, NotEnforced | TooComplex):
+                raise self._refused(error, constraint.remedy) from None
+        spec = replace(constraint.spec, lenient=True)
+        relaxed = replace(constraint, spec=spec, may_relax=False)
+        return await self.check(relaxed, stops, max_new_tokens, key, thought)
+
+    async def _passed(
+        self,
+        constraint: Constraint,
+        stops: StopRule,
+        max_new_tokens: int,
+        key: ApiKey,
+        thought: ThoughtRule | None,
+    ) -> Constraint:
+        """As `check`, but raises the library's own errors of a constraint."""
         cuts = constraint.cuts
         # What it needs does not depend on the most that it may have.
         thought = None if thought is None else replace(thought, max_len=None)
@@ -167,9 +184,7 @@ class ConstraintCheck:
         except DoesNotFit as error:
             # Also a text that is longer than any answer may be: this one's tokens are fewer.
             max_len = min(error.max_len, max_new_tokens)
-            raise self._refused(DoesNotFit(error.needed_len, max_len)) from None
-        except ConstraintError as error:
-            raise self._refused(error, constraint.spec) from None
+            raise DoesNotFit(error.needed_len, max_len) from None
         finally:
             self._metrics.constraint_checks.inc("cache" if is_known else "worker")
             if not is_known:
@@ -185,14 +200,20 @@ class ConstraintCheck:
             prepare_by_s=until_s + _PREPARE_S,
             translation=passed.translation,
             min_len=passed.min_len,
+            not_enforced=passed.not_enforced,
         )
 
     async def judge(
-        self, spec: ConstraintSpec, texts: Sequence[str], client: ApiKey = NO_KEY
+        self,
+        spec: ConstraintSpec,
+        texts: Sequence[str],
+        client: ApiKey = NO_KEY,
+        *,
+        remedy: str = "",
     ) -> JudgeResult:
         """Each of the texts under a constraint.
 
-        Raises ConstraintRefused for the constraint, otherwise as `check`.
+        Raises ConstraintRefused for the constraint, with its `remedy`, otherwise as `check`.
         """
         job = Judge(spec, tuple(texts), self._vocabulary.max_len)
         key = _key(Check(spec, StopRule(), job.max_len))
@@ -210,7 +231,7 @@ class ConstraintCheck:
         except ConstraintError as error:
             # A copy: the traceback of this one holds the constraint's text.
             self._memory.keep(own_key, error_from_json(error_to_json(error)))
-            raise self._refused(error, spec) from None
+            raise self._refused(error, remedy) from None
         finally:
             self._charge(client, begun_s)
         assert isinstance(judged, JudgeResult)
@@ -232,12 +253,16 @@ class ConstraintCheck:
 
     async def violation(self, constraint: Constraint, text: str) -> str | None:
         """A finished text's violation of a lenient schema, or why it was not checked."""
-        try:
-            verified = await self._ask(Verify(constraint.spec, text))
-        except (ConstraintError, RouterError) as error:
-            return f"the finished text could not be checked: {error}"
-        assert isinstance(verified, VerifyResult)
-        return verified.violations[0] if verified.violations else None
+        for part in constraint.judged(text):
+            try:
+                verified = await self._ask(Verify(part.spec, part.text))
+            except (ConstraintError, RouterError) as error:
+                return f"the finished text could not be checked: {error}"
+            assert isinstance(verified, VerifyResult)
+            if verified.violations:
+                place = f"{part.name}: " if part.name else ""
+                return f"{place}{verified.violations[0]}"
+        return None
 
     def _obvious_len(self, spec: ConstraintSpec, stops: StopRule) -> int | None:
         """Tokens that are enough for some text, where that is seen without compiling."""
@@ -322,15 +347,12 @@ class ConstraintCheck:
         finally:
             self._metrics.constraint_workers_ended.set_total(pool.num_ended)
 
-    def _refused(
-        self, error: ConstraintError, spec: ConstraintSpec | None = None
-    ) -> ConstraintRefused:
+    def _refused(self, error: ConstraintError, remedy: str = "") -> ConstraintRefused:
         """The library's error in the router's words, with its numbers and places.
 
-        Of a schema that could be taken leniently it says so.
+        `remedy`: how a schema that cannot be enforced may be taken.
         """
-        is_strict = spec is not None and spec.kind is Kind.JSON_SCHEMA and not spec.lenient
-        may_relax = is_strict and isinstance(error, NotEnforced)
+        advice = f"; {remedy}" if remedy and isinstance(error, NotEnforced) else ""
         details = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(error).items()
@@ -339,7 +361,7 @@ class ConstraintCheck:
         # An engine that broke while it looked for the shortest text counts as too complex.
         reason = _REASONS.get(type(error), "too_complex")
         self._metrics.constraint_refusals.inc(reason)
-        return ConstraintRefused(f"{error}{_LENIENT if may_relax else ''}", reason, details)
+        return ConstraintRefused(f"{error}{advice}", reason, details)
 
 
 def _key(job: Check) -> _Key:

@@ -7,6 +7,7 @@ HTTP; names are spelt as the caller says.
 
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
@@ -166,22 +167,28 @@ class Validation:
         self, raw: RawParams, stop: StopParams, thought: ThoughtRule | None
     ) -> Constraint | None:
         """The constraint, if it can be kept within the request's tokens. Raises InvalidRequest."""
-        if raw.grammar is not None:
-            name = raw.name("grammar")
-            constraint = raw.grammar.constraint(name)
-        elif thought is not None and thought.max_len is not None:
-            name = raw.name("thought_budget")
-            constraint = Constraint(ConstraintSpec(Kind.TEXT, ""))
-        else:
+        has_budget = thought is not None and thought.max_len is not None
+        if raw.grammar is None and not has_budget:
             return None
+        name = raw.name("thought_budget" if raw.grammar is None else "grammar")
         if self._checks is None or not self.limits.takes_grammars:
             raise InvalidRequest("grammar is not supported", name)
+        if raw.grammar is None:
+            constraint = Constraint(ConstraintSpec(Kind.TEXT, ""))
+        else:
+            constraint = raw.grammar.constraint(name)
         max_len = stop.max_new_tokens
+        not_enforced: list[str] = []
         for field, part in raw.grammar_parts:
             found = part.constraint(field)
-            await _checked(self._checks, found, StopRule(), max_len, field, raw.key)
+            found = await _checked(self._checks, found, StopRule(), max_len, field, raw.key)
+            not_enforced += found.not_enforced
+            if found.spec.lenient:
+                spec = replace(constraint.spec, lenient=True)
+                constraint = replace(constraint, spec=spec)
         stops = StopRule(stop.stop_strings, stop.keep_stop_string, stop.stop_token_ids)
-        return await _checked(self._checks, constraint, stops, max_len, name, raw.key, thought)
+        whole = await _checked(self._checks, constraint, stops, max_len, name, raw.key, thought)
+        return replace(whole, not_enforced=(*not_enforced, *whole.not_enforced))
 
     @property
     def _max_input_len(self) -> int:
@@ -230,12 +237,17 @@ async def _checked(
     key: ApiKey,
     thought: ThoughtRule | None = None,
 ) -> Constraint:
-    """The constraint as it was found in order. Raises InvalidRequest, which names `field`."""
+    """The constraint as it was found in order, with places in `field` for its pointers.
+
+    Raises InvalidRequest, which names `field`.
+    """
     try:
-        return await checks.check(constraint, stops, max_new_tokens, key, thought)
+        found = await checks.check(constraint, stops, max_new_tokens, key, thought)
     except ConstraintRefused as error:
         raise ConstraintRefused(
             f"`{field}`: {error}", error.reason, error.details, field
         ) from error
     except Unsupported as error:
         raise Unsupported(f"`{field}`: {error}", field) from error
+    places = tuple(f"{field}#{pointer}" for pointer in found.not_enforced)
+    return replace(found, not_enforced=places)

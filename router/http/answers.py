@@ -9,13 +9,16 @@ until it ended, its marks among them.
 
 import secrets
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import orjson
+
+from constraints.spec import ConstraintSpec, Kind
 from router.engine.infer import Completion
-from router.request.request import Finished, TokenGenerated
+from router.request.request import Finished, JudgedPart, TokenGenerated
 from router.text.answer_format import AnswerFormat, CallForm
 from router.text.answer_reader import (
     AnswerReader,
@@ -143,13 +146,15 @@ class Reading:
 
     def reader(self) -> TokenReader:
         """For one answer."""
-        return TokenReader(
-            AnswerReader(
-                self.answer_format,
-                self.parameters_by_tool,
-                in_thought=self.in_thought,
-                may_call=self.may_call,
-            )
+        return TokenReader(self.text_reader())
+
+    def text_reader(self) -> AnswerReader:
+        """For one answer, of which only the text counts."""
+        return AnswerReader(
+            self.answer_format,
+            self.parameters_by_tool,
+            in_thought=self.in_thought,
+            may_call=self.may_call,
         )
 
     def call_id(self, prefix: str, begun: CallBegun) -> str:
@@ -193,6 +198,32 @@ class Reading:
                 parts[-1] = Said(last.text + piece.text)
             else:
                 parts.append(Said(piece.text))
+
+
+@dataclass(frozen=True, slots=True)
+class SchemasOfAnswer:
+    """What of an answer has a schema: the arguments of its calls, or its text if it calls nothing.
+
+    `text` is the schema of that; None: it has none.
+    """
+
+    reading: Reading
+    text: ConstraintSpec | None
+
+    def of(self, text: str) -> Sequence[JudgedPart]:
+        """The parts of a finished answer."""
+        answer = self.reading.text_reader().read(text)
+        if not answer.calls and self.text is not None:
+            return [JudgedPart(self.text, answer.text)]
+        return [
+            JudgedPart(self._arguments(call.name), call.arguments, call.name)
+            for call in answer.calls
+            if call.is_whole
+        ]
+
+    def _arguments(self, name: str) -> ConstraintSpec:
+        schema = self.reading.parameters_by_tool[name]
+        return ConstraintSpec(Kind.JSON_SCHEMA, orjson.dumps(schema).decode())
 
 
 def new_call_id(form: CallForm | None, prefix: str, name: str, number: int) -> str:

@@ -44,6 +44,7 @@ from router.http.openai.schema import normalize
 from router.http.request_record import RequestRecord
 from router.http.schema import Harmless, Schema, StrictSchema, object_schema
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server_info import constraint_fields
 from router.http.thinking import NO_WISHES, Thinking, ThinkingField
 from router.http.tools.grammar import AllowedTool, AllowedTools, Name, arguments_schema, check_names
 from router.request.errors import InvalidRequest, RouterError, wrong
@@ -266,7 +267,7 @@ def _allowed_tool(tool: Tool, place: str) -> AllowedTool:
     if schema is None:
         raise InvalidRequest(f"`{place}.input_schema` is required", f"{place}.input_schema")
     place = f"{place}.input_schema"
-    return AllowedTool(tool.name, arguments_schema(schema, place), place)
+    return AllowedTool(tool.name, arguments_schema(schema, place), place, strict=bool(tool.strict))
 
 
 class Metadata(Schema):
@@ -280,6 +281,11 @@ class OutputFormat(Schema):
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
+
+    @property
+    def grammar(self) -> RawGrammar:
+        """What the answer must be; the API has no `strict` for it."""
+        return RawGrammar(Kind.JSON_SCHEMA, self.schema_, strict=False)
 
 
 class OutputConfig(Schema):
@@ -417,7 +423,7 @@ class MessagesBody(CountBody):
         """The raw parameters. Raises InvalidRequest for what breaks a rule."""
         form = None if self.output_config is None else self.output_config.format
         raw = RawParams(
-            grammar=None if form is None else RawGrammar(Kind.JSON_SCHEMA, form.schema_),
+            grammar=None if form is None else form.grammar,
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -474,8 +480,7 @@ def ending(end: Finished | None, num_calls: int = 0) -> dict[str, Any]:
 
     Under a constraint, also whether the text satisfies it. `end` is settled.
     """
-    satisfied = None if end is None else end.constraint_satisfied
-    constraint = {} if satisfied is None else {"constraint_satisfied": satisfied}
+    constraint = {} if end is None else constraint_fields(end)
     reason = None if end is None else STOP_REASONS[end.reason]
     return {
         "stop_reason": "tool_use" if num_calls and reason == "end_turn" else reason,

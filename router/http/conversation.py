@@ -6,15 +6,16 @@ It imports no API; each API encodes the events of a stream itself (`EventEncoder
 """
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from constraints.spec import Kind
 from router.engine.infer import Completion, Infer
 from router.engine.validation import Limits, RawParams
-from router.http.answers import Reading
+from router.http.answers import Reading, SchemasOfAnswer
 from router.http.bodies import json_response, unless_disconnected
 from router.http.errors import Dialect, Problem, problem_of
 from router.http.request_record import RequestRecord
@@ -334,6 +335,7 @@ class AnswerService:
         """
         answer_format = rendered.answer_format
         parameters: Mapping[str, Mapping[str, Any]] = {}
+        form = raw.grammar
         if allowed is not None:
             parameters = {tool.name: tool.parameters for tool in allowed.tools}
             chat_template = self._template
@@ -355,6 +357,11 @@ class AnswerService:
                 num_calls_before=rendered.num_calls,
                 shows_thought=rendered.thinking.is_shown,
             )
+            if raw.grammar is not None:
+                is_json = form is not None and form.kind is Kind.JSON_SCHEMA
+                text = form.constraint("").spec if form is not None and is_json else None
+                parts = SchemasOfAnswer(reading, text)
+                raw = replace(raw, grammar=replace(raw.grammar, parts=parts))
         adds = add_special_tokens
         checked = await self.validator.check(record, rendered.text, raw, add_special_tokens=adds)
         return checked, reading

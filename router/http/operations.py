@@ -77,7 +77,12 @@ class Judges(Protocol):
     """Judges texts; see `ConstraintCheck`."""
 
     async def judge(
-        self, spec: ConstraintSpec, texts: Sequence[str], client: ApiKey = NO_KEY
+        self,
+        spec: ConstraintSpec,
+        texts: Sequence[str],
+        client: ApiKey = NO_KEY,
+        *,
+        remedy: str = "",
     ) -> JudgeResult:
         """Judge each text under a constraint.
 
@@ -113,7 +118,7 @@ class ConstraintRoutes:
             raise InvalidRequest("grammar is not supported", "grammar")
         try:
             key = AccessRecord.of(request).key
-            judging = self._judges.judge(constraint.spec, texts, key)
+            judging = self._judges.judge(constraint.spec, texts, key, remedy=constraint.remedy)
             judged = await unless_disconnected(request, judging)
         except ConstraintRefused as error:
             message = f"`grammar`: {error}"

@@ -48,6 +48,8 @@ class RequestRecord(AccessRecord):
         self.num_prompt_characters += len(request.prompt_text)
         self.num_prompt_tokens += len(request.prompt_ids)
         self.validation_s += validation_s
+        if request.constraint is not None:
+            self.leave_out(request.constraint.not_enforced)
 
     def sequence_ended(self, num_cached_tokens: int, num_generated_tokens: int) -> None:
         """A sequence ended, good or bad, whether or not the client got all its tokens."""

@@ -20,7 +20,7 @@ import orjson
 from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
 from proto.contract import LogprobParams, SamplingParams, StopParams
 from router.request.errors import InvalidRequest, check_unicode, cut, wrong
-from router.request.request import NO_KEY, ApiKey, Constraint
+from router.request.request import NO_KEY, AnswerParts, ApiKey, Constraint
 
 GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
     {
@@ -38,6 +38,8 @@ GRAMMAR_TYPES: Mapping[str, Kind] = MappingProxyType(
 
 # JSON, and grammars that may have some inside.
 _SPACED = (Kind.JSON_SCHEMA, Kind.LARK)
+_WITH_LENIENT = "with `lenient` it is left to a check of the finished text"
+_WITHOUT_STRICT = "without `strict` it is left to a check of the finished text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,9 @@ class RawGrammar:
     """A grammar as it came: `kind` is known, `value` is any JSON.
 
     `whitespace`, `lenient` and `cuts` are those of `ConstraintSpec` and `Constraint`; None: unset.
+    `strict` is OpenAI's: False leaves what cannot be enforced to a check of the finished text, None
+    stands for fields without it, for which `remedy` says how that is asked for. `parts` are those
+    of `Constraint`.
     """
 
     kind: Kind
@@ -52,6 +57,9 @@ class RawGrammar:
     whitespace: Whitespace | None = None
     lenient: bool | None = None
     cuts: bool | None = None
+    strict: bool | None = None
+    remedy: str = _WITH_LENIENT
+    parts: AnswerParts | None = None
 
     def constraint(self, name: str) -> Constraint:
         """The constraint; `name` is the parameter's, for errors. Raises InvalidRequest."""
@@ -68,7 +76,19 @@ class RawGrammar:
             whitespace=self.whitespace or Whitespace.FLEXIBLE,
             lenient=bool(self.lenient),
         )
-        return Constraint(spec, cuts=bool(self.cuts))
+        return Constraint(
+            spec,
+            cuts=bool(self.cuts),
+            may_relax=self.strict is False and self.lenient is None,
+            remedy=self._remedy,
+            parts=self.parts,
+        )
+
+    @property
+    def _remedy(self) -> str:
+        if self.kind is not Kind.JSON_SCHEMA or self.lenient:
+            return ""
+        return _WITHOUT_STRICT if self.strict else self.remedy
 
     def _text(self, name: str) -> str:
         if self.kind is Kind.JSON_SCHEMA:

@@ -7,11 +7,11 @@ one of the last two events ends every accepted one. Frozen values, which know no
 names of a particular API.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Protocol, Self
 
-from constraints.spec import ConstraintSpec, Kind, ThoughtRule
+from constraints.spec import ConstraintSpec, ThoughtRule
 from constraints.translation import Translation
 from processes.spans import TraceContext
 from proto.contract import (
@@ -88,6 +88,25 @@ NUM_SEEDS = 2**64
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedPart:
+    """A part of a finished answer, and the schema that it is checked against.
+
+    `name` tells it from the others; empty: it is the whole answer.
+    """
+
+    spec: ConstraintSpec
+    text: str
+    name: str = ""
+
+
+class AnswerParts(Protocol):
+    """Finds the parts of an answer that have schemas of their own."""
+
+    def of(self, text: str) -> Sequence[JudgedPart]:
+        """Those of a finished answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Constraint:
     """A language that the output must belong to, as it was found in order.
 
@@ -99,6 +118,10 @@ class Constraint:
     else that is to be done by `prepare_by_s`, of the monotonic clock. `translation` is what the
     check has found, so that a shard need not. `min_len`: tokens of the shortest text that was
     looked for and found.
+
+    `may_relax`: what masks cannot enforce is left to a check of the finished text, not refused;
+    else a refusal goes on with `remedy`. `not_enforced`: the places of what is left to it. `parts`
+    has schemas of its own; None: the answer as a whole.
     """
 
     spec: ConstraintSpec
@@ -109,6 +132,10 @@ class Constraint:
     prepare_by_s: float | None = field(default=None, compare=False)
     translation: Translation | None = field(default=None, compare=False, repr=False)
     min_len: int = field(default=0, compare=False)
+    may_relax: bool = False
+    remedy: str = field(default="", compare=False)
+    not_enforced: tuple[str, ...] = field(default=(), compare=False)
+    parts: AnswerParts | None = field(default=None, compare=False, repr=False)
 
     def for_shard(self, thought: ThoughtRule | None) -> OutputConstraint:
         """What a shard needs with the request, whose text may begin with a thought.
@@ -122,7 +149,11 @@ class Constraint:
     @property
     def is_judged_at_end(self) -> bool:
         """True when masks enforce a part of it only, so that the finished text must be checked."""
-        return self.spec.lenient and self.spec.kind is Kind.JSON_SCHEMA
+        return self.spec.lenient
+
+    def judged(self, text: str) -> Sequence[JudgedPart]:
+        """What of a finished text is checked, against what."""
+        return (JudgedPart(self.spec, text),) if self.parts is None else self.parts.of(text)
 
 
 @dataclass(frozen=True, slots=True)

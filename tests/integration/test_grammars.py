@@ -150,3 +150,110 @@ def test_a_lenient_schemas_texts_are_judged_by_the_patterns_that_masks_kept(
     assert texts
     assert all(text[:3].islower() and text[3] == "/" and len(text) == 5 for text in texts)
     assert answer["details"]["constraint_satisfied"] is True
+
+
+# What masks cannot keep whole, with the place that is left out.
+ODD: list[tuple[dict[str, Any], str]] = [
+    (
+        {"tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+        "/properties/tags/uniqueItems",
+    ),
+    ({"a": {"type": "string", "pattern": "^(?!x)[a-z]+$"}}, "/properties/a/pattern"),
+    ({"l": {"type": "array", "contains": {"const": 1}}}, "/properties/l/contains"),
+    ({"o": {"type": "object", "minProperties": 2}}, "/properties/o/minProperties"),
+    (
+        {"a": {"oneOf": [{"required": ["b"]}, {"required": ["c"]}]}},
+        "/properties/a/oneOf",
+    ),
+]
+HELLO = {"role": "user", "content": "Hello"}
+
+
+def odd_body(path: str, properties: dict[str, Any], choice: str, **more: Any) -> dict[str, Any]:
+    """A request with a tool of these parameters, in the words of the route's API."""
+    schema = {"type": "object", "properties": properties}
+    if path == "/v1/messages":
+        tool = {"name": "odd", "input_schema": schema, **more}
+        word = {"auto": "auto", "required": "any", "named": "tool"}[choice]
+        picked = {"type": word, **({"name": "odd"} if word == "tool" else {})}
+        return {
+            "model": "demo",
+            "messages": [HELLO],
+            "max_tokens": 200,
+            "tools": [tool],
+            "tool_choice": picked,
+        }
+    function = {"name": "odd", "parameters": schema, **more}
+    if path == "/v1/responses":
+        named = {"type": "function", "name": "odd"} if choice == "named" else choice
+        tools = [{"type": "function", **function}]
+        return {"input": "Hello", "max_output_tokens": 200, "tools": tools, "tool_choice": named}
+    one = {"type": "function", "function": {"name": "odd"}}
+    chosen: Any = one if choice == "named" else choice
+    tools = [{"type": "function", "function": function}]
+    return {"messages": [HELLO], "max_tokens": 200, "tools": tools, "tool_choice": chosen}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "named"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_tool_that_masks_cannot_keep_whole_is_served_unless_it_is_strict(
+    server: RunningServer, path: str, choice: str
+) -> None:
+    for properties, pointer in ODD:
+        served = posted(server, path, odd_body(path, properties, choice))
+        assert served.status_code == httpx.codes.OK, served.text
+        assert f"#{pointer}" in served.headers["x-not-enforced"]
+
+        strict = posted(server, path, odd_body(path, properties, choice, strict=True))
+        assert strict.is_client_error
+        assert pointer in strict.text
+        assert "without `strict`" in strict.text
+
+
+def test_a_call_that_breaks_what_was_left_out_is_told(server: RunningServer) -> None:
+    one = {"type": "integer", "minimum": 1, "maximum": 1}
+    ones = {"type": "array", "items": one, "minItems": 2, "maxItems": 2}
+    properties = {"l": {**ones, "uniqueItems": True}}
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages"):
+        body = odd_body(path, properties, "required")
+        tool = body["tools"][0]
+        schema = tool.get("input_schema") or tool.get("function", tool)["parameters"]
+        schema["required"] = ["l"]
+        answer = posted(server, path, body).json()
+        told = answer["choices"][0] if "choices" in answer else answer
+        assert told["constraint_satisfied"] is False
+        assert told["constraint_violation"].startswith("odd: at /l: ")
+
+
+def test_a_form_that_masks_cannot_keep_whole_is_served_unless_it_is_strict(
+    server: RunningServer,
+) -> None:
+    one = {"type": "integer", "minimum": 1, "maximum": 1}
+    schema = {"type": "array", "items": one, "minItems": 2, "uniqueItems": True}
+
+    def asked(**more: Any) -> httpx.Response:
+        form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, **more}}
+        body = {"messages": [HELLO], "max_tokens": 20, "response_format": form}
+        return posted(server, "/v1/chat/completions", body)
+
+    for more in ({}, {"strict": False}):
+        answer = asked(**more)
+        choice = answer.json()["choices"][0]
+        assert json.loads(choice["message"]["content"])[:2] == [1, 1]
+        assert answer.headers["x-not-enforced"] == "response_format#/uniqueItems"
+        assert choice["constraint_satisfied"] is False
+        assert choice["constraint_violation"]
+    refused = asked(strict=True)
+    assert refused.status_code == httpx.codes.UNPROCESSABLE_ENTITY
+    assert refused.json()["error"]["constraint"]["pointer"] == "/uniqueItems"
+
+
+def test_a_form_is_kept_beside_tools_that_are_not(server: RunningServer) -> None:
+    properties, pointer = ODD[0]
+    body = odd_body("/v1/chat/completions", properties, "auto")
+    form = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    body["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": form}}
+    body["response_format"]["json_schema"]["strict"] = True
+    answer = posted(server, "/v1/chat/completions", body)
+    assert pointer in answer.headers["x-not-enforced"]
+    assert answer.json()["choices"][0]["constraint_satisfied"] is True

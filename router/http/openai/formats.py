@@ -47,6 +47,9 @@ _KINDS = {
     "choice": Kind.CHOICE,
     "grammar": Kind.LARK,
 }
+_WITH_STRUCTURED_OUTPUTS = (
+    "with `lenient` in `structured_outputs` it is left to a check of the finished text"
+)
 _GBNF = re.compile(r"(?:\s|#[^\n]*\n)*[\w-]+\s*::=")
 # Of patterns for whitespace those that clients send, with a way to write JSON that keeps them.
 _SPACINGS: Mapping[str, Whitespace] = MappingProxyType(
@@ -108,7 +111,8 @@ class ResponseFormat(Options):
             schema = _ANY_OBJECT if self.value is None else self.value
             return RawGrammar(Kind.JSON_SCHEMA, schema)
         if self.type == "json_schema":
-            return RawGrammar(Kind.JSON_SCHEMA, self._json_schema())
+            strict = None if self.json_schema is None else bool(self.json_schema.strict)
+            return RawGrammar(Kind.JSON_SCHEMA, self._json_schema(), strict=strict)
         if self.type in GRAMMAR_TYPES:
             if self.value is None:
                 raise _missing("value")
@@ -196,7 +200,7 @@ class Formats(Schema):
         if self.structured_outputs is not None:
             found += self.structured_outputs.grammars()
         found += [
-            _named(f"guided_{name}", kind, value)
+            _guided(f"guided_{name}", kind, value)
             for name, kind in _KINDS.items()
             if (value := getattr(self, f"guided_{name}")) is not None
         ]
@@ -215,6 +219,11 @@ class Formats(Schema):
 
 def _named(field: str, kind: Kind, value: Any) -> NamedGrammar:
     return field, _grammar(value) if kind is Kind.LARK else RawGrammar(kind, value)
+
+
+def _guided(field: str, kind: Kind, value: Any) -> NamedGrammar:
+    name, grammar = _named(field, kind, value)
+    return name, replace(grammar, remedy=_WITH_STRUCTURED_OUTPUTS)
 
 
 def _grammar(text: str) -> RawGrammar:

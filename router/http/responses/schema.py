@@ -429,7 +429,7 @@ class TextFormat(Schema):
         schema = _ANY_OBJECT if self.type == "json_object" else self.schema_
         if schema is None:
             raise InvalidRequest("`text.format.schema` is required", "text.format.schema")
-        return RawGrammar(Kind.JSON_SCHEMA, schema)
+        return RawGrammar(Kind.JSON_SCHEMA, schema, strict=bool(self.strict))
 
 
 class TextConfig(Schema):

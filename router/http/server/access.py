@@ -33,6 +33,9 @@ _logger = logging.getLogger(__name__)
 _SCOPE_KEY = "tandem.record"
 _SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:/+=@-]{0,127}", re.ASCII)
 _MAX_PATH_LEN = 200
+# Of places in schemas; their header stays below 3 kB.
+_MAX_PLACES = 16
+_MAX_PLACE_LEN = 160
 
 _PROBED = frozenset({"/", "/health", "/ping"})
 ANY_ORIGIN = ("*",)
@@ -54,6 +57,7 @@ _EXPOSED = (
     "x-prompt-tokens",
     "x-generated-tokens",
     "x-ignored-fields",
+    "x-not-enforced",
 )
 
 
@@ -69,7 +73,8 @@ class AccessRecord:
     `started_s` is of time.monotonic, which is finer than uvloop's clock. `error_type` is the
     client's name for what went wrong, inside a stream too, where `status` stays 200. `cut_by` is
     why the server hung up; it comes before what the routes take for the client's leaving.
-    `key` is the client's. `ignored_fields` of its body had no effect; the answer names them.
+    `key` is the client's. `ignored_fields` of its body had no effect; `not_enforced` are the places
+    in its schemas that masks do not keep. The answer names both.
     """
 
     request_id: str
@@ -80,6 +85,7 @@ class AccessRecord:
     cut_by: str | None = None
     key: ApiKey = NO_KEY
     ignored_fields: list[str] = field(default_factory=list)
+    not_enforced: list[str] = field(default_factory=list)
 
     @classmethod
     def within(cls, scope: Scope) -> Self | None:
@@ -101,6 +107,11 @@ class AccessRecord:
     def ignore(self, names: Iterable[str]) -> None:
         """Fields of the body that have no effect."""
         self.ignored_fields += [name for name in names if name not in self.ignored_fields]
+
+    def leave_out(self, places: Iterable[str]) -> None:
+        """Parts of schemas that masks do not enforce."""
+        shown = [place[:_MAX_PLACE_LEN] for place in places]
+        self.not_enforced = [*dict.fromkeys([*self.not_enforced, *shown])][:_MAX_PLACES]
 
     @property
     def is_routine(self) -> bool:
@@ -270,6 +281,8 @@ def _with_id(message: Message, record: AccessRecord) -> Message:
     headers = [*message.get("headers", ()), (b"x-request-id", record.request_id.encode())]
     if record.ignored_fields:
         headers.append((b"x-ignored-fields", _in_ascii(record.ignored_fields).encode()))
+    if record.not_enforced:
+        headers.append((b"x-not-enforced", _in_ascii(record.not_enforced).encode()))
     return {**message, "headers": headers}
 
 

@@ -124,11 +124,15 @@ def shown_functions(functions: Iterable[Function]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class AllowedTool:
-    """A tool that may be called. `place` is the field of its parameters."""
+    """A tool that may be called. `place` is the field of its parameters.
+
+    If it is `strict`, it is refused where its parameters cannot be enforced whole.
+    """
 
     name: str
     parameters: Mapping[str, Any]
     place: str
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,9 @@ def allowed_functions(
         parameters = f"{place}.parameters"
         schema = function.arguments if function.parameters is None else function.parameters
         arguments = _NO_PARAMETERS if schema is None else arguments_schema(schema, parameters)
-        tools[function.name] = AllowedTool(function.name, arguments, parameters)
+        tools[function.name] = AllowedTool(
+            function.name, arguments, parameters, strict=bool(function.strict)
+        )
     choice = choice or ToolChoice("auto")
     _check_choice(names, choice)
     if not names or choice.mode == "none":
@@ -238,7 +244,7 @@ def constrain_to_tools(
     """
     form = None
     parts = {
-        tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True)
+        tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True, strict=tool.strict)
         for tool in allowed.tools
     }
     if raw.grammar is not None and allowed.allows_text:

@@ -473,3 +473,12 @@ def test_many_negations_are_read_in_a_time_that_grows_with_them() -> None:
         found, began = words(text), thread_time()
         negations_as_texts(text, found, {})
         assert thread_time() - began < 3  # 0.2 s; minutes where each looks at all others
+
+
+def test_embedded_schemas_may_be_lenient() -> None:
+    text = 'start: "<" %json {"type": "array", "items": {"const": 1}, "contains": {"const": 2}} ">"'
+    with pytest.raises(NotEnforced):
+        compiled(Kind.LARK, text)
+    language = compiled(Kind.LARK, text, lenient=True)
+    assert accepts(language, "<[1]>")
+    assert not accepts(language, "<[3]>")

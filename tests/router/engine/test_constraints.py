@@ -31,7 +31,7 @@ from router.request.errors import (
     RateLimited,
     Unsupported,
 )
-from router.request.request import ApiKey, Constraint
+from router.request.request import ApiKey, Constraint, JudgedPart
 from router.shards.shards import ShardTimeouts
 from router.telemetry.metrics import Metrics
 from tests.byte_tokenizer import byte_ids
@@ -269,6 +269,49 @@ async def test_a_lenient_schema_lists_what_is_not_enforced(workers: WorkerPool) 
     with asking_workers(workers) as (check, _):
         lenient = schema('{"type": "array", "contains": {"const": 1}}', lenient=True)
         assert (await check.judge(lenient.spec, [])).not_enforced == ("/contains",)
+
+
+UNIQUE = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true}'
+
+
+@shares_workers
+async def test_what_may_relax_leaves_to_the_end_what_masks_cannot_keep(workers: WorkerPool) -> None:
+    with asking_workers(workers) as (check, counted):
+        found = await check.check(replace(schema(UNIQUE), may_relax=True), _NO_STOPS, 50)
+        assert (found.spec, found.not_enforced) == (
+            ConstraintSpec(Kind.JSON_SCHEMA, UNIQUE, lenient=True),
+            ("/uniqueItems",),
+        )
+        assert found.is_judged_at_end
+        assert counted.constraint_refusals.value("not_enforced") == 0
+
+        whole = await check.check(replace(schema('{"const": [2]}'), may_relax=True), _NO_STOPS, 50)
+        assert (whole.not_enforced, whole.is_judged_at_end) == ((), False)
+
+
+@shares_workers
+async def test_a_refusal_says_how_the_rest_could_be_had_where_it_could(workers: WorkerPool) -> None:
+    with asking_workers(workers) as (check, _):
+        advised = await refusal(check, replace(schema(UNIQUE), remedy="write anyOf"))
+        assert advised[2].endswith("; write anyOf")
+        assert "; " not in (await refusal(check, schema(UNIQUE)))[2]
+        wrong = await refusal(check, replace(schema('{"type": 1}'), remedy="write anyOf"))
+        assert "write anyOf" not in wrong[2]
+
+
+@shares_workers
+async def test_the_parts_of_an_answer_are_judged_each_by_its_schema(workers: WorkerPool) -> None:
+    class Lines:
+        def of(self, text: str) -> list[JudgedPart]:
+            spec = ConstraintSpec(Kind.JSON_SCHEMA, UNIQUE)
+            return [JudgedPart(spec, line, f"line {at}") for at, line in enumerate(text.split())]
+
+    constraint = replace(schema("{}", lenient=True), parts=Lines())
+    with asking_workers(workers) as (check, _):
+        assert await check.violation(constraint, "[1] [1,2]") is None
+        found = await check.violation(constraint, "[1] [1,1]")
+        assert found is not None
+        assert found.startswith("line 1: ")
 
 
 @shares_workers
