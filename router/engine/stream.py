@@ -255,8 +255,9 @@ class Stream:
         pushed, shown = ("", "") if is_dropped else self._text.push(token_id)
         if shown:
             self._texts.append(shown)
-        own = self._tokenizer.token_text(token_id) if special or is_dropped else pushed
-        hidden = is_dropped or (special and self.request.skip_special_tokens)
+        hidden = is_dropped or (special and self.request.skip_special_tokens and not is_mark)
+        # What is pushed may begin with the rest of a character that the token leaves broken.
+        own = self._tokenizer.token_text(token_id) if hidden else pushed
         top_tokens = self._alternatives(token.top_tokens) if token.top_tokens else ()
         reported = TokenLogprob(token_id, own, token.logprob, special, hidden)
         event = TokenGenerated(reported, shown, top_tokens, token.mask_effect)

@@ -282,13 +282,26 @@ def _details(completion: Completion) -> dict[str, Any]:
             {"id": token.token_id, "text": token.text, "logprob": token.logprob}
             for token in prefill
         ],
-        "tokens": [token_fields(event.token) for event in completion.tokens],
+        "tokens": _whole_tokens(completion),
     }
     if any(event.top_tokens for event in completion.tokens):
         details["top_tokens"] = [
             [token_fields(token) for token in event.top_tokens] for event in completion.tokens
         ]
     return details
+
+
+def _whole_tokens(completion: Completion) -> list[dict[str, Any]]:
+    """The tokens with the texts that a stream has."""
+    tokens = [
+        {**token_fields(event.token), "text": _shown(event.token)} for event in completion.tokens
+    ]
+    num_shown = sum(_shown_len(event.token) for event in completion.tokens)
+    if rest := completion.finished.text[num_shown:]:
+        last = tokens[-1]
+        text = rest if last["special"] else last["text"] + rest
+        tokens[-1] = {**last, "text": text, "special": False}
+    return tokens
 
 
 def token_fields(token: TokenLogprob) -> dict[str, Any]:
@@ -331,6 +344,8 @@ class GenerateFrames:
         self._with_details = with_details
         self._prefix = prefix
         self._num_tokens = 0
+        # Characters of the answer that the tokens so far have shown.
+        self._num_shown = 0
 
     def render(self, index: int, burst: Sequence[Event]) -> bytes:
         """One frame for each token; a Finished joins the token before it in the burst."""
@@ -361,16 +376,18 @@ class GenerateFrames:
             yield self._frame(held)
 
     def _frame(
-        self, event: TokenGenerated, tail: str = "", text: bytes = b"null", details: bytes = b"null"
+        self, event: TokenGenerated, rest: str = "", text: bytes = b"null", details: bytes = b"null"
     ) -> bytes:
+        """A token; the last one ends with the `rest` of the text, which no token has."""
         self._num_tokens += 1
         token = event.token
+        self._num_shown += _shown_len(token)
         # Clients skip the texts of special tokens, so what is left of the answer must not be one.
-        is_unseen = token.special and tail != ""
+        is_unseen = token.special and rest != ""
         return _FRAME % (
             self._num_tokens,
             token.token_id,
-            orjson.dumps(tail if is_unseen else _shown(event) + tail),
+            orjson.dumps(rest if is_unseen else _shown(token) + rest),
             orjson.dumps(token.logprob),
             b"true" if token.special and not is_unseen else b"false",
             _top_tokens_field(event.top_tokens) if event.top_tokens else b"",
@@ -389,15 +406,20 @@ class GenerateFrames:
         }
         return self._frame(
             event,
-            end.tail,
+            end.text[self._num_shown + _shown_len(event.token) :],
             orjson.dumps(self._prefix + end.text),
             orjson.dumps(details) if self._with_details else b"null",
         )
 
 
-def _shown(event: TokenGenerated) -> str:
-    """A token's text in a stream: special ones included, nothing past a stop string."""
-    return event.token.text if event.token.special else event.text
+def _shown(token: TokenLogprob) -> str:
+    """A token's text: special ones included, nothing past a stop string."""
+    return "" if token.hidden and not token.special else token.text
+
+
+def _shown_len(token: TokenLogprob) -> int:
+    """Characters that the token has in the answer."""
+    return 0 if token.hidden else len(token.text)
 
 
 def _top_tokens_field(top_tokens: Sequence[TokenLogprob]) -> bytes:

@@ -25,6 +25,7 @@ from router.http.tgi import (
 )
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
+from tests.byte_tokenizer import EOS_ID, byte_ids
 from tests.checks import FakeChecks
 from tests.fake_script import letters, saying
 from tests.fakes import FakeShard
@@ -150,6 +151,43 @@ async def test_the_texts_of_the_tokens_end_where_the_text_does(path: str) -> Non
         ]
         texts = [frame["token"]["text"] for frame in frames]
         assert "".join(texts) == frames[-1]["generated_text"] == "a lonely ma"
+
+
+# The first of the two bytes of a letter.
+PART = byte_ids("é")[0]
+
+
+@pytest.mark.parametrize(
+    ("ids", "fields", "text"),
+    [
+        ([*byte_ids("ab"), PART, PART], {"max_new_tokens": 3}, "ab\ufffd"),
+        ([*byte_ids("ab"), PART, EOS_ID], {}, "ab\ufffd"),
+        ([PART, *byte_ids("b"), EOS_ID], {}, "\ufffdb"),
+        ([*byte_ids("aéb"), EOS_ID], {}, "aéb"),
+        (
+            [*byte_ids("lonely"), EOS_ID],
+            {"stop": ["onx", "lyx"], "include_stop_str_in_output": False},
+            "lonely",
+        ),
+        (
+            [*byte_ids("a lonely man"), EOS_ID],
+            {"stop": ["ely"], "include_stop_str_in_output": False},
+            "a lon",
+        ),
+    ],
+)
+async def test_tokens_have_the_same_texts_whole_and_streamed_and_joined_are_the_text(
+    ids: list[int], fields: Any, text: str
+) -> None:
+    shard = FakeShard(script=lambda token_ids: ids[min(len(token_ids) - len(PROMPT), len(ids) - 1)])
+    async with housing(shard) as house:
+        answer = await post(house, details=True, **fields)
+        frames = await stream(house, details=True, **fields)
+
+    tokens = answer["details"]["tokens"]
+    assert answer["generated_text"] == frames[-1]["generated_text"] == text
+    assert "".join(token["text"] for token in tokens if not token["special"]) == text
+    assert tokens == [frame["token"] for frame in frames]
 
 
 async def test_a_stop_string_is_left_out_on_request() -> None:

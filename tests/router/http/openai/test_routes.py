@@ -165,6 +165,27 @@ async def test_a_stop_string_is_dropped_whole_and_streamed(stop: Any) -> None:
     }
 
 
+async def test_a_broken_character_before_a_shown_special_token_is_part_of_the_tokens() -> None:
+    part_id = byte_ids("é")[0]
+    ids = [*byte_ids("a"), part_id, BOS_ID, *byte_ids("b")]
+    script = lambda token_ids: ids[min(len(token_ids) - 2, len(ids) - 1)]  # noqa: E731
+    fields = {"skip_special_tokens": False, "logprobs": 0, "max_tokens": 4}
+    async with housing(FakeShard(script=script)) as house:
+        (choice,) = (await complete(house, "ab", **fields))["choices"]
+        chunks = await stream_completion(house, "ab", **fields)
+
+    assert choice["text"] == "a\ufffd<s>b"
+    assert choice["logprobs"]["tokens"] == ["a", "", "\ufffd<s>", "b"]
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 5]
+    streamed = [chunk["choices"][0]["logprobs"] for chunk in chunks]
+    assert [token for each in streamed if each for token in each["tokens"]] == [
+        "a",
+        "",
+        "\ufffd<s>",
+        "b",
+    ]
+
+
 L_ID = byte_ids("l")[0]
 
 
