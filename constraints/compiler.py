@@ -215,7 +215,9 @@ class Compiler:
             case Kind.WHERE:
                 expression = parse(spec.text)
                 try:
-                    return compile_where(expression, self.vocabulary, self._token_trie())
+                    return compile_where(
+                        expression, self.vocabulary, self._token_trie(), is_plain=True
+                    )
                 except OutOfReach:
                     grammar = where_fallback.to_grammar(expression, spec.text)
         return GrammarLanguage(

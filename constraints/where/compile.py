@@ -18,6 +18,7 @@ from constraints.where.error_position import short
 from constraints.where.limits import OutOfReach
 from constraints.where.machine import Machine, build
 from constraints.where.measures import counter_of
+from constraints.where.plain_space import ClosingSpace, named_space, without_control_space
 from constraints.where.reduction import minimised
 from constraints.where.stop_phrases import with_stop_phrases
 from constraints.where.terms import (
@@ -47,17 +48,21 @@ def compile_where(
     trie: TokenTrie | None = None,
     *,
     spares: tuple[int | None, ...] = SPARES,
+    is_plain: bool = False,
 ) -> WhereLanguage:
     """The language of an expression.
 
     trie:   the vocabulary's; building it takes about half a second for 128 000 tokens
     spares: how much room a counter grid leaves below its bounds, tried in order until it is enough;
             None is always enough. Masks do not depend on it.
+    is_plain: masks bring no white space into a text that the model would not write, see
+            `plain_space`; such texts there have to be
     Raises Contradiction, TooComplex and, for another engine to try, OutOfReach.
     """
     trie = trie or TokenTrie(vocabulary)
     began = thread_time()
-    language = _language(expression, vocabulary, trie, spares)
+    language = _plain_language(expression, vocabulary, trie, spares) if is_plain else None
+    language = language or _language(expression, vocabulary, trie, spares)
     if language is None:
 
         def is_empty(part: Expression) -> bool | None:
@@ -98,19 +103,39 @@ def _contradiction(conflict: tuple[Expression, ...], vocabulary: Vocabulary) -> 
     return error
 
 
-def _language(
+def _plain_language(
     expression: Expression,
     vocabulary: Vocabulary,
     trie: TokenTrie,
     spares: tuple[int | None, ...],
 ) -> WhereLanguage | None:
-    """None if nothing satisfies the expression."""
+    """None if there are no such texts, or too much to follow."""
+    plain = without_control_space(expression)
+    try:
+        return _language(plain, vocabulary, trie, spares, named_space(expression))
+    except (OutOfReach, TooComplex):
+        return None
+
+
+def _language(
+    expression: Expression,
+    vocabulary: Vocabulary,
+    trie: TokenTrie,
+    spares: tuple[int | None, ...],
+    kept_space: frozenset[str] | None = None,
+) -> WhereLanguage | None:
+    """None if nothing satisfies the expression.
+
+    kept_space: white space that may close a complete text; None: all
+    """
     machine = _machine(expression)
     # Characters without a step from any state need no places for their bytes.
     utf8 = utf8_of(machine.partition, np.any(machine.steps, axis=0))
     for spare in spares:
         counter_grid = CounterGrid.of(machine, spare)
-        language = _on_counter_grid(machine, utf8, counter_grid, vocabulary, trie, expression)
+        language = _on_counter_grid(
+            machine, utf8, counter_grid, vocabulary, trie, expression, kept_space
+        )
         if language is None or language.distances is None or language.distances.has_room:
             break
     return language
@@ -123,12 +148,18 @@ def _on_counter_grid(
     vocabulary: Vocabulary,
     trie: TokenTrie,
     expression: Expression,
+    kept_space: frozenset[str] | None,
 ) -> WhereLanguage | None:
     accepted = _accepted(machine, counter_grid)
     by_state = _coaccessible_slacks(machine, counter_grid, accepted)
     if by_state is None:
         return None
     table = ByteTable.of(machine, utf8, trie.max_token_len)
+    closing_space = None
+    if kept_space is not None and counter_of(Measure.WORDS, expression) is not None:
+        closing_space = ClosingSpace.of(
+            vocabulary, machine, counter_grid, table, by_state, kept_space
+        )
     language = WhereLanguage(
         vocabulary=vocabulary,
         trie=trie,
@@ -139,6 +170,7 @@ def _on_counter_grid(
         coaccessible_slacks=table.spread(machine, counter_grid, by_state),
         expression=expression,
         dropped=_dropped(expression),
+        closing_space=closing_space,
     )
     if not language.follows_bytes:
         start = table.start // table.width

@@ -30,6 +30,7 @@ from constraints.where.completions import shortest_along_routes, shortest_by_dis
 from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
 from constraints.where.distances import MAX_WORK, Distances
 from constraints.where.machine import Machine
+from constraints.where.plain_space import ClosingSpace
 from constraints.where.terms import Expression
 from constraints.where.token_transitions import TokenTransitions
 from constraints.where.transition_cache import TransitionCache
@@ -51,6 +52,7 @@ class WhereLanguage:
 
     coaccessible_slacks: of every place, computed over bytes
     expression:          what was compiled
+    closing_space:       white space that is not legal behind a complete text, None: none
     """
 
     vocabulary: Vocabulary
@@ -62,6 +64,7 @@ class WhereLanguage:
     coaccessible_slacks: Slacks
     expression: Expression
     dropped: tuple[str, ...] = ()
+    closing_space: ClosingSpace | None = None
 
     def __post_init__(self) -> None:
         self.transition_cache = TransitionCache(self.trie, self.table, self.counter_grid)
@@ -199,8 +202,23 @@ class WhereMatcher:
             legal = transitions.legal(slacks, self.counts)
             mask = language.transition_cache.mask(self._place, transitions, legal)
             octets[: len(mask)] = mask
+            if language.closing_space is not None and self.is_complete:
+                self._clear_space(language.closing_space, octets[: len(mask)], legal)
         if self.is_complete:
             octets[: len(language.end_mask)] |= language.end_mask
+
+    def _clear_space(
+        self,
+        closing_space: ClosingSpace,
+        octets: npt.NDArray[np.uint8],
+        legal: npt.NDArray[np.bool_],
+    ) -> None:
+        """Forbid white space to which nothing else could be added."""
+        transitions = self.transitions()
+        goes_on = transitions.legal(closing_space.slacks, self.counts)
+        if (legal & ~goes_on).any():
+            kept = self._language.transition_cache.mask(self._place, transitions, goes_on)
+            octets &= kept | ~closing_space.tokens
 
     def is_quick(self, max_len: int | None) -> bool:
         """Whether the transitions are cached and few, and the slacks computed."""

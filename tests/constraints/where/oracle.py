@@ -663,6 +663,77 @@ class Oracle:
         return self._moves[place]
 
 
+class PlainOracle(Oracle):
+    """As the masks that bring no white space into a text that the expression does not name.
+
+    There are no control characters of white space; and behind a complete text no token of white
+    space alone, if nothing else could follow it.
+    """
+
+    def __init__(
+        self, expression: Expression, tokens: Sequence[bytes], end_ids: Sequence[int]
+    ) -> None:
+        named = {char for atom in _atoms(expression) for char in _said(atom)}
+        controls = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
+        absent = [Not(Contains(char)) for char in controls if char not in named]
+        plain = And((expression, *absent)) if absent else expression
+        super().__init__(plain, tokens, end_ids)
+        self._spaces = {chr(point) for point in range(0x3001) if chr(point).isspace()} - named
+        leaves = (leaf for leaf in _leaves(expression) if isinstance(leaf, Compare))
+        self._counts_words = any(leaf.measure is Measure.WORDS for leaf in leaves)
+
+    def legal(self, prefix: Sequence[int], max_len: int | None = None) -> frozenset[int]:
+        """The tokens that may follow."""
+        legal = super().legal(prefix, max_len)
+        place = self.place(prefix)
+        if not self._counts_words or not self._accepts(place):
+            return legal
+        return frozenset(
+            token_id
+            for token_id in legal
+            if token_id in self._end_ids
+            or not self._is_space(self._tokens[token_id])
+            or self._goes_on(self._after(place, self._tokens[token_id]))
+        )
+
+    def _is_space(self, token: bytes) -> bool:
+        split = characters(token)
+        assert split is not None
+        text, tail = split
+        spaces = (char.encode() for char in self._spaces)
+        is_begun = not tail or any(char.startswith(tail) for char in spaces)
+        return is_begun and self._spaces.issuperset(text)
+
+    def _goes_on(self, place: Place | None) -> bool:
+        """Whether another character than white space may follow."""
+        assert place is not None
+        seen = {place}
+        queue = [place]
+        while queue:
+            place = queue.pop()
+            for char in self._alphabet.beginning_with(place.tail):
+                after = Place(self._step(place.joint, char), b"", 0)
+                if not self._by_characters.is_live(after):
+                    continue
+                if not char.isspace():
+                    return True
+                if after not in seen:
+                    seen.add(after)
+                    queue.append(after)
+        return False
+
+
+def _said(atom: Expression) -> str:
+    """The characters that an atom names; of patterns all that their escapes may stand for."""
+    if isinstance(atom, Matches):
+        classes = "".join(filter(str.isspace, map(chr, range(0x3001))))
+        plain = "".join(char for char in classes if char not in "\x0b\x0c\x1c\x1d\x1e\x1f\x85")
+        return (
+            atom.pattern + (plain if "\\s" in atom.pattern else "") + "\n" * ("\\n" in atom.pattern)
+        )
+    return "" if isinstance(atom, IsInt | IsFloat | Compare) else _named(atom)
+
+
 class Search:
     """Whether some place that is accepted can be reached: a search in breadth that remembers."""
 
