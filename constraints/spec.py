@@ -22,7 +22,6 @@ class Whitespace(Enum):
     FLEXIBLE = "flexible"  # up to a bounded run anywhere
     COMPACT = "compact"  # none
     SPACED = "spaced"  # as Python's json.dumps writes it: after `:` and `,`
-    OPTIONAL = "optional"  # after `:` and `,` a space or none
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +35,6 @@ class ConstraintSpec:
     text: str
     whitespace: Whitespace = Whitespace.FLEXIBLE
     lenient: bool = False
-
-
-# The white space before an opener, and between a closer and the text, and the most of it: models do
-# not keep to what the template writes there.
-SPACES = " \t\r\n"
-MAX_SPACES = 4
 
 
 @dataclass(frozen=True, slots=True)

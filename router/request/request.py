@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
-from constraints.spec import ConstraintSpec, Kind, ThoughtRule
+from constraints.spec import ConstraintSpec, ThoughtRule
 from constraints.translation import Translation
 from processes.spans import TraceContext
 from proto.contract import (
@@ -192,11 +192,6 @@ class GenerateRequest:
     key: ApiKey = NO_KEY
     thought: ThoughtRule | None = None
     template_end_ids: tuple[int, ...] = ()
-
-    @property
-    def has_rule(self) -> bool:
-        """Whether its text has to satisfy something; a thought's budget alone is no such rule."""
-        return self.constraint is not None and self.constraint.spec.kind is not Kind.TEXT
 
     @property
     def shard_constraint(self) -> OutputConstraint | None:

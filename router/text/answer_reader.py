@@ -25,7 +25,6 @@ from router.text.answer_format import (
     Code,
     Parameters,
     ValueForm,
-    spellings,
 )
 from router.text.parameter_values import LiteralScan, as_json, overlap, types_of
 
@@ -149,6 +148,8 @@ class AnswerReader:
         self._num_keys = 0
         self._scan = LiteralScan()
         self.num_calls = 0
+        # How often calls began, with what stands before the first one.
+        self.num_beginnings = 0
 
     def push(self, text: str) -> list[Piece]:
         """What the answer's next text tells, with what was kept of those before it."""
@@ -270,6 +271,7 @@ class AnswerReader:
             return False
         for head in heads:
             if isinstance(head, _Head):
+                self.num_beginnings += 1
                 return self._begin(pieces, head, self._unread)
         self._say(pieces, self._marker)
         self._unread = self._unread[len(self._marker) :]
@@ -448,8 +450,6 @@ class AnswerReader:
         place = self._match(opening, text, 0)
         if place < 0:
             return place
-        while text[place : place + 1].isspace():
-            place += 1
         label = (_LABEL if form.name_in_id else _NAME).match(text, place)
         if label is None or label.end() == len(text):
             may_follow = _LABEL_BEGUN.match(text, place)
@@ -481,11 +481,9 @@ class AnswerReader:
         return None if ends[best] == _WAITS else (best, ends[best])
 
     def _match(self, literal: str, text: str, start: int) -> int:
-        """Where `literal` ends that stands at `start`, in one of its spellings."""
-        return max([self._match_as_is(each, text, start) for each in spellings(literal)])
-
-    def _match_as_is(self, literal: str, text: str, start: int) -> int:
-        """As `_match`, white space aside."""
+        """Where `literal` ends that stands at `start`, white space aside."""
+        if text.startswith(literal, start):
+            return start + len(literal)
         place = start
         index = 0
         while index < len(literal):

@@ -26,6 +26,8 @@ from processes.worker_threads import WorkerThreads
 from router.request.errors import TemplateFailed
 from router.text.answer_format import AnswerFormat, CallForm
 from router.text.control_tokens import ControlTokens, MarkedText
+from router.text.format_proof import Verdict, prove
+from router.text.format_reading import Reading, read_format
 from router.text.template_traits import (
     HERMES,
     CallSyntax,
@@ -170,10 +172,32 @@ def _compared(tree: nodes.Template) -> frozenset[str]:
     )
 
 
+def _fields(tree: nodes.Template) -> frozenset[str]:
+    """The keys that are read: `m.key`, `m["key"]`, `m.get("key")`."""
+    keys: set[Any] = {each.attr for each in tree.find_all(nodes.Getattr)}
+    keys |= {
+        each.arg.value for each in tree.find_all(nodes.Getitem) if isinstance(each.arg, nodes.Const)
+    }
+    for call in tree.find_all(nodes.Call):
+        if isinstance(call.node, nodes.Getattr) and call.node.attr == "get":
+            keys |= {each.value for each in call.args[:1] if isinstance(each, nodes.Const)}
+    return frozenset(key for key in keys if isinstance(key, str))
+
+
+def _constants(tree: nodes.Template) -> frozenset[str]:
+    """The texts that the template writes or compares."""
+    found = {each.value for each in tree.find_all(nodes.Const)}
+    return frozenset(
+        {each for each in found if isinstance(each, str)}
+        | {each.data for each in tree.find_all(nodes.TemplateData)}
+    )
+
+
 class CompiledTemplate:
     """One template, ready to render.
 
-    `variables` are the names that it reads, `words` the string constants in its comparisons.
+    `variables` are the names that it reads, `words` the string constants in its comparisons,
+    `constants` all texts in it, `fields` the keys that it reads.
     """
 
     def __init__(self, source: str, time_limit_s: float, now: Callable[[], datetime]) -> None:
@@ -182,6 +206,8 @@ class CompiledTemplate:
         tree = environment.parse(source)
         # First: looking for variables folds constants.
         self.words: frozenset[str] = _compared(tree)
+        self.constants = _constants(tree)
+        self.fields = _fields(tree)
         self.variables: frozenset[str] = frozenset(find_undeclared_variables(tree))
         code = environment.compile(_Bounds().visit(tree))
         self._template = Template.from_code(environment, code, environment.make_globals(None))
@@ -234,7 +260,9 @@ class ChatTemplate:
         self._control_tokens = control_tokens
         self._workers = WorkerThreads(_NUM_WORKERS, "template")
         self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
-        self._traits: dict[str, Traits] = {}
+        self._readings: dict[str, Reading] = {}
+        self._verdicts: dict[str, Verdict] = {}
+        self._end_tokens: tuple[str, ...] = ()
         for name, source in templates.items():
             try:
                 self._templates[name] = CompiledTemplate(source, time_limit_s, now)
@@ -265,6 +293,51 @@ class ChatTemplate:
         """Whether the template that `render` would take reads a variable. Raises TemplateFailed."""
         return variable in self._compiled(name or self._choose(with_tools)).variables
 
+    def prove(self, end_tokens: Sequence[str] = ()) -> None:
+        """Reads and proves the form of answers of every template: a fraction of a second each.
+
+        Once, at the start. `end_tokens` end answers, whatever templates write there.
+        """
+        self._end_tokens = tuple(end_tokens)
+        for name, template in self._templates.items():
+            if isinstance(template, CompiledTemplate):
+                self._verdict_of(name, template)
+
+    def verdict(self, name: str | None = None, *, with_tools: bool = False) -> Verdict:
+        """What of the form of answers is known, and why not the rest. Raises TemplateFailed.
+
+        `name` and `with_tools` choose the template as in `render`.
+        """
+        name = name or self._choose(with_tools)
+        return self._verdict_of(name, self._compiled(name))
+
+    def thought_key(self, name: str | None = None, *, with_tools: bool = False) -> str:
+        """The key from which the template reads what an assistant thought; empty: it reads none.
+
+        Raises TemplateFailed.
+        """
+        name = name or self._choose(with_tools)
+        return self._traits_of(name, self._compiled(name)).thought_key
+
+    def takes_thoughts(self, name: str | None = None, *, with_tools: bool = False) -> bool:
+        """Whether it shows what an assistant thought. Raises TemplateFailed."""
+        return bool(self.thought_key(name, with_tools=with_tools))
+
+    def answer_format(self, name: str | None = None, *, with_tools: bool = False) -> AnswerFormat:
+        """How the model writes its answers. Raises TemplateFailed."""
+        syntax = self.call_syntax(name) if with_tools else HERMES
+        between = None
+        if syntax.separator is not None:
+            between = syntax.tail + syntax.separator + syntax.head
+        calls = CallForm(
+            first=syntax.opening + syntax.head,
+            middle=syntax.middle,
+            between=between,
+            last=syntax.tail + syntax.closing,
+            id_len=syntax.id_len,
+        )
+        return AnswerFormat(calls=calls)
+
     def call_syntax(self, name: str | None = None) -> CallSyntax:
         """The syntax of calls in the template that `render` takes for tools. Raises TemplateFailed.
 
@@ -285,25 +358,6 @@ class ChatTemplate:
         except TemplateFailed:
             return ""
         return text.rpartition(answer)[2].strip() if answer in text else ""
-
-    def answer_format(self, name: str | None = None, *, with_tools: bool = False) -> AnswerFormat:
-        """How the model writes its answers. Raises TemplateFailed."""
-        syntax = self.call_syntax(name) if with_tools else HERMES
-        between = None
-        if syntax.separator is not None:
-            between = syntax.tail + syntax.separator + syntax.head
-        calls = CallForm(
-            first=syntax.opening + syntax.head,
-            middle=syntax.middle,
-            between=between,
-            last=syntax.tail + syntax.closing,
-            id_len=syntax.id_len,
-        )
-        return AnswerFormat(calls=calls)
-
-    def takes_thoughts(self, name: str | None = None, *, with_tools: bool = False) -> bool:
-        """Whether it shows what an assistant thought. Raises TemplateFailed."""
-        return False
 
     def render(
         self,
@@ -368,13 +422,24 @@ class ChatTemplate:
         }
 
     def _traits_of(self, name: str, template: CompiledTemplate) -> Traits:
-        traits = self._traits.get(name)
-        if traits is None:
-            traits = self._traits[name] = find_traits(
+        return self._reading_of(name, template).probe.traits
+
+    def _reading_of(self, name: str, template: CompiledTemplate) -> Reading:
+        reading = self._readings.get(name)
+        if reading is None:
+            traits = find_traits(
                 lambda messages, tools: template.render(self._context(messages, tools, False)),
                 template.words,
             )
-        return traits
+            reading = read_format(template, self._special, traits, self._end_tokens)
+            self._readings[name] = reading
+        return reading
+
+    def _verdict_of(self, name: str, template: CompiledTemplate) -> Verdict:
+        verdict = self._verdicts.get(name)
+        if verdict is None:
+            verdict = self._verdicts[name] = prove(self._reading_of(name, template))
+        return verdict
 
     def _choose(self, with_tools: bool) -> str:
         return _WITH_TOOLS if with_tools and _WITH_TOOLS in self._templates else _DEFAULT

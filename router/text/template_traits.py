@@ -9,7 +9,9 @@ form that the template reads. The syntax of calls is recognised in what the temp
 It knows no models, no tokens and no HTTP.
 """
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,15 +41,16 @@ _TOOL = {
 }
 # Some templates require ids of nine letters and digits.
 _CALL_ID = "call00001"
+_QUESTION: list[Message] = [{"role": "user", "content": _TEXT}]
 # The roles of a call's result, and the role that carries it where a template knows neither.
 _RESULTS = ("tool", "function")
 _RESULT_FALLBACK = "user"
 # Between messages that become one.
 _JOINT = "\n\n"
-
-
 # The key under which messages bring what the assistant thought.
 THOUGHT_KEY = "reasoning_content"
+# The `thought_key` of templates that read the thought from a part of the content.
+PART_OF_CONTENT = "content"
 
 
 class TemplateLimit(TemplateError):
@@ -150,6 +153,11 @@ class Traits:
     null, else empty. `calls`: their syntax. `shows_results`: it renders results of calls, else they
     become user messages. `single_roles`: of these it takes no two messages in a row, so that such
     messages become one.
+
+    `thought_key`: the key from which it reads what the assistant thought; empty: it shows none.
+    `takes_text_with_calls`: else it refuses a message with both. `id_len`: it requires ids of calls
+    with as many letters and digits. `name_in_id`: it shows a call by its id, which has to be
+    `functions.NAME:NUMBER`.
     """
 
     words: frozenset[str] = frozenset()
@@ -160,6 +168,10 @@ class Traits:
     calls: CallSyntax = HERMES
     shows_results: bool = True
     single_roles: frozenset[str] = frozenset()
+    thought_key: str = ""
+    takes_text_with_calls: bool = True
+    id_len: int | None = None
+    name_in_id: bool = False
 
 
 def find_traits(render: Render, words: frozenset[str]) -> Traits:
@@ -181,7 +193,7 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
                 takes_null_content=takes_null,
             )
             text = _chat_with_call(render, traits)
-            if _is_whole(text):
+            if _is_whole(text[_question_len(render, traits, text) :]):
                 return replace(traits, calls=_syntax(render, traits, text))
     except TemplateLimit:
         pass  # a template that takes so long counts as one that shows no calls
@@ -192,8 +204,9 @@ def adapt(messages: Sequence[Message], traits: Traits) -> list[dict[str, Any]]:
     """The messages as the template reads them. Fields that are None count as absent."""
     shown: list[dict[str, Any]] = []
     was_result = False
+    ids = _CallIds(traits)
     for message in messages:
-        adapted = _adapted(message, traits)
+        adapted = ids.renamed(_adapted(message, traits))
         is_result = not traits.shows_results and adapted.get("role") in _RESULTS
         if is_result:
             adapted = {"role": _RESULT_FALLBACK, "content": adapted.get("content", "")}
@@ -238,10 +251,61 @@ def _adapted(message: Message, traits: Traits) -> dict[str, Any]:
     elif calls:
         text = json.dumps([_message_call(call, traits) for call in calls], ensure_ascii=False)
         shown["content"] = _appended(shown.get("content"), text)
+    thought = shown.pop(THOUGHT_KEY, None)
+    if "tool_calls" in shown and not traits.takes_text_with_calls:
+        thought = _JOINT.join(filter(None, (thought, _text(shown["content"]))))
+        shown["content"] = None if traits.takes_null_content else ""
     content = shown.get("content")
     if traits.takes_parts and isinstance(content, str):
         shown["content"] = [_part(content)]
+    if thought and traits.thought_key == PART_OF_CONTENT:
+        parts = [_part(content)] if content and isinstance(content, str) else content or []
+        shown["content"] = [{"type": "thinking", "thinking": thought}, *parts]
+    elif thought and traits.thought_key:
+        shown[traits.thought_key] = thought
     return shown
+
+
+def _text(content: Any) -> str:
+    parts = content if isinstance(content, list) else [{"text": content}]
+    texts = (part.get("text") for part in parts if isinstance(part, Mapping))
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+class _CallIds:
+    """The ids of a chat's calls as the template requires them. Owner of those renamed so far."""
+
+    def __init__(self, traits: Traits) -> None:
+        self._traits = traits
+        self._renamed: dict[str, str] = {}
+        self._num_calls = 0
+
+    def renamed(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message whose calls, or whose result, have the ids that the template requires."""
+        if self._traits.id_len is None and not self._traits.name_in_id:
+            return message
+        if "tool_calls" in message:
+            message = {**message, "tool_calls": [*map(self._call, message["tool_calls"])]}
+        call_id = message.get("tool_call_id")
+        if call_id in self._renamed:
+            message = {**message, "tool_call_id": self._renamed[call_id]}
+        return message
+
+    def _call(self, call: Any) -> Any:
+        call_id = call.get("id") if isinstance(call, Mapping) else None
+        function = call.get("function") if isinstance(call, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        number = self._num_calls
+        self._num_calls += 1
+        if not isinstance(call_id, str):
+            return call
+        new = call_id
+        if self._traits.name_in_id:
+            new = f"functions.{name}:{number}"
+        elif len(call_id) != self._traits.id_len or not call_id.isalnum():
+            new = hashlib.sha256(call_id.encode()).hexdigest()[: self._traits.id_len]
+        self._renamed[call_id] = new
+        return {**call, "id": new}
 
 
 def _appended(content: Any, text: str) -> Any:
@@ -328,6 +392,12 @@ def _shows_results(render: Render, traits: Traits) -> bool:
     return shows("tool") or not shows(_RESULT_FALLBACK)
 
 
+def _question_len(render: Render, traits: Traits, text: str) -> int:
+    """How much of a chat's `text` is before the answer: some templates print their tools there."""
+    question = _rendered(render, adapt(_QUESTION, traits), [_TOOL])
+    return len(os.path.commonprefix([question, text]))
+
+
 def _chat_with_call(render: Render, traits: Traits) -> str:
     call = {
         "id": _CALL_ID,
@@ -335,7 +405,7 @@ def _chat_with_call(render: Render, traits: Traits) -> str:
         "function": {"name": _NAME, "arguments": _ARGUMENTS},
     }
     messages: list[Message] = [
-        {"role": "user", "content": _TEXT},
+        *_QUESTION,
         {"role": "assistant", "tool_calls": [call]},
         {"role": "tool", "content": _TEXT, "tool_call_id": _CALL_ID, "name": _NAME},
     ]

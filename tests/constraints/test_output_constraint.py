@@ -22,6 +22,7 @@ from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Whitespace
 from constraints.vocabulary import Vocabulary
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.text.output_text import StopMatcher
+from router.text.template_traits import HERMES
 from tests.constraints.cases import (
     CASES,
     TokenList,
@@ -38,7 +39,6 @@ from tests.constraints.cases import (
     wide_schema,
     wide_text,
 )
-from tests.router.http.tools.calls import HERMES
 
 FLAT = CASES["flat"]
 # One of each kind that differs in how its outputs come about.
@@ -523,7 +523,7 @@ def tool(parameters: Any, *, allows_text: bool) -> ConstraintSpec:
     allowed = AllowedTools(
         (AllowedTool("send", parameters, "tools"),), allows_text, may_repeat=True
     )
-    return ConstraintSpec(Kind.LARK, tool_grammar(allowed, HERMES), Whitespace.OPTIONAL)
+    return ConstraintSpec(Kind.LARK, tool_grammar(allowed, HERMES), Whitespace.SPACED)
 
 
 def call(arguments: Any) -> str:
@@ -551,7 +551,7 @@ def test_any_of_many_tools_can_be_called() -> None:
     parameters = {"find": record({"q": STRING}), "pay": PAYMENT, "send": open_record({"box": BOX})}
     tools = tuple(AllowedTool(name, each, "tools") for name, each in parameters.items())
     grammar = tool_grammar(AllowedTools(tools, allows_text=True, may_repeat=True), HERMES)
-    spec = ConstraintSpec(Kind.LARK, grammar, Whitespace.OPTIONAL)
+    spec = ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED)
     text = call({"box": {"label": "a", "score": 0.5, "x": 10}})
     assert followed(spec, text, 2) == text
 

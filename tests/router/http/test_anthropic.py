@@ -13,12 +13,13 @@ from router.http.anthropic import content_of
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint, Finished
+from router.text.template_traits import HERMES
 from tests.byte_tokenizer import NUM_SPECIAL
 from tests.checks import FakeChecks
 from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.router.http.harness import SEED, House, housing, listening, open_request, record
-from tests.router.http.tools.calls import HERMES, Call, written
+from tests.router.http.tools.calls import Call, written
 from tests.router.rig import asking, settled
 
 PATH = "/v1/messages"
@@ -561,7 +562,7 @@ async def test_tools_and_their_choice_are_one_grammar(choice: Any, offer: Allowe
         await post(house, tools=[LOOK_TOOL, WAIT], tool_choice=choice)
 
     *parts, (whole, *_) = checks.asked
-    spec = ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.OPTIONAL)
+    spec = ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.SPACED)
     assert whole == Constraint(spec)
     assert [json.loads(part.spec.text) for part, *_ in parts] == [
         tool.parameters for tool in offer.tools

@@ -1,6 +1,7 @@
 """Answers as models write them, for tests: one form of each kind, and a writer for all of them."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -296,3 +297,90 @@ def schema_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A schema of such arguments."""
     properties = {key: {"type": _TYPES[type(value)]} for key, value in arguments.items()}
     return {"type": "object", "properties": properties}
+
+
+_CHAT = """\
+{%- macro write(v) %}LAX{% endmacro -%}
+{%- for m in messages -%}
+{%- if m.role == 'user' %}<|user|>{{ m.content }}<|eot|>
+{%- elif m.role == 'tool' %}<|tool|>{{ m.content }}<|eot|>
+{%- elif m.role == 'system' %}<|system|>{{ m.content }}<|eot|>
+{%- else %}<|start|>assistant
+{%- if m.reasoning_content %}THOUGHT{% endif %}
+{%- if m.content %}CONTENT{% endif %}
+{%- for c in m.tool_calls or [] %}CALL{% endfor %}<|eot|>
+{%- endif %}{% endfor %}
+{%- if tools %}{% endif %}
+{%- if add_generation_prompt %}<|start|>assistantPROMPT{% endif %}"""
+_LAX = """\
+{%- if v is string %}QUOTE{{ v }}QUOTE
+{%- elif v is mapping %}{{ '{' }}
+{%- for k, e in v.items() %}{{ k }}:{{ write(e) }}{{ ',' if not loop.last }}{% endfor %}{{ '}' }}
+{%- elif v is iterable %}[{% for e in v %}{{ write(e) }}{{ ',' if not loop.last }}{% endfor %}]
+{%- else %}{{ v | tojson }}{% endif %}"""
+
+
+def as_template(form: AnswerFormat, *, opens_thought: bool = False) -> str:
+    """A chat template whose model answers in this form; its prompt may open the thought."""
+    calls = form.calls
+    thought = form.thought or ThoughtForm("", "")
+    call = ""
+    if calls is not None:
+        first = _literal(calls.first, "c.id")
+        between = _literal(calls.between or "", "loop.previtem.id")
+        name = "{{ c.id }}" if calls.name_in_id else "{{ c.function.name }}"
+        call = f"{{% if loop.first %}}{first}{{% else %}}{between}{{% endif %}}{name}"
+        call += _literal(calls.middle, "c.id") + _arguments_template(calls)
+        call += f"{{% if loop.last %}}{_literal(calls.last, 'c.id')}{{% endif %}}"
+        if calls.between is None:
+            call += "{% if not loop.last %}{{ raise_exception('one call') }}{% endif %}"
+    quote = calls.parameters.quote if calls is not None and calls.parameters is not None else ""
+    texts = {
+        "LAX": _LAX.replace("QUOTE", _literal(quote)),
+        "THOUGHT": _literal(thought.opening)
+        + "{{ m.reasoning_content }}"
+        + _literal(thought.closing),
+        "CONTENT": _literal(form.content_opening)
+        + "{{ m.content }}"
+        + _literal(form.content_closing),
+        "CALL": call,
+        "PROMPT": _literal(thought.opening) if opens_thought else "",
+    }
+    source = _CHAT
+    for place, text in texts.items():
+        source = source.replace(place, text)
+    return source
+
+
+def _literal(text: str, call_id: str = "") -> str:
+    """Jinja for a text, with the places of ids and numbers in it."""
+    parts = re.split(f"([{ID}{NUMBER}])", text)
+    places = {ID: f"{{{{ {call_id} }}}}", NUMBER: "{{ loop.index0 }}"}
+    shown = [places.get(part, f"{{{{ {json.dumps(part)} }}}}") for part in parts if part]
+    return "".join(shown)
+
+
+def _arguments_template(form: CallForm) -> str:
+    each = form.parameters
+    if each is None:
+        return "{{ c.function.arguments | tojson }}"
+    texts = [
+        _literal(value.opening) + _VALUES[value.code] + _literal(value.closing)
+        for value in (each.string, each.other)
+    ]
+    shown = f"{{% if v is string %}}{texts[0]}{{% else %}}{texts[1]}"
+    between = f"{{% if not loop.last %}}{_literal(each.between)}{{% endif %}}"
+    return (
+        f"{{% if c.function.arguments %}}{_literal(each.first)}"
+        f"{{% for k, v in c.function.arguments.items() %}}{{{{ k }}}}{shown}{{% endif %}}{between}"
+        f"{{% endfor %}}{_literal(each.end)}{{% else %}}{_literal(each.none)}{{% endif %}}"
+    )
+
+
+_VALUES = {
+    Code.RAW: "{{ v }}",
+    Code.JSON: "{{ v | tojson }}",
+    # Strings are not escaped, as templates in Python's form have them.
+    Code.PYTHON: "{{ '\"' ~ v ~ '\"' if v is string else v }}",
+    Code.LAX: "{{ write(v) }}",
+}
