@@ -2,17 +2,15 @@
 
 A tokenizer.json has added tokens beside its vocabulary, each with a flag for special ones; other
 files may mark more. The others are text, for example `<tool_call>` of many models. The engine
-decides by their spelling instead. So it gets the tokenizer twice:
-
-    to mask:   with these tokens in the vocabulary, where they are text
-    to spell:  with them as added tokens, which gives texts in the model's own tokens, and without
-               special tokens, which never represent text
-
-In both every id has a token in the vocabulary: the engine would renumber missing ones.
+decides by their spelling instead. So it gets the tokens' bytes to mask with, and a tokenizer to
+spell with: there these tokens are added ones, which gives texts in the model's own tokens, and
+special ones are not added, since they never represent text. Every id has a token in its vocabulary,
+for the engine would renumber missing ones.
 """
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,24 @@ _NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
-def split(
+@dataclass(frozen=True, slots=True)
+class TextTokens:
+    """What the engine has to be told of a tokenizer.
+
+    texts:    the added tokens that are text, and their bytes
+    special:  the added tokens that are not, and ids without a token, with their names
+    to_spell: the tokenizer.json to spell with
+    """
+
+    texts: Mapping[int, bytes]
+    special: Mapping[int, str]
+    to_spell: str
+
+
+def find_texts(
     text: str, end_ids: Iterable[int], named_special: Collection[str] = ()
-) -> tuple[str, str] | None:
-    """The tokenizer.json to mask with and the one to spell with; None: both are unchanged.
+) -> TextTokens | None:
+    """The tokens of a tokenizer.json that the engine would take for others; None: there are none.
 
     None also for a format that is not supported here. End tokens and those in `named_special` are
     always special.
@@ -52,29 +64,24 @@ def split(
     encode = _encoding(tokenizer.get("decoder") or {})
     if encode is None:
         return None
-    special = [token for token in added if token not in texts] + holes
-    taken = {token["id"] for token in texts}
-    kept = {piece: token_id for piece, token_id in vocab.items() if token_id not in taken}
+    bytes_of_texts: dict[int, bytes] = {}
     for token in texts:
-        piece = _piece(token["content"], encode)
-        if token["normalized"] and _puts_space_in_front(tokenizer.get("normalizer") or {}):
-            piece = _piece(" ", encode) + piece
-        if piece in kept:
-            return None
-        kept[piece] = token["id"]
-    to_mask = _rewritten(tokenizer, kept, special)
+        is_behind_space = token["normalized"] and _puts_space_in_front(
+            tokenizer.get("normalizer") or {}
+        )
+        content = _bytes_of(token["content"], encode)
+        bytes_of_texts[token["id"]] = b" " + content if is_behind_space else content
     spelled = [{**token, "special": False} for token in texts]
     # Tokens without bytes keep their ids under names that no text is split into: with spaces.
     fillers = {hole["content"]: hole["id"] for hole in _holes(vocab, spelled)}
-    to_spell = _rewritten(tokenizer, {**vocab, **fillers}, spelled)
-    return json.dumps(to_mask), json.dumps(to_spell)
-
-
-def _rewritten(
-    tokenizer: Mapping[str, Any], vocab: Mapping[str, int], added: list[dict[str, Any]]
-) -> dict[str, Any]:
-    every = {**{token["content"]: token["id"] for token in added}, **vocab}
-    return {**tokenizer, "added_tokens": added, "model": {**tokenizer["model"], "vocab": every}}
+    every = {**{token["content"]: token["id"] for token in spelled}, **vocab, **fillers}
+    rewritten = {"added_tokens": spelled, "model": {**tokenizer["model"], "vocab": every}}
+    special = {
+        token["id"]: token["content"]
+        for token in (*added, *holes)
+        if token["id"] not in bytes_of_texts
+    }
+    return TextTokens(bytes_of_texts, special, json.dumps({**tokenizer, **rewritten}))
 
 
 def _holes(vocab: Mapping[str, int], added: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -138,13 +145,14 @@ def _puts_space_in_front(normalizer: dict[str, Any]) -> bool:
     return any(step.get("type") == "Prepend" for step in steps)
 
 
-def _piece(content: str, encoding: dict[int, str] | str) -> str:
+def _bytes_of(content: str, encoding: dict[int, str] | str) -> bytes:
     if isinstance(encoding, str):
-        return content.replace(" ", encoding)
-    if frozenset(content) <= frozenset(encoding.values()):
+        return content.replace(encoding, " ").encode()
+    bytes_of_letters = {letter: byte for byte, letter in encoding.items()}
+    if frozenset(content) <= bytes_of_letters.keys():
         # Decoders treat such a token as one of the vocabulary, whose letters encode bytes.
-        return content
-    return "".join(encoding[byte] for byte in content.encode())
+        return bytes(bytes_of_letters[letter] for letter in content)
+    return content.encode()
 
 
 def _byte_letters() -> dict[int, str]:

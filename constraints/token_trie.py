@@ -9,6 +9,7 @@ A state packs a place in the automaton's table and the counts gained so far into
     gains ... | place * the table's width          the low PLACE_BITS bits are 0 if it is dead
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,6 +23,9 @@ Packed = npt.NDArray[np.int64]
 
 PLACE_BITS = 27
 PLACE_MASK = (1 << PLACE_BITS) - 1
+
+_ALNUM = np.array([bytes([byte]).isalnum() for byte in range(256)])
+_PRINTABLE = np.array([0x20 <= byte < 0x7F for byte in range(256)])
 
 # Below this share of live nodes only their children are visited.
 _SPARSE_SHARE = 0.3
@@ -72,12 +76,13 @@ class TokenTrie:
     """The trie of a vocabulary's tokens; immutable once made, shared by threads."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocab_size = len(vocabulary.tokens)
+        all_tokens = vocabulary.tokens
+        self.vocab_size = len(all_tokens)
         spelled = sorted(
-            (token, token_id) for token_id, token in enumerate(vocabulary.tokens) if token
+            filter(all_tokens.__getitem__, range(self.vocab_size)), key=all_tokens.__getitem__
         )
-        tokens = [token for token, _ in spelled]
-        ids = np.array([token_id for _, token_id in spelled], dtype=np.int64)
+        tokens = [all_tokens[token_id] for token_id in spelled]
+        ids = np.array(spelled, dtype=np.int64)
         self.max_token_len = max(map(len, tokens), default=0)
         self.levels = _levels_of(tokens, ids)
         # All tokens in the order of levels.
@@ -85,8 +90,7 @@ class TokenTrie:
             [np.zeros(0, dtype=np.int64), *(level.token_ids for level in self.levels)]
         )
         # All tokens, plain ones first, and the rank of each token in this order.
-        plain_first = sorted(range(self.vocab_size), key=lambda i: _oddity(vocabulary.tokens[i]))
-        self.plain_first = np.array(plain_first, dtype=np.int64)
+        self.plain_first = _plain_first(all_tokens)
         self.plainness = np.empty(self.vocab_size, dtype=np.int64)
         self.plainness[self.plain_first] = np.arange(self.vocab_size)
         self._num_nodes = sum(len(level.parents) for level in self.levels)
@@ -181,11 +185,21 @@ class TokenTrie:
         return under
 
 
-def _oddity(token: bytes) -> tuple[int, int]:
-    """Sort key: letters and digits, other printable ASCII, the rest; short before long."""
-    if token.isalnum():
-        return 0, len(token)
-    return 1 + any(not 0x20 <= byte < 0x7F for byte in token), len(token)
+def _plain_first(tokens: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """The ids: letters and digits, other printable ASCII, the rest; short before long."""
+    lengths = np.array([len(token) for token in tokens], dtype=np.int64)
+    flat = np.frombuffer(b"".join(tokens), dtype=np.uint8)
+    ends = np.cumsum(lengths)
+
+    def num_in(kind: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+        """How many of each token's bytes are of a kind."""
+        sums = np.concatenate([[0], np.cumsum(kind[flat])])
+        counts: npt.NDArray[np.int64] = sums[ends] - sums[ends - lengths]
+        return counts
+
+    is_plain = (num_in(_ALNUM) == lengths) & (lengths > 0)
+    is_odd = num_in(_PRINTABLE) < lengths
+    return np.lexsort((lengths, np.where(is_plain, 0, 1 + is_odd)))
 
 
 def _spread(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLTokenizer
+from llguidance import LLTokenizer, TokenizerWrapper
 
 from constraints.errors import NotEnforced
-from constraints.text_tokens import HOLE, special_beside, split
+from constraints.text_tokens import HOLE, TextTokens, find_texts, special_beside
 
 # The byte that begins a mark. No UTF-8 has it, and the engine gives it no other meaning.
 MARK_BYTE = b"\xff"
@@ -60,15 +60,21 @@ class Vocabulary:
         Raises NotEnforced for a tokenizer whose tokens are not known as bytes.
         """
         ends = tuple(dict.fromkeys(end_ids))
-
-        def made(source: str) -> LLTokenizer:
-            return LLTokenizer(source, n_vocab=vocab_size, eos_token=list(ends) or None)
-
+        speller = None
         try:
-            named_special = special_beside(tokenizer_path)
-            sources = split(tokenizer_path.read_text(encoding="utf-8"), ends, named_special)
-            backend = made(str(tokenizer_path) if sources is None else sources[0])
-            speller = None if sources is None else made(sources[1])
+            text = tokenizer_path.read_text(encoding="utf-8")
+            found = find_texts(text, ends, special_beside(tokenizer_path))
+            del text
+            if found is None:
+                backend = LLTokenizer(
+                    str(tokenizer_path), n_vocab=vocab_size, eos_token=list(ends) or None
+                )
+            else:
+                # It makes no masks, so it needs none of the tables for them.
+                speller = LLTokenizer(found.to_spell, n_vocab=vocab_size, slices=[])
+                backend = LLTokenizer(
+                    TokenizerWrapper(_Bytes(found, speller, ends)), eos_token=list(ends) or None
+                )
         except (ValueError, RuntimeError, OSError) as error:
             raise NotEnforced(
                 f"{tokenizer_path}: no token bytes, so no constraints: {error}"
@@ -167,3 +173,37 @@ class Vocabulary:
         if len(name) < 2:
             return [token_id]
         return [*self.spell(name[:1].encode()), *self.spell(name[1:].encode())]
+
+
+class _Bytes:
+    """A tokenizer as the engine takes it that is given tokens as bytes.
+
+    So it is not read a second time, which takes seconds for 260 000 tokens.
+    """
+
+    bos_token_id = None
+
+    def __init__(self, found: TextTokens, speller: LLTokenizer, ends: Sequence[int]) -> None:
+        texts = found.texts
+        size = max(speller.vocab_size, 1 + max(found.special, default=-1))
+        names = {
+            # Columns of the logits beyond the tokens.
+            token_id: f"{HOLE}{token_id}|>"
+            for token_id in range(speller.vocab_size)
+            if speller.is_special_token(token_id) and token_id not in texts
+        } | dict(found.special)
+        self.special_token_ids = sorted(names)
+        # The engine needs one.
+        self.eos_token_id = next(iter((*ends, *self.special_token_ids)), 0)
+        self.tokens = [
+            names[token_id].encode()
+            if token_id in names
+            else texts[token_id]
+            if token_id in texts
+            else speller.decode_bytes([token_id])
+            for token_id in range(size)
+        ]
+        self._speller = speller
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._speller.tokenize_bytes(text)

@@ -35,6 +35,7 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.engine.runner import Runner
+from model_server.errors import CheckpointBroken
 from model_server.executor.dense import (
     MAX_QUANTIZED_ERROR,
     Build,
@@ -82,7 +83,20 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         device=device,
     )
     _log.info("loading %s on %s", settings.model_id, device)
+    constraints = None
+    if world.is_first:
+        constraints = ConstraintCache(
+            settings.tokenizer_folder or of_model.folder,
+            checked.vocab_size,
+            checked.eos_token_ids,
+            max_bytes=settings.constraint_cache_mib * MIB,
+        )
     model = load_checked(of_model, checked, world)
+    if model.vocab_size != checked.vocab_size:
+        raise CheckpointBroken(
+            f"{of_model.folder}: the model has {model.vocab_size} tokens, and by config.json"
+            f" {checked.vocab_size}"
+        )
     sampler = None
     if world.is_first:
         sampler = new_sampler(
@@ -91,16 +105,6 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
             watermark_gamma=settings.watermark_gamma,
             watermark_delta=settings.watermark_delta,
         )
-    constraints = (
-        ConstraintCache(
-            settings.tokenizer_folder or of_model.folder,
-            model.vocab_size,
-            model.eos_token_ids,
-            max_bytes=settings.constraint_cache_mib * MIB,
-        )
-        if world.is_first
-        else None
-    )
     runner = Runner(
         model,
         sampler,
@@ -109,6 +113,8 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         num_blocks=settings.kv_blocks,
         memory_fraction=settings.cuda_memory_fraction,
     )
+    if constraints is not None:
+        constraints.wait_read()
     if device.type == "cpu":
         keep_freed_memory()
     _log.info(

@@ -20,15 +20,17 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 
 import orjson
 import uvloop
 from prometheus_client import CollectorRegistry
 
-from constraints.worker.pool import PoolRules, VocabularyFile
+from constraints.end_tokens import EndTokens, read_object
+from constraints.worker.pool import PoolRules, VocabularyFile, WorkerPool
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, Stopped, first_of
@@ -146,8 +148,8 @@ async def _run(config: RouterConfig) -> int:
     gc.freeze()
     stepping = asyncio.create_task(router.batcher.run())
     try:
-        if not config.disable_grammar_support:
-            await router.checks.start()
+        # Then the first constraint takes no longer than later ones.
+        await router.checks.until_started()
         await router.http.start()
         _logger.info("ready at %s", router.http.address)
         await first_of(signals.first.wait(), stepping)
@@ -235,6 +237,18 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         closed_on_failure.callback(bound.close)
         name = config.tokenizer_name
         text = _load_text(config, name) if name else None
+        pool_rules = PoolRules(
+            cpu_s=config.constraint_timeout,
+            wait_s=config.constraint_timeout + _QUEUE_S,
+            memory_bytes=config.constraint_memory << 20,
+            max_waiting=config.max_constraints_waiting,
+        )
+        workers = None
+        expected = None if text is None else _expected_vocabulary(text[0].path)
+        if expected is not None and not config.disable_grammar_support:
+            # They read the vocabulary beside the shards, which load.
+            workers = WorkerPool(expected, pool_rules)
+            closed_on_failure.push_async_callback(workers.close)
         path = config.master_shard_uds_path
         shards = await Shards.connect(
             path, timeouts, time.time_ns(), tracer, token=config.shard_token
@@ -242,6 +256,14 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         closed_on_failure.push_async_callback(shards.close)
         info = await shards.info()
         tokenizer, template = text or _load_text(config, info.model_id)
+        vocabulary = VocabularyFile(
+            tokenizer.path, info.vocab_size, info.eos_token_ids, info.max_position_embeddings
+        )
+        if not config.disable_grammar_support and expected != vocabulary:
+            if workers is not None:
+                await workers.close()
+            workers = WorkerPool(vocabulary, pool_rules)
+            closed_on_failure.push_async_callback(workers.close)
         pool = await shards.warmup(
             config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
         )
@@ -256,19 +278,14 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         key_limits = KeyLimits()
         about = server_info(config, shards.num_ranks, info, pool, limits)
         checks = ConstraintCheck(
-            VocabularyFile(
-                tokenizer.path, info.vocab_size, info.eos_token_ids, limits.max_total_len
-            ),
-            PoolRules(
-                cpu_s=config.constraint_timeout,
-                wait_s=config.constraint_timeout + _QUEUE_S,
-                memory_bytes=config.constraint_memory << 20,
-                max_waiting=config.max_constraints_waiting,
-            ),
+            replace(vocabulary, max_len=limits.max_total_len),
+            pool_rules,
             metrics,
             spells_ascii=tokenizer.spells_ascii(),
             keys=key_limits,
         )
+        if workers is not None:
+            await checks.start(workers)
         scheduler = Scheduler(
             SchedulerLimits(
                 config.max_batch_prefill_tokens, config.batch_size, max_drafts=about.max_drafts
@@ -341,6 +358,26 @@ def _load_text(config: RouterConfig, name: str) -> tuple[Tokenizer, ChatTemplate
     for fault in template.faults:
         _logger.warning("%s; chats will be refused", fault)
     return tokenizer, template
+
+
+def _expected_vocabulary(tokenizer_path: Path) -> VocabularyFile | None:
+    """The vocabulary by a model's files beside its tokenizer.json, before shards tell theirs.
+
+    None where it cannot be known: the shards say what is wrong with a file.
+    """
+    folder = tokenizer_path.parent
+    try:
+        config = read_object(folder / "config.json")
+        end_ids = EndTokens.read(folder, tokenizer_path).ids
+    except (OSError, ValueError):
+        return None
+    config = config.get("text_config") or config
+    size = config.get("vocab_size")
+    max_len = config.get("max_position_embeddings")
+    if not isinstance(size, int) or not isinstance(max_len, int):
+        return None
+    ends = tuple(token_id for token_id in end_ids if 0 <= token_id < size)
+    return VocabularyFile(tokenizer_path, size, ends, max_len)
 
 
 def _template_ends(

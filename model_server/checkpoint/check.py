@@ -107,6 +107,11 @@ class CheckedCheckpoint:
     int4: Int4Format | None = None
 
     @property
+    def vocab_size(self) -> int:
+        """Columns of its logits."""
+        return self.facts.vocab_size if self.recipe is None else self.recipe.head.rows.count
+
+    @property
     def bytes_of_rank(self) -> int:
         """The least bytes of one rank's weights; 0 where that is unknown."""
         return (self.weights_bytes or 0) // self.num_shards

@@ -1,8 +1,8 @@
 """The caches of constraints, compiled for the tokens of this shard's model, and of first guides.
 
-Reading a vocabulary takes a second or two, so a thread does it while the shard starts, and the
-first constraint waits for it. A model whose tokens have no bytes serves everything but constraints,
-which are refused with the reason.
+Reading a vocabulary takes up to five seconds, and holds the interpreter's lock. So a thread does it
+beside the weights, and a shard is ready when it is done. A model whose tokens have no bytes serves
+everything but constraints, which are refused with the reason.
 """
 
 import logging
@@ -23,6 +23,7 @@ from constraints.output_constraint import ANY_LEN
 from constraints.spec import Budget, ConstraintSpec, StopRule
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
+from constraints.warm_up import warm_up
 from constraints.worker import limits
 from model_server.errors import ConstraintRefused
 from native.cpu_yield import CpuYield
@@ -66,6 +67,10 @@ class ConstraintCache:
             target=self._load, args=(folder, vocab_size, tuple(end_ids)), daemon=True
         )
         load.start()
+
+    def wait_read(self) -> None:
+        """Wait until the vocabulary is read, or known to be none."""
+        self._loading.exception()
 
     def vocabulary(self) -> Vocabulary:
         """Raises ConstraintError when the model has none that can be masked."""
@@ -115,6 +120,7 @@ class ConstraintCache:
             self._cpu_yield = CpuYield.load()
             began_s = time.monotonic()
             vocabulary = Vocabulary.load(folder / "tokenizer.json", vocab_size, end_ids)
+            warm_up(vocabulary)
             _log.info(
                 "read a vocabulary of %d tokens in %.1f s",
                 len(vocabulary.tokens),

@@ -115,9 +115,12 @@ class ConstraintCheck:
         self._chances: ConstraintMemory[int] = ConstraintMemory(_MAX_REMEMBERED)
         self._under_way: dict[_Key, asyncio.Task[_Finding | RouterError]] = {}
 
-    async def start(self) -> None:
-        """Starts the pool; returns before its vocabulary is loaded, and never raises."""
-        self._pool = WorkerPool(self._vocabulary, self._rules)
+    async def start(self, pool: WorkerPool | None = None) -> None:
+        """Starts the pool, or takes over one of the same vocabulary and rules that runs.
+
+        Returns before its vocabulary is loaded, and never raises.
+        """
+        self._pool = WorkerPool(self._vocabulary, self._rules) if pool is None else pool
         self._starting = asyncio.create_task(self._wait_started(self._pool))
 
     async def close(self) -> None:
@@ -167,7 +170,7 @@ class ConstraintCheck:
         if enough_len is not None and (cuts or enough_len <= max_new_tokens):
             self._metrics.constraint_checks.inc("look")
             return replace(constraint, is_quick=True, min_len=enough_len)
-        await self._until_started()
+        await self.until_started()
         begun_s = self._clock()
         until_s = begun_s + self._rules.wait_s
         job = Check(constraint.spec, stops, self._vocabulary.max_len, cuts, thought)
@@ -223,7 +226,7 @@ class ConstraintCheck:
             known = self._memory.find(each, self._clock())
             if isinstance(known, TooComplex):
                 raise self._refused(known)
-        await self._until_started()
+        await self.until_started()
         begun_s = self._clock()
         self._keys.check_constraint(client, begun_s)
         try:
@@ -241,7 +244,7 @@ class ConstraintCheck:
         with contextlib.suppress(ZygoteFailed, TimeoutError):
             await asyncio.wait_for(pool.wait_ready(), _START_S)
 
-    async def _until_started(self) -> None:
+    async def until_started(self) -> None:
         """The patience for a check begins when there are workers; whether any come, it finds."""
         if self._starting is not None:
             await asyncio.wait({self._starting})

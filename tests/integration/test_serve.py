@@ -39,6 +39,15 @@ def test_the_hello_names_the_address_and_a_line_to_try(server: RunningServer) ->
     assert f"curl -N {server.url}/generate_stream" in server.said
 
 
+def test_a_server_is_ready_when_its_vocabulary_is_read_and_its_workers_are_there() -> None:
+    with launched() as server:
+        assert server.pid_of("constraints.worker")
+        before = server.said
+        body = {"inputs": "Say", "parameters": {"grammar": {"type": "regex", "value": "a{3,5}b"}}}
+        assert httpx.post(f"{server.url}/generate", json=body, timeout=60).status_code == 200
+    assert before.index("read a vocabulary") < before.index("is ready at")
+
+
 def test_generate_answers_text(server: RunningServer) -> None:
     answer = generate(server, "Once there was", max_new_tokens=20, details=True)
     assert answer.status_code == 200

@@ -171,3 +171,13 @@ def test_logits_without_a_token_are_never_drawn(tmp_path: Path) -> None:
     shutil.copy(DEMO / "tokenizer.json", tmp_path)
     vocabulary = ConstraintCache(tmp_path, VOCAB_SIZE + 100, (EOS_ID,)).vocabulary()
     assert vocabulary.num_words == (VOCAB_SIZE + 100 + 31) // 32
+
+
+def test_a_vocabulary_is_waited_for_whether_it_can_be_read_or_not(tmp_path: Path) -> None:
+    read = Counting()
+    read.wait_read()
+    assert read._loading.done()
+    broken = ConstraintCache(tmp_path, VOCAB_SIZE, (EOS_ID,))
+    broken.wait_read()
+    with pytest.raises(ConstraintError, match="no token bytes"):
+        broken.vocabulary()
