@@ -36,12 +36,16 @@ class TextTokens:
 
 
 def find_texts(
-    text: str, end_ids: Iterable[int], named_special: Collection[str] = ()
+    text: str,
+    end_ids: Iterable[int],
+    named_special: Collection[str] = (),
+    num_rows: int | None = None,
 ) -> TextTokens | None:
     """The tokens of a tokenizer.json that the engine would take for others; None: there are none.
 
     None also for a format that is not supported here. End tokens and those in `named_special` are
-    always special.
+    always special. Added tokens beyond `num_rows`, for which the model has no weights, are left
+    out: it cannot draw them.
     """
     tokenizer = json.loads(text)
     vocab = tokenizer.get("model", {}).get("vocab")
@@ -49,6 +53,11 @@ def find_texts(
         {**token, "special": bool(token["special"]) or token["content"] in named_special}
         for token in tokenizer.get("added_tokens") or []
     ]
+    drawn = [token for token in added if num_rows is None or token["id"] < num_rows]
+    if len(drawn) < len(added) and isinstance(vocab, dict):
+        beyond = {token["id"] for token in added if token not in drawn}
+        vocab = {piece: token_id for piece, token_id in vocab.items() if token_id not in beyond}
+        added = drawn
     ends = frozenset(end_ids)
     texts = [
         token

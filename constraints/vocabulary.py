@@ -56,14 +56,15 @@ class Vocabulary:
     ) -> "Vocabulary":
         """Read tokenizer.json, and the special tokens from the files beside it.
 
-        vocab_size: width of the model's logits, which may have more columns than there are tokens
+        vocab_size: width of the model's logits, which may have more columns than there are tokens,
+                    or none for the last added ones
         Raises NotEnforced for a tokenizer whose tokens are not known as bytes.
         """
         ends = tuple(dict.fromkeys(end_ids))
         speller = None
         try:
             text = tokenizer_path.read_text(encoding="utf-8")
-            found = find_texts(text, ends, special_beside(tokenizer_path))
+            found = find_texts(text, ends, special_beside(tokenizer_path), vocab_size)
             del text
             if found is None:
                 backend = LLTokenizer(

@@ -23,6 +23,8 @@ from typing import Any
 import torch
 
 from constraints.end_tokens import EndTokens
+from constraints.errors import NotEnforced
+from constraints.vocabulary import Vocabulary
 from model_server import zoo
 from model_server.attention.base import DEFAULT_BLOCK_SIZE
 from model_server.checkpoint import checkpoint, gate
@@ -565,6 +567,7 @@ def forecast(settings: CheckConfig) -> Capacity:
     available = memory.available_bytes(device)
     needed = memory.weights_of_all(device, checked.bytes_of_rank, num_ranks)
     memory.require_weights_fit(device, needed, available)
+    _check_vocabulary(of_model, checked)
     max_len = settings.max_total_tokens or checked.facts.max_position_embeddings or 0
     pool = _pool(settings, checked, device, max_len)
     if pool is not None:
@@ -581,6 +584,15 @@ def forecast(settings: CheckConfig) -> Capacity:
         weights_bytes=bytes_of_rank(settings, checked),
         pool=pool,
     )
+
+
+def _check_vocabulary(settings: ModelSettings, checked: CheckedCheckpoint) -> None:
+    """Without constraints a model is served all the same, so this only says so."""
+    path = (settings.tokenizer_folder or settings.folder) / "tokenizer.json"
+    try:
+        Vocabulary.load(path, checked.facts.vocab_size, checked.eos_token_ids)
+    except NotEnforced as error:
+        _log.warning("constraints and tools cannot be served: %s", error)
 
 
 def _pool(

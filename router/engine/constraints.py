@@ -12,7 +12,6 @@ compiles them beside its forward.
 """
 
 import asyncio
-import contextlib
 import hashlib
 import json
 import logging
@@ -111,6 +110,8 @@ class ConstraintCheck:
         self._clock = clock
         self._pool: WorkerPool | None = None
         self._starting: asyncio.Task[None] | None = None
+        # Until it is found that nothing compiles for this vocabulary.
+        self._is_readable = True
         self._memory: ConstraintMemory[_Finding] = ConstraintMemory(_MAX_REMEMBERED)
         self._chances: ConstraintMemory[int] = ConstraintMemory(_MAX_REMEMBERED)
         self._under_way: dict[_Key, asyncio.Task[_Finding | RouterError]] = {}
@@ -166,11 +167,11 @@ class ConstraintCheck:
         cuts = constraint.cuts
         # What it needs does not depend on the most that it may have.
         thought = None if thought is None else replace(thought, max_len=None)
+        await self.until_started()
         enough_len = None if thought is not None else self._obvious_len(constraint.spec, stops)
         if enough_len is not None and (cuts or enough_len <= max_new_tokens):
             self._metrics.constraint_checks.inc("look")
             return replace(constraint, is_quick=True, min_len=enough_len)
-        await self.until_started()
         begun_s = self._clock()
         until_s = begun_s + self._rules.wait_s
         job = Check(constraint.spec, stops, self._vocabulary.max_len, cuts, thought)
@@ -241,12 +242,16 @@ class ConstraintCheck:
         return judged
 
     async def _wait_started(self, pool: WorkerPool) -> None:
-        with contextlib.suppress(ZygoteFailed, TimeoutError):
+        try:
             await asyncio.wait_for(pool.wait_ready(), _START_S)
+        except ZygoteFailed:
+            self._is_readable = False
+        except TimeoutError:
+            pass
 
     async def until_started(self) -> None:
         """The patience for a check begins when there are workers; whether any come, it finds."""
-        if self._starting is not None:
+        if self._starting is not None and not self._starting.done():
             await asyncio.wait({self._starting})
 
     def _charge(self, key: ApiKey, begun_s: float) -> None:
@@ -269,7 +274,8 @@ class ConstraintCheck:
 
     def _obvious_len(self, spec: ConstraintSpec, stops: StopRule) -> int | None:
         """Tokens that are enough for some text, where that is seen without compiling."""
-        if self._pool is None or not self._spells_ascii or stops.strings or stops.token_ids:
+        is_sure = self._pool is not None and self._is_readable and self._spells_ascii
+        if not is_sure or stops.strings or stops.token_ids:
             return None
         return obvious_len(spec)
 

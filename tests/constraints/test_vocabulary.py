@@ -290,3 +290,32 @@ def test_a_vocabulary_that_nobody_needs_goes_with_all_that_was_made_of_it() -> N
     gc.collect()
 
     assert gone() is None
+
+
+def with_pads(folder: Path, *added: tuple[int, str]) -> Path:
+    """The bundled tokenizer with more tokens, special ones."""
+    content = json.loads(DEMO.read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for token_id, name in added:
+        entry = {"id": token_id, "content": name, "special": True, **flags}
+        content["added_tokens"].append(entry)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_added_tokens_without_weights_are_no_tokens(tmp_path: Path) -> None:
+    path = with_pads(tmp_path, (4096, "[PAD]"), (4097, "[MORE]"))
+    plain, trimmed = Vocabulary.load(DEMO, 4096, [0]), Vocabulary.load(path, 4096, [0])
+    assert trimmed.tokens == plain.tokens
+    text = b'{"a": "[PAD] x <|user|>"}'
+    assert trimmed.spell(text) == plain.spell(text)
+    language = Compiler(trimmed).compile(ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object"}'))
+    assert language.matcher().num_legal([*trimmed.spell(text), 0]) == len(trimmed.spell(text)) + 1
+    partly = Vocabulary.load(path, 4097, [0])
+    assert partly.tokens == (*plain.tokens, mark_of(4096))
+
+
+def test_a_vocabulary_of_more_pieces_than_rows_is_refused() -> None:
+    with pytest.raises(NotEnforced, match="no token bytes"):
+        Vocabulary.load(DEMO, 4000, [0])

@@ -1,6 +1,7 @@
 """A model checked before its weights are read: what is known then, and which faults it refuses."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from model_server.errors import (
 )
 from model_server.recipe.recipe import Attention, Recipe
 from processes.capacity import Capacity, Pool
+from tests.byte_tokenizer import save_byte_tokenizer
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import load
 from tests.model_server.executor.decoders import decoder
@@ -210,6 +212,19 @@ def test_weights_and_a_pool_need_memory(llama: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(memory, "available_bytes", lambda _, free=available: free)
         with pytest.raises(OutOfMemory, match=said):
             check(llama)
+
+
+def test_a_vocabulary_that_masks_cannot_read_is_told(
+    llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(llama, folder)
+    save_byte_tokenizer(folder)  # of more tokens than the model has
+    check(folder)
+    assert "constraints and tools cannot be served: " in caplog.text
+    caplog.clear()
+    check(Path("models/demo").absolute())
+    assert "constraints" not in caplog.text
 
 
 def test_it_is_one_sentence() -> None:
