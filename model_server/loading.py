@@ -343,4 +343,5 @@ def _info(settings: ServeConfig, checked: CheckedCheckpoint, model: PagedModel) 
         num_parameters=checked.num_parameters,
         weights_bytes=bytes_of_rank(settings, checked),
         bytes_per_block=model.bytes_per_block,
+        sampling_defaults=checked.sampling_defaults,
     )

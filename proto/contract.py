@@ -283,6 +283,7 @@ class ModelInfo:
     num_parameters:  of the whole model
     weights_bytes:   what one rank holds of them; None: unknown, for the checkpoint is quantized
     bytes_per_block: of keys and values, in one rank's pool
+    sampling_defaults: sampling parameters by their names, as the checkpoint's makers recommend them
     """
 
     model_id: str
@@ -302,6 +303,7 @@ class ModelInfo:
     num_parameters: int = 0
     weights_bytes: int | None = None
     bytes_per_block: int = 0
+    sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -268,6 +268,11 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
         )
         limits = limits_of(config, info, pool, _template_ends(tokenizer, template, info))
+        if limits.sampling_defaults:
+            shown = ", ".join(
+                f"{name} {value:g}" for name, value in limits.sampling_defaults.items()
+            )
+            _logger.info("requests that leave them out get the model's own %s", shown)
         capacity = capacity_of(info, pool, limits)
         _logger.info("%s on %s: %s", info.model_id, info.device_type, capacity)
         metrics = Metrics(

@@ -101,6 +101,13 @@ class RouterConfig(FrontConfig):
         group=Group.MODEL,
     )
 
+    generation_config: str = setting(
+        "auto",
+        "sampling parameters for requests that leave them out, on OpenAI's and Anthropic's routes: "
+        "those of the model's generation_config.json (auto, model), or none",
+        one_of("auto", "model", "none"),
+        group=Group.MODEL,
+    )
     aip_predict_route: str | None = setting(
         None, "another path for /vertex, which Vertex AI chooses", _route, group=Group.HTTP
     )

@@ -30,6 +30,7 @@ from model_server.attention.base import DEFAULT_BLOCK_SIZE
 from model_server.checkpoint import checkpoint, gate
 from model_server.checkpoint.checkpoint import find_checkpoint
 from model_server.checkpoint.int4_checkpoint import Int4Format
+from model_server.checkpoint.sampling_defaults import read_sampling_defaults
 from model_server.config import CheckConfig, ServeConfig, num_gpus
 from model_server.engine import memory
 from model_server.errors import (
@@ -91,6 +92,7 @@ class CheckedCheckpoint:
     weights_bytes:   of the whole model in it; None for a quantized model, where it is unknown
     facts:           of the model's class and config
     eos_token_ids:   that end an answer
+    sampling_defaults: of requests, as its makers recommend
     recipe:          what the model computes; None: it runs in its own class
     fallback_reason: why there is no recipe; None: there is one
     int4:            how the weights of the recipe are stored in 4 bits; None: they are not
@@ -104,6 +106,7 @@ class CheckedCheckpoint:
     weights_bytes: int | None
     facts: ModelFacts
     eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, float]
     recipe: Recipe | None
     fallback_reason: str | None
     int4: Int4Format | None = None
@@ -201,6 +204,7 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     config = zoo.read_config(settings.folder, trust_remote_code=trust)
     empty = zoo.build_empty(config, trust_remote_code=trust)
     eos_token_ids = _eos_token_ids(settings, empty.facts.vocab_size)
+    sampling_defaults = read_sampling_defaults(settings.folder)
     if _quantization(config) is None:
         _require_shapes(settings.folder, empty, stored)
     dtype = _resolve_dtype(settings.dtype, config, settings.device)
@@ -230,6 +234,7 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
         weights_bytes=num_parameters * weights_dtype.itemsize if quantization is None else None,
         facts=empty.facts,
         eos_token_ids=eos_token_ids,
+        sampling_defaults=sampling_defaults,
         recipe=recipe,
         fallback_reason=fallback_reason,
         int4=None if recipe is None or quantization is None else Int4Format.of(quantization),

@@ -40,7 +40,7 @@ from router.http.conversation import (
     read_texts,
 )
 from router.http.errors import Dialect, Problem
-from router.http.openai.schema import normalize
+from router.http.openai.schema import normalize, with_defaults
 from router.http.request_record import RequestRecord
 from router.http.schema import Harmless, Schema, StrictSchema, object_schema
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
@@ -438,7 +438,7 @@ class MessagesBody(CountBody):
                 "thought_budget": "thinking.budget_tokens",
             },
         )
-        return normalize(raw, limits)
+        return normalize(with_defaults(raw, limits), limits)
 
 
 TOOL_ID_PREFIX = "toolu_"

@@ -264,6 +264,7 @@ class OperationsRoutes:
                 "model_dtype": info.model_dtype,
                 "model_device_type": info.model_device_type,
                 "max_top_n_tokens": limits.max_top_n_tokens,
+                "sampling_defaults": limits.sampling_defaults,
                 "max_batch_prefill_tokens": info.max_batch_prefill_tokens,
                 "max_batch_size": info.max_batch_size,
                 "speculate": info.max_drafts,

@@ -159,6 +159,7 @@ def limits_of(
         max_top_n_tokens=config.max_top_n_tokens,
         max_client_batch_size=config.max_client_batch_size,
         max_duration_s=config.max_request_duration,
+        sampling_defaults={} if config.generation_config == "none" else info.sampling_defaults,
         takes_grammars=not config.disable_grammar_support,
         shares_prefixes=config.prefix_cache_scope == "shared",
     )

@@ -153,6 +153,8 @@ class Limits:
     `vocab_size` is the model's. `max_stop_string_len` is in characters.
     `eos_token_ids` are the model's own ends; `template_end_ids` those of them that its chat
     template alone tells of, so that shards do not know them.
+    `sampling_defaults` are RawParams' values for requests that leave them out, of the APIs that
+    have such defaults.
     `max_duration_s`: seconds that a request may take from its arrival; None: as long as it likes.
     Without `takes_grammars` every grammar is refused. `shares_prefixes` by the prefix cache of
     requests with different keys.
@@ -169,6 +171,7 @@ class Limits:
     max_client_batch_size: int = 4
     max_stop_string_len: int = 1000
     max_duration_s: float | None = None
+    sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     takes_grammars: bool = True
     shares_prefixes: bool = False
 

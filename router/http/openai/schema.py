@@ -111,6 +111,16 @@ def normalize(raw: RawParams, limits: Limits) -> RawParams:
     return replace(meant, **unset)
 
 
+def with_defaults(raw: RawParams, limits: Limits) -> RawParams:
+    """`raw` with the model's own values for the sampling parameters that the client left out."""
+    left_out: dict[str, Any] = {
+        name: int(value) if name == "top_k" else value
+        for name, value in limits.sampling_defaults.items()
+        if getattr(raw, name) is None
+    }
+    return replace(raw, **left_out)
+
+
 def _check_ranges(raw: RawParams) -> None:
     """Those that are wider here than the engine's, which has no value for what is neutral."""
     for word, rule, is_inside in (
@@ -257,7 +267,7 @@ class OpenAiBody(SamplingFields, Formats):
                 **names,
             },
         )
-        return normalize(raw, limits)
+        return normalize(with_defaults(raw, limits), limits)
 
     def _check_tops(self, limits: Limits, name: str) -> None:
         most = max(MAX_TOP_LOGPROBS, limits.max_top_n_tokens)

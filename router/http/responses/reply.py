@@ -10,7 +10,7 @@ What happens with every token is a constant, the text as JSON, and its number. N
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,12 +226,16 @@ def logprobs_of(tokens: Sequence[TokenGenerated], logprobs: ChatLogprobs) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One response to be. `created_s` is in Unix time."""
+    """One response to be. `created_s` is in Unix time.
+
+    `sampling_defaults` are the model's own, for what the client left out.
+    """
 
     response_id: str
     created_s: int
     model: str
     body: ResponseBody
+    sampling_defaults: Mapping[str, float]
 
     def failed(self, message: str) -> dict[str, Any]:
         """The bad end of a stream."""
@@ -259,9 +263,12 @@ class Reply:
     def fields(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         """All fields of a response that has not ended, in about OpenAI's order.
 
-        What was not given has OpenAI's defaults.
+        What was not given has the model's defaults, or OpenAI's.
         """
         body = self.body
+        defaults = self.sampling_defaults
+        temperature = defaults.get("temperature", 1.0)
+        top_p = defaults.get("top_p", 1.0)
         return {
             "id": self.response_id,
             "object": "response",
@@ -284,12 +291,12 @@ class Reply:
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": body.is_stored,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": temperature if body.temperature is None else body.temperature,
             "text": _text(body),
             "tool_choice": echoed_choice(body.tool_choice),
             "tools": [tool.echoed() for tool in body.functions.values()],
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": top_p if body.top_p is None else body.top_p,
             "truncation": body.truncation or "disabled",
             "usage": None,
             "user": body.user,

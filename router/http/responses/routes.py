@@ -109,7 +109,8 @@ class ResponseRoutes:
         prompt = await self._prompt(request, body, given, body.max_output_tokens or 1)
         checked, reading = await service.check(record, prompt, raw, body.allowed_tools)
         response_id = f"resp_{uuid.uuid4().hex}"
-        reply = Reply(response_id, int(time.time()), model, body)
+        defaults = service.limits.sampling_defaults
+        reply = Reply(response_id, int(time.time()), model, body, defaults)
         logprobs = None
         if body.has_logprobs:
             logprobs = ChatLogprobs(self._names, body.top_logprobs or 0)

@@ -16,7 +16,7 @@ from constraints.spec import Kind
 from router.engine.validation import Limits, RawParams
 from router.http.conversation import ChatPrompt, Setting, Turn, read_role, read_texts
 from router.http.logprobs import MAX_TOP_LOGPROBS
-from router.http.openai.schema import normalize
+from router.http.openai.schema import normalize, with_defaults
 from router.http.schema import (
     Harmless,
     SamplingFields,
@@ -650,7 +650,7 @@ class ResponseBody(SamplingFields, CountInputBody):
                 "top_n_tokens": "top_logprobs",
             },
         )
-        return normalize(raw, limits)
+        return normalize(with_defaults(raw, limits), limits)
 
 
 def _check_metadata(pairs: Mapping[str, str]) -> None:

@@ -65,6 +65,7 @@ async def housing(
     batcher_limits: BatcherLimits | None = None,
     timeouts: ShardTimeouts = QUICK,
     shares_prefixes: bool = False,
+    sampling_defaults: Mapping[str, float] | None = None,
     **edge: Any,
 ) -> AsyncIterator[House]:
     """Everything between HTTP and a shard, for the time of a test; `edge` is for create_app."""
@@ -73,6 +74,7 @@ async def housing(
         max_input_len=MAX_INPUT_LEN,
         max_total_len=MAX_TOTAL_LEN,
         vocab_size=VOCAB_SIZE,
+        sampling_defaults=sampling_defaults or {},
         eos_token_ids=(EOS_ID,),
         max_duration_s=max_duration_s,
         takes_grammars=takes_grammars,

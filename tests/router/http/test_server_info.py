@@ -1,13 +1,15 @@
 """What the server says of itself, from flags and shard, and in the headers of answers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from proto.contract import ModelInfo
+from proto.contract import ModelInfo, PoolLimits
 from router.config import RouterConfig
-from router.http.server_info import max_drafts_of
+from router.http.server_info import limits_of, max_drafts_of
 from router.request.errors import StartupFailed
+from tests.byte_tokenizer import byte_ids
 from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
@@ -42,6 +44,54 @@ def test_drafts_are_off_and_refused_where_they_would_change_answers() -> None:
     assert max_drafts_of(RouterConfig(), zoo) == max_drafts_of(RouterConfig(speculate=0), zoo) == 0
     with pytest.raises(StartupFailed, match=r"--speculate 3: .* the executor `zoo, sdpa` depend"):
         max_drafts_of(RouterConfig(speculate=3), zoo)
+
+
+@pytest.mark.parametrize(("flag", "has_them"), [("auto", True), ("model", True), ("none", False)])
+def test_the_models_own_sampling_counts_unless_it_is_turned_off(flag: str, has_them: bool) -> None:
+    info = replace(served_by("dense", is_invariant=True), sampling_defaults={"temperature": 0.6})
+    limits = limits_of(RouterConfig(generation_config=flag), info, PoolLimits(8, 16, 64))
+    assert limits.sampling_defaults == ({"temperature": 0.6} if has_them else {})
+
+
+DEFAULTS = {"temperature": 0.25, "top_p": 0.5, "top_k": 20.0, "repetition_penalty": 1.5}
+CHATS = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "has_them"),
+    [
+        ("/v1/chat/completions", CHATS, True),
+        ("/v1/completions", {"prompt": "hello", "max_tokens": 3}, True),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 3}, True),
+        ("/v1/messages", {**CHATS, "model": "tgi"}, True),
+        ("/generate", {"inputs": "hello", "parameters": {"max_new_tokens": 3}}, False),
+    ],
+)
+async def test_what_a_client_leaves_out_the_model_says_but_on_tgis_routes(
+    path: str, body: dict[str, Any], has_them: bool
+) -> None:
+    shard = FakeShard(script=lambda _: byte_ids("a")[0])
+    async with housing(shard, sampling_defaults=DEFAULTS) as house, house.client as client:
+        answer = await client.post(path, json=body)
+        assert answer.status_code == 200
+        own = await client.post(path, json=with_own(path, body))
+        assert own.status_code == 200
+    prefills = [message for name, message in shard.calls if name == "Prefill"]
+    first, second = (new.sampling for each in prefills for new in each.batch.requests)
+    if not has_them:
+        assert (first.do_sample, first.repetition_penalty) == (False, 1.0)
+        return
+    assert (first.do_sample, first.temperature, first.top_p) == (True, 0.25, 0.5)
+    assert (first.top_k, first.repetition_penalty) == (20, 1.5)
+    assert (second.temperature, second.top_p, second.top_k) == (1.0, 0.75, 20)
+
+
+def with_own(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The body with two of the parameters."""
+    own = {"temperature": 1.0, "top_p": 0.75}
+    if path == "/generate":
+        return {**body, "parameters": {**body["parameters"], **own}}
+    return {**body, **own}
 
 
 NATIVE = {"inputs": "hello", "parameters": {"max_new_tokens": 3}}

@@ -347,6 +347,14 @@ def test_a_pool_that_holds_nothing_is_refused() -> None:
         wire.urls_from_pb(pb.ServiceDiscoveryResponse())
 
 
+def test_the_sampling_that_a_model_recommends_crosses_the_wire() -> None:
+    message = pb.InfoResponse(
+        vocab_size=9, block_size=4, world_size=1, sampling_defaults={"top_p": 0.95, "top_k": 20}
+    )
+    again = pb.InfoResponse.FromString(message.SerializeToString())
+    assert wire.info_from_pb(again).sampling_defaults == {"top_p": 0.95, "top_k": 20.0}
+
+
 def test_a_model_without_a_window_has_none() -> None:
     message = pb.InfoResponse(vocab_size=9, block_size=4, world_size=1, eos_token_ids=[1, 2])
     assert wire.info_from_pb(message).window_len is None
