@@ -7,11 +7,15 @@ from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.unproductive_definitions import parts
 from constraints.spec import Whitespace
 
-# The deepest indentation; more of it means that the model is stuck in a loop, as blank lines do.
-_MAX_INDENT = 400
+# The deepest indentation, in blanks or in tabs; more of it, blanks and tabs mixed, and blank lines
+# mean that the model is stuck in a loop. The engine lets it stand before a colon, too.
+_MAX_BLANKS = 120
+_MAX_TABS = 30
 _SPELLINGS: dict[Whitespace, dict[str, Json]] = {
     Whitespace.FLEXIBLE: {
-        "whitespace_pattern": rf"(?:[\x20\x09]|\x0D?\x0A[\x20\x09]{{0,{_MAX_INDENT}}})"
+        "whitespace_pattern": (
+            rf"(?:[\x20\x09]|\x0D?\x0A(?:\x20{{0,{_MAX_BLANKS}}}|\x09{{1,{_MAX_TABS}}}))"
+        )
     },
     Whitespace.COMPACT: {"whitespace_flexible": False},
     Whitespace.SPACED: {

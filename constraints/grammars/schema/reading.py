@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from functools import reduce
 from typing import Any, NoReturn
 
@@ -15,6 +16,8 @@ MAX_DEPTH = 100
 _MAX_SHOWN_LEN = 60
 # Python's limit is little higher.
 _MAX_INT_LEN = 4000
+# Of an item, as RFC 6901 has it: without zeros in front.
+_INDEX = re.compile(r"0|[1-9][0-9]*")
 
 
 def read(text: str) -> Json:
@@ -83,7 +86,7 @@ def at(value: Json, pointer: str) -> Json:
     for key in keys_below("", pointer):
         if isinstance(value, dict):
             value = value[key]
-        elif isinstance(value, list) and key.isascii() and key.isdigit() and int(key) < len(value):
+        elif isinstance(value, list) and _INDEX.fullmatch(key) and int(key) < len(value):
             value = value[int(key)]
         else:
             raise KeyError(pointer)
