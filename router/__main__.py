@@ -358,6 +358,7 @@ def _load_text(config: RouterConfig, name: str) -> tuple[Tokenizer, ChatTemplate
         tokenizer.chat_templates,
         tokenizer.bos_token,
         tokenizer.eos_token,
+        response_template=tokenizer.response_template,
         control_tokens=None if config.allow_control_tokens else tokenizer.control_tokens,
     )
     for fault in template.faults:

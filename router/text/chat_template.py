@@ -27,7 +27,7 @@ from router.request.errors import TemplateFailed
 from router.text.answer_format import AnswerFormat, CallForm
 from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.format_proof import Verdict, prove
-from router.text.format_reading import Reading, read_format
+from router.text.format_reading import Reading, declared_thought, read_format
 from router.text.template_traits import (
     HERMES,
     CallSyntax,
@@ -237,6 +237,7 @@ class ChatTemplate:
     """The templates of one model, by name: "default", and "tool_use" for chats with tools.
 
     A template that cannot be compiled raises when it is used: the model can still serve prompts.
+    `response_template` is what the checkpoint says of its answers (see `declared_thought`).
     Texts of `control_tokens` in messages stay text; without, they become tokens. `now` is the time
     that a template's `strftime_now` formats. A template's traits are found when
     it is first used.
@@ -248,6 +249,7 @@ class ChatTemplate:
         bos_token: str | None,
         eos_token: str | None,
         *,
+        response_template: Any = None,
         control_tokens: ControlTokens | None = None,
         now: Callable[[], datetime] = datetime.now,
         time_limit_s: float = 2.0,
@@ -257,6 +259,7 @@ class ChatTemplate:
             for name, token in (("bos_token", bos_token), ("eos_token", eos_token))
             if token is not None
         }
+        self._declared_thought = declared_thought(response_template)
         self._control_tokens = control_tokens
         self._workers = WorkerThreads(_NUM_WORKERS, "template")
         self._templates: dict[str, CompiledTemplate | TemplateFailed] = {}
@@ -431,7 +434,9 @@ class ChatTemplate:
                 lambda messages, tools: template.render(self._context(messages, tools, False)),
                 template.words,
             )
-            reading = read_format(template, self._special, traits, self._end_tokens)
+            reading = read_format(
+                template, self._special, traits, self._end_tokens, self._declared_thought
+            )
             self._readings[name] = reading
         return reading
 

@@ -55,7 +55,8 @@ class _Sample:
 class PartVerdict:
     """Whether a part of answers, thoughts or calls, is read, and was proven.
 
-    `reason` says why not: of a part that is off, the sample that failed.
+    `reason` says why not: of a part that is off, the sample that failed. Of a proven one it says
+    what the checkpoint describes otherwise.
     """
 
     is_on: bool
@@ -101,6 +102,7 @@ def _prove(reading: Reading) -> Verdict:
     thought = _judged(form.thought is not None, fault)
     if thought.is_on:
         thought = _judged_thought(reading.probe, form)
+        thought = replace(thought, reason=thought.reason or _disagreement(reading))
     if not thought.is_on:
         form = replace(form, thought=None)
     if fault:
@@ -120,6 +122,17 @@ def _prove(reading: Reading) -> Verdict:
 
 def _judged(is_read: bool, fault: str) -> PartVerdict:
     return PartVerdict(is_read and not fault, False, fault)
+
+
+def _disagreement(reading: Reading) -> str:
+    """Where the checkpoint names other marks of thoughts than its template writes."""
+    declared = reading.declared
+    thought = reading.answer_format.thought
+    if declared is None or thought is None:
+        return ""
+    is_same = thought.opener == declared.opener and thought.closer.startswith(declared.closer)
+    marks = f"{declared.opener!r} and {declared.closer!r}"
+    return "" if is_same else f"the checkpoint's response_template names {marks}"
 
 
 def _judged_by(probe: Probe, form: AnswerFormat, samples: Sequence[_Sample]) -> PartVerdict:

@@ -68,6 +68,7 @@ class Reading:
     probe:       renders chats in the form that the template reads
     shows_calls: the template shows calls; `fault` says what could not be read of them
     is_stopped:  nothing was read, since the template exceeds its time limit
+    declared:    the form of thoughts that the checkpoint names beside its template
     """
 
     answer_format: AnswerFormat
@@ -75,6 +76,24 @@ class Reading:
     shows_calls: bool
     fault: str = ""
     is_stopped: bool = False
+    declared: ThoughtForm | None = None
+
+
+def declared_thought(response_template: Any) -> ThoughtForm | None:
+    """The literal marks of thoughts in transformers' `response_template`; None: it names none.
+
+    Its regular expressions are not run: they are the checkpoint's.
+    """
+    fields = response_template.get("fields") if isinstance(response_template, Mapping) else None
+    if not isinstance(fields, Mapping):
+        return None
+    for key in _THOUGHT_KEYS:
+        field = fields.get(key)
+        if isinstance(field, Mapping):
+            marks = field.get("open"), field.get("close")
+            if all(isinstance(mark, str) and mark.strip() for mark in marks):
+                return ThoughtForm(str(marks[0]), str(marks[1]))
+    return None
 
 
 def read_format(
@@ -82,14 +101,17 @@ def read_format(
     special: Mapping[str, Any],
     traits: Traits,
     end_tokens: Sequence[str] = (),
+    declared: ThoughtForm | None = None,
 ) -> Reading:
     """The format of answers. `end_tokens` end answers beside what the template writes there.
+
+    `declared` are the marks of thoughts if the template drops those of earlier answers.
 
     A template that exceeds its time limit is not rendered again, and counts as one of plain text.
     """
     probe = Probe(template, special, traits)
     try:
-        return _read(_rendering(probe), end_tokens)
+        return _read(_rendering(probe), end_tokens, declared)
     except TemplateLimit as error:
         fault = f"the template was stopped: {error}"
         return Reading(AnswerFormat(), probe, shows_calls=False, fault=fault, is_stopped=True)
@@ -106,10 +128,11 @@ def _rendering(probe: Probe) -> Probe:
     return probe
 
 
-def _read(probe: Probe, end_tokens: Sequence[str]) -> Reading:
+def _read(probe: Probe, end_tokens: Sequence[str], declared: ThoughtForm | None) -> Reading:
     shown = probe.shown(answer(TEXT))
     before, _, after = shown.body.partition(TEXT) if TEXT in shown.body else ("", "", "")
     thought, thought_key = _read_thought(probe, before)
+    thought = thought or declared or _dropped_thought(probe)
     probe = replace(probe, traits=replace(probe.traits, thought_key=thought_key))
     ends = _ends(probe, after, end_tokens)
     calls = None
@@ -129,7 +152,7 @@ def _read(probe: Probe, end_tokens: Sequence[str]) -> Reading:
         calls=calls,
         ends=ends,
     )
-    return Reading(_with_other_calls(answer_format), probe, shows_calls, fault)
+    return Reading(_with_other_calls(answer_format), probe, shows_calls, fault, declared=declared)
 
 
 def _ends(probe: Probe, after: str, end_tokens: Sequence[str]) -> tuple[str, ...]:
@@ -181,7 +204,7 @@ def _with_other_calls(form: AnswerFormat) -> AnswerFormat:
 
 
 def _read_thought(probe: Probe, before: str) -> tuple[ThoughtForm | None, str]:
-    """The form of thoughts, and the key that shows them; empty: history drops them."""
+    """The form of thoughts that history shows, and the key that shows them."""
     others = probe.template.fields - _NOT_THOUGHTS - set(_THOUGHT_KEYS)
     keys = (*_THOUGHT_KEYS, *sorted(others))
     for key in (*keys, PART_OF_CONTENT):
@@ -192,7 +215,7 @@ def _read_thought(probe: Probe, before: str) -> tuple[ThoughtForm | None, str]:
         thought = _thought_before_call(_showing(probe, key))
         if thought is not None:
             return thought, key
-    return _dropped_thought(probe), ""
+    return None, ""
 
 
 def _showing(probe: Probe, key: str) -> Probe:

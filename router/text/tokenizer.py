@@ -84,6 +84,7 @@ class Tokenizer:
         self.eos_token: str | None = files.eos_token
         self.model_max_len: int | None = files.model_max_len
         self.chat_templates: Mapping[str, str] = files.chat_templates
+        self.response_template = files.response_template
 
     @classmethod
     def load(

@@ -37,6 +37,7 @@ class TokenizerFiles:
     """The files' content. `added_tokens` are those named beside tokenizer.json, in id order.
 
     `bos_token` and `eos_token` are as templates write them: the first one of a list.
+    `response_template` is transformers' description of answers, as it is in the file.
     """
 
     tokenizer_path: Path
@@ -45,6 +46,7 @@ class TokenizerFiles:
     eos_token: str | None
     model_max_len: int | None
     chat_templates: Mapping[str, str]
+    response_template: Any = None
 
 
 def find_tokenizer(name: str, revision: str | None) -> Path:
@@ -75,6 +77,7 @@ def read_tokenizer_files(folder: Path, config_path: Path | None = None) -> Token
         eos_token=next(iter(_contents(named.get("eos_token"), "eos_token", path)), None),
         model_max_len=_model_max_len(config.get("model_max_length")),
         chat_templates=MappingProxyType(_chat_templates(folder, config, config_path)),
+        response_template=config.get("response_template"),
     )
 
 

@@ -180,6 +180,51 @@ def test_history_that_drops_thoughts_tells_their_marks() -> None:
     assert not template.takes_thoughts()
 
 
+SILENT = """\
+{%- for m in messages %}<|{{ m.role }}|>{{ m.content }}<|eot|>{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+def declaring(opening: str, closing: str) -> dict[str, Any]:
+    """What a checkpoint may say beside its template."""
+    thinking = {"open": opening, "close": closing, "content": "text"}
+    return {"version": 1, "fields": {"thinking": thinking, "content": {}}}
+
+
+def test_a_checkpoint_may_name_the_marks_of_thoughts_that_its_template_drops() -> None:
+    declared = declaring("<muse>", "</muse>")
+    verdict = ChatTemplate({"default": SILENT}, None, None, response_template=declared).verdict()
+
+    assert verdict.answer_format.thought == ThoughtForm("<muse>", "</muse>")
+    assert (verdict.thought.is_on, verdict.thought.is_proven) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("marks", "reason"),
+    [
+        (("<think>", "</think>"), ""),
+        (("<muse>", "</muse>"), "the checkpoint's response_template names '<muse>' and '</muse>'"),
+    ],
+)
+def test_a_checkpoint_that_names_other_marks_than_its_template_is_reported(
+    marks: tuple[str, str], reason: str
+) -> None:
+    source = as_template(FORMATS["hermes, thinking"])
+    template = ChatTemplate({"default": source}, None, None, response_template=declaring(*marks))
+
+    assert template.verdict().thought.is_proven
+    assert template.verdict().thought.reason == reason
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [[], {"fields": []}, {"fields": {"thinking": {"open_pattern": "<a>", "close": "</a>"}}}],
+)
+def test_of_what_a_checkpoint_declares_only_literal_marks_are_read(declared: Any) -> None:
+    verdict = ChatTemplate({"default": SILENT}, None, None, response_template=declared).verdict()
+    assert verdict.answer_format.thought is None
+
+
 def test_marks_around_texts_are_read() -> None:
     verdict = verdict_of(FORMATS["numbered"])
 
