@@ -67,7 +67,7 @@ class StopRule:
     """The strings and tokens that end an output.
 
     kept:      whether the string stays in the text: then the text with the string must satisfy the
-               constraint, otherwise the text before it
+               constraint, otherwise that or the text before it (of JSON: the latter)
     token_ids: they cannot be part of the text
     """
 

@@ -28,7 +28,7 @@ def without_stop_strings(language: Language, stops: StopRule) -> Language | None
     """
     try:
         if isinstance(language, WhereLanguage):
-            found = compile_without_stops(language, stops.strings, kept=stops.kept)
+            found = compile_without_stops(language, stops.strings)
         else:
             return _grammar_language(language, stops)
     except (ConstraintError, OutOfReach):

@@ -29,12 +29,15 @@ from constraints.guiding.bytewise import as_bytes, byte_vocabulary, in_bytes
 from constraints.guiding.completion import completes, spelled, text_of
 from constraints.guiding.completion_hints import CompletionHints
 from constraints.guiding.search import MAX_BEFORE, shortest_completion
+from constraints.matcher import Language
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 
 # The first line of every grammar text; line numbers in the engine's messages include it.
 HEADER = '%llguidance {"no_forcing": true}\n'
+
+_JSON = f"{HEADER}start: %json"
 
 # Another original of a language is compiled only if that takes less than this.
 _MAX_SPARE_COMPILE_S = 0.05
@@ -210,6 +213,11 @@ class GrammarLanguage:
             log_level=0,
             limits=self._limits.for_engine(),
         )
+
+
+def is_json(language: Language) -> bool:
+    """Whether all texts are JSON."""
+    return isinstance(language, GrammarLanguage) and language.grammar.startswith(_JSON)
 
 
 class GrammarMatcher:

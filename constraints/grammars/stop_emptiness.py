@@ -44,8 +44,7 @@ def grammar_without_stops(language: Language, stops: StopRule) -> str | None:
     if not one or not stops.strings:
         return None
     strings = "|".join(map(_literal, stops.strings))
-    after = "+" if stops.kept else "*"
-    without_stop_strings = f"/{one['pattern']}/ & ~/(?s:.)*(?:{strings})(?s:.){after}/"
+    without_stop_strings = f"/{one['pattern']}/ & ~/(?s:.)*(?:{strings})(?s:.)+/"
     return f"{HEADER}start: WITHOUT_STOPS\nWITHOUT_STOPS: {without_stop_strings}\n"
 
 

@@ -4,7 +4,8 @@ A stop string ends an output wherever it occurs, so a token that completes one i
 the output may end with it:
 
     kept     the text with the string is in the language
-    dropped  the text before the string is, and the string's bytes could have followed
+    dropped  or the text before the string is, and the string's bytes could have followed; of JSON
+             the text before it alone, which without its last brace would be none
     both     the string ends where the token ends: otherwise a part of the token would be lost that
              the model has seen as written
 """
@@ -15,6 +16,7 @@ import numpy as np
 
 from constraints.bitmask import Bitmask, clear_bits, set_bits
 from constraints.errors import IllegalToken
+from constraints.grammars.engine import is_json
 from constraints.guiding.bytewise import byte_vocabulary
 from constraints.guiding.completion import (
     KnownCompletion,
@@ -54,6 +56,8 @@ class StoppedMatcher:
         self._matcher: Matcher = language.matcher()
         # A matcher some tokens behind: is the text before a stop string complete?
         self._behind: Matcher | None = None if stops.kept else language.matcher()
+        # Whether a text may end with a string that is a part of it.
+        self._may_close = stops.kept or not is_json(language)
         self._pending: KnownCompletion = ()
         self._state = 0
         self._is_stopped = False
@@ -135,8 +139,10 @@ class StoppedMatcher:
 
     def _may_stop(self, tokens: KnownCompletion) -> bool:
         """Whether the output may end with the stop string that these tokens complete."""
+        if self._may_close and completes(self._matcher, self._vocabulary, tokens):
+            return True
         if self._behind is None:
-            return completes(self._matcher, self._vocabulary, tokens)
+            return False
         spelling = self._vocabulary.tokens
         text = b"".join([spelling[token_id] for token_id in tokens])
         state, _ = self._table.automaton.run(self._state, text)

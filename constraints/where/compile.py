@@ -22,11 +22,9 @@ from constraints.where.plain_space import ClosingSpace, named_space, without_con
 from constraints.where.reduction import minimised
 from constraints.where.stop_phrases import with_stop_phrases
 from constraints.where.terms import (
-    Contains,
     Expression,
     Matches,
     Measure,
-    Not,
     StopsAt,
     StopsBefore,
     all_of,
@@ -75,17 +73,13 @@ def compile_where(
 
 
 def compile_without_stops(
-    language: WhereLanguage, strings: tuple[str, ...], *, kept: bool
+    language: WhereLanguage, strings: tuple[str, ...]
 ) -> WhereLanguage | None:
     """The language of the texts that no stop string truncates. None: there are none.
 
-    kept: a text may end with one
-    Raises TooComplex and OutOfReach.
+    They may end with one. Raises TooComplex and OutOfReach.
     """
-    without_stop_strings = (
-        (StopsAt(strings),) if kept else tuple(Not(Contains(string)) for string in strings)
-    )
-    wanted = all_of((language.expression, *without_stop_strings))
+    wanted = all_of((language.expression, StopsAt(strings)))
     return _language(wanted, language.vocabulary, language.trie, SPARES)
 
 

@@ -667,9 +667,12 @@ def test_what_is_left_of_an_output_at_its_first_stop_string_satisfies_the_constr
     output = drawn(output_state, vocabulary, max_len, random.Random(seed))
     assert output_state.is_satisfied
     assert len(output) <= max_len
-    shown = as_shown(text_of(output, vocabulary), stops)
+    text = text_of(output, vocabulary)
+    shown = as_shown(text, stops)
     # What is cut off took a token or more, so that the count of tokens is that of the output.
-    assert judge_of(spec)(shown, len(output)), shown
+    satisfies = judge_of(spec)
+    is_with_string = any(map(text.endswith, stops.strings)) and satisfies(text, len(output))
+    assert is_with_string or satisfies(shown, len(output)), shown
 
 
 def test_a_kept_string_ends_a_text_that_is_complete_with_it() -> None:
@@ -715,7 +718,7 @@ def test_a_token_that_runs_past_a_string_is_masked() -> None:
 def test_of_strings_that_end_at_the_same_byte_the_longest_is_dropped(
     strings: tuple[str, ...], is_legal: bool
 ) -> None:
-    output_state = after(state_under_stops("xa|xabc|xabd", *strings, kept=False), b"xab")
+    output_state = after(state_under_stops("xa|xabcd|xabd", *strings, kept=False), b"xab")
     assert (b"c" in legal_texts(output_state)) is is_legal
 
 
@@ -728,9 +731,26 @@ def test_a_constraint_that_needs_a_stop_string_inside_is_a_contradiction() -> No
 def test_a_pattern_that_goes_on_without_end_before_a_stop_string_is_a_contradiction() -> None:
     with pytest.raises(Contradiction, match='"b"'):
         state_under_stops("[ac]*bc", "b")
-    with pytest.raises(Contradiction, match='"a"'):
-        state_under_stops("[ab]*a", "a", kept=False)
-    assert not state_under_stops("[ab]*a", "a").is_over
+    with pytest.raises(Contradiction, match='"b"'):
+        state_under_stops("[ac]*bc", "b", kept=False)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_string_that_is_the_end_of_the_text_ends_it(kept: bool) -> None:
+    output_state = state_under_stops(r"\w+@\w+\.com\n", "\n", kept=kept)
+    after(output_state, b"a@b.com")
+    assert legal_texts(output_state) == [b"\n"]
+    output_state.advance(ord("\n"))
+    assert output_state.is_over
+    assert output_state.is_satisfied
+    assert not state_under_stops("[ab]*a", "a", kept=kept).is_over
+
+
+def test_a_dropped_string_takes_no_brace_from_json() -> None:
+    language = language_of(ConstraintSpec(Kind.JSON_SCHEMA, '{"type": "object"}'), BYTES)
+    with pytest.raises(TooComplex, match="before its end"):
+        OutputConstraintState(language, BYTES, Budget(30), StopRule(("}",), kept=False))
+    assert OutputConstraintState(language, BYTES, Budget(30), StopRule(("}",))).needed_len == 2
 
 
 def test_what_was_not_found_is_not_called_a_contradiction() -> None:
@@ -745,7 +765,7 @@ def test_no_token_leads_where_only_a_stop_string_could_follow() -> None:
 
 
 def test_a_state_that_cuts_its_budget_keeps_out_of_dead_ends_all_the_same() -> None:
-    output_state = state_under_stops("ab*c|d", "c", kept=False, max_len=3, may_truncate=True)
+    output_state = state_under_stops("ab*c!|d", "c", kept=False, max_len=3, may_truncate=True)
     assert [output_state.check(ord(letter)) for letter in "ad"] == [False, True]
 
 
@@ -757,7 +777,7 @@ def test_forced_runs_end_before_a_stop_string() -> None:
 
 
 def test_text_after_the_beginning_of_a_stop_string_is_followed_however_long() -> None:
-    output_state = state_under_stops("a*(b|c)", "aaab", kept=False, max_len=60)
+    output_state = state_under_stops("a*(b!|c)", "aaab", kept=False, max_len=60)
     after(output_state, b"a" * 40)
     assert b"b" not in legal_texts(output_state)
     assert b"c" in legal_texts(output_state)
@@ -808,7 +828,7 @@ def test_a_shortest_text_that_meets_a_stop_string_gives_way_to_one_that_meets_no
 
 
 def test_stop_tokens_and_strings_hold_together() -> None:
-    spec, stops = ConstraintSpec(Kind.REGEX, "a|b|c{4}"), StopRule(("a",), False, (ord("b"),))
+    spec, stops = ConstraintSpec(Kind.REGEX, "a!|b|c{4}"), StopRule(("a",), False, (ord("b"),))
     output_state = OutputConstraintState(language_of(spec, BYTES), BYTES, Budget(9), stops)
     assert output_state.needed_len == 4
     assert legal_texts(output_state) == [b"c"]
