@@ -5,8 +5,8 @@
     without: | answer ............................................................... |
 
 The answer is a state of its own (`OutputConstraintState`): the language, its masks, the stop rule
-and the search for completions know nothing of the thought. Of white space the answer takes what
-its language can begin with, and the rest is dropped.
+and the search for completions know nothing of the thought. White space before it is dropped, as
+readers drop it.
 
 The thought ends in time: at its own budget, and where the closer and the answer's known completion
 need all tokens that are left, only the closer may follow. So a thought never uses up the answer.
@@ -24,13 +24,8 @@ from constraints.errors import DoesNotFit, IllegalToken
 from constraints.guiding.completion import KnownCompletion, spelled
 from constraints.matcher import Language
 from constraints.output_constraint import ANY_LEN, NO_STOPS, OutputConstraintState
-from constraints.spec import Budget, StopRule, ThoughtRule
-from constraints.thought_table import (
-    MAX_SPACES,
-    SPACES,
-    spaced_tokens,
-    thought_table_of,
-)
+from constraints.spec import MAX_SPACES, Budget, StopRule, ThoughtRule
+from constraints.thought_table import SPACE_BYTES, spaced_tokens, thought_table_of
 from constraints.vocabulary import Vocabulary
 
 
@@ -88,7 +83,7 @@ class AfterThought:
         self._last_len = ANY_LEN
         if not budget.may_truncate:
             self._last_len = budget.max_len - self._table.max_closing_len - answer.needed_len
-        self._dropped = bytes(each for each in SPACES if not self._may_begin(bytes([each])))
+        self._dropped = self._dropped_spaces()
         # Of places in the thought and before the answer; shared with copies.
         self._rows: dict[tuple[str, int], Bitmask] = {}
         self._num_tokens = 0
@@ -99,6 +94,13 @@ class AfterThought:
         self._is_begun = rule.is_begun
         if rule.is_begun:
             self._row_of_thought(0)
+
+    def _dropped_spaces(self) -> bytes:
+        """All white space, unless the answer has to begin with some; then what it refuses."""
+        token_id = self._fresh.completion_token()
+        if token_id is None or self._vocabulary.tokens[token_id][:1] not in SPACE_BYTES:
+            return SPACE_BYTES
+        return bytes(each for each in SPACE_BYTES if not self._may_begin(bytes([each])))
 
     def _may_begin(self, text: bytes) -> bool:
         """Whether the answer can begin with this text, if it has room."""
@@ -173,9 +175,9 @@ class AfterThought:
                     crossing = self._table.crossing(state)
                     clear_bits(row, [each for each in crossing if not self._may_cross(state, each)])
                 case "opener":
-                    row, _ = self._table.opening_rows(state)
+                    row = self._table.opening_rows(state)[0].copy()
                 case "completes opener":
-                    _, row = self._table.opening_rows(state)
+                    row = self._table.opening_rows(state)[1].copy()
                 case _:
                     row = self._spaces_row(state)
             clear_bits(row, self._barred_ids)
@@ -207,7 +209,7 @@ class AfterThought:
         self._fresh.fill(first)
         words = first[spaced.rest_ids >> 5]
         is_legal = ((words >> (spaced.rest_ids & 31).astype(np.int32)) & 1).astype(np.bool_)
-        others = ~sum(1 << SPACES.index(each) for each in self._dropped)
+        others = ~sum(1 << SPACE_BYTES.index(each) for each in self._dropped)
         is_dropped = (spaced.kinds & others) == 0
         fits = spaced.num_spaces <= MAX_SPACES - num_spaces
         chosen = is_dropped & fits & (is_legal | (spaced.rest_ids < 0))
@@ -219,7 +221,11 @@ class AfterThought:
         place = self._place
         if isinstance(place, _Thought):
             return ("thought", place.closing) in self._rows
-        return not isinstance(place, _Before) and place.is_quick
+        if isinstance(place, OutputConstraintState):
+            return place.is_quick
+        is_known = ("spaces", place.num_spaces) in self._rows
+        answer = place.answer
+        return place.opening is None and is_known and answer is not None and answer.is_quick
 
     @property
     def is_search_prepared(self) -> bool:
@@ -291,8 +297,8 @@ class AfterThought:
         num_dropped = self._num_dropped(text, num_spaces)
         if num_dropped == len(text):
             answer = self._answer_within(0)
-            if answer is None or not self._dropped:
-                return answer
+            if answer is None:
+                return None
             return _Before(None, num_spaces + num_dropped, answer, is_begun=False)
         return self._answer_with(text[num_dropped:])
 
@@ -361,8 +367,10 @@ class AfterThought:
         if place.answer is None:
             return None
         text = self._vocabulary.tokens[token_id]
-        if not place.is_begun and text and self._num_dropped(text, place.num_spaces):
-            return self._behind_closer(text, place.num_spaces)
+        if not place.is_begun and self._num_dropped(text, place.num_spaces):
+            behind = self._behind_closer(text, place.num_spaces)
+            if behind is not None:
+                return behind
         answer = place.answer.fork()
         if answer.is_end(token_id):
             if not answer.check(token_id):

@@ -37,6 +37,12 @@ class ConstraintSpec:
     lenient: bool = False
 
 
+# The white space before an opener, and between a closer and the text, and the most of it: models do
+# not keep to what the template writes there.
+SPACES = " \t\r\n"
+MAX_SPACES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class ThoughtRule:
     """A thought before the text that constraint and stop strings are for.

@@ -19,12 +19,11 @@ from constraints.bitmask import Bitmask, row_of, set_bits
 from constraints.errors import NotEnforced
 from constraints.guiding.completion import KnownCompletion, spelled
 from constraints.guiding.stop_table import automaton_of
-from constraints.vocabulary import Vocabulary
+from constraints.spec import MAX_SPACES, SPACES
+from constraints.vocabulary import Vocabulary, is_mark
 from constraints.vocabulary_cache import kept_with_vocabulary
 
-SPACES = b" \t\r\n"
-# The most white space before the opener, and before the text: models do not keep the template's.
-MAX_SPACES = 4
+SPACE_BYTES = SPACES.encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +84,7 @@ class ThoughtTable:
         self._automaton = automaton_of([self.closer.text])
         self.closed = len(self.closer.text)
         self.opened = MAX_SPACES + len(self.opener.text)
+        self._opening_rows: dict[int, tuple[Bitmask, Bitmask]] = {}
         # From here on the closer has to be completed.
         special_ends = [
             start + len(self.closer.specials[token_id])
@@ -101,14 +101,14 @@ class ThoughtTable:
 
     def bytes_of(self, token_id: int, mark: Mark) -> bytes:
         """The token's bytes, its name if it is a special token of this mark."""
-        return self._vocabulary.tokens[token_id] or mark.specials.get(token_id, b"")
+        return mark.specials.get(token_id) or self._vocabulary.tokens[token_id]
 
     def read_opening(self, opening: int, text: bytes) -> tuple[int, int] | None:
         """The opening behind the text, and how much of it that took; None: it is no opener."""
         for index, byte in enumerate(text):
             if opening == self.opened:
                 return opening, index
-            if opening < MAX_SPACES and byte in SPACES:
+            if opening < MAX_SPACES and byte in SPACE_BYTES:
                 opening += 1
                 continue
             num_read = max(0, opening - MAX_SPACES)
@@ -127,12 +127,16 @@ class ThoughtTable:
 
         The latter with the thought's first bytes behind it, but not with the whole closer.
         """
+        known = self._opening_rows.get(opening)
+        if known is not None:
+            return known
         num_read = max(0, opening - MAX_SPACES)
-        firsts = self.opener.text[num_read : num_read + 1] + (b"" if num_read else SPACES)
+        rest = self.opener.text[num_read:]
         legal = self._specials_at(self.opener, num_read)
         completing: list[int] = []
         for token_id, token in enumerate(self._vocabulary.tokens):
-            if not token or token[0] not in firsts:
+            begun = token if num_read else token.lstrip(SPACE_BYTES)
+            if not token or not (begun.startswith(rest) or rest.startswith(begun)):
                 continue
             read = self.read_opening(opening, token)
             if read is not None and read[0] == self.opened:
@@ -140,7 +144,9 @@ class ThoughtTable:
             if read is not None and self.read_closing(0, token[read[1] :])[0] != self.closed:
                 legal.append(token_id)
         num_words = self._vocabulary.num_words
-        return row_of(legal, num_words), row_of(completing, num_words)
+        rows = (row_of(legal, num_words), row_of(completing, num_words))
+        self._opening_rows[opening] = rows
+        return rows
 
     def read_closing(self, closing: int, text: bytes) -> tuple[int, int]:
         """The closing behind the text, up to the byte that completes it, and how much it took."""
@@ -222,7 +228,7 @@ class SpacedTokens:
 
     ids, rest_ids: of equal length; -1: nothing is left
     num_spaces:    of each
-    kinds:         of each the characters of its white space, a bit for each of SPACES
+    kinds:         of each the characters of its white space, a bit for each of `SPACES`
     """
 
     ids: npt.NDArray[np.int64]
@@ -236,13 +242,13 @@ def spaced_tokens(vocabulary: Vocabulary) -> SpacedTokens:
     by_bytes = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
     found: list[tuple[int, int, int, int]] = []
     for token_id, token in enumerate(vocabulary.tokens):
-        if token[:1] in (b"", b"\x00") or token[0] not in SPACES:
+        if token[:1] in (b"", b"\x00") or token[0] not in SPACE_BYTES:
             continue
-        rest = token.lstrip(SPACES)
+        rest = token.lstrip(SPACE_BYTES)
         rest_id = by_bytes.get(rest) if rest else -1
         if rest_id is not None:
             spaces = token[: len(token) - len(rest)]
-            kinds = sum(1 << SPACES.index(each) for each in set(spaces))
+            kinds = sum(1 << SPACE_BYTES.index(each) for each in set(spaces))
             found.append((token_id, rest_id, len(spaces), kinds))
     columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
     return SpacedTokens(columns[0], columns[1], columns[2], columns[3])
@@ -251,7 +257,8 @@ def spaced_tokens(vocabulary: Vocabulary) -> SpacedTokens:
 @kept_with_vocabulary(1)
 def _text_row(vocabulary: Vocabulary) -> Bitmask:
     """All tokens that are text."""
-    ids = [token_id for token_id, token in enumerate(vocabulary.tokens) if token]
+    tokens = enumerate(vocabulary.tokens)
+    ids = [token_id for token_id, token in tokens if token and not is_mark(token)]
     return row_of(ids, vocabulary.num_words)
 
 
@@ -260,7 +267,7 @@ def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Tokens without text by their names."""
     named: dict[str, int] = {}
     for token_id, token in enumerate(vocabulary.tokens):
-        if not token:
+        if not token or is_mark(token):
             name = vocabulary.backend.decode_str([token_id])
             if name:
                 named.setdefault(name, token_id)

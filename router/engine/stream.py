@@ -95,7 +95,7 @@ class Stream:
         dropped = () if constraint is None else constraint.dropped_phrases
         self._text = OutputText(request, tokenizer) if text is None else text
         # A token that ends a text under a constraint is no part of what satisfies it.
-        self._keeps_stop_token = stop.keep_stop_string and constraint is None
+        self._keeps_stop_token = stop.keep_stop_string and not request.has_rule
         # A search that pauses chooses among the alternatives, even if the first one ends the text.
         keeps = request.pause_after is not None or (stop.keep_stop_string and not dropped)
         self._held = HeldTokens(keeps_alternatives=keeps)
@@ -233,7 +233,7 @@ class Stream:
         A stop string is masked where the constraint would not hold with such an end, so where one
         ends the text it holds. An unforeseen end (a deadline) counts as not satisfied.
         """
-        if self.request.constraint is None:
+        if not self.request.has_rule:
             return None
         return satisfied is not False if is_stopped else bool(satisfied)
 
@@ -250,7 +250,7 @@ class Stream:
         # Under a constraint special tokens are marks of the format, and ends, also those that were
         # to be ignored.
         is_mark = token_id in self.request.shown_ids
-        ends = ends or (special and not is_mark and self.request.constraint is not None)
+        ends = ends or (special and not is_mark and self.request.has_rule)
         is_dropped = ends and not self._keeps_stop_token
         pushed, shown = ("", "") if is_dropped else self._text.push(token_id)
         if shown:

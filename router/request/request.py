@@ -194,6 +194,11 @@ class GenerateRequest:
     template_end_ids: tuple[int, ...] = ()
 
     @property
+    def has_rule(self) -> bool:
+        """Whether its text has to satisfy something; a thought's budget alone is no such rule."""
+        return self.constraint is not None and self.constraint.spec.kind is not Kind.TEXT
+
+    @property
     def shard_constraint(self) -> OutputConstraint | None:
         """What shards enforce."""
         return None if self.constraint is None else self.constraint.for_shard(self.thought)

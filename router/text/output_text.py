@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from router.request.request import GenerateRequest, TokenGenerated
 from router.text.detokenizer import Detokenizer
+from router.text.thought_span import ThoughtSpan
 from router.text.tokenizer import Tokenizer
 
 
@@ -93,7 +94,7 @@ def _pending_len(window: str, first: int, stops: Sequence[str]) -> int:
 class OutputText:
     """The text of a request's output; begins behind the tokens that were made before."""
 
-    __slots__ = ("_detokenizer", "_matcher", "_shown_ids", "text_before")
+    __slots__ = ("_detokenizer", "_matcher", "_shown_ids", "_span", "text_before")
 
     def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
         stop = request.stop
@@ -102,7 +103,7 @@ class OutputText:
             tokenizer,
             request.skip_special_tokens,
             request.prompt_ids,
-            is_whole=constraint is not None,
+            is_whole=request.has_rule,
             shown_ids=request.shown_ids,
         )
         dropped = () if constraint is None else constraint.dropped_phrases
@@ -112,6 +113,9 @@ class OutputText:
             if stop.stop_strings or dropped
             else None
         )
+        # Stop strings are for the answer alone.
+        thought = None if self._matcher is None else request.thought
+        self._span = None if thought is None else ThoughtSpan(thought)
         # What was shown of them.
         self.text_before = self._replay(request.output_ids)
 
@@ -120,6 +124,7 @@ class OutputText:
         other = copy(self)
         other._detokenizer = self._detokenizer.fork()
         other._matcher = None if self._matcher is None else self._matcher.fork()
+        other._span = copy(self._span)
         return other
 
     def grown(self, token_id: int) -> "OutputText":
@@ -147,18 +152,22 @@ class OutputText:
         pushed = self._detokenizer.push(token_id)
         if self._matcher is None:
             return pushed, pushed
+        before, answer = ("", pushed) if self._span is None else self._span.push(pushed)
         # The marks of a format are no text of the answer.
         takes = self._matcher.pass_by if token_id in self._shown_ids else self._matcher.push
-        return pushed, takes(pushed)
+        return pushed, before + takes(answer)
 
     def flush(self) -> str:
         """What was held back, when no further token comes; it may complete a stop string."""
         if self.matched is not None:
             return ""
         tail = self._detokenizer.flush()
-        if self._matcher is not None:
-            tail = self._matcher.push(tail) + self._matcher.flush()
-        return tail
+        if self._matcher is None:
+            return tail
+        if self._span is None:
+            return self._matcher.push(tail) + self._matcher.flush()
+        before, answer = self._span.push(tail)
+        return before + self._matcher.push(answer + self._span.flush()) + self._matcher.flush()
 
     def _replay(self, token_ids: Iterable[int]) -> str:
         return "".join([self.push(token_id)[1] for token_id in token_ids])

@@ -18,7 +18,7 @@ from constraints.after_thought import AfterThought, OutputState, output_state
 from constraints.errors import DoesNotFit, IllegalToken, NotEnforced
 from constraints.output_constraint import NO_STOPS
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, ThoughtRule
-from constraints.vocabulary import Vocabulary
+from constraints.vocabulary import Vocabulary, is_mark, mark_of
 from tests.constraints.cases import (
     CASES,
     byte_vocabulary,
@@ -76,7 +76,7 @@ def marked_vocabulary() -> Vocabulary:
     tokenizer = LongestTokens()
     backend = LLTokenizer(TokenizerWrapper(tokenizer), n_vocab=len(tokenizer.tokens))
     plain = tokenizer.tokens[: -len(_NAMES)]
-    tokens = (*plain, *(b"" for _ in _NAMES))
+    tokens = (*plain, *map(mark_of, tokenizer.special_token_ids[:-1]), b"")
     return Vocabulary(tokens, (tokenizer.eos_token_id,), "marked", backend)
 
 
@@ -118,10 +118,11 @@ def legal(state: OutputState) -> set[int]:
 
 def bytes_of(token_ids: Sequence[int], vocabulary: Vocabulary) -> bytes:
     """With the names of special tokens."""
-    named = [
-        vocabulary.tokens[each] or vocabulary.backend.decode_bytes([each]) for each in token_ids
-    ]
-    return b"".join(named)
+    tokens = [(each, vocabulary.tokens[each]) for each in token_ids]
+    return b"".join(
+        token if token and not is_mark(token) else vocabulary.backend.decode_bytes([each])
+        for each, token in tokens
+    )
 
 
 def is_good_behind(text: bytes, spec: ConstraintSpec, num_tokens: int) -> bool:
@@ -326,8 +327,14 @@ def test_a_token_that_closes_and_begins_an_answer_is_checked_for_room() -> None:
     assert advanced(state, *"cccccc").is_over
 
 
-def test_white_space_that_an_answer_can_begin_with_is_its_own() -> None:
-    state = advanced(state_of(ConstraintSpec(Kind.REGEX, "\n[a-z]|[0-9]")), "</think>", "\n")
+def test_white_space_before_an_answer_is_no_part_of_it() -> None:
+    spec = ConstraintSpec(Kind.REGEX, "[ab ]{2}")
+    assert advanced(state_of(spec), "</think>", " ", "ab").is_over
+    assert advanced(state_of(spec), "</think>", " ab").is_over
+
+
+def test_white_space_that_an_answer_has_to_begin_with_is_its_own() -> None:
+    state = advanced(state_of(ConstraintSpec(Kind.REGEX, "\n[a-z]")), "</think>", " ", "\n")
     assert legal(state) == set(range(ord("a"), ord("z") + 1))
 
 
@@ -442,7 +449,6 @@ def test_any_answer_is_legal_behind_a_thought_without_a_constraint() -> None:
     state = advanced(state_of(ANY), "q", "</think>")
     assert legal(state) == set(range(len(LongestTokens.tokens)))
     assert state.is_satisfied
-    assert state.is_quick
     assert advanced(state, "<|end|>", "<eos>").is_over
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule
 from launcher import BUNDLED_MODEL
 from proto.contract import FinishReason, LogprobParams, SamplingParams, StopParams
 from router.request.errors import ConstraintRefused
@@ -36,6 +36,7 @@ def asking(
     sampling: SamplingParams = SAMPLED,
     constraint: tuple[Kind, str] | None = None,
     num_top_tokens: int = 0,
+    thought: ThoughtRule | None = None,
     **stop: Any,
 ) -> GenerateRequest:
     spec = None if constraint is None else ConstraintSpec(*constraint)
@@ -46,6 +47,7 @@ def asking(
         stop=StopParams(max_new_tokens, **stop),
         logprobs=LogprobParams(num_top_tokens=num_top_tokens),
         constraint=None if spec is None else Constraint(spec, is_quick=True),
+        thought=thought,
     )
 
 
@@ -82,6 +84,16 @@ CASES: dict[str, dict[str, Any]] = {
             ' "age": {"type": "integer"}}, "required": ["name", "age"]}',
         ),
         "max_new_tokens": 32,
+    },
+    "forced runs behind a thought": {
+        "constraint": (Kind.REGEX, "(The answer is (yes|no)\\. ){2}Good bye\\."),
+        "max_new_tokens": 40,
+        "thought": ThoughtRule("<think>", "</think>", is_begun=True, max_len=9),
+    },
+    "a thought with a budget alone": {
+        "constraint": (Kind.TEXT, ""),
+        "stop_strings": ("e w", "ing"),
+        "thought": ThoughtRule("<think>", "</think>", is_begun=True, max_len=9),
     },
 }
 

@@ -20,7 +20,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
-from constraints.spec import ConstraintSpec, Kind, StopRule
+from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
 from constraints.worker.pool import PoolRules, VocabularyFile, WorkerPool
 from proto.contract import FinishReason
 from router.engine.constraints import ConstraintCheck, ConstraintMemory
@@ -111,6 +111,18 @@ async def test_the_first_check_waits_for_the_start_of_the_workers(tmp_path: Path
     # They take longer to start than that.
     async with checking(tmp_path, wait_s=0.2) as (check, _):
         assert (await check.check(regex("[a-z]{3}"), _NO_STOPS, 5)).min_len == 3
+
+
+@shares_workers
+async def test_a_thought_needs_its_closer_whatever_its_budget(workers: WorkerPool) -> None:
+    with asking_workers(workers) as (check, _):
+        for budget in (None, 0, 5):
+            thought = ThoughtRule("<t>", "</t>", is_begun=True, max_len=budget)
+            found = await check.check(regex("[ab]{3}"), _NO_STOPS, 7, thought=thought)
+            assert found.min_len == 7
+        with pytest.raises(ConstraintRefused, match="has 7 tokens, and at most 6"):
+            await check.check(regex("[ab]{3}"), _NO_STOPS, 6, thought=thought)
+        assert (await check.check(regex("[ab]{3}"), _NO_STOPS, 6)).min_len == 3
 
 
 @shares_workers
