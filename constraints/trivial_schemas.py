@@ -42,6 +42,8 @@ def obvious_len(spec: ConstraintSpec) -> int | None:
     None: unknown. A constraint with an answer compiles without an error, in time linear in its
     length.
     """
+    if spec.kind is Kind.TEXT:
+        return 0
     if spec.kind is not Kind.JSON_SCHEMA or spec.lenient or len(spec.text) > _MAX_CHARS:
         return None
     try:

@@ -31,7 +31,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.results import CheckResult, JudgeResult, VerifyResult
-from constraints.spec import ConstraintSpec, StopRule, ThoughtRule
+from constraints.spec import ConstraintSpec, Kind, StopRule, ThoughtRule
 from constraints.trivial_schemas import obvious_len
 from constraints.worker.jobs import Check, Judge, Verify, error_from_json, error_to_json
 from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerBug, WorkerPool
@@ -168,7 +168,7 @@ class ConstraintCheck:
         # What it needs does not depend on the most that it may have.
         thought = None if thought is None else replace(thought, max_len=None)
         await self.until_started()
-        enough_len = None if thought is not None else self._obvious_len(constraint.spec, stops)
+        enough_len = self._obvious_len(constraint.spec, stops, thought)
         if enough_len is not None and (cuts or enough_len <= max_new_tokens):
             self._metrics.constraint_checks.inc("look")
             return replace(constraint, is_quick=True, min_len=enough_len)
@@ -272,12 +272,19 @@ class ConstraintCheck:
                 return f"{place}{verified.violations[0]}"
         return None
 
-    def _obvious_len(self, spec: ConstraintSpec, stops: StopRule) -> int | None:
-        """Tokens that are enough for some text, where that is seen without compiling."""
+    def _obvious_len(
+        self, spec: ConstraintSpec, stops: StopRule, thought: ThoughtRule | None
+    ) -> int | None:
+        """Tokens that are enough for some output, where that is seen without compiling."""
+        has_stops = bool(stops.strings or stops.token_ids) and spec.kind is not Kind.TEXT
         is_sure = self._pool is not None and self._is_readable and self._spells_ascii
-        if not is_sure or stops.strings or stops.token_ids:
+        if not is_sure or has_stops:
             return None
-        return obvious_len(spec)
+        closer = thought.closer if thought is not None and thought.is_begun else ""
+        text_len = obvious_len(spec)
+        if text_len is None or not (closer.isascii() and closer.isprintable()):
+            return None
+        return text_len + len(closer)
 
     def _is_known(self, job: Check) -> bool:
         return self._memory.find(_key(job), self._clock()) is not None

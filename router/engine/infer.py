@@ -26,6 +26,7 @@ from router.request.request import (
     PromptScored,
     TokenGenerated,
 )
+from router.text.thought_span import answer_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,9 @@ class Accepted:
         if not end.constraint_satisfied:
             return burst
         text = self._stream.text_before + end.text
+        thought = self._stream.request.thought
+        if thought is not None and constraint.parts is None:
+            text = answer_in(text, thought)
         violation = await self._checks.violation(constraint, text)
         end = replace(end, constraint_satisfied=violation is None, violation=violation)
         return [*burst[:-1], end]

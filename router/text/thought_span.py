@@ -68,6 +68,13 @@ class ThoughtSpan:
         return before + text[:num_spaces], text[num_spaces:]
 
 
+def answer_in(text: str, rule: ThoughtRule) -> str:
+    """What of a finished text is the answer."""
+    span = ThoughtSpan(rule)
+    _, answer = span.push(text)
+    return answer + span.flush()
+
+
 def _num_spaces(text: str, most: int) -> int:
     """White space at the beginning of a text, at most so much."""
     return len(text[:most]) - len(text[:most].lstrip(SPACES))

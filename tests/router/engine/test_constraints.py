@@ -466,7 +466,13 @@ async def test_a_plain_schema_is_found_in_order_without_a_worker(tmp_path: Path)
         plain = schema('{"type": "array", "items": {"type": "null"}, "minItems": 2}')
         checked = await check.check(plain, _NO_STOPS, MAX_LEN)
         assert (checked.is_quick, checked.min_len) == (True, 2 + 2 * 7)
-        assert counted.constraint_checks.value("look") == 1
+        thought = ThoughtRule("<t>", "</t>", is_begun=True)
+        behind = await check.check(plain, _NO_STOPS, MAX_LEN, thought=thought)
+        assert behind.min_len == checked.min_len + 4
+        budget_alone = Constraint(ConstraintSpec(Kind.TEXT, ""))
+        stops = StopRule(("a",), token_ids=(5,))
+        assert (await check.check(budget_alone, stops, 4, thought=thought)).min_len == 4
+        assert counted.constraint_checks.value("look") == 3
         # Where the bound is not enough the worker looks closer.
         assert (await check.check(plain, _NO_STOPS, 11)).min_len <= 11
         assert counted.constraint_checks.value("worker") == 1

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from constraints.spec import ConstraintSpec, Kind
+from constraints.spec import ConstraintSpec, Kind, ThoughtRule
 from proto.contract import LogprobParams, SamplingParams
 from router.engine.batcher import BatcherLimits
 from router.request.errors import FailedAlone, InvalidRequest, Overloaded, RowFailed
@@ -223,6 +223,15 @@ async def test_an_output_that_goes_on_is_checked_from_its_beginning() -> None:
         request = replace(asking(max_new_tokens=20, constraint=LENIENT), output_ids=before)
         (completion,) = await rig.infer.complete_all([request])
     assert (completion.finished.text, verifier.texts) == (TEXT[4:], [TEXT])
+
+
+async def test_of_an_output_with_a_thought_the_answer_is_checked() -> None:
+    verifier = Verifier(None)
+    thought = ThoughtRule("<t>", "</t>", is_begun=True)
+    async with routing(says(f"hm</t>\n{TEXT}"), checks=verifier) as rig:
+        request = replace(asking(max_new_tokens=20, constraint=LENIENT), thought=thought)
+        await rig.infer.complete_all([request])
+    assert verifier.texts == [TEXT]
 
 
 async def test_what_masks_enforce_whole_is_not_checked_again() -> None:
