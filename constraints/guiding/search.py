@@ -282,7 +282,7 @@ def shortest_completion(
         _tails_in_bytes(tails, vocabulary) if is_bytewise else tails,
         splice_texts_of(tuple(hints)) if is_bytewise else _splice_texts_in(hints, vocabulary),
         None if is_bytewise or max_len > MAX_COUNTED else max_len,
-        max(MAX_TIME_S / 2**num_failed, MIN_TIME_S),
+        max(MAX_TIME_S * 0.5**num_failed, MIN_TIME_S),
         tuple(before[-MAX_BEFORE:]) if is_bytewise else (),
     )
     limit = 16 + 2 * max_len

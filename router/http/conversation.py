@@ -34,7 +34,7 @@ from router.request.request import (
     PromptScored,
     TokenGenerated,
 )
-from router.text.answer_format import AnswerFormat
+from router.text.answer_format import GENERIC_CALLS, AnswerFormat
 from router.text.chat_template import ChatTemplate
 from router.text.control_tokens import visible
 from router.text.template_traits import THOUGHT_KEY
@@ -282,8 +282,8 @@ class AnswerService:
             ignored += prompt.thought_places[:_MAX_NAMED]
         messages = prompt.messages
         if prompt.may_call and not template.reads("tools", name=name, with_tools=True):
-            syntax = template.call_syntax(name)
-            messages = add_tools(messages, prompt.tools, syntax, prompt.tool_prompt)
+            calls = answer_format.calls or GENERIC_CALLS
+            messages = add_tools(messages, prompt.tools, calls, prompt.tool_prompt)
         text = template.render(
             messages,
             tools=prompt.tools or None,
@@ -341,10 +341,7 @@ class AnswerService:
             chat_template = self._template
             raw = await chat_template.in_worker(
                 lambda: constrain_to_tools(
-                    raw,
-                    allowed,
-                    chat_template.call_syntax(rendered.template),
-                    self.tokenizer.special_tokens,
+                    raw, allowed, answer_format, self.tokenizer.special_tokens
                 )
             )
         reading = None

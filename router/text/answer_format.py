@@ -15,6 +15,7 @@ import os
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 # Characters of the private use area, which no template writes.
 ID = "\ue000"
@@ -26,12 +27,31 @@ _TAG = re.compile(rf"[^>\]\n{ID}{NUMBER}]*[>\]]")
 _OPEN_TAG = re.compile(r"\s*[<\[◁][^<>\[\]]*$")
 # Commas and brackets, which values contain as well.
 _MAX_STOP_LEN = 2
+_ID_MEMBER = re.compile(rf',\s*"\w+":\s*"{ID}"')
+_NAME_MEMBER = re.compile(r'\{(?=\s*"name":\s*"\Z)')
+_TYPED = '{"type": "function", '
 _BRACKETED_WORD = re.compile(r"\[[A-Z_]{3,}\]")
 
 
 def without_open_tag(text: str) -> str:
     """`text` up to a tag at its end that is not closed, as what texts have in common may end."""
     return _OPEN_TAG.sub("", text)
+
+
+@cache
+def spellings(text: str) -> tuple[str, ...]:
+    """A text around a name in the ways in which models write it; as it is first.
+
+    An id may be left out, and a call may be said to be one: `{"type": "function", "name": "`.
+    """
+    found = [text]
+    without = _ID_MEMBER.sub("", text)
+    if without != text:
+        found.append(without)
+    return (
+        *found,
+        *(_NAME_MEMBER.sub(_TYPED, each) for each in found if _NAME_MEMBER.search(each)),
+    )
 
 
 class Code(StrEnum):
@@ -116,6 +136,11 @@ class CallForm:
         """Calls begin like text: they are calls at the beginning of an answer alone."""
         first = self.first.strip()
         return first[:1] in ("", "{", "[") and not _BRACKETED_WORD.match(first)
+
+    @property
+    def example(self) -> str:
+        """An example call, for the prompt of a model whose template shows none."""
+        return f"{self.first}NAME{self.middle}ARGUMENTS{self.last}"
 
     @property
     def trigger(self) -> str:

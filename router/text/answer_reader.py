@@ -25,6 +25,7 @@ from router.text.answer_format import (
     Code,
     Parameters,
     ValueForm,
+    spellings,
 )
 from router.text.parameter_values import LiteralScan, as_json, overlap, types_of
 
@@ -450,6 +451,8 @@ class AnswerReader:
         place = self._match(opening, text, 0)
         if place < 0:
             return place
+        while text[place : place + 1].isspace():
+            place += 1
         label = (_LABEL if form.name_in_id else _NAME).match(text, place)
         if label is None or label.end() == len(text):
             may_follow = _LABEL_BEGUN.match(text, place)
@@ -481,9 +484,13 @@ class AnswerReader:
         return None if ends[best] == _WAITS else (best, ends[best])
 
     def _match(self, literal: str, text: str, start: int) -> int:
-        """Where `literal` ends that stands at `start`, white space aside."""
+        """Where `literal` ends that stands at `start`, in one of its spellings."""
         if text.startswith(literal, start):
             return start + len(literal)
+        return max([self._match_as_is(each, text, start) for each in spellings(literal)])
+
+    def _match_as_is(self, literal: str, text: str, start: int) -> int:
+        """As `_match`, white space aside."""
         place = start
         index = 0
         while index < len(literal):

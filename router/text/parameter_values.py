@@ -85,7 +85,10 @@ def as_json(text: str, code: Code, types: frozenset[str], quote: str) -> str:
     try:
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)
     except _UNREADABLE:
-        return json.dumps(text, ensure_ascii=False)
+        number = text.strip()
+        # One beyond all floats is a number in JSON; `NaN` is none.
+        is_number = isinstance(value, float) and number[-1:].isdigit() and number.isascii()
+        return number if is_number else json.dumps(text, ensure_ascii=False)
     return json.dumps(value) if _SURROGATE.search(written) else written
 
 

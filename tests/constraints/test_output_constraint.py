@@ -22,7 +22,6 @@ from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Whitespace
 from constraints.vocabulary import Vocabulary
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.text.output_text import StopMatcher
-from router.text.template_traits import HERMES
 from tests.constraints.cases import (
     CASES,
     TokenList,
@@ -39,6 +38,7 @@ from tests.constraints.cases import (
     wide_schema,
     wide_text,
 )
+from tests.router.http.tools.calls import HERMES
 
 FLAT = CASES["flat"]
 # One of each kind that differs in how its outputs come about.

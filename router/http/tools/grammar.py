@@ -18,15 +18,19 @@ from constraints.grammars.schema.drafts import draft_of
 from constraints.spec import Kind, Whitespace
 from router.engine.validation import RawParams
 from router.http.schema import Schema
-from router.request.errors import InvalidRequest, ToolsRefused, Unsupported, wrong
+from router.request.errors import (
+    ConstraintRefused,
+    InvalidRequest,
+    ToolsRefused,
+    Unsupported,
+    wrong,
+)
 from router.request.parameters import RawGrammar
-from router.text.template_traits import CallSyntax
+from router.text.answer_format import AnswerFormat, CallForm
+from router.text.answer_grammar import answer_grammar, marks_of, not_enforced
 
 # Where a root reference of a schema is moved to; longer where the schema has the key.
 _MOVED = "arguments"
-# A character of a text behind which a special token may follow: all but those that no font has.
-_ANY = r"[^\U00100000-\U0010FFFF]"
-_META = frozenset("\\.+*?()|[]{}^$#&-~/")
 # Anthropic allows 128 characters, OpenAI 64.
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,128}")
 _MODES = ("none", "auto", "required")
@@ -232,27 +236,28 @@ def _names_object(schema: Mapping[str, Any], reference: str) -> bool:
 def constrain_to_tools(
     raw: RawParams,
     allowed: AllowedTools,
-    syntax: CallSyntax,
-    special_tokens: Mapping[str, int] = MappingProxyType({}),
+    answer_format: AnswerFormat,
+    special_tokens: Mapping[str, int],
 ) -> RawParams:
     """The parameters with the grammar of the allowed calls.
 
-    `special_tokens` are the model's, by name; those in the syntax are shown to the reader of calls.
+    `special_tokens` are the model's, by name; those in the format are shown to the reader of calls.
 
     A grammar that the parameters have already is that of answers without calls. Raises ToolsRefused
-    where the two cannot be combined.
+    where the two cannot be combined, and ConstraintRefused for a strict tool whose parameters this
+    format cannot be held to.
     """
     form = None
-    parts = {
-        tool.place: RawGrammar(Kind.JSON_SCHEMA, tool.parameters, cuts=True, strict=tool.strict)
-        for tool in allowed.tools
-    }
+    parts = {tool.place: _arguments(tool, answer_format) for tool in allowed.tools}
     if raw.grammar is not None and allowed.allows_text:
-        form = _form(raw.grammar, raw.names["grammar"], syntax)
+        form = _form(raw.grammar, raw.names["grammar"], answer_format)
         parts[raw.names["grammar"]] = replace(raw.grammar, cuts=True)
-    # Spaced as templates write arguments, and so as models have read them.
-    marks = {name: each for name, each in special_tokens.items() if name in syntax.opening}
-    text = tool_grammar(allowed, syntax, form, marks)
+    marks = marks_of(answer_format, special_tokens)
+    for token_id in raw.stop_token_ids or ():
+        if token_id in marks.values():
+            rule = "must have no token of the model's calls where `tools` may be called"
+            raise wrong(raw.name("stop_token_ids"), rule, token_id)
+    text = tool_grammar(allowed, answer_format, form, marks)
     return replace(
         raw,
         grammar=RawGrammar(Kind.LARK, text, whitespace=Whitespace.SPACED),
@@ -262,7 +267,24 @@ def constrain_to_tools(
     )
 
 
-def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
+def _arguments(tool: AllowedTool, answer_format: AnswerFormat) -> RawGrammar:
+    """What the arguments of a call must be, to be checked by itself. Raises ConstraintRefused."""
+    lost = not_enforced(answer_format, tool.parameters)
+    if lost and tool.strict:
+        raise ConstraintRefused(
+            f"`{tool.place}`: {lost[0]}: cannot be enforced where the model writes parameters one"
+            " by one; without `strict` it is left to a check of the finished text",
+            "not_enforced",
+            {"pointer": lost[0]},
+            tool.place,
+        )
+    lenient = True if lost else None
+    return RawGrammar(
+        Kind.JSON_SCHEMA, tool.parameters, lenient=lenient, cuts=True, strict=tool.strict
+    )
+
+
+def _form(grammar: RawGrammar, field: str, answer_format: AnswerFormat) -> str:
     """The schema of an answer that does not call, as JSON text. Raises ToolsRefused."""
     says_more = grammar.whitespace or grammar.lenient or grammar.cuts
     if grammar.kind is not Kind.JSON_SCHEMA or says_more:
@@ -271,7 +293,7 @@ def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
             "is a JSON schema and says nothing else",
             field,
         )
-    if syntax.only_at_start:
+    if answer_format.calls is not None and answer_format.calls.is_bare:
         raise ToolsRefused(
             f"`{field}` and tools that may be called cannot both shape an answer of this model, "
             "whose calls are JSON by themselves",
@@ -282,83 +304,25 @@ def _form(grammar: RawGrammar, field: str, syntax: CallSyntax) -> str:
 
 def tool_grammar(
     allowed: AllowedTools,
-    syntax: CallSyntax,
+    answer_format: AnswerFormat,
     form: str | None = None,
     marks: Mapping[str, int] = MappingProxyType({}),
 ) -> str:
-    """The grammar of answers, in Lark. The whitespace of JSON is chosen by its compiler.
-
-    `form` is the JSON schema of an answer that does not call, None: free text. Calls must not begin
-    as JSON does. `marks` are special tokens of the syntax.
-    """
-    begun = _marked(syntax.opening + syntax.head, marks)
-    calls = _calls(allowed, syntax)
-    rules = [f"start: {begun} {calls}"]
-    if allowed.allows_text and form is not None:
-        rules = [f"start: answer | {begun} {calls}", f"answer: %json {form}"]
-    elif allowed.allows_text and syntax.trigger in marks:
-        rules = [f"start: FREE? ({begun} {calls})?", _free_text(syntax)[0]]
-    elif allowed.allows_text:
-        rest = (syntax.opening + syntax.head).removeprefix(syntax.trigger)
-        rules = [f"start: FREE | BEGIN {_text(rest)} {calls}"]
-        rules += _free_text(syntax)
-    alternatives = []
-    for index, tool in enumerate(allowed.tools):
-        alternatives.append(f"{_text(tool.name + syntax.middle)} arguments_{index}")
-        rules.append(f"arguments_{index}: %json {orjson.dumps(tool.parameters).decode()}")
-    rules.append("function: " + "\n    | ".join(alternatives))
-    return "\n".join(rules) + "\n"
-
-
-def _calls(allowed: AllowedTools, syntax: CallSyntax) -> str:
-    """What follows the first call's head."""
-    call = f"function {_text(syntax.tail)}"
-    closing = _text(syntax.closing)
-    if not allowed.may_repeat or syntax.separator is None:
-        return f"{call} {closing}"
-    # No literal may begin with another that is legal in its place.
-    if syntax.closing and syntax.separator.startswith(syntax.closing):
-        more = syntax.separator.removeprefix(syntax.closing)
-        return f"{call} {closing} ({_text(more + syntax.head)} {call} {closing})*"
-    return f"{call} ({_text(syntax.separator + syntax.head)} {call})* {closing}"
-
-
-def _free_text(syntax: CallSyntax) -> list[str]:
-    """Text without a trigger, and text with one at its end.
-
-    They cannot be mistaken for each other: where BEGIN is whole neither goes on.
-    """
-    trigger = _pattern(syntax.trigger)
-    if syntax.only_at_start:
-        return [f"FREE: /(?s:.*)/ & ~/{trigger}(?s:.*)/", f"BEGIN: /{trigger}/"]
-    return [
-        f"FREE: /{_ANY}*/ & ~/(?s:.*){trigger}(?s:.*)/",
-        f"BEGIN: /(?s:.*){trigger}/ & ~/(?s:.*){trigger}(?s:.+)/",
-    ]
-
-
-def _marked(text: str, marks: Mapping[str, int]) -> str:
-    """A text in which special tokens are themselves."""
-    for name, token_id in marks.items():
-        before, found, behind = text.partition(name)
-        if found:
-            return f"{_text(before)} <[{token_id}]> {_text(behind)}"
-    return _text(text)
-
-
-def _text(text: str) -> str:
-    """A literal; nothing for an empty one."""
-    return orjson.dumps(text).decode() if text else ""
-
-
-def _pattern(text: str) -> str:
-    return "".join(f"\\{char}" if char in _META else char for char in text)
+    """The grammar of answers that may call these tools; see `answer_grammar`."""
+    return answer_grammar(
+        answer_format,
+        marks,
+        {tool.name: tool.parameters for tool in allowed.tools},
+        allows_text=allowed.allows_text,
+        may_repeat=allowed.may_repeat,
+        form=form,
+    )
 
 
 def add_tools(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
-    syntax: CallSyntax,
+    form: CallForm,
     prompt: str | None = None,
 ) -> list[Mapping[str, Any]]:
     """The messages, with the tools behind the text of the last one that is not the assistant's.
@@ -366,7 +330,7 @@ def add_tools(
     For templates that show no tools; the place is TGI's. `prompt` follows the tools.
     """
     if prompt is None:
-        prompt = f"To call one of these functions, answer with {syntax.example}"
+        prompt = f"To call one of these functions, answer with {form.example}"
     tools_text = f"\n---\n{orjson.dumps(tools).decode()}\n{prompt}"
     for index in reversed(range(len(messages))):
         message = messages[index]

@@ -13,13 +13,12 @@ from router.http.anthropic import content_of
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint, Finished
-from router.text.template_traits import HERMES
 from tests.byte_tokenizer import NUM_SPECIAL
 from tests.checks import FakeChecks
 from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.router.http.harness import SEED, House, housing, listening, open_request, record
-from tests.router.http.tools.calls import Call, written
+from tests.router.http.tools.calls import HERMES, Call, written
 from tests.router.rig import asking, settled
 
 PATH = "/v1/messages"

@@ -1,6 +1,7 @@
 """Thoughts, text and calls are told from text as it comes, the same however it is cut."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -269,7 +270,8 @@ def test_calls_may_begin_anew() -> None:
         ({"$ref": "#/$defs/loop"}, "5", 5),
         ({"type": "boolean"}, "True", True),
         ({"type": "object"}, "{'a': (1, None)}", {"a": [1, None]}),
-        ({"type": "number"}, "1e999", "1e999"),
+        ({"type": "number"}, "1e999", math.inf),
+        ({"type": "number"}, "NaN", "NaN"),
         ({}, "{1, 2}", "{1, 2}"),
         ({}, "[" * 9999, "[" * 9999),
         ({}, '"\\ud800"', "\ud800"),

@@ -12,7 +12,7 @@ from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
 from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
-from router.text.template_traits import HERMES
+from router.text.answer_format import GENERIC_CALLS
 from tests.byte_tokenizer import BOS_ID, byte_ids
 from tests.checks import FakeChecks
 from tests.fake_script import letters, saying
@@ -31,7 +31,7 @@ from tests.router.http.openai.asking import (
     stream,
     text_of,
 )
-from tests.router.http.tools.calls import MISTRAL, Call, written
+from tests.router.http.tools.calls import HERMES, MISTRAL, Call, written
 
 ROLE = {"role": "assistant", "content": "", "refusal": None}
 
@@ -907,7 +907,7 @@ async def test_a_template_without_tools_gets_them_behind_the_last_words(prompt: 
     async with house_of("x", template=plain) as house, house.client as client:
         answer = await client.post("/chat_tokenize", json=body)
 
-    said = prompt or f"To call one of these functions, answer with {HERMES.example}"
+    said = prompt or f"To call one of these functions, answer with {GENERIC_CALLS.example}"
     assert answer.json()["templated_text"] == (
         'hi\n---\n[{"type":"function","function":{"name":"w"}}]\n' + said
     )

@@ -16,7 +16,7 @@ from router.http.responses.routes import fit
 from router.http.tools.grammar import AllowedTool, AllowedTools, add_tools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
-from router.text.template_traits import HERMES
+from router.text.answer_format import GENERIC_CALLS
 from tests.byte_tokenizer import NUM_SPECIAL
 from tests.checks import FakeChecks
 from tests.fake_script import saying
@@ -33,7 +33,7 @@ from tests.router.http.responses.asking import (
     stream,
     text_of,
 )
-from tests.router.http.tools.calls import Call, written
+from tests.router.http.tools.calls import HERMES, Call, written
 
 
 async def test_an_answer_is_a_whole_response() -> None:
@@ -901,7 +901,9 @@ async def test_tools_are_told_to_a_model_whose_template_shows_none() -> None:
     told = [{"type": "function", "function": {"name": "n"}}]
     callable_len = await num_tokens_of(template, tools=tools)
 
-    assert callable_len == len("".join(tell["content"] for tell in add_tools(HI, told, HERMES)))
+    assert callable_len == len(
+        "".join(tell["content"] for tell in add_tools(HI, told, GENERIC_CALLS))
+    )
     assert await num_tokens_of(template, tools=tools, tool_choice="none") == len("hi")
 
 

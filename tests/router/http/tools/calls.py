@@ -1,36 +1,17 @@
-"""Calls as texts and as values, in every syntax, for tests."""
+"""Calls as texts and as values, in the forms of a few models, for tests."""
 
-import json
 from typing import Any
 
-from router.text.template_traits import HERMES, CallSyntax
+from router.text.answer_format import AnswerFormat
+from tests.router.text import answers
 
-MISTRAL = CallSyntax(
-    trigger="[TOOL_CALLS]",
-    opening="[TOOL_CALLS][",
-    separator=", ",
-    closing="]",
-    id_len=9,
-)
-LLAMA = CallSyntax(
-    trigger="{",
-    opening="",
-    middle='", "parameters": ',
-    separator=None,
-    closing="",
-    only_at_start=True,
-)
-SYNTAXES = {"hermes": HERMES, "mistral": MISTRAL, "llama": LLAMA}
+HERMES = answers.FORMATS["hermes"]
+MISTRAL = answers.FORMATS["mistral list"]
+LLAMA = answers.FORMATS["llama json"]
 
 Call = tuple[str, dict[str, Any]]
 
 
-def written(syntax: CallSyntax, calls: list[Call], said: str = "") -> str:
+def written(form: AnswerFormat, calls: list[Call], said: str = "") -> str:
     """What a model writes that calls these, one after the other."""
-    if not calls:
-        return said
-    texts = [
-        syntax.head + name + syntax.middle + json.dumps(arguments) + syntax.tail
-        for name, arguments in calls
-    ]
-    return said + syntax.opening + (syntax.separator or "").join(texts) + syntax.closing
+    return answers.written(form, calls, said)
