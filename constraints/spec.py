@@ -22,6 +22,7 @@ class Whitespace(Enum):
     FLEXIBLE = "flexible"  # up to a bounded run anywhere
     COMPACT = "compact"  # none
     SPACED = "spaced"  # as Python's json.dumps writes it: after `:` and `,`
+    OPTIONAL = "optional"  # after `:` and `,` a space or none
 
 
 @dataclass(frozen=True, slots=True)

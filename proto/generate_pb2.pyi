@@ -65,12 +65,14 @@ class _ConstraintWhitespaceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_
     CONSTRAINT_WHITESPACE_FLEXIBLE: _ConstraintWhitespace.ValueType  # 0
     CONSTRAINT_WHITESPACE_COMPACT: _ConstraintWhitespace.ValueType  # 1
     CONSTRAINT_WHITESPACE_SPACED: _ConstraintWhitespace.ValueType  # 2
+    CONSTRAINT_WHITESPACE_OPTIONAL: _ConstraintWhitespace.ValueType  # 3
 
 class ConstraintWhitespace(_ConstraintWhitespace, metaclass=_ConstraintWhitespaceEnumTypeWrapper): ...
 
 CONSTRAINT_WHITESPACE_FLEXIBLE: ConstraintWhitespace.ValueType  # 0
 CONSTRAINT_WHITESPACE_COMPACT: ConstraintWhitespace.ValueType  # 1
 CONSTRAINT_WHITESPACE_SPACED: ConstraintWhitespace.ValueType  # 2
+CONSTRAINT_WHITESPACE_OPTIONAL: ConstraintWhitespace.ValueType  # 3
 Global___ConstraintWhitespace: _TypeAlias = ConstraintWhitespace  # noqa: Y015
 
 class _MaskEffect:

@@ -19,7 +19,7 @@ from router.text.answer_format import AnswerFormat, CallForm, spellings
 from router.text.grammar_rules import ANY, GrammarRules, pattern
 from router.text.parameter_grammar import ParameterGrammar
 
-_NAME = r"[a-zA-Z0-9_.-]+"
+_NAME = r"[\w.-]+"
 
 
 def marks_of(answer_format: AnswerFormat, special_tokens: Mapping[str, int]) -> dict[str, int]:

@@ -523,7 +523,7 @@ def tool(parameters: Any, *, allows_text: bool) -> ConstraintSpec:
     allowed = AllowedTools(
         (AllowedTool("send", parameters, "tools"),), allows_text, may_repeat=True
     )
-    return ConstraintSpec(Kind.LARK, tool_grammar(allowed, HERMES), Whitespace.SPACED)
+    return ConstraintSpec(Kind.LARK, tool_grammar(allowed, HERMES), Whitespace.OPTIONAL)
 
 
 def call(arguments: Any) -> str:
@@ -551,7 +551,7 @@ def test_any_of_many_tools_can_be_called() -> None:
     parameters = {"find": record({"q": STRING}), "pay": PAYMENT, "send": open_record({"box": BOX})}
     tools = tuple(AllowedTool(name, each, "tools") for name, each in parameters.items())
     grammar = tool_grammar(AllowedTools(tools, allows_text=True, may_repeat=True), HERMES)
-    spec = ConstraintSpec(Kind.LARK, grammar, Whitespace.SPACED)
+    spec = ConstraintSpec(Kind.LARK, grammar, Whitespace.OPTIONAL)
     text = call({"box": {"label": "a", "score": 0.5, "x": 10}})
     assert followed(spec, text, 2) == text
 

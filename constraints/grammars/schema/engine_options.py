@@ -23,6 +23,12 @@ _SPELLINGS: dict[Whitespace, dict[str, Json]] = {
         "item_separator": ", ",
         "key_separator": ": ",
     },
+    # Separators are patterns.
+    Whitespace.OPTIONAL: {
+        "whitespace_flexible": False,
+        "item_separator": ", ?",
+        "key_separator": ": ?",
+    },
 }
 # All escapes of JSON except \u and \/.
 _PLAIN_ESCAPES = 'nrbtf\\"'

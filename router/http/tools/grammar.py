@@ -260,7 +260,7 @@ def constrain_to_tools(
     text = tool_grammar(allowed, answer_format, form, marks)
     return replace(
         raw,
-        grammar=RawGrammar(Kind.LARK, text, whitespace=Whitespace.SPACED),
+        grammar=RawGrammar(Kind.LARK, text, whitespace=Whitespace.OPTIONAL),
         grammar_parts=tuple(parts.items()),
         names={**raw.names, "grammar": "tools"},
         shown_ids=frozenset(marks.values()),

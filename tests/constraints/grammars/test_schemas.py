@@ -292,6 +292,11 @@ ONE_KEY = {"type": "object", "properties": {"a": {"type": "integer"}}, "required
         (Whitespace.COMPACT, ['{"a":1,"b":[1,2]}'], ['{"a": 1}', '{ "a":1}']),
         (Whitespace.SPACED, ['{"a": 1, "b": [1, 2]}', '{"a": 1}'], ['{"a":1}', '{"a": 1,"b": 2}']),
         (
+            Whitespace.OPTIONAL,
+            ['{"a": 1, "b": [1, 2]}', '{"a":1,"b":[1,2]}', '{"a": 1,"b":[1, 2]}'],
+            ['{"a":  1}', '{"a" : 1}', '{ "a": 1}'],
+        ),
+        (
             Whitespace.FLEXIBLE,
             [
                 *('{"a":1}', '{ "a" :\n\t1 }', '{\r\n  "a":\t1\n}'),

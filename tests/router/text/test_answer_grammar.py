@@ -123,7 +123,7 @@ def grammar_of(
     text = answer_grammar(
         form, marks, tools, allows_text=allows_text, may_repeat=may_repeat, form=schema
     )
-    return ConstraintSpec(Kind.LARK, text, Whitespace.SPACED)
+    return ConstraintSpec(Kind.LARK, text, Whitespace.OPTIONAL)
 
 
 def ids_of(form: AnswerFormat, text: str) -> list[int]:
@@ -266,7 +266,7 @@ LISTED = AnswerFormat(
     )
 )
 SPELLINGS = [
-    (HERMES, '<tool_call>{"name":"get","arguments":{"city": "Rome"}}</tool_call>'),
+    (HERMES, '<tool_call>{"name":"get","arguments":{"city":"Rome"}}</tool_call>'),
     (HERMES, '<tool_call>\n{"name": "get", "arguments": {"city": "Rome"}}\n</tool_call>'),
     (
         HERMES,

@@ -641,7 +641,7 @@ async def asked(fields: dict[str, Any], template: str = TEMPLATE) -> list[Any]:
 
 
 def lark(offer: AllowedTools) -> ConstraintSpec:
-    return ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.SPACED)
+    return ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.OPTIONAL)
 
 
 NAMED = {"type": "function", "function": {"name": "wait"}}

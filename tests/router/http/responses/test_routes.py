@@ -643,7 +643,7 @@ async def test_tools_and_their_choice_are_one_grammar(choice: Any, offer: Allowe
         await post(house, tools=[LOOK, WAIT], **choice)
 
     *parts, (whole, *_) = checks.asked
-    spec = ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.SPACED)
+    spec = ConstraintSpec(Kind.LARK, tool_grammar(offer, HERMES), Whitespace.OPTIONAL)
     assert whole == Constraint(spec)
     assert [json.loads(part.spec.text) for part, *_ in parts] == [
         tool.parameters for tool in offer.tools
