@@ -93,7 +93,7 @@ class AfterThought:
         self._checked: tuple[int, _Place | None] | None = None
         self._is_begun = rule.is_begun
         if rule.is_begun:
-            self._row_of_thought(0)
+            self._row("thought", 0)
 
     def _dropped_spaces(self) -> bytes:
         """All white space, unless the answer has to begin with some; then what it refuses."""
@@ -123,10 +123,8 @@ class AfterThought:
         place = self._place
         if isinstance(place, _Thought):
             forced = self._forced_closing(place)
-            row[:] = self._row_of_thought(place.closing)
-            if forced:
-                row.fill(0)
-                set_bits(row, forced[:1])
+            row[:] = 0 if forced else self._row("thought", place.closing)
+            set_bits(row, forced[:1])
         elif isinstance(place, _Before):
             self._fill_before(row, place)
         else:
@@ -163,10 +161,8 @@ class AfterThought:
             return ()
         return self._table.closing_ids[place.closing]
 
-    def _row_of_thought(self, closing: int) -> Bitmask:
-        return self._row("thought", closing)
-
     def _row(self, kind: str, state: int) -> Bitmask:
+        """The mask of an opening, of a closing, or behind so much white space, made once."""
         row = self._rows.get((kind, state))
         if row is None:
             match kind:
@@ -280,7 +276,7 @@ class AfterThought:
 
     def _after_in_thought(self, place: _Thought, token_id: int) -> _Place | None:
         forced = self._forced_closing(place)
-        row = self._row_of_thought(place.closing)
+        row = self._row("thought", place.closing)
         is_legal = token_id == forced[0] if forced else is_set(row, token_id)
         if not is_legal:
             return None
@@ -341,10 +337,9 @@ class AfterThought:
             opening = None if read is None else read[0]
             if read is not None and opening == self._table.opened:
                 closing, _ = self._table.read_closing(0, token[read[1] :])
-                is_closed = closing == self._table.closed
-                return (
-                    _Thought(closing, 0) if self._opens(place, token_id) and not is_closed else None
-                )
+                if closing == self._table.closed or not self._opens(place, token_id):
+                    return None
+                return _Thought(closing, 0)
         answer = self._answer_after(place, token_id)
         if answer is None and not self._opens(place, token_id):
             return None
@@ -358,7 +353,7 @@ class AfterThought:
         """Whether the token may be the opener's next, so that the thought has room."""
         if self._may_open or place.opening is None or place.answer is not None:
             return self._may_open
-        return token_id == self._table.opening_ids(place.opening)[0]
+        return token_id in self._table.opening_ids(place.opening)[:1]
 
     def _answer_after(
         self, place: _Before, token_id: int

@@ -95,6 +95,8 @@ class ThoughtTable:
         self._crossing = self._tokens_that_may_cross()
         self.closing_ids = tuple(self._closing_ids(state) for state in range(self.closed))
         self.max_closing_len = max(map(self.closing_len, range(self.closed)))
+        # Openings that no tokens complete: some models have no token for some byte.
+        self._dead = {each for each in range(self.opened) if not self.opening_ids(each)}
         self.max_opening_len = max(
             (len(self.opening_ids(each)) for each in range(self.opened)), default=0
         )
@@ -104,7 +106,10 @@ class ThoughtTable:
         return mark.specials.get(token_id) or self._vocabulary.tokens[token_id]
 
     def read_opening(self, opening: int, text: bytes) -> tuple[int, int] | None:
-        """The opening behind the text, and how much of it that took; None: it is no opener."""
+        """The opening behind the text, and how much of it that took.
+
+        None: it is no opener, or one that no tokens complete.
+        """
         for index, byte in enumerate(text):
             if opening == self.opened:
                 return opening, index
@@ -115,7 +120,7 @@ class ThoughtTable:
             if byte != self.opener.text[num_read]:
                 return None
             opening = MAX_SPACES + num_read + 1
-        return opening, len(text)
+        return None if opening in self._dead else (opening, len(text))
 
     def opening_ids(self, opening: int) -> KnownCompletion:
         """The tokens that complete the opener."""
