@@ -1,11 +1,19 @@
 """Whether two schemas exclude each other, so that `oneOf` equals `anyOf`.
 
 Sound where it says yes. It compares types, values, bounds and, in objects, keys that one of
-the two requires: the tag of a tagged union.
+the two requires: the tag of a tagged union. Of strings told apart by patterns and formats it asks
+the engine whether any is both.
 """
 
+from llguidance import LLMatcher
+
+from constraints.errors import Contradiction
+from constraints.grammars.engine_messages import explain
+from constraints.grammars.limits import Limits
+from constraints.grammars.schema.engine_options import grammar_of
 from constraints.grammars.schema.reading import Json, equal_key
 from constraints.grammars.schema.unproductive_definitions import parts
+from constraints.spec import Whitespace
 
 _ALL_TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _MAX_DEPTH = 5
@@ -13,6 +21,9 @@ _MAX_DEPTH = 5
 _MAX_COMPARISONS = 50_000
 # The most pairs of a `oneOf` that are compared.
 _MAX_OPTIONS = 200
+# The most questions to the engine for one `oneOf`; each takes 1 or 2 ms.
+_MAX_ASKED = 66
+_OF_STRINGS = ("pattern", "format", "enum", "const", "minLength", "maxLength")
 
 
 def open_one_ofs(root: Json, definitions: dict[str, Json]) -> None:
@@ -46,9 +57,10 @@ def _exclude_each_other(options: list[Json], definitions: dict[str, Json]) -> bo
 
 
 class _Definitions(dict[str, Json]):
-    """The definitions, and the number of comparisons so far."""
+    """The definitions, and the numbers of comparisons and of questions to the engine so far."""
 
     num_comparisons = 0
+    num_asked = 0
 
 
 def are_disjoint(one: Json, other: Json, definitions: _Definitions, depth: int = 0) -> bool:
@@ -119,6 +131,8 @@ def _differ_as(name: str, one: Json, other: Json, definitions: _Definitions, dep
         return not {equal_key(value) for value in mine if _type_of(value) == name} & {
             equal_key(value) for value in theirs if _type_of(value) == name
         }
+    if name == "string" and _no_string_is_both(one, other, definitions):
+        return True
     if mine is not None or theirs is not None:
         return False
     bounds = {"number": ("minimum", "maximum"), "string": ("minLength", "maxLength")}
@@ -146,3 +160,17 @@ def _differ_in_a_key(one: Json, other: Json, definitions: _Definitions, depth: i
             if theirs is not None and are_disjoint(mine, theirs, definitions, depth + 1):
                 return True
     return False
+
+
+def _no_string_is_both(one: Json, other: Json, definitions: _Definitions) -> bool:
+    """Whether the engine finds that no string satisfies what both say of strings."""
+    narrowed = [{key: each[key] for key in _OF_STRINGS if key in each} for each in (one, other)]
+    if not all(narrowed) or definitions.num_asked >= _MAX_ASKED:
+        return False
+    definitions.num_asked += 1
+    both = {"type": "string", "allOf": narrowed}
+    grammar = grammar_of(both, {}, Whitespace.COMPACT)
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(
+        grammar, limits=Limits().for_engine()
+    )
+    return bool(is_wrong) and isinstance(explain(messages[0]), Contradiction)

@@ -316,6 +316,46 @@ def test_whitespace_is_as_asked(whitespace: Whitespace, right: list[str], wrong:
     assert [text for text in wrong if accepts(language, text)] == []
 
 
+TEXT = {"type": "string"}
+
+
+@pytest.mark.parametrize(
+    ("options", "right", "wrong"),
+    [
+        (
+            [{**TEXT, "format": "date"}, {**TEXT, "format": "date-time"}],
+            ["2024-02-29", "2024-02-29T10:00:00Z"],
+            ["2024-02-30", "today"],
+        ),
+        ([{**TEXT, "pattern": "^A"}, {**TEXT, "pattern": "^B"}], ["A", "Bc"], ["cA", ""]),
+        ([{**TEXT, "pattern": "^A"}, {"enum": ["B", "cA"]}], ["Ax", "cA"], ["c", "Bx"]),
+        ([{**TEXT, "maxLength": 3}, {"pattern": "^[a-z]{4,}$", **TEXT}], ["", "abcd"], ["1234"]),
+    ],
+)
+def test_strings_of_a_one_of_may_differ_by_what_they_look_like(
+    options: list[Any], right: list[str], wrong: list[str]
+) -> None:
+    keyed = [{"type": "object", "properties": {"k": each}, "required": ["k"]} for each in options]
+    for schema, wrap in (({"oneOf": options}, "{}"), ({"oneOf": keyed}, '{{"k":{}}}')):
+        language = of_schema(schema)
+        assert all(accepts(language, wrap.format(json.dumps(text))) for text in right)
+        assert not any(accepts(language, wrap.format(json.dumps(text))) for text in wrong)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{**TEXT, "pattern": "^A"}, {**TEXT, "pattern": "B$"}],
+        [{**TEXT, "pattern": "^A"}, {"enum": ["B", "AC"]}],
+        [{**TEXT, "pattern": "a.{600}$"}, {**TEXT, "pattern": "b.{600}$"}],
+        [{"pattern": "^A"}, {"pattern": "^B"}],
+    ],
+)
+def test_a_one_of_of_strings_that_may_be_both_is_refused(options: list[Any]) -> None:
+    with pytest.raises(NotEnforced, match="exclude each other"):
+        of_schema({"oneOf": options})
+
+
 @pytest.mark.parametrize("index", ["01", "00", "+1", "-", "1e0", "١", "2"])
 def test_a_pointer_counts_items_as_the_standard_does(index: str) -> None:
     options = {"a": {"anyOf": [{"type": "string"}, {"type": "integer"}]}}
