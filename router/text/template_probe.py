@@ -218,10 +218,10 @@ class CallProbe:
 
 
 def without_end(text: str, ends: Sequence[str]) -> str:
-    """Up to the first of the texts that end an answer."""
+    """Up to the first of the texts that end an answer, and to the white space before it."""
     for end in ends:
         text = text.partition(end)[0]
-    return text
+    return text.rstrip()
 
 
 def with_ids(text: str) -> str:
