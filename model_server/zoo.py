@@ -15,10 +15,11 @@ that.
 import inspect
 import logging
 import textwrap
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -28,8 +29,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers import __version__ as transformers_version
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.quantizers.auto import AutoHfQuantizer
 
+from constraints.end_tokens import read_object
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused, OutOfMemory
 
 # What a layer's attention is asked: the module, query [num_tokens, num_heads, head_dim], key and
@@ -198,6 +201,7 @@ _log = logging.getLogger(__name__)
 
 def read_config(folder: Path, *, trust_remote_code: bool) -> Any:
     """The checkpoint's config. Raises ModelRefused for an unknown kind of model."""
+    _require_known(folder)
     try:
         config = AutoConfig.from_pretrained(
             folder, trust_remote_code=trust_remote_code, local_files_only=True
@@ -218,6 +222,24 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> Any:
         hint = _REMOTE_CODE_HINT if auto_map else ""
         raise ArchitectureUnfit(f"{config.model_type} is no causal language model{hint}")
     return config
+
+
+def _require_known(folder: Path) -> None:
+    """Raises ModelRefused for a kind of model that no class is for, by its name."""
+    path = folder / "config.json"
+    try:
+        content = read_object(path)
+    except (OSError, ValueError):
+        return  # transformers says what is wrong with it
+    kind = content.get("model_type")
+    if not isinstance(kind, str) or kind in CONFIG_MAPPING or "auto_map" in content:
+        return
+    near = get_close_matches(kind, CONFIG_MAPPING.keys(), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ModelRefused(
+        f"{path}: model_type {kind!r}: transformers {transformers_version} knows no such"
+        f" model{hint}"
+    )
 
 
 def build_empty(config: Any, *, trust_remote_code: bool) -> HfModel:
@@ -302,23 +324,44 @@ def load(
         options = {"device_map": _device_map(device)}
     from_pretrained: Any = AutoModelForCausalLM.from_pretrained
     try:
-        module, report = from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            trust_remote_code=trust_remote_code,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            attn_implementation=EAGER,
-            **options,
-        )
+        with _refusing(folder):
+            module, report = from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                trust_remote_code=trust_remote_code,
+                use_safetensors=True,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # the report names them
+                attn_implementation=EAGER,
+                **options,
+            )
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(f"{folder}: its weights do not fit on {device}") from error
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ModelRefused(f"{folder}: cannot be loaded: {_brief(error)}") from error
     _require_whole(folder, report)
     return HfModel(module.eval())
+
+
+def require_names(folder: Path, empty: HfModel, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise CheckpointBroken as `load` for weights that are missing, or have another shape.
+
+    empty:  the model without weights
+    shapes: of the checkpoint's tensors, by which all is decided: none is read
+    """
+    module = empty.module
+    tensors = {name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}
+    with quiet(), _refusing(folder):
+        _, report = type(module).from_pretrained(
+            None,
+            config=module.config,
+            state_dict=tensors,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the report names them
+            attn_implementation=EAGER,
+            device_map={"": "meta"},
+        )
+    _require_whole(folder, report)
 
 
 @contextmanager
@@ -331,6 +374,17 @@ def quiet() -> Iterator[None]:
         yield
     finally:
         library.setLevel(level)
+
+
+@contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    """What transformers raises for a checkpoint that it cannot load, as ModelRefused."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
+        raise ModelRefused(f"{folder}: cannot be loaded: {_brief(error)}") from error
 
 
 def _from_config(config: Any, *, trust_remote_code: bool) -> HfModel:
@@ -357,7 +411,12 @@ def _require_whole(folder: Path, report: Mapping[str, Any]) -> None:
         ("error_msgs", "has weights that could not be converted"),
         ("conversion_errors", "has weights that could not be converted"),
     ):
-        names = sorted(str(name) for name in report.get(kind) or ())
+        names = sorted(
+            f"{each[0]} {list(each[1])}, not {list(each[2])}"
+            if kind == "mismatched_keys"
+            else str(each)
+            for each in report.get(kind) or ()
+        )
         if names:
             shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
             raise CheckpointBroken(f"{folder}: {fault} ({len(names)}): {shown}")

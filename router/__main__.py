@@ -106,6 +106,9 @@ def _check(config: RouterConfig) -> int:
     """What `_start` checks before the shards are there. Raises BadConfig and StartupFailed."""
     _read_keys(config)
     tokenizer, _ = _load_text(config, config.tokenizer_name or "")
+    expected = _expected_vocabulary(tokenizer.path)
+    if expected is not None and expected.vocab_size is not None:
+        _warn_of_tokens_beyond(tokenizer, expected.vocab_size)
     tokenizer.close()
     return 0
 
@@ -256,6 +259,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         closed_on_failure.push_async_callback(shards.close)
         info = await shards.info()
         tokenizer, template = text or _load_text(config, info.model_id)
+        _warn_of_tokens_beyond(tokenizer, info.vocab_size)
         vocabulary = VocabularyFile(
             tokenizer.path, info.vocab_size, info.eos_token_ids, info.max_position_embeddings
         )
@@ -364,6 +368,16 @@ def _load_text(config: RouterConfig, name: str) -> tuple[Tokenizer, ChatTemplate
     for fault in template.faults:
         _logger.warning("%s; chats will be refused", fault)
     return tokenizer, template
+
+
+def _warn_of_tokens_beyond(tokenizer: Tokenizer, vocab_size: int) -> None:
+    if tokenizer.vocab_size > vocab_size:
+        _logger.warning(
+            "the tokenizer has ids up to %d, and the model has %d tokens: prompts with one of the "
+            "others are refused",
+            tokenizer.vocab_size - 1,
+            vocab_size,
+        )
 
 
 def _expected_vocabulary(tokenizer_path: Path) -> VocabularyFile | None:

@@ -567,6 +567,7 @@ def forecast(settings: CheckConfig) -> Capacity:
         # One rank stands for all but in this.
         device_of(settings.device, rank, num_gpus())
     of_model, checked = preflight(settings)
+    _require_names(of_model, checked)
     device = of_model.device
     num_ranks = settings.world_size
     available = memory.available_bytes(device)
@@ -598,6 +599,18 @@ def _check_vocabulary(settings: ModelSettings, checked: CheckedCheckpoint) -> No
         Vocabulary.load(path, checked.facts.vocab_size, checked.eos_token_ids)
     except NotEnforced as error:
         _log.warning("constraints and tools cannot be served: %s", error)
+
+
+def _require_names(of_model: ModelSettings, checked: CheckedCheckpoint) -> None:
+    """Raises CheckpointBroken where `serve` would as it reads the weights.
+
+    Those of a quantized checkpoint have other names and shapes.
+    """
+    if _quantization(checked.config) is not None:
+        return
+    stored = checkpoint.check(of_model.folder)
+    empty = zoo.build_empty(checked.config, trust_remote_code=of_model.trust_remote_code)
+    zoo.require_names(of_model.folder, empty, {name: each.shape for name, each in stored.items()})
 
 
 def _pool(

@@ -19,6 +19,9 @@ from processes.hub import DownloadStalled, HubError, find_folder
 CONFIG_NAME = "config.json"
 
 
+_ADAPTER_NAME = "adapter_config.json"
+
+
 WEIGHTS_NAME = "model.safetensors"
 
 
@@ -73,12 +76,24 @@ def check(folder: Path) -> Mapping[str, StoredTensor]:
     """
     if not folder.is_dir():
         raise CheckpointBroken(f"model folder {str(folder)!r} does not exist")
+    _require_no_adapter(folder)
     _json_object(folder / CONFIG_NAME)
     if (folder / WEIGHTS_NAME).is_file():
         return _stored_tensors(folder / WEIGHTS_NAME)
     if (folder / INDEX_NAME).is_file():
         return _indexed_tensors(folder)
     raise CheckpointBroken(_no_weights(folder))
+
+
+def _require_no_adapter(folder: Path) -> None:
+    """Raises CheckpointBroken for what is no model but a change of one."""
+    if (folder / CONFIG_NAME).is_file() or not (folder / _ADAPTER_NAME).is_file():
+        return
+    base = _json_object(folder / _ADAPTER_NAME).get("base_model_name_or_path")
+    raise CheckpointBroken(
+        f"{folder}: is an adapter for {base or 'another model'}, and adapters are not served: merge"
+        " it into its model (merge_and_unload() of peft), save that, and serve it"
+    )
 
 
 def _indexed_tensors(folder: Path) -> Mapping[str, StoredTensor]:

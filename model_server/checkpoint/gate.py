@@ -236,9 +236,19 @@ def probe_layers(
 
 
 def expected_logits(model: HfModel, device: torch.device) -> list[Tensor]:
-    """The logits that `probe_layers` expects, by the model's own attention."""
+    """The logits that `probe_layers` expects, by the model's own attention.
+
+    Raises ArchitectureUnfit for a model that does not run: its config may be another class's.
+    """
     with torch.inference_mode():
-        return [model.native_logits(sequence) for sequence in _sequences(model.facts, device)]
+        try:
+            return [model.native_logits(sequence) for sequence in _sequences(model.facts, device)]
+        # The classes of other people fail in every way there is.
+        except Exception as error:
+            raise ArchitectureUnfit(
+                f"{model.facts.class_name} does not run with this config.json; is `model_type` the"
+                f" model's? {type(error).__name__}: {error}"
+            ) from error
 
 
 def _sequences(facts: ModelFacts, device: torch.device) -> list[Tensor]:

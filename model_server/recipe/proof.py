@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from model_server.errors import ModelRefused
 from model_server.recipe.dense_torch import DenseTorch, angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe, Rows, Unreadable
@@ -39,13 +40,24 @@ def read_recipe(config: Any, *, trust_remote_code: bool) -> Recipe:
 
     Raises Unreadable with the reason if there is none, ModelRefused if there is no such model.
     """
+    if getattr(config.get_text_config(), "kv_lora_rank", None):
+        raise Unreadable("multi-head latent attention is not read")
     with quiet(), _one_thread():
         small = small_model(config, trust_remote_code=trust_remote_code)
-        recipe = read(small)
-        require_same(recipe, small)
-        model = build_empty(config, trust_remote_code=trust_remote_code).module
-        recipe = resolve(recipe, small, model)
-        require_used_once(recipe, model)
+        try:
+            recipe = read(small)
+            require_same(recipe, small)
+            model = build_empty(config, trust_remote_code=trust_remote_code).module
+            recipe = resolve(recipe, small, model)
+            require_used_once(recipe, model)
+        except (Unreadable, ModelRefused):
+            raise
+        # What is taken for something that is known fails in every way there is.
+        except Exception as error:
+            raise Unreadable(
+                f"what it computes cannot be read; trying failed with {type(error).__name__}:"
+                f" {error}"
+            ) from error
     return recipe
 
 

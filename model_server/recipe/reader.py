@@ -77,7 +77,8 @@ def read(model: Any) -> Recipe:
     # The classes of other people fail in every way there is.
     except Exception as error:
         raise Unreadable(
-            f"a narrow model of it does not run: {type(error).__name__}: {error}"
+            "its class does not run with narrower layers, by which recipes are read:"
+            f" {type(error).__name__}: {error}"
         ) from error
     return _Reader(model, token_ids, recording).recipe()
 

@@ -125,6 +125,8 @@ CASES = (
     Case("an unknown kind", False, (changed(CONFIG, model_type="no-such-type"),)),
     Case("an encoder and a decoder", False, (changed(CONFIG, model_type="t5"),)),
     Case("weights of another shape", False, (changed(CONFIG, num_key_value_heads=2),)),
+    Case("a head that is not there", False, (changed(CONFIG, tie_word_embeddings=False),)),
+    Case("a folder of an adapter", False, (renamed(CONFIG, "adapter_config.json"),)),
     Case("an end that is no token", False, (changed("generation_config.json", eos_token_id="x"),)),
     Case(
         "quantized with what is not installed",

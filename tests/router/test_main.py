@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from router.__main__ import main
-from tests.byte_tokenizer import save_byte_tokenizer
+from tests.byte_tokenizer import VOCAB_SIZE, save_byte_tokenizer
 from tests.fakes import FakeShard, serving
 from tests.router.process import (
     RouterProcess,
@@ -194,6 +194,12 @@ async def test_it_does_not_outlive_its_parent(tokenizer: Path) -> None:
     flags = ("--tokenizer-name", str(tokenizer), "--parent-pid", not_its_parent)
     async with unstarted_over(shard, *flags) as router:
         assert await router.ended() == 0
+
+
+async def test_a_tokenizer_with_more_tokens_than_the_model_is_told(tokenizer: Path) -> None:
+    async with router_over(FakeShard(vocab_size=VOCAB_SIZE - 8), tokenizer) as router:
+        line = await router.until_logged("the tokenizer has ids up to")
+    assert f"up to {VOCAB_SIZE - 1}, and the model has {VOCAB_SIZE - 8} tokens" in line
 
 
 async def test_log_lines_are_json_and_the_compute_type_another_when_asked_for(

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from model_server import zoo
+from model_server.checkpoint import checkpoint
 from model_server.checkpoint.check import (
     CheckedCheckpoint,
     ModelSettings,
@@ -30,6 +32,7 @@ from model_server.errors import (
     ModelRefused,
     OutOfMemory,
 )
+from model_server.loading import load_model
 from model_server.recipe.recipe import Attention, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
@@ -94,6 +97,65 @@ def test_what_is_wrong_is_told_with_its_file(tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-8])
     with pytest.raises(CheckpointBroken, match=r"model\.safetensors: is truncated"):
         look(folder)
+
+
+def test_a_kind_that_nobody_knows_is_named_with_the_nearest_one(tmp_path: Path) -> None:
+    folder = tiny_models.save("llama", tmp_path)
+    changed(folder, "config.json", model_type="lama")
+    with pytest.raises(ModelRefused, match=r"model_type 'lama': .* 'llama'") as refused:
+        look(folder)
+    assert "pip install" not in str(refused.value)
+
+
+def test_an_adapter_is_called_one(tmp_path: Path) -> None:
+    adapter = {"base_model_name_or_path": "someone/model", "peft_type": "LORA"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    with pytest.raises(CheckpointBroken, match=r"is an adapter for someone/model, .* merge it"):
+        look(tmp_path)
+
+
+def of_names(folder: Path) -> None:
+    """What `--dry-run` says of a folder's tensors."""
+    stored = checkpoint.check(folder)
+    empty = zoo.build_empty(
+        zoo.read_config(folder, trust_remote_code=False), trust_remote_code=False
+    )
+    zoo.require_names(folder, empty, {name: each.shape for name, each in stored.items()})
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-tied", "gpt2", "mixtral", "gemma3", "opt"])
+def test_a_whole_checkpoint_lacks_no_name(name: str, tmp_path: Path) -> None:
+    of_names(tiny_models.save(name, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("llama", "lacks weights that the model needs (1): model.layers.0.mlp.down_proj.weight"),
+        # An expert, of those that become one tensor.
+        (
+            "mixtral",
+            "has weights of another shape than the model's (1): model.layers.0.mlp.experts",
+        ),
+    ],
+)
+def test_a_missing_tensor_is_told_without_weights_in_the_words_of_serve(
+    name: str, words: str, tmp_path: Path
+) -> None:
+    folder = tiny_models.save(name, tmp_path)
+    weights = load_file(folder / "model.safetensors")
+    lost = sorted(weights)[3]
+    save_file(
+        {each: tensor for each, tensor in weights.items() if each != lost},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(CheckpointBroken) as told:
+        of_names(folder)
+    with pytest.raises(CheckpointBroken) as served:
+        load_model(ModelSettings(folder, torch.device("cpu"), dtype="float32"), World())
+    assert str(served.value) == str(told.value)
+    assert words in str(told.value)
 
 
 CUDA = torch.device("cuda", 0)

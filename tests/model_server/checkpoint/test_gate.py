@@ -192,3 +192,21 @@ def test_a_shrunk_config_keeps_what_decides_about_attention(name: str) -> None:
     )
     assert small.num_hidden_layers <= 8
     assert text.vocab_size > small.vocab_size
+
+
+def test_a_class_that_does_not_run_with_the_config_is_refused_with_the_reason() -> None:
+    # As of another class, which has no window.
+    config = transformers.MinistralConfig(
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=16,
+        vocab_size=64,
+        sliding_window=None,
+        layer_types=["full_attention"],
+    )
+    model = zoo.build_small(config, trust_remote_code=False)
+    with pytest.raises(ArchitectureUnfit, match=r"does not run with this config\.json.*model_type"):
+        gate.expected_logits(model, torch.device("cpu"))

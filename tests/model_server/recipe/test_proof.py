@@ -267,7 +267,11 @@ def test_every_wrong_recipe_is_refused(name: str) -> None:
         ("olmo", {"clip_qkv": 8.0}, "values are no output of a linear layer"),
         ("gpt_oss", {**EXPERTS, "head_dim": 32, "swiglu_limit": 10.0}, "what they compute"),
         ("gpt_oss", {**EXPERTS, "head_dim": 32, "swiglu_alpha": 1.5}, "what they compute"),
-        ("deepseek_v3", {**EXPERTS, "n_group": 1, "topk_group": 1}, "does not run"),
+        (
+            "deepseek_v3",
+            {**EXPERTS, "n_group": 1, "topk_group": 1},
+            "multi-head latent attention is not read",
+        ),
         ("glm4_moe", {**EXPERTS, "n_group": 1, "topk_group": 1}, "chooses experts"),
         ("qwen3_next", {**EXPERTS, "head_dim": 32}, "layers attend"),
         ("llama4_text", {**EXPERTS, "head_dim": 32}, "how its queries or keys come about"),
