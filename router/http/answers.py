@@ -133,6 +133,7 @@ class Reading:
 
     in_thought:       the prompt ends within a thought
     may_call:         else what looks like a call is text
+    calls_first:      what looks like a call behind a text is a part of it
     num_calls_before: in the conversation so far, for templates that count their calls
     shows_thought:    the client wants to see it
     """
@@ -140,6 +141,7 @@ class Reading:
     answer_format: AnswerFormat
     in_thought: bool = False
     may_call: bool = False
+    calls_first: bool = False
     parameters_by_tool: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NO_TOOLS)
     num_calls_before: int = 0
     shows_thought: bool = True
@@ -155,6 +157,7 @@ class Reading:
             self.parameters_by_tool,
             in_thought=self.in_thought,
             may_call=self.may_call,
+            calls_first=self.calls_first,
         )
 
     def call_id(self, prefix: str, begun: CallBegun) -> str:

@@ -350,6 +350,7 @@ class AnswerService:
                 answer_format,
                 in_thought=rendered.in_thought,
                 may_call=allowed is not None,
+                calls_first=form is not None,
                 parameters_by_tool=parameters,
                 num_calls_before=rendered.num_calls,
                 shows_thought=rendered.thinking.is_shown,

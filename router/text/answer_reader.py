@@ -106,7 +106,7 @@ class AnswerReader:
     """Reads one answer. Owner of the text that is not told yet.
 
     `parameters_by_tool` are JSON schemas. `in_thought`: the prompt has opened the thought.
-    Without `may_call` calls are text.
+    Without `may_call` calls are text; with `calls_first` those behind a text are, which is JSON.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class AnswerReader:
         *,
         in_thought: bool,
         may_call: bool,
+        calls_first: bool = False,
     ) -> None:
         self._format = answer_format
         self._parameters_by_tool = parameters_by_tool
@@ -130,7 +131,10 @@ class AnswerReader:
             self._openers.append((answer_format.content_opening, self._content))
         triggers = [form.trigger for form in self._forms if not form.is_bare]
         self._closers = _Markers([closer] if closer else [])
-        self._markers = _Markers([*triggers, *filter(None, [answer_format.content_closing])])
+        closings = [*filter(None, [answer_format.content_closing])]
+        self._markers = _Markers([*triggers, *closings])
+        self._text_markers = _Markers(closings) if calls_first else self._markers
+        self._has_said = False
         self._unread = ""
         self._step: _Step = self._thought if in_thought and thought is not None else self._start
         self._is_at_end = False
@@ -250,11 +254,14 @@ class AnswerReader:
 
     def _content(self, pieces: list[Piece]) -> bool:
         """Text, up to where calls begin."""
-        place, marker = self._markers.find(self._unread, self._is_at_end)
+        markers = self._text_markers if self._has_said else self._markers
+        place, marker = markers.find(self._unread, self._is_at_end)
         self._say(pieces, self._unread[:place])
         self._unread = self._unread[place:]
         if marker is None:
             return False
+        if self._has_said and markers is not self._text_markers:
+            return True
         if marker == self._format.content_closing:
             return self._enter(self._start, self._unread[len(marker) :])
         self._marker = marker
@@ -441,6 +448,7 @@ class AnswerReader:
                 self._held += text
             return
         said = kept.lstrip() if self._trims else self._held + kept
+        self._has_said |= not self.in_thought
         pieces.append(ThoughtPiece(said) if self.in_thought else TextPiece(said))
         self._held = text[len(kept) :]
         self._trims = False

@@ -369,6 +369,19 @@ def test_an_answer_of_a_form_calls_or_has_the_form(name: str) -> None:
     assert not accepts(form, said, schema=SAY)
 
 
+@pytest.mark.parametrize("cut", range(0, 90, 7))
+def test_in_json_a_call_is_text_and_calls_are_calls(cut: int) -> None:
+    form = FORMATS["parameters in tags"]
+    call = written(form, [("get", {"city": "x"})]).replace("\n", "")
+    said = json.dumps({"say": call})
+    assert accepts(form, said, allows_text=True, schema=SAY)
+    for text, calls in ((said, 0), (call, 1), (f"\n{call}", 1)):
+        reader = AnswerReader(form, TOOLS, in_thought=False, may_call=True, calls_first=True)
+        pieces = reader.push(text[:cut]) + reader.push(text[cut:]) + reader.finish()
+        told = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
+        assert (reader.num_calls, told) == (calls, "" if calls else said)
+
+
 def test_128_tools_are_one_grammar() -> None:
     tools = {f"tool_{index}": CITY for index in range(128)}
     text = written(HERMES, [("tool_127", {"city": "a"})])
