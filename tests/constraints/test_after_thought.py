@@ -131,8 +131,12 @@ def is_good_behind(text: bytes, spec: ConstraintSpec, num_tokens: int) -> bool:
         spec = ConstraintSpec(Kind.REGEX, "yes|no[0-9]+")
     judge = judge_of(spec)
     answer = text.decode()
-    starts = range(min(4, len(answer) - len(answer.lstrip())) + 1)
-    return any(_holds(judge, answer[start:], num_tokens) for start in starts)
+    most = min(4, len(answer) - len(answer.lstrip()))
+    return any(
+        _holds(judge, answer[start:], num_tokens - dropped)
+        for start in range(most + 1)
+        for dropped in range(start + 1)
+    )
 
 
 def _holds(judge, text: str, num_tokens: int) -> bool:  # type: ignore[no-untyped-def]
