@@ -213,12 +213,18 @@ class WhereMatcher:
         octets: npt.NDArray[np.uint8],
         legal: npt.NDArray[np.bool_],
     ) -> None:
-        """Forbid white space to which nothing else could be added."""
+        """Behind a complete text, forbid white space to which nothing else could be added.
+
+        But for one token of the usual kind, which ends the last word.
+        """
+        if not self.is_alive(closing_space.slacks):
+            octets &= ~closing_space.tokens
+            return
         transitions = self.transitions()
         goes_on = transitions.legal(closing_space.slacks, self.counts)
         if (legal & ~goes_on).any():
             kept = self._language.transition_cache.mask(self._place, transitions, goes_on)
-            octets &= kept | ~closing_space.tokens
+            octets &= kept | ~closing_space.odd
 
     def is_quick(self, max_len: int | None) -> bool:
         """Whether the transitions are cached and few, and the slacks computed."""

@@ -2,9 +2,9 @@
 
 Where a text has all the words that it may have, nothing but white space and the end may follow, and
 a model that would rather write a word takes the first character that is left to it, such as U+001E.
-So texts have no control characters that count as white space; and behind a complete text to which
-nothing but white space could be added, only the end is legal. What an expression names by itself,
-in a phrase or a pattern, stays as it is.
+So texts have no control characters that count as white space; and behind their last word they have
+one token of blanks or line ends at most, which is how such a model ends a word. What an expression
+names by itself, in a phrase or a pattern, stays as it is.
 """
 
 import re
@@ -37,6 +37,8 @@ from constraints.where.terms import (
 
 SPACE = frozenset(chr(each) for first, last in WHITESPACE for each in range(first, last + 1))
 CONTROL_SPACE = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
+# With which models end what they write.
+_USUAL = frozenset(" \n")
 # Escapes of a pattern that may name a character by its number, and those that name one.
 _NUMBERED = re.compile(r"\\[xuUN0-7]")
 _ESCAPED = {"\\t": "\t", "\\n": "\n", "\\r": "\r", "\\v": "\x0b", "\\f": "\x0c"}
@@ -75,10 +77,12 @@ class ClosingSpace:
     """Tokens of white space alone, and where they do not lead to any other character.
 
     tokens: as a bitmask, little-endian; the last character may be incomplete
+    odd:    those of them that are not blanks and line ends alone
     slacks: of every place, with which another character may still follow
     """
 
     tokens: npt.NDArray[np.uint8]
+    odd: npt.NDArray[np.uint8]
     slacks: Slacks
 
     @classmethod
@@ -107,7 +111,8 @@ class ClosingSpace:
             table.spread(spaces, counter_grid, followed),
         )
         slacks[::inside] = followed
-        return cls(_tokens_of(vocabulary, SPACE - named), slacks)
+        tokens = _tokens_of(vocabulary, SPACE - named)
+        return cls(tokens, tokens & ~_tokens_of(vocabulary, _USUAL), slacks)
 
 
 def _ways(counter_grid: CounterGrid, machine: Machine, num_layer_counters: int = 1) -> Ways:

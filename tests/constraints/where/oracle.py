@@ -666,8 +666,8 @@ class Oracle:
 class PlainOracle(Oracle):
     """As the masks that bring no white space into a text that the expression does not name.
 
-    There are no control characters of white space; and behind a complete text no token of white
-    space alone, if nothing else could follow it.
+    There are no control characters of white space; and behind a complete text one token of white
+    space alone at most, if nothing else could follow it, and one of blanks and line ends.
     """
 
     def __init__(
@@ -688,11 +688,13 @@ class PlainOracle(Oracle):
         place = self.place(prefix)
         if not self._counts_words or not self._accepts(place):
             return legal
+        goes_on = self._goes_on(place)
         return frozenset(
             token_id
             for token_id in legal
             if token_id in self._end_ids
             or not self._is_space(self._tokens[token_id])
+            or (goes_on and self._tokens[token_id].strip(b" \n") == b"")
             or self._goes_on(self._after(place, self._tokens[token_id]))
         )
 
