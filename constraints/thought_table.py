@@ -43,7 +43,7 @@ class Mark:
     @classmethod
     def of(cls, text: str, vocabulary: Vocabulary) -> "Mark":
         """Raises NotEnforced for a text that the vocabulary cannot spell, or that ends outputs."""
-        named = _special_ids(vocabulary)
+        named = special_ids(vocabulary)
         present = sorted((name for name in named if name in text), key=len, reverse=True)
         pattern = "|".join(map(re.escape, present))
         pieces = re.split(f"({pattern})", text) if present else [text]
@@ -180,7 +180,7 @@ class ThoughtTable:
         """The tokens of a thought and of its closer; those that go on behind it among them."""
         if closing >= self._committed:
             return row_of(self.closing_ids[closing][:1], self._vocabulary.num_words)
-        row = _text_row(self._vocabulary).copy()
+        row = text_row(self._vocabulary).copy()
         set_bits(row, self._specials_at(self.closer, 0))
         set_bits(row, self._specials_at(self.closer, closing))
         return row
@@ -246,21 +246,23 @@ class SpacedTokens:
 def spaced_tokens(vocabulary: Vocabulary) -> SpacedTokens:
     by_bytes = {token: token_id for token_id, token in enumerate(vocabulary.tokens) if token}
     found: list[tuple[int, int, int, int]] = []
+    kinds_of: dict[bytes, int] = {}
     for token_id, token in enumerate(vocabulary.tokens):
-        if token[:1] in (b"", b"\x00") or token[0] not in SPACE_BYTES:
-            continue
         rest = token.lstrip(SPACE_BYTES)
+        num_spaces = len(token) - len(rest)
         rest_id = by_bytes.get(rest) if rest else -1
-        if rest_id is not None:
-            spaces = token[: len(token) - len(rest)]
-            kinds = sum(1 << SPACE_BYTES.index(each) for each in set(spaces))
-            found.append((token_id, rest_id, len(spaces), kinds))
+        if not num_spaces or rest_id is None:
+            continue
+        spaces = token[:num_spaces]
+        if spaces not in kinds_of:
+            kinds_of[spaces] = sum(1 << SPACE_BYTES.index(each) for each in set(spaces))
+        found.append((token_id, rest_id, num_spaces, kinds_of[spaces]))
     columns = np.array(found, dtype=np.int64).reshape(-1, 4).T
     return SpacedTokens(columns[0], columns[1], columns[2], columns[3])
 
 
 @kept_with_vocabulary(1)
-def _text_row(vocabulary: Vocabulary) -> Bitmask:
+def text_row(vocabulary: Vocabulary) -> Bitmask:
     """All tokens that are text."""
     tokens = enumerate(vocabulary.tokens)
     ids = [token_id for token_id, token in tokens if token and not is_mark(token)]
@@ -268,7 +270,7 @@ def _text_row(vocabulary: Vocabulary) -> Bitmask:
 
 
 @kept_with_vocabulary(1)
-def _special_ids(vocabulary: Vocabulary) -> dict[str, int]:
+def special_ids(vocabulary: Vocabulary) -> dict[str, int]:
     """Tokens without text by their names."""
     named: dict[str, int] = {}
     for token_id, token in enumerate(vocabulary.tokens):

@@ -8,6 +8,7 @@ import numpy as np
 from constraints.compiler import Compiler
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
+from constraints.thought_table import spaced_tokens, special_ids, text_row
 from constraints.vocabulary import Vocabulary
 
 # One for each engine.
@@ -26,3 +27,6 @@ def warm_up(vocabulary: Vocabulary) -> None:
         output_state = OutputConstraintState(compiler.compile(spec), vocabulary, Budget(_MAX_LEN))
         output_state.take_forced()
         output_state.fill(row)
+    text_row(vocabulary)
+    special_ids(vocabulary)
+    spaced_tokens(vocabulary)
