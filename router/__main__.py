@@ -44,6 +44,7 @@ from router.engine.infer import Infer
 from router.engine.launcher import Launcher
 from router.engine.observer import StepObserver
 from router.engine.validation import Validation
+from router.http.answers import ReadingRules
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import SocketLimits
@@ -55,7 +56,7 @@ from router.http.server.listen import (
     configured_limits,
 )
 from router.http.server_info import capacity_of, limits_of, server_info
-from router.request.errors import Displaced, ShardFailed, StartupFailed
+from router.request.errors import Displaced, ShardFailed, StartupFailed, TemplateFailed
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
 from router.shards.shards import Shards, ShardTimeouts
@@ -316,6 +317,12 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             keys=key_limits,
         )
         template.start()
+        template.prove([tokenizer.token_text(each) for each in limits.eos_token_ids])
+        rules = ReadingRules(
+            separates_thoughts=config.reasoning_format == "auto",
+            takes_unproven_tools=config.unproven_tools == "generic",
+        )
+        _log_verdicts(template, takes_unproven_tools=rules.takes_unproven_tools)
         services = Services(
             infer=Infer(batcher, checks),
             validation=Validation(limits, tokenizer, checks),
@@ -325,6 +332,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             info=about,
             tracer=tracer,
             judges=checks,
+            reading_rules=rules,
         )
         app = create_app(
             services,
@@ -398,6 +406,36 @@ def _expected_vocabulary(tokenizer_path: Path) -> VocabularyFile | None:
         return None
     ends = tuple(token_id for token_id in end_ids if 0 <= token_id < size)
     return VocabularyFile(tokenizer_path, size, ends, max_len)
+
+
+def _log_verdicts(template: ChatTemplate, *, takes_unproven_tools: bool) -> None:
+    """Says what of the model's answers could not be read from its chat templates."""
+    for name in template.names:
+        try:
+            verdict = template.verdict(name)
+        except TemplateFailed:
+            continue  # it is broken, which was said before
+        if verdict.thought.reason and not verdict.thought.is_on:
+            _logger.warning(
+                "chat template %r: thoughts could not be read back (%s), and stay in the content",
+                name,
+                verdict.thought.reason,
+            )
+        if verdict.has_generic_calls:
+            _logger.info(
+                "chat template %r shows no calls: tools are called in a generic form, which the "
+                "prompt explains",
+                name,
+            )
+        elif not verdict.calls.is_on:
+            _logger.warning(
+                "chat template %r: its calls could not be read back (%s); %s",
+                name,
+                verdict.calls.reason,
+                "they have a generic form, which the prompt explains"
+                if takes_unproven_tools
+                else "`tools` are refused, unless --unproven-tools is generic",
+            )
 
 
 def _template_ends(

@@ -158,6 +158,20 @@ class RouterConfig(FrontConfig):
         group=Group.REQUEST,
     )
 
+    reasoning_format: str = setting(
+        "auto",
+        "where thoughts go: apart from the answer, if the chat template shows how they begin and "
+        "end, or with their marks into the content: auto or none",
+        one_of("auto", "none"),
+        group=Group.REQUEST,
+    )
+    unproven_tools: str = setting(
+        "refuse",
+        "what happens to tools where the chat template's calls cannot be read back: they are "
+        "refused, or called in a generic form that the prompt explains: refuse or generic",
+        one_of("refuse", "generic"),
+        group=Group.REQUEST,
+    )
     strict_fields: bool = setting(
         False,
         "refuse unknown fields in bodies of TGI's and OpenAI's routes, which otherwise are ignored "

@@ -10,7 +10,7 @@ until it ended, its marks among them.
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -81,6 +81,28 @@ class Answer:
     @property
     def calls(self) -> tuple[Call, ...]:
         return tuple(part for part in self.parts if isinstance(part, Call))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingRules:
+    """What the operator says of answers.
+
+    separates_thoughts:   thoughts are told apart; else all is content, with its marks
+    takes_unproven_tools: where the template's calls cannot be read back, models call in the generic
+                          form; else tools are refused
+    """
+
+    separates_thoughts: bool = True
+    takes_unproven_tools: bool = False
+
+    def plain(self, answer_format: AnswerFormat) -> AnswerFormat:
+        """The format with the parts that are told apart."""
+        if self.separates_thoughts:
+            return answer_format
+        return replace(answer_format, thought=None, content_opening="", content_closing="")
+
+
+READS_ALL = ReadingRules()
 
 
 class TokenReader:

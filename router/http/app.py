@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.engine.infer import Infer
 from router.engine.validation import Limits, Validation
+from router.http.answers import READS_ALL, ReadingRules
 from router.http.anthropic import MessageRoutes
 from router.http.bodies import BodyReader, JsonBounds, ParserThread
 from router.http.conversation import AnswerService
@@ -71,6 +72,7 @@ class Services:
     info: ServerInfo
     tracer: Tracer = NO_TRACES
     judges: Judges | None = None
+    reading_rules: ReadingRules = READS_ALL
     sockets: Sockets = field(default_factory=Sockets)
     errors: InternalErrors = field(default_factory=InternalErrors)
 
@@ -192,7 +194,8 @@ def _api_routes(services: Services, bodies: SchemaReader) -> list[ApiRoute]:
     tokenizer = services.tokenizer
     validator = RequestValidator(services.validation, services.metrics, services.tracer)
     template = services.chat_template
-    service = AnswerService(infer, validator, bodies, template, tokenizer, info)
+    rules = services.reading_rules
+    service = AnswerService(infer, validator, bodies, template, tokenizer, info, rules)
     names = TokenNames(tokenizer, by_id=False, shows_special=False)
     chat = ChatRoutes(service)
     completions = CompletionRoutes(service)
@@ -207,7 +210,7 @@ def _api_routes(services: Services, bodies: SchemaReader) -> list[ApiRoute]:
         ResponseRoutes(service, names, ResponseStore()),
         MessageRoutes(service),
         ConstraintRoutes(services.judges, bodies, info.limits),
-        OperationsRoutes(infer, services.metrics, info, services.errors),
+        OperationsRoutes(infer, services.metrics, info, template, services.errors),
     )
     return [route for group in groups for route in group.routes()]
 

@@ -12,12 +12,13 @@ from typing import Any, Protocol, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from constraints.spec import Kind
+from constraints.spec import Kind, ThoughtRule
 from router.engine.infer import Completion, Infer
 from router.engine.validation import Limits, RawParams
-from router.http.answers import Reading, SchemasOfAnswer
+from router.http.answers import READS_ALL, Reading, ReadingRules, SchemasOfAnswer
 from router.http.bodies import json_response, unless_disconnected
 from router.http.errors import Dialect, Problem, problem_of
+from router.http.marked_content import constrain_between_marks
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.schema import Schema, SchemaReader
@@ -25,7 +26,14 @@ from router.http.server_info import ServerInfo, answer_headers, served_name, str
 from router.http.sse import EventStream, Frames, Source
 from router.http.thinking import NO_WISHES, Thinking
 from router.http.tools.grammar import AllowedTools, add_tools, constrain_to_tools
-from router.request.errors import InvalidRequest, RouterError, Unsupported, quoted, wrong
+from router.request.errors import (
+    InvalidRequest,
+    RouterError,
+    ToolsRefused,
+    Unsupported,
+    quoted,
+    wrong,
+)
 from router.request.request import (
     Event,
     Failed,
@@ -35,6 +43,7 @@ from router.request.request import (
     TokenGenerated,
 )
 from router.text.answer_format import GENERIC_CALLS, AnswerFormat
+from router.text.answer_grammar import marks_of
 from router.text.chat_template import ChatTemplate
 from router.text.control_tokens import visible
 from router.text.template_traits import THOUGHT_KEY
@@ -152,13 +161,14 @@ class Rendered:
     """A prompt as text, and how an answer to it is read.
 
     in_thought: it ends within a thought
+    may_think:  else the answer is what follows a thought, or goes on with a text
     num_calls:  of the conversation so far
     """
 
     text: str
-    template: str | None
     answer_format: AnswerFormat
     in_thought: bool
+    may_think: bool
     num_calls: int
     thinking: Thinking
 
@@ -228,7 +238,9 @@ class AnswerService:
         template: ChatTemplate,
         tokenizer: Tokenizer,
         info: ServerInfo,
+        rules: ReadingRules = READS_ALL,
     ) -> None:
+        self._rules = rules
         self.validator = validator
         self.tokenizer = tokenizer
         self.info = info
@@ -274,16 +286,21 @@ class AnswerService:
         settings, ignored = self._read_settings(prompt)
         switches = prompt.thinking.switches(template, name, with_tools=with_tools)
         variables = {**switches, **prompt.variables, **settings}
-        answer_format = template.answer_format(name, with_tools=with_tools)
+        verdict = template.verdict(name, with_tools=with_tools)
+        answer_format = self._rules.plain(verdict.answer_format)
         thought = answer_format.thought
-        may_think = thought is not None
-        ignored += prompt.thinking.ignored(is_switched=bool(switches), may_think=may_think)
-        if not template.takes_thoughts(name, with_tools=with_tools):
+        ignored += prompt.thinking.ignored(
+            is_switched=bool(switches), may_think=verdict.answer_format.thought is not None
+        )
+        if not template.thought_key(name, with_tools=with_tools):
             ignored += prompt.thought_places[:_MAX_NAMED]
         messages = prompt.messages
-        if prompt.may_call and not template.reads("tools", name=name, with_tools=True):
-            calls = answer_format.calls or GENERIC_CALLS
-            messages = add_tools(messages, prompt.tools, calls, prompt.tool_prompt)
+        if prompt.may_call and not verdict.calls.is_on:
+            answer_format = self._generic(answer_format, verdict.calls.reason)
+        if prompt.may_call and not verdict.calls.is_proven:
+            reads_tools = template.reads("tools", name=name, with_tools=True)
+            shown = () if reads_tools else prompt.tools
+            messages = add_tools(messages, shown, GENERIC_CALLS, prompt.tool_prompt)
         text = template.render(
             messages,
             tools=prompt.tools or None,
@@ -292,10 +309,32 @@ class AnswerService:
             name=name,
             variables=variables,
         )
-        in_thought = thought is not None and visible(text).rstrip().endswith(thought.opener)
-        num_calls = sum(len(message.get("tool_calls") or ()) for message in prompt.messages)
-        rendered = Rendered(text, name, answer_format, in_thought, num_calls, prompt.thinking)
+        end = visible(text).rstrip()
+        in_thought = thought is not None and end.endswith(thought.opener)
+        has_thought = thought is not None and end.endswith(thought.closer)
+        rendered = Rendered(
+            text,
+            answer_format,
+            in_thought=in_thought,
+            may_think=in_thought or not (prompt.continues or has_thought),
+            num_calls=sum(len(message.get("tool_calls") or ()) for message in prompt.messages),
+            thinking=prompt.thinking,
+        )
         return rendered, ignored
+
+    def _generic(self, answer_format: AnswerFormat, reason: str) -> AnswerFormat:
+        """With the generic calls, where those of the template could not be read.
+
+        Raises ToolsRefused.
+        """
+        if not self._rules.takes_unproven_tools:
+            raise ToolsRefused(
+                "Tool error: `tools` cannot be called: this model's chat template shows calls that "
+                f"could not be read back ({reason}); with --unproven-tools generic the server "
+                "takes a generic form",
+                "tools",
+            )
+        return replace(answer_format, calls=GENERIC_CALLS, other_calls=())
 
     def _read_settings(self, prompt: ChatPrompt) -> tuple[dict[str, Any], list[str]]:
         """The settings that the template reads, and the hints that it does not.
@@ -334,18 +373,27 @@ class AnswerService:
         Raises InvalidRequest, ToolsRefused.
         """
         answer_format = rendered.answer_format
+        thought = answer_format.thought
+        if thought is not None and rendered.may_think:
+            budget = rendered.thinking.budget
+            rule = ThoughtRule(thought.opener, thought.closer, rendered.in_thought, budget)
+            raw = replace(raw, thought=rule)
         parameters: Mapping[str, Mapping[str, Any]] = {}
         form = raw.grammar
+        reads = thought is not None or answer_format.content_opening != ""
         if allowed is not None:
             parameters = {tool.name: tool.parameters for tool in allowed.tools}
-            chat_template = self._template
-            raw = await chat_template.in_worker(
-                lambda: constrain_to_tools(
-                    raw, allowed, answer_format, self.tokenizer.special_tokens
-                )
+            given = raw
+            special_tokens = self.tokenizer.special_tokens
+            raw = await self._template.in_worker(
+                lambda: constrain_to_tools(given, allowed, answer_format, special_tokens)
             )
+        elif reads:
+            marks = marks_of(answer_format, self.tokenizer.special_tokens)
+            raw = constrain_between_marks(raw, answer_format, marks)
+            raw = replace(raw, shown_ids=frozenset(marks.values()))
         reading = None
-        if allowed is not None or answer_format.thought or answer_format.content_opening:
+        if reads or allowed is not None:
             reading = Reading(
                 answer_format,
                 in_thought=rendered.in_thought,

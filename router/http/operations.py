@@ -29,9 +29,10 @@ from router.http.server.access import AccessRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.page import page, wants_page
 from router.http.server_info import ServerInfo
-from router.request.errors import ConstraintRefused, InvalidRequest
+from router.request.errors import ConstraintRefused, InvalidRequest, TemplateFailed
 from router.request.request import NO_KEY, ApiKey
 from router.telemetry.metrics import Metrics
+from router.text.chat_template import ChatTemplate
 
 _MAX_TEXTS = 256
 _FAILURES = {429: "Too many constraints wait to be compiled"}
@@ -187,8 +188,14 @@ class ModelList(AnswerModel):
 
 class OperationsRoutes:
     def __init__(
-        self, infer: Infer, metrics: Metrics, info: ServerInfo, errors: InternalErrors
+        self,
+        infer: Infer,
+        metrics: Metrics,
+        info: ServerInfo,
+        template: ChatTemplate,
+        errors: InternalErrors,
     ) -> None:
+        self._template = template
         self._infer = infer
         self._errors = errors
         self._metrics = metrics
@@ -274,6 +281,7 @@ class OperationsRoutes:
                 "executor": info.executor,
                 "executor_fallback": info.executor_fallback,
                 "same_answer_under_load": info.same_answer_under_load,
+                **_answers(self._template),
             }
         )
 
@@ -301,6 +309,35 @@ class OperationsRoutes:
             "owned_by": self._info.model_id,
             "max_model_len": self._info.limits.max_total_len,
         }
+
+
+def _answers(template: ChatTemplate) -> dict[str, Any]:
+    """What was read of the chat template: how the model thinks and calls. For eyes to check."""
+    try:
+        verdict = template.verdict(with_tools=True)
+        key = template.thought_key(with_tools=True)
+    except TemplateFailed:
+        return {"calls": None, "thoughts": None}
+    form = verdict.answer_format.calls
+    calls = {
+        "form": "generic" if verdict.has_generic_calls else "template",
+        "several": form is not None and form.between is not None,
+        "proven": verdict.calls.is_proven,
+        "reason": verdict.calls.reason or None,
+        "example": None if form is None else form.example,
+    }
+    thought = verdict.answer_format.thought
+    thoughts = {
+        "open": None if thought is None else thought.opening,
+        "close": None if thought is None else thought.closing,
+        "field": key or None,
+        "proven": verdict.thought.is_proven,
+        "reason": verdict.thought.reason or None,
+    }
+    return {
+        "calls": {**calls, "form": calls["form"] if verdict.calls.is_on else None},
+        "thoughts": None if thought is None and not verdict.thought.reason else thoughts,
+    }
 
 
 def _unhealthy(message: str) -> HttpError:

@@ -132,15 +132,21 @@ class CallForm:
     id_len: int | None = None
 
     @property
+    def example(self) -> str:
+        """A call as it is written, with words in the places of what differs."""
+        name = "functions.NAME:0" if self.name_in_id else "NAME"
+        arguments = f"{self.middle}ARGUMENTS"
+        each = self.parameters
+        if each is not None:
+            arguments = f"{each.first}KEY{each.string.opening}VALUE{each.string.closing}{each.end}"
+        text = f"{self.first}{name}{arguments}{self.last}"
+        return text.replace(ID, "ID").replace(NUMBER, "0")
+
+    @property
     def is_bare(self) -> bool:
         """Calls begin like text: they are calls at the beginning of an answer alone."""
         first = self.first.strip()
         return first[:1] in ("", "{", "[") and not _BRACKETED_WORD.match(first)
-
-    @property
-    def example(self) -> str:
-        """An example call, for the prompt of a model whose template shows none."""
-        return f"{self.first}NAME{self.middle}ARGUMENTS{self.last}"
 
     @property
     def trigger(self) -> str:

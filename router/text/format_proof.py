@@ -72,6 +72,11 @@ class Verdict:
     thought: PartVerdict
     calls: PartVerdict
 
+    @property
+    def has_generic_calls(self) -> bool:
+        """Whether the template shows no calls, so that the prompt must say how to call."""
+        return self.calls.is_on and not self.calls.is_proven
+
 
 _PROVEN = PartVerdict(is_on=True, is_proven=True)
 

@@ -57,6 +57,7 @@ _THINK_TAG = re.compile(r"(<[^<>\s/]*think[^<>\s]*>|\[THINK\])\s*$", re.IGNORECA
 _TAG = re.compile(r"[<\[◁].*[>\]▷]")
 _TAG_LENS = range(3, 40)
 _BRACKET = re.compile(r"[\[{]")
+_MARK_BEGUN = re.compile(r"[<\[◁]")
 _ONE_CALL = answer(calls=[(NAMES[0], ARGUMENTS)])
 _LONG_ID = "call_0123456789abcdef01234567"
 
@@ -130,6 +131,11 @@ def _rendering(probe: Probe) -> Probe:
 
 def _read(probe: Probe, end_tokens: Sequence[str], declared: ThoughtForm | None) -> Reading:
     shown = probe.shown(answer(TEXT))
+    header = shown.body.partition(TEXT)[0]
+    history = probe.history_prompt()
+    if history and history == probe.prompt() and not _MARK_BEGUN.search(header):
+        probe = replace(probe, header=header)
+        shown = probe.shown(answer(TEXT))
     before, _, after = shown.body.partition(TEXT) if TEXT in shown.body else ("", "", "")
     thought, thought_key = _read_thought(probe, before)
     thought = thought or declared or _dropped_thought(probe)

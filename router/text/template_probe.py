@@ -126,13 +126,17 @@ TOOLS = [tool(name, ARGUMENTS) for name in NAMES]
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Renders chats of one question. `special` are the tokens that templates get."""
+    """Renders chats of one question. `special` are the tokens that templates get.
+
+    `header` is what stands before each answer where templates write no generation prompt.
+    """
 
     template: Template
     special: Mapping[str, Any]
     traits: Traits
     # Some templates render no chat without any.
     default_tools: Sequence[Message] | None = None
+    header: str = ""
 
     @property
     def variables(self) -> dict[str, Any]:
@@ -166,7 +170,8 @@ class Probe:
         common_len = len(os.path.commonprefix([prompt, history]))
         if common_len < len(prompt):
             common_len = _tag_start(prompt[:common_len])
-        return Shown(history[common_len:], prompt[common_len:], prompt)
+        body = history[common_len:].removeprefix(self.header)
+        return Shown(body, prompt[common_len:], prompt)
 
     def renders(self, message: Message, tools: Sequence[Message] | None = None) -> bool:
         """Whether the template renders a chat with this answer. Raises TemplateLimit."""

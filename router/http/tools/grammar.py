@@ -327,11 +327,13 @@ def add_tools(
 ) -> list[Mapping[str, Any]]:
     """The messages, with the tools behind the text of the last one that is not the assistant's.
 
-    For templates that show no tools; the place is TGI's. `prompt` follows the tools.
+    For templates that show no calls; the place is TGI's. `prompt` follows the tools. Without
+    `tools` the template shows them.
     """
     if prompt is None:
         prompt = f"To call one of these functions, answer with {form.example}"
-    tools_text = f"\n---\n{orjson.dumps(tools).decode()}\n{prompt}"
+    shown = f"{orjson.dumps(tools).decode()}\n" if tools else ""
+    tools_text = f"\n---\n{shown}{prompt}"
     for index in reversed(range(len(messages))):
         message = messages[index]
         if message["role"] != "assistant":

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from router.engine.batcher import BatcherLimits
 from router.engine.validation import Limits, Validation
+from router.http.answers import READS_ALL, ReadingRules
 from router.http.app import Services, create_app
 from router.http.lmtp.session import Sockets
 from router.http.operations import Judges
@@ -66,13 +67,15 @@ async def housing(
     timeouts: ShardTimeouts = QUICK,
     shares_prefixes: bool = False,
     sampling_defaults: Mapping[str, float] | None = None,
+    reading_rules: ReadingRules = READS_ALL,
+    max_total_len: int = MAX_TOTAL_LEN,
     **edge: Any,
 ) -> AsyncIterator[House]:
     """Everything between HTTP and a shard, for the time of a test; `edge` is for create_app."""
     tokenizer = byte_tokenizer()
     limits = Limits(
-        max_input_len=MAX_INPUT_LEN,
-        max_total_len=MAX_TOTAL_LEN,
+        max_input_len=max_total_len - MAX_TOTAL_LEN + MAX_INPUT_LEN,
+        max_total_len=max_total_len,
         vocab_size=VOCAB_SIZE,
         sampling_defaults=sampling_defaults or {},
         eos_token_ids=(EOS_ID,),
@@ -111,6 +114,7 @@ async def housing(
                 compute_type="test",
             ),
             judges=judges,
+            reading_rules=reading_rules,
         )
         app = create_app(services, max_body_len=max_body_len, **edge)
         yield House(app, shard, rig, services.sockets)

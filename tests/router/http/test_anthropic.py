@@ -17,6 +17,7 @@ from tests.byte_tokenizer import NUM_SPECIAL
 from tests.checks import FakeChecks
 from tests.fake_script import saying
 from tests.fakes import FakeShard
+from tests.router.http.answering import SHORT_TEMPLATE
 from tests.router.http.harness import SEED, House, housing, listening, open_request, record
 from tests.router.http.tools.calls import HERMES, Call, written
 from tests.router.rig import asking, settled
@@ -522,13 +523,7 @@ async def test_a_client_that_leaves_ends_its_answer() -> None:
     assert num_steps < 100
 
 
-# It shows nothing of the tools, so that prompts stay short, but reads them.
-TEMPLATE = (
-    "{% if tools %}{% endif %}{% for m in messages %}{{ m.role }}: "
-    "{% if m.tool_calls %}<tool_call>{{ m.tool_calls[0].function | tojson }}</tool_call>"
-    "{% else %}{{ m.content }}"
-    "{% endif %}{{ '\n' }}{% endfor %}"
-)
+TEMPLATE = SHORT_TEMPLATE
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 LOOK_TOOL = {"name": "look", "description": "see", "input_schema": CITY}
 WAIT = {"name": "wait", "input_schema": {"type": "object"}}
@@ -715,8 +710,8 @@ async def test_calls_and_results_of_before_reach_the_template() -> None:
             f"{PATH}/count_tokens", json={"messages": messages, "tools": [LOOK_TOOL]}
         )
         prompt = (
-            'user: hi\nassistant: <tool_call>{"name": "look", "arguments": {"city": "Rome"}}'
-            "</tool_call>\n"
+            'user: hi\nassistant: <tool_call>\n{"name": "look", "arguments": {"city": "Rome"}}'
+            "\n</tool_call>\n"
             "tool: sunny\nuser: so?\n"
         )
 

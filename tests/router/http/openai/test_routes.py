@@ -17,6 +17,7 @@ from tests.byte_tokenizer import BOS_ID, byte_ids
 from tests.checks import FakeChecks
 from tests.fake_script import letters, saying
 from tests.fakes import FakeShard
+from tests.router.http.answering import SHORT_TEMPLATE
 from tests.router.http.harness import SEED, House, housing
 from tests.router.http.openai.asking import (
     CHAT,
@@ -603,14 +604,14 @@ async def test_more_prompts_than_the_server_takes_are_refused_by_their_number() 
     )
 
 
-# It shows nothing of the tools, so that prompts stay short, but reads them.
-TEMPLATE = (
-    "{% if tools %}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-)
-LISTING = TEMPLATE.replace(
-    "{{ m.content }}",
-    "{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}{{ c.function | tojson }}"
-    "{% endfor %}]{% else %}{{ m.content }}{% endif %}{{ '' }}",
+TEMPLATE = SHORT_TEMPLATE
+LISTING = (
+    "{% if tools %}{% endif %}{% for m in messages %}{{ m.role }}: "
+    "{% if m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
+    "{% if c.id | length != 9 %}{{ raise_exception('ids have nine characters') }}{% endif %}"
+    "{{ c.function | tojson }}"
+    "{{ ', ' if not loop.last else '' }}{% endfor %}]{% else %}{{ m.content }}{% endif %}{{ '\n' }}"
+    "{% endfor %}"
 )
 CITY = {
     "type": "object",

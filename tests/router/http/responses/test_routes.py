@@ -21,6 +21,7 @@ from tests.byte_tokenizer import NUM_SPECIAL
 from tests.checks import FakeChecks
 from tests.fake_script import saying
 from tests.fakes import FakeShard
+from tests.router.http.answering import SHORT_TEMPLATE
 from tests.router.http.harness import SEED, House, housing
 from tests.router.http.responses.asking import (
     PATH,
@@ -591,12 +592,7 @@ async def test_what_is_cut_is_not_copied_for_every_end() -> None:
     assert peak_bytes < 10_000_000
 
 
-# It shows nothing of the tools, so that prompts stay short, but reads them.
-TEMPLATE = (
-    "{% if tools %}{% endif %}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
-    "{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}"
-    "{% endfor %}{{ '\n' }}{% endfor %}"
-)
+TEMPLATE = SHORT_TEMPLATE
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 LOOK = {"type": "function", "name": "look", "description": "see", "parameters": CITY}
 WAIT = {"type": "function", "name": "wait", "parameters": {"type": "object"}, "strict": False}
@@ -821,19 +817,17 @@ async def loop(house: House, first: dict[str, Any], **given: Any) -> str:
 
 
 async def test_an_answer_goes_on_from_what_its_calls_came_to() -> None:
-    template = (
-        "{% if tools %}{% endif %}{% for m in messages %}{{ m.role[0] }}:{{ m.content or '' }}"
-        "{% for call in m.tool_calls or [] %}"
-        "[{{ call.function.name }}{{ call.function.arguments | tojson }}]{% endfor %};{% endfor %}"
+    shard = FakeShard(
+        script=saying(written(HERMES, BOTH, said="S"), len("user: hi\n")), num_blocks=99
     )
-    shard = FakeShard(script=saying(written(HERMES, BOTH, said="S"), len("u:hi;")))
-    async with housing(shard, templates={"default": template}) as house:
+    async with housing(shard, templates={"default": TEMPLATE}, max_total_len=390) as house:
         first = await post(house, HI, tools=[LOOK, WAIT], max_output_tokens=140)
         repeated = await loop(house, first, before=[*HI, *first["output"]])
         remembered = await loop(house, first, previous_response_id=first["id"])
 
     assert repeated == remembered
-    assert remembered == 'u:hi;a:S[look{"city": "Rome"}][wait{}];t:sun;t:ok;'
+    called = written(HERMES, BOTH, said="S")
+    assert remembered == f"user: hi\nassistant: {called}\ntool: sun\ntool: ok\n"
 
 
 SAY = {"type": "object", "properties": {"say": {"type": "string"}}}
