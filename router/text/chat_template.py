@@ -24,18 +24,10 @@ from jinja2.visitor import NodeTransformer
 
 from processes.worker_threads import WorkerThreads
 from router.request.errors import TemplateFailed
-from router.text.answer_format import AnswerFormat, CallForm
 from router.text.control_tokens import ControlTokens, MarkedText
 from router.text.format_proof import Verdict, prove
 from router.text.format_reading import Reading, declared_thought, read_format
-from router.text.template_traits import (
-    HERMES,
-    CallSyntax,
-    TemplateLimit,
-    Traits,
-    adapt,
-    find_traits,
-)
+from router.text.template_traits import TemplateLimit, Traits, adapt, find_traits
 
 T = TypeVar("T")
 # Few: the event loop takes turns with each.
@@ -321,33 +313,6 @@ class ChatTemplate:
         """
         name = name or self._choose(with_tools)
         return self._traits_of(name, self._compiled(name)).thought_key
-
-    def takes_thoughts(self, name: str | None = None, *, with_tools: bool = False) -> bool:
-        """Whether it shows what an assistant thought. Raises TemplateFailed."""
-        return bool(self.thought_key(name, with_tools=with_tools))
-
-    def answer_format(self, name: str | None = None, *, with_tools: bool = False) -> AnswerFormat:
-        """How the model writes its answers. Raises TemplateFailed."""
-        syntax = self.call_syntax(name) if with_tools else HERMES
-        between = None
-        if syntax.separator is not None:
-            between = syntax.tail + syntax.separator + syntax.head
-        calls = CallForm(
-            first=syntax.opening + syntax.head,
-            middle=syntax.middle,
-            between=between,
-            last=syntax.tail + syntax.closing,
-            id_len=syntax.id_len,
-        )
-        return AnswerFormat(calls=calls)
-
-    def call_syntax(self, name: str | None = None) -> CallSyntax:
-        """The syntax of calls in the template that `render` takes for tools. Raises TemplateFailed.
-
-        As slow as rendering at its first call.
-        """
-        name = name or self._choose(with_tools=True)
-        return self._traits_of(name, self._compiled(name)).calls
 
     def after_answer(self) -> str:
         """What the template writes behind an assistant's last answer, without white space.

@@ -1,18 +1,14 @@
-"""How a chat template reads messages and writes calls, found by rendering small chats.
+"""How a chat template reads messages, found by rendering small chats.
 
 Clients send OpenAI's messages: texts or parts, old and new roles, a call's arguments as JSON text.
 Templates read some of that. `find_traits` probes a template once; `adapt` brings messages into the
-form that the template reads. The syntax of calls is recognised in what the template rendered:
-
-    trigger ... opening [ head NAME middle ARGUMENTS tail ] separator [ ... ] closing
-
-It knows no models, no tokens and no HTTP.
+form that the template reads. What the template writes is read by `format_reading.py`. It knows no
+models, no tokens and no HTTP.
 """
 
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -20,11 +16,6 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-_MISTRAL = "[TOOL_CALLS]"
-_HERMES = "<tool_call>"
-# The text between the name and the arguments, whose key has two spellings.
-_MIDDLES = ('", "arguments": ', '", "parameters": ')
-_MARKED = re.compile(r"(?:(<tool_call>)\s*|(\[TOOL_CALLS\] ?)\[)?\{\"name\": \"$")
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Message] | None], str]
 _TEXT = "sesquipedalian"
@@ -58,91 +49,6 @@ class TemplateLimit(TemplateError):
 
 
 @dataclass(frozen=True, slots=True)
-class CallSyntax:
-    """The texts around names and arguments.
-
-    trigger:   the beginning of `opening + head`; free text never contains it, so that it marks
-               where calls begin
-    separator: between two calls; None: an answer has one call at most
-    only_at_start: the trigger begins a call only at the beginning of an answer, which then has no
-               free text; elsewhere it is text
-    id_len:    characters of the calls' ids, letters and digits, where templates require it
-    """
-
-    trigger: str = _HERMES
-    opening: str = _HERMES + "\n"
-    head: str = '{"name": "'
-    middle: str = _MIDDLES[0]
-    tail: str = "}"
-    separator: str | None = "\n</tool_call>\n<tool_call>\n"
-    closing: str = "\n</tool_call>"
-    only_at_start: bool = False
-    id_len: int | None = None
-
-    @property
-    def example(self) -> str:
-        """An example call, for the prompt of a model whose template shows none."""
-        call = f"{self.head}NAME{self.middle}ARGUMENTS{self.tail}"
-        return f"{self.opening}{call}{self.closing}"
-
-    def __post_init__(self) -> None:
-        assert (self.opening + self.head).startswith(self.trigger)
-        assert self.trigger
-
-
-HERMES = CallSyntax()
-
-
-def find_syntax(rendered: str, spoken: str, name: str, argument: str) -> CallSyntax:
-    """The syntax in which `rendered` shows a call of `name`.
-
-    `spoken` is the same chat with a text in the call's place. `argument` is the first key of the
-    call's arguments, and does not occur after them. An unknown syntax counts as the most common
-    one.
-    """
-    for middle in _MIDDLES:
-        shown = f'{name}{middle}{{"{argument}"'
-        place = rendered.rfind(shown)
-        if place < 0:
-            continue
-        marked = _MARKED.search(rendered[:place])
-        if marked is None:
-            return HERMES
-        hermes, mistral = marked.groups()
-        if hermes:
-            return CallSyntax(middle=middle)
-        if mistral:
-            return _mistral(mistral, middle)
-        # An object by itself, unless an unknown marker is before it.
-        return _bare(middle) if spoken.startswith(rendered[: marked.start()]) else HERMES
-    return HERMES
-
-
-def _mistral(marker: str, middle: str) -> CallSyntax:
-    """A list of calls behind a special token."""
-    return CallSyntax(
-        trigger=_MISTRAL,
-        opening=marker + "[",
-        middle=middle,
-        separator=", ",
-        closing="]",
-        id_len=9,
-    )
-
-
-def _bare(middle: str) -> CallSyntax:
-    """An answer that is an object is a call, as with Llama 3."""
-    return CallSyntax(
-        trigger="{",
-        opening="",
-        middle=middle,
-        separator=None,
-        closing="",
-        only_at_start=True,
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class Traits:
     """How a template reads messages.
 
@@ -150,7 +56,7 @@ class Traits:
     `takes_parts`: content must be a list of parts. `shows_calls`: it renders an assistant's calls,
     else they are put into the content. `takes_text_arguments`: the arguments of a call must be JSON
     text, else an object. `takes_null_content`: the content of a message that has only calls must be
-    null, else empty. `calls`: their syntax. `shows_results`: it renders results of calls, else they
+    null, else empty. `shows_results`: it renders results of calls, else they
     become user messages. `single_roles`: of these it takes no two messages in a row, so that such
     messages become one.
 
@@ -165,7 +71,6 @@ class Traits:
     shows_calls: bool = False
     takes_text_arguments: bool = False
     takes_null_content: bool = False
-    calls: CallSyntax = HERMES
     shows_results: bool = True
     single_roles: frozenset[str] = frozenset()
     thought_key: str = ""
@@ -194,7 +99,7 @@ def find_traits(render: Render, words: frozenset[str]) -> Traits:
             )
             text = _chat_with_call(render, traits)
             if _is_whole(text[_question_len(render, traits, text) :]):
-                return replace(traits, calls=_syntax(render, traits, text))
+                return traits
     except TemplateLimit:
         pass  # a template that takes so long counts as one that shows no calls
     return plain
@@ -410,16 +315,6 @@ def _chat_with_call(render: Render, traits: Traits) -> str:
         {"role": "tool", "content": _TEXT, "tool_call_id": _CALL_ID, "name": _NAME},
     ]
     return _rendered(render, adapt(messages, traits), [_TOOL])
-
-
-def _syntax(render: Render, traits: Traits, text: str) -> CallSyntax:
-    spoken: list[Message] = [
-        {"role": "user", "content": _TEXT},
-        {"role": "assistant", "content": _TEXT},
-    ]
-    plain = _rendered(render, adapt(spoken, traits), [_TOOL])
-    ((key, _),) = _ARGUMENTS.items()
-    return find_syntax(text, plain, _NAME, key)
 
 
 def _is_whole(text: str) -> bool:

@@ -177,7 +177,7 @@ def test_history_that_drops_thoughts_tells_their_marks() -> None:
 
     assert verdict.answer_format.thought == ThoughtForm("<think>", "</think>")
     assert (verdict.thought.is_on, verdict.thought.is_proven) == (True, False)
-    assert not template.takes_thoughts()
+    assert not template.thought_key()
 
 
 SILENT = """\
