@@ -204,7 +204,7 @@ class ConstraintCheck:
             prepare_by_s=until_s + _PREPARE_S,
             translation=passed.translation,
             min_len=passed.min_len,
-            not_enforced=passed.not_enforced,
+            not_enforced=tuple(dict.fromkeys((*constraint.not_enforced, *passed.not_enforced))),
         )
 
     async def judge(

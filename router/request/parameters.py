@@ -48,8 +48,8 @@ class RawGrammar:
 
     `whitespace`, `lenient` and `cuts` are those of `ConstraintSpec` and `Constraint`; None: unset.
     `strict` is OpenAI's: False leaves what cannot be enforced to a check of the finished text, None
-    stands for fields without it, for which `remedy` says how that is asked for. `parts` are those
-    of `Constraint`.
+    stands for fields without it, for which `remedy` says how that is asked for. `not_enforced` are
+    JSON Pointers of what is left to that check in any case. `parts` are those of `Constraint`.
     """
 
     kind: Kind
@@ -59,6 +59,7 @@ class RawGrammar:
     cuts: bool | None = None
     strict: bool | None = None
     remedy: str = _WITH_LENIENT
+    not_enforced: tuple[str, ...] = ()
     parts: AnswerParts | None = None
 
     def constraint(self, name: str) -> Constraint:
@@ -81,6 +82,7 @@ class RawGrammar:
             cuts=bool(self.cuts),
             may_relax=self.strict is False and self.lenient is None,
             remedy=self._remedy,
+            not_enforced=self.not_enforced,
             parts=self.parts,
         )
 

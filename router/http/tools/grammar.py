@@ -278,9 +278,13 @@ def _arguments(tool: AllowedTool, answer_format: AnswerFormat) -> RawGrammar:
             {"pointer": lost[0]},
             tool.place,
         )
-    lenient = True if lost else None
     return RawGrammar(
-        Kind.JSON_SCHEMA, tool.parameters, lenient=lenient, cuts=True, strict=tool.strict
+        Kind.JSON_SCHEMA,
+        tool.parameters,
+        lenient=True if lost else None,
+        cuts=True,
+        strict=tool.strict,
+        not_enforced=tuple(lost),
     )
 
 

@@ -281,6 +281,9 @@ async def test_a_lenient_schema_lists_what_is_not_enforced(workers: WorkerPool) 
     with asking_workers(workers) as (check, _):
         lenient = schema('{"type": "array", "contains": {"const": 1}}', lenient=True)
         assert (await check.judge(lenient.spec, [])).not_enforced == ("/contains",)
+        known = replace(lenient, not_enforced=("/oneOf", "/contains"))
+        found = await check.check(known, StopRule(), 50)
+        assert found.not_enforced == ("/oneOf", "/contains")
 
 
 UNIQUE = '{"type": "array", "items": {"type": "integer"}, "uniqueItems": true}'
