@@ -252,6 +252,13 @@ class AnswerService:
     def limits(self) -> Limits:
         return self.info.limits
 
+    @property
+    def _special_tokens(self) -> dict[str, int]:
+        """Those that may be marks of a format: ends are none, wherever a template writes them."""
+        ends = self.limits.eos_token_ids
+        known = self.tokenizer.special_tokens
+        return {name: token_id for name, token_id in known.items() if token_id not in ends}
+
     async def read(self, request: Request, schema: type[S], check: Callable[[S], object]) -> S:
         """The body, which `check` has accepted. Raises HttpError, InvalidRequest."""
         return await self._bodies.read(request, schema, check)
@@ -384,12 +391,12 @@ class AnswerService:
         if allowed is not None:
             parameters = {tool.name: tool.parameters for tool in allowed.tools}
             given = raw
-            special_tokens = self.tokenizer.special_tokens
+            special_tokens = self._special_tokens
             raw = await self._template.in_worker(
                 lambda: constrain_to_tools(given, allowed, answer_format, special_tokens)
             )
         elif reads:
-            marks = marks_of(answer_format, self.tokenizer.special_tokens)
+            marks = marks_of(answer_format, self._special_tokens)
             raw = constrain_between_marks(raw, answer_format, marks)
             raw = replace(raw, shown_ids=frozenset(marks.values()))
         reading = None
