@@ -31,6 +31,11 @@ from transformers import __version__ as transformers_version
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.quantizers.auto import AutoHfQuantizer
+from transformers.utils.logging import (
+    disable_progress_bar,
+    enable_progress_bar,
+    is_progress_bar_enabled,
+)
 
 from constraints.end_tokens import read_object
 from model_server.errors import ArchitectureUnfit, CheckpointBroken, ModelRefused, OutOfMemory
@@ -366,14 +371,18 @@ def require_names(folder: Path, empty: HfModel, shapes: Mapping[str, Sequence[in
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep the library's messages about a small model out of the log."""
+    """Keep the library's messages and bars about a small or an empty model out of the log."""
     library = logging.getLogger("transformers")
     level = library.level
+    has_bars = is_progress_bar_enabled()
     library.setLevel(logging.ERROR)
+    disable_progress_bar()
     try:
         yield
     finally:
         library.setLevel(level)
+        if has_bars:
+            enable_progress_bar()
 
 
 @contextmanager
