@@ -294,6 +294,9 @@ class ChatTemplate:
         Once, at the start. `end_tokens` end answers, whatever templates write there.
         """
         self._end_tokens = tuple(end_tokens)
+        # What was rendered before may have read it without them.
+        self._readings.clear()
+        self._verdicts.clear()
         for name, template in self._templates.items():
             if isinstance(template, CompiledTemplate):
                 self._verdict_of(name, template)
