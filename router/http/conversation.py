@@ -7,6 +7,7 @@ It imports no API; each API encodes the events of a stream itself (`EventEncoder
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -308,17 +309,23 @@ class AnswerService:
             reads_tools = template.reads("tools", name=name, with_tools=True)
             shown = () if reads_tools else prompt.tools
             messages = add_tools(messages, shown, GENERIC_CALLS, prompt.tool_prompt)
-        text = template.render(
+        render = partial(
+            template.render,
             messages,
             tools=prompt.tools or None,
-            add_generation_prompt=prompt.add_generation_prompt and not prompt.continues,
             continue_final_message=prompt.continues,
             name=name,
             variables=variables,
         )
+        generates = prompt.add_generation_prompt and not prompt.continues
+        text = render(add_generation_prompt=generates)
         end = visible(text).rstrip()
         in_thought = thought is not None and end.endswith(thought.opener)
-        has_thought = thought is not None and end.endswith(thought.closer)
+        has_thought = thought is not None and generates and end.endswith(thought.closer)
+        if thought is not None and has_thought:
+            # A closer may end in what begins every answer: then the prompt has no thought.
+            history = visible(render(add_generation_prompt=False))
+            has_thought = thought.closer in end.removeprefix(history.rstrip())
         rendered = Rendered(
             text,
             answer_format,

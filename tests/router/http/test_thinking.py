@@ -319,6 +319,16 @@ async def test_a_budget_and_a_constraint_begin_where_the_thought_does() -> None:
         assert told(CHAT, answer) == ("Hm.", '{"city": "Rome"}', [])
 
 
+async def test_a_thought_may_come_before_calls_though_each_answer_begins_as_it_ends() -> None:
+    tools = {"tools": [TOOLS[CHAT]]}
+    async with house_of(CHANNELS, ANSWERS["in channels"][2]) as house:
+        await post(house, CHAT, **tools)
+        assert constraint_of(house).thought.closer == "<|end|><|start|>assistant"
+    async with house_of(JSON_CALLS, JSON_CALL) as house:
+        await post(house, CHAT, reasoning_effort="none", **tools)
+        assert not constraint_of(house).HasField("thought")
+
+
 async def test_a_budget_breaks_no_rule() -> None:
     async with house_of(JSON_CALLS, SAID) as house, house.client as client:
         for fields, param in (
