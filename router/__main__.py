@@ -253,6 +253,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             # They read the vocabulary beside the shards, which load.
             workers = WorkerPool(expected, pool_rules)
             closed_on_failure.push_async_callback(workers.close)
+            await workers.wait_spawned()
         path = config.master_shard_uds_path
         shards = await Shards.connect(
             path, timeouts, time.time_ns(), tracer, token=config.shard_token
@@ -264,14 +265,14 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         vocabulary = VocabularyFile(
             tokenizer.path, info.vocab_size, info.eos_token_ids, info.max_position_embeddings
         )
+        pool = await shards.warmup(
+            config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
+        )
         if not config.disable_grammar_support and expected != vocabulary:
             if workers is not None:
                 await workers.close()
             workers = WorkerPool(vocabulary, pool_rules)
             closed_on_failure.push_async_callback(workers.close)
-        pool = await shards.warmup(
-            config.max_batch_prefill_tokens, config.batch_size, config.max_total_tokens
-        )
         limits = limits_of(config, info, pool, _template_ends(tokenizer, template, info))
         if limits.sampling_defaults:
             shown = ", ".join(

@@ -24,6 +24,7 @@ class IdleWorkers:
         self._arguments = arguments
         self._max_low = max_low
         self._up: asyncio.Future[ZygoteClient] = asyncio.get_running_loop().create_future()
+        self._spawned = asyncio.Event()
         self._ready: list[WorkerProcess] = []
         self._low: list[WorkerProcess] = []
         self._keeping = asyncio.get_running_loop().create_task(self._keep())
@@ -31,6 +32,10 @@ class IdleWorkers:
     async def zygote_client(self) -> ZygoteClient:
         """The running one; waits until it runs. Raises ZygoteFailed if it cannot start."""
         return await asyncio.shield(self._up)
+
+    async def wait_spawned(self) -> None:
+        """Return once the first attempt has forked this process, or has failed to."""
+        await self._spawned.wait()
 
     async def take(self, *, low: bool) -> WorkerProcess:
         """A worker for one job; `low`: prefer one with low priority.
@@ -79,6 +84,8 @@ class IdleWorkers:
                 return
             except (ZygoteDown, OSError) as error:
                 reason = str(error)
+            finally:
+                self._spawned.set()
             if loop.time() - begun_s > _PROVEN_S:
                 pause_s = _FIRST_PAUSE_S
             _logger.error("compiling processes: %s; again in %g s", reason, pause_s)
@@ -95,6 +102,7 @@ class IdleWorkers:
         cpu_yield = await asyncio.to_thread(CpuYield.load)
         path = () if cpu_yield.path is None else ("--cpu-yield", str(cpu_yield.path))
         zygote_client = await ZygoteClient.start((*self._arguments, *path))
+        self._spawned.set()
         try:
             # Shielded: a cancelled start still reads from the zygote while ending it.
             await asyncio.shield(zygote_client.ready)

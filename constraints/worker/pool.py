@@ -140,6 +140,13 @@ class WorkerPool:
         self._num_paused = 0
         self.num_ended = 0
 
+    async def wait_spawned(self) -> None:
+        """Return once this process has been forked for the workers, or that has failed.
+
+        A process forks best before gRPC has threads, which cannot be forked and say so in the log.
+        """
+        await self._idle_workers.wait_spawned()
+
     async def wait_ready(self) -> None:
         """Wait until jobs can be run. Raises ZygoteFailed if they never can."""
         await self._idle_workers.zygote_client()

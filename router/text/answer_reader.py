@@ -493,7 +493,8 @@ class AnswerReader:
 
     def _match(self, literal: str, text: str, start: int) -> int:
         """Where `literal` ends that stands at `start`, in one of its spellings."""
-        if text.startswith(literal, start):
+        has_places = ID in literal or NUMBER in literal
+        if not has_places and text.startswith(literal, start):
             return start + len(literal)
         return max([self._match_as_is(each, text, start) for each in spellings(literal)])
 

@@ -103,7 +103,9 @@ CHOICES: dict[str, list[Any]] = {
 
 @contextmanager
 def serving(family: Family, folder: Path, *flags: str) -> Iterator[RunningServer]:
-    with launched(*flags, model=family.save(folder)) as server:
+    # Other tests take the cores as well: what is slow there is no fault of a grammar.
+    patient = ("--constraint-timeout", "20")
+    with launched(*patient, *flags, model=family.save(folder)) as server:
         yield server
 
 

@@ -19,10 +19,11 @@ SUMMARY = re.compile(r"\[\w+: (\d+) tokens in ([\d.]+) s, (\d+) of the prompt's 
 
 
 async def said(terminal: Terminal, line: str) -> str:
-    """What stands between a typed line and the next prompt."""
+    """What stands between a typed line and the next prompt, without how long the queue is."""
     terminal.type(f"{line}\r")
     await terminal.read_until(line)
-    return (await terminal.read_until("> ")).rpartition("\r\n")[0].strip()
+    told = (await terminal.read_until("> ")).rpartition("\r\n")[0]
+    return re.sub(r"\[queued: [^\]]*\]\s*", "", told).strip()
 
 
 async def test_a_question_is_answered_as_a_chat(server: RunningServer, tmp_path: Path) -> None:

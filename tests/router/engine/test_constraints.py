@@ -109,7 +109,7 @@ async def refusal(check: ConstraintCheck, constraint: Constraint, max_len: int =
 
 async def test_the_first_check_waits_for_the_start_of_the_workers(tmp_path: Path) -> None:
     # They take longer to start than that.
-    async with checking(tmp_path, wait_s=0.2) as (check, _):
+    async with checking(tmp_path, wait_s=0.5) as (check, _):
         assert (await check.check(regex("[a-z]{3}"), _NO_STOPS, 5)).min_len == 3
 
 
