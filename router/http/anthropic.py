@@ -46,7 +46,7 @@ from router.http.schema import Harmless, Schema, StrictSchema, object_schema
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import constraint_fields
 from router.http.thinking import NO_WISHES, Thinking, ThinkingField
-from router.http.tools.grammar import AllowedTool, AllowedTools, Name, arguments_schema, check_names
+from router.http.tools import AllowedTool, AllowedTools, Name, arguments_schema, check_names
 from router.request.errors import InvalidRequest, RouterError, wrong
 from router.request.parameters import RawGrammar
 from router.request.request import Finished, TokenGenerated

@@ -26,7 +26,7 @@ from router.http.schema import Schema, SchemaReader
 from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
 from router.http.sse import EventStream, Frames, Source
 from router.http.thinking import NO_WISHES, Thinking
-from router.http.tools.grammar import AllowedTools, add_tools, constrain_to_tools
+from router.http.tools import AllowedTools, add_tools, constrain_to_tools
 from router.request.errors import (
     InvalidRequest,
     RouterError,

@@ -20,7 +20,7 @@ from constraints.grammars.engine import GrammarMatcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Whitespace
 from constraints.vocabulary import Vocabulary
-from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
+from router.http.tools import AllowedTool, AllowedTools, tool_grammar
 from router.text.output_text import StopMatcher
 from tests.constraints.cases import (
     CASES,
@@ -38,7 +38,7 @@ from tests.constraints.cases import (
     wide_schema,
     wide_text,
 )
-from tests.router.http.tools.calls import HERMES
+from tests.router.http.calls import HERMES
 
 FLAT = CASES["flat"]
 # One of each kind that differs in how its outputs come about.

@@ -25,7 +25,7 @@ from router.http.schema import (
     object_schema,
 )
 from router.http.thinking import Thinking, ThinkingField, checked_budget
-from router.http.tools.grammar import (
+from router.http.tools import (
     AllowedTools,
     Choice,
     Function,

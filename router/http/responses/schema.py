@@ -26,7 +26,7 @@ from router.http.schema import (
     object_schema,
 )
 from router.http.thinking import Thinking
-from router.http.tools.grammar import (
+from router.http.tools import (
     AllowedTools,
     Choice,
     Function,

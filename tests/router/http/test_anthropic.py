@@ -10,7 +10,7 @@ from proto.contract import FinishReason
 from router.http.answers import Answer
 from router.http.answers import Call as ReadCall
 from router.http.anthropic import content_of
-from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
+from router.http.tools import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint, Finished
 from tests.byte_tokenizer import NUM_SPECIAL
@@ -18,8 +18,8 @@ from tests.checks import FakeChecks
 from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.router.http.answering import SHORT_TEMPLATE
+from tests.router.http.calls import HERMES, Call, written
 from tests.router.http.harness import SEED, House, housing, listening, open_request, record
-from tests.router.http.tools.calls import HERMES, Call, written
 from tests.router.rig import asking, settled
 
 PATH = "/v1/messages"

@@ -9,7 +9,7 @@ from unittest.mock import ANY
 import pytest
 
 from constraints.spec import ConstraintSpec, Kind, StopRule, Whitespace
-from router.http.tools.grammar import AllowedTool, AllowedTools, tool_grammar
+from router.http.tools import AllowedTool, AllowedTools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from router.text.answer_format import GENERIC_CALLS
@@ -18,6 +18,7 @@ from tests.checks import FakeChecks
 from tests.fake_script import letters, saying
 from tests.fakes import FakeShard
 from tests.router.http.answering import SHORT_TEMPLATE
+from tests.router.http.calls import HERMES, MISTRAL, Call, written
 from tests.router.http.harness import SEED, House, housing
 from tests.router.http.openai.asking import (
     CHAT,
@@ -32,7 +33,6 @@ from tests.router.http.openai.asking import (
     stream,
     text_of,
 )
-from tests.router.http.tools.calls import HERMES, MISTRAL, Call, written
 
 ROLE = {"role": "assistant", "content": "", "refusal": None}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from router.http.conversation import Turn
 from router.http.responses.routes import fit
-from router.http.tools.grammar import AllowedTool, AllowedTools, add_tools, tool_grammar
+from router.http.tools import AllowedTool, AllowedTools, add_tools, tool_grammar
 from router.request.errors import ConstraintRefused
 from router.request.request import Constraint
 from router.text.answer_format import GENERIC_CALLS
@@ -22,6 +22,7 @@ from tests.checks import FakeChecks
 from tests.fake_script import saying
 from tests.fakes import FakeShard
 from tests.router.http.answering import SHORT_TEMPLATE
+from tests.router.http.calls import HERMES, Call, written
 from tests.router.http.harness import SEED, House, housing
 from tests.router.http.responses.asking import (
     PATH,
@@ -34,7 +35,6 @@ from tests.router.http.responses.asking import (
     stream,
     text_of,
 )
-from tests.router.http.tools.calls import HERMES, Call, written
 
 
 async def test_an_answer_is_a_whole_response() -> None:

@@ -13,7 +13,7 @@ from constraints.errors import ConstraintError, Contradiction
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary
 from router.engine.validation import RawParams
-from router.http.tools.grammar import (
+from router.http.tools import (
     AllowedTool,
     AllowedTools,
     arguments_schema,
