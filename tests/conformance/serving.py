@@ -68,9 +68,9 @@ class Fake(Served):
 
 
 @contextlib.contextmanager
-def launched(*flags: str) -> Iterator[Served]:
-    """`launcher serve` on the bundled model, ready; ended with the block."""
-    with _launched(str(MODEL), str(MODEL), *flags) as served:
+def launched(*flags: str, model: Path = MODEL) -> Iterator[Served]:
+    """`launcher serve` on the bundled model, or another, ready; ended with the block."""
+    with _launched(str(model), str(model), *flags) as served:
         yield served
 
 

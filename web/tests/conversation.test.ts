@@ -1,5 +1,17 @@
 import { expect, test } from "vitest";
-import { add, before, branch, choose, newConversation, readConversation, ROOT, siblings } from "../src/chat/conversation";
+import {
+  add,
+  before,
+  branch,
+  change,
+  choose,
+  newConversation,
+  readConversation,
+  ROOT,
+  sent,
+  siblings,
+  thoughtTitle,
+} from "../src/chat/conversation";
 
 const contents = (messages: { content: string }[]) => messages.map(({ content }) => content);
 
@@ -29,10 +41,36 @@ test("what was exported is read again, under an id of its own", () => {
   expect(read.id).not.toBe(chat.id);
 });
 
+test("a thought is kept, and sent with the next turn", () => {
+  const [asked, question] = add(newConversation(), ROOT, "user", "2+2?");
+  const [begun, answer] = add(asked, question.id, "assistant", "");
+  const thought = { text: "Easy.", seconds: 0.5, numTokens: 3 };
+  const answered = change(begun, answer.id, { content: "4", thought });
+  const read = readConversation(JSON.parse(JSON.stringify(answered)));
+
+  expect(branch(read).map(sent)).toEqual([
+    { role: "user", content: "2+2?" },
+    { role: "assistant", content: "4", reasoning_content: "Easy." },
+  ]);
+});
+
+test.each([
+  [{ seconds: null, numTokens: null }, true, "Thinking …"],
+  [{ seconds: 3.21, numTokens: null }, true, "Thought for 3.2 s"],
+  [{ seconds: 3.21, numTokens: 120 }, false, "Thought for 3.2 s, 120 tokens"],
+  [{ seconds: null, numTokens: null }, false, "Thought"],
+])("a folded thought says how long it was", (known, isWritten, title) => {
+  expect(thoughtTitle({ text: "…", ...known }, isWritten)).toBe(title);
+});
+
 test.each([
   [[], "`title`"],
   [{ title: "a", system: "", messages: { m: { role: "robot" } }, chosen: {} }, "`messages.m.role`"],
   [{ title: "a", system: "", messages: { m: { role: "user", content: 1 } }, chosen: {} }, "`messages.m`"],
+  [
+    { title: "a", system: "", messages: { m: { role: "assistant", content: "", parent: "root", thought: 1 } }, chosen: {} },
+    "`messages.m.thought`",
+  ],
 ])("what is no conversation is refused with its place", (value, place) => {
   expect(() => readConversation(value)).toThrow(place);
 });

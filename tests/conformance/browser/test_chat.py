@@ -1,12 +1,26 @@
 """Chats on the page: streamed, stopped, branched, kept, moved; completions."""
 
 import json
+import re
+import subprocess
 import time
 from pathlib import Path
 
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Browser, Route, expect
 
-from tests.conformance.browser.browsing import Visit
+from tests.conformance.browser.browsing import Visit, visiting
+from tests.conformance.serving import ROOT, launched, post, tandem_python
+
+# Run in Tandem's environment. The answer stands behind a prompt of 64 tokens.
+_SAVE_THINKER = """
+import sys
+from pathlib import Path
+from tests.scripted_model import CHATML_TOKENS, JSON_CALLS, save_scripted_model
+
+scripts = {64: "<think>\\nAn even sum.\\n</think>\\n\\nFour."}
+folder = Path(sys.argv[1])
+save_scripted_model(folder, JSON_CALLS, CHATML_TOKENS, scripts, ends=["<|im_end|>"], max_len=256)
+"""
 
 
 def set_parameters(visit: Visit, **typed: str) -> None:
@@ -29,6 +43,30 @@ def test_an_answer_is_streamed_and_says_how_it_ended(visit: Visit) -> None:
         "stop · 29 tokens"
     )
     visit.shoot("chat")
+
+
+def test_a_thought_is_folded_and_opens_by_keyboard(chrome: Browser, tmp_path: Path) -> None:
+    subprocess.run([tandem_python(), "-c", _SAVE_THINKER, tmp_path], cwd=ROOT, check=True)
+    with launched(model=tmp_path) as served, visiting(chrome, served.url) as visit:
+        page = visit.page
+        asked = {"messages": [{"role": "user", "content": ""}]}
+        num_tokens = len(post(f"{served.url}/chat_tokenize", asked)["tokenize_response"])
+        visit.open()
+        visit.send("?" * (64 - num_tokens))
+        visit.ends(1)
+        thought = page.locator(".thought .plain")
+        summary = page.locator(".thought summary")
+        expect(summary).to_have_text(re.compile(r"Thought for \d+\.\d s, \d+ tokens"))
+        expect(thought).to_be_hidden()
+        expect(page.locator(".message.assistant .markdown")).to_have_text("Four.")
+        summary.press("Enter")
+
+        expect(thought).to_have_text("An even sum.")
+        expect(thought).to_be_visible()
+        assert visit.findings() == []
+        visit.shoot("thought")
+        page.reload()
+        expect(summary).to_contain_text("Thought for")
 
 
 def test_a_long_answer_grows_and_is_stopped(visit: Visit) -> None:

@@ -4,8 +4,8 @@ import { TokenText } from "../tokens/TokenText";
 import { Copy } from "../ui/Copy";
 import { Markdown } from "../ui/Markdown";
 import { answer, writing } from "./answer";
-import type { Conversation, Message } from "./conversation";
-import { add, choose, siblings } from "./conversation";
+import type { Conversation, Message, Thought } from "./conversation";
+import { add, choose, siblings, thoughtTitle } from "./conversation";
 import { replace, tokensOf } from "./store";
 import { showsTokens } from "./view";
 
@@ -38,8 +38,23 @@ function Body({ message, isWritten }: { message: Message; isWritten: boolean }) 
   const tokens = tokensOf.value[message.id];
   if (message.role === "user") return <div class="plain">{message.content}</div>;
   if (showsTokens.value && tokens !== undefined && tokens.length > 0) return <TokenText tokens={tokens} />;
-  if (isWritten && message.content === "") return <p class="hint waiting">…</p>;
-  return <Markdown text={message.content} />;
+  if (isWritten && message.content === "" && message.thought === undefined) return <p class="hint waiting">…</p>;
+  return (
+    <>
+      {message.thought !== undefined && <ThoughtView thought={message.thought} isWritten={isWritten} />}
+      <Markdown text={message.content} />
+    </>
+  );
+}
+
+/** Folded; who opens it reads along. */
+function ThoughtView({ thought, isWritten }: { thought: Thought; isWritten: boolean }) {
+  return (
+    <details class="thought">
+      <summary>{thoughtTitle(thought, isWritten)}</summary>
+      <div class="plain">{thought.text}</div>
+    </details>
+  );
 }
 
 function Branches({ conversation, message }: { conversation: Conversation; message: Message }) {

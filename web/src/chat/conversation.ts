@@ -8,11 +8,20 @@
 
 export type Role = "user" | "assistant";
 
+/** What the model thought before it answered. null: not known, or not yet. */
+export interface Thought {
+  text: string;
+  seconds: number | null;
+  numTokens: number | null;
+}
+
 export interface Message {
   id: string;
   parent: string;
   role: Role;
   content: string;
+  /** Absent: there was none. */
+  thought?: Thought;
   /** How the answer ended; null: it is still written, or is no answer. */
   end: string | null;
   error: string | null;
@@ -87,6 +96,18 @@ export function change(conversation: Conversation, id: string, fields: Partial<M
   return { ...conversation, messages: { ...conversation.messages, [id]: { ...message, ...fields } } };
 }
 
+/** What stands for a thought that is folded. */
+export function thoughtTitle({ seconds, numTokens }: Thought, isWritten: boolean): string {
+  if (isWritten && seconds === null) return "Thinking …";
+  const time = seconds === null ? "" : ` for ${seconds.toFixed(1)} s`;
+  return `Thought${time}${numTokens === null ? "" : `, ${numTokens} tokens`}`;
+}
+
+/** A message as requests have it; the server drops a thought that its model does not read. */
+export function sent({ role, content, thought }: Message): Record<string, string> {
+  return thought === undefined ? { role, content } : { role, content, reasoning_content: thought.text };
+}
+
 export function choose(conversation: Conversation, message: Message): Conversation {
   return { ...conversation, chosen: { ...conversation.chosen, [message.parent]: message.id } };
 }
@@ -105,9 +126,11 @@ export function readConversation(value: unknown): Conversation {
   if (typeof messages !== "object" || messages === null) throw wrong("`messages` must be an object");
   if (typeof chosen !== "object" || chosen === null) throw wrong("`chosen` must be an object");
   for (const [id, message] of Object.entries(messages)) {
-    const { role, content, parent } = (message ?? {}) as Record<string, unknown>;
+    const { role, content, parent, thought } = (message ?? {}) as Record<string, unknown>;
     if (role !== "user" && role !== "assistant") throw wrong(`\`messages.${id}.role\` must be user or assistant`);
     if (typeof content !== "string" || typeof parent !== "string") throw wrong(`\`messages.${id}\` has no text or parent`);
+    if (thought !== undefined && typeof (thought as Partial<Thought> | null)?.text !== "string")
+      throw wrong(`\`messages.${id}.thought\` has no text`);
   }
   const read = { title, system, messages, chosen } as Omit<Conversation, "id">;
   return { ...read, id: newId() };
