@@ -158,6 +158,7 @@ class Reading:
     calls_first:      what looks like a call behind a text is a part of it
     num_calls_before: in the conversation so far, for templates that count their calls
     shows_thought:    the client wants to see it
+    hidden:           special tokens that are shown to the reader alone
     """
 
     answer_format: AnswerFormat
@@ -167,6 +168,7 @@ class Reading:
     parameters_by_tool: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: _NO_TOOLS)
     num_calls_before: int = 0
     shows_thought: bool = True
+    hidden: tuple[str, ...] = ()
 
     def reader(self) -> TokenReader:
         """For one answer."""
@@ -180,6 +182,7 @@ class Reading:
             in_thought=self.in_thought,
             may_call=self.may_call,
             calls_first=self.calls_first,
+            hidden=self.hidden,
         )
 
     def call_id(self, prefix: str, begun: CallBegun) -> str:

@@ -395,15 +395,14 @@ class AnswerService:
         parameters: Mapping[str, Mapping[str, Any]] = {}
         form = raw.grammar
         reads = thought is not None or answer_format.content_opening != ""
+        marks = marks_of(answer_format, self._special_tokens)
         if allowed is not None:
             parameters = {tool.name: tool.parameters for tool in allowed.tools}
             given = raw
-            special_tokens = self._special_tokens
             raw = await self._template.in_worker(
-                lambda: constrain_to_tools(given, allowed, answer_format, special_tokens)
+                lambda: constrain_to_tools(given, allowed, answer_format, marks)
             )
         elif reads:
-            marks = marks_of(answer_format, self._special_tokens)
             raw = constrain_between_marks(raw, answer_format, marks)
             raw = replace(raw, shown_ids=frozenset(marks.values()))
         reading = None
@@ -416,6 +415,7 @@ class AnswerService:
                 parameters_by_tool=parameters,
                 num_calls_before=rendered.num_calls,
                 shows_thought=rendered.thinking.is_shown,
+                hidden=tuple(marks),
             )
             if raw.grammar is not None:
                 is_json = form is not None and form.kind is Kind.JSON_SCHEMA

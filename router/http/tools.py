@@ -27,7 +27,7 @@ from router.request.errors import (
 )
 from router.request.parameters import RawGrammar
 from router.text.answer_format import AnswerFormat, CallForm
-from router.text.answer_grammar import answer_grammar, marks_of, not_enforced
+from router.text.answer_grammar import answer_grammar, not_enforced
 
 # Where a root reference of a schema is moved to; longer where the schema has the key.
 _MOVED = "arguments"
@@ -237,11 +237,11 @@ def constrain_to_tools(
     raw: RawParams,
     allowed: AllowedTools,
     answer_format: AnswerFormat,
-    special_tokens: Mapping[str, int],
+    marks: Mapping[str, int],
 ) -> RawParams:
     """The parameters with the grammar of the allowed calls.
 
-    `special_tokens` are the model's, by name; those in the format are shown to the reader of calls.
+    `marks` are the special tokens in the format, by name; they are shown to the reader of calls.
 
     A grammar that the parameters have already is that of answers without calls. Raises ToolsRefused
     where the two cannot be combined, and ConstraintRefused for a strict tool whose parameters this
@@ -252,7 +252,6 @@ def constrain_to_tools(
     if raw.grammar is not None and allowed.allows_text:
         form = _form(raw.grammar, raw.names["grammar"], answer_format)
         parts[raw.names["grammar"]] = replace(raw.grammar, cuts=True)
-    marks = marks_of(answer_format, special_tokens)
     for token_id in raw.stop_token_ids or ():
         if token_id in marks.values():
             rule = "must have no token of the model's calls where `tools` may be called"

@@ -162,11 +162,15 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtForm:
-    """`empty` is what the template writes for an answer without a thought."""
+    """`empty` is what the template writes for an answer without a thought.
+
+    `preamble` opens a text for the user that ends as a thought does; calls may follow it.
+    """
 
     opening: str
     closing: str
     empty: str = ""
+    preamble: str = ""
 
     @property
     def opener(self) -> str:
@@ -200,7 +204,7 @@ class AnswerFormat:
         """All literal texts: special tokens among them may be sampled, and are never shown."""
         texts = [self.content_opening, self.content_closing]
         if self.thought is not None:
-            texts += [self.thought.opening, self.thought.closing]
+            texts += [self.thought.opening, self.thought.closing, self.thought.preamble]
         for form in (self.calls, *self.other_calls):
             if form is None:
                 continue

@@ -81,9 +81,17 @@ class _AnswerGrammar:
             alternatives = [*map(self._whole, self._forms), self._marked_text()]
         else:
             alternatives = [self._free_text(), *map(self._behind_text, self._forms)]
-        return self._rules.text(" | ".join(f"({each})" for each in alternatives))
+        body = " | ".join(f"({each})" for each in alternatives)
+        preamble = self._preamble() if allows_text and form is None else ""
+        return self._rules.text(f"{preamble} ({body})" if preamble else body)
 
     # What stands before the first call.
+
+    def _preamble(self) -> str:
+        thought = self._format.thought
+        if thought is None or not thought.preamble:
+            return ""
+        return f"({self._rules.exact(thought.preamble)} {self._text_up_to(thought.closing)})?"
 
     def _whole(self, form: CallForm) -> str:
         """Calls from the beginning of the answer on."""
@@ -115,7 +123,7 @@ class _AnswerGrammar:
         """Free text and the mark at its end."""
         if self._rules.begins_special(mark):
             return f"{self._free_text()}? {self._rules.exact(mark)}"
-        marks = "|".join(map(pattern, self._marks_in_text))
+        marks = "|".join(map(pattern, dict.fromkeys([*self._marks_in_text, mark])))
         only = f"/(?s:.*){pattern(mark)}/ & ~/(?s:.*)({marks})(?s:.+)/"
         return self._rules.terminal(only + self._no_opener())
 

@@ -10,7 +10,7 @@ what follows the place where a begun call leaves it, too. It knows no tokens and
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,6 +107,7 @@ class AnswerReader:
 
     `parameters_by_tool` are JSON schemas. `in_thought`: the prompt has opened the thought.
     Without `may_call` calls are text; with `calls_first` those behind a text are, which is JSON.
+    `hidden` are special tokens: where they mark nothing, they are no text either.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class AnswerReader:
         in_thought: bool,
         may_call: bool,
         calls_first: bool = False,
+        hidden: Iterable[str] = (),
     ) -> None:
         self._format = answer_format
         self._parameters_by_tool = parameters_by_tool
@@ -127,12 +129,16 @@ class AnswerReader:
         self._openers: list[tuple[str, _Step]] = []
         if thought is not None and thought.opener:
             self._openers.append((thought.opener, self._thought))
+        if thought is not None and thought.preamble:
+            self._openers.append((thought.preamble, self._preamble))
         if answer_format.content_opening:
             self._openers.append((answer_format.content_opening, self._content))
-        triggers = [form.trigger for form in self._forms if not form.is_bare]
-        self._closers = _Markers([closer] if closer else [])
-        closings = [*filter(None, [answer_format.content_closing])]
-        self._markers = _Markers([*triggers, *closings])
+        self._triggers = [form.trigger for form in self._forms if not form.is_bare]
+        self._hidden = tuple(hidden)
+        self._closer = closer
+        self._closers = _Markers([*filter(None, [closer]), *self._hidden])
+        closings = [*filter(None, [answer_format.content_closing]), *self._hidden]
+        self._markers = _Markers([*self._triggers, *closings])
         self._text_markers = _Markers(closings) if calls_first else self._markers
         self._has_said = False
         self._unread = ""
@@ -141,6 +147,8 @@ class AnswerReader:
         # White space that is told with the next text, and whether that before it is dropped.
         self._held = ""
         self._trims = in_thought
+        # What parts the next text from a preamble.
+        self._gap = ""
         self._marker = ""
         self._is_over = False
         self._is_whole = True
@@ -242,6 +250,10 @@ class AnswerReader:
                 return self._begin(pieces, head, text)
         if waits and not self._is_at_end:
             return False
+        if waits and text.startswith(self._hidden):
+            # A mark that is cut.
+            self._unread = ""
+            return False
         self._step = self._content
         return True
 
@@ -250,7 +262,18 @@ class AnswerReader:
         place, marker = self._closers.find(self._unread, self._is_at_end)
         self._say(pieces, self._unread[:place])
         self._unread = self._unread[place:]
-        return marker is not None and self._enter(self._start, self._unread[len(marker) :])
+        if marker is None:
+            return False
+        if marker != self._closer:
+            return self._drop(marker)
+        return self._enter(self._start, self._unread[len(marker) :])
+
+    def _preamble(self, pieces: list[Piece]) -> bool:
+        """A text that ends as a thought does."""
+        may_follow = self._thought(pieces)
+        if self._step == self._start:
+            self._gap = "\n\n"
+        return may_follow
 
     def _content(self, pieces: list[Piece]) -> bool:
         """Text, up to where calls begin."""
@@ -264,6 +287,8 @@ class AnswerReader:
             return True
         if marker == self._format.content_closing:
             return self._enter(self._start, self._unread[len(marker) :])
+        if marker not in self._triggers:
+            return self._drop(marker)
         self._marker = marker
         self._step = self._call
         return True
@@ -402,6 +427,11 @@ class AnswerReader:
         assert parameters is not None
         return parameters
 
+    def _drop(self, marker: str) -> bool:
+        """A special token that marks nothing here."""
+        self._unread = self._unread[len(marker) :]
+        return True
+
     def _enter(self, step: _Step, rest: str) -> bool:
         """Behind a mark: white space on both sides of it is dropped."""
         self._held = ""
@@ -416,6 +446,7 @@ class AnswerReader:
         self._form = head.form
         self._schema = self._parameters_by_tool.get(head.name, {})
         self._num_keys = 0
+        self._gap = ""
         self._is_over = False
         self._is_whole = False
         is_json = head.form.parameters is None
@@ -448,8 +479,12 @@ class AnswerReader:
                 self._held += text
             return
         said = kept.lstrip() if self._trims else self._held + kept
-        self._has_said |= not self.in_thought
-        pieces.append(ThoughtPiece(said) if self.in_thought else TextPiece(said))
+        if self.in_thought:
+            pieces.append(ThoughtPiece(said))
+        else:
+            pieces.append(TextPiece(self._gap + said))
+            self._gap = ""
+            self._has_said = True
         self._held = text[len(kept) :]
         self._trims = False
         self._is_over = False

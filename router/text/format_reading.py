@@ -189,8 +189,9 @@ def _content_opening(before: str, thought: ThoughtForm | None) -> str:
 def _with_other_calls(form: AnswerFormat) -> AnswerFormat:
     """With forms that templates of this kind do not show, and that their models write.
 
-    Where a header names a call's recipient, it may also stand behind the channel. Calls that are
-    JSON by themselves may be marked as what an interpreter runs.
+    Where a header names a call's recipient, it may also stand behind the channel, and without one
+    the text there is for the user. Calls that are JSON by themselves may be marked as what an
+    interpreter runs.
     """
     calls = form.calls
     if calls is None or calls.parameters is not None:
@@ -198,9 +199,11 @@ def _with_other_calls(form: AnswerFormat) -> AnswerFormat:
     if form.content_opening.startswith("<|channel|>") and "to=functions." in calls.first:
         first = "<|channel|>commentary to=functions."
         middle = " <|constrain|>json<|message|>"
-        return replace(
-            form, other_calls=(replace(calls, first=first, middle=middle, marker=first),)
-        )
+        other = replace(calls, first=first, middle=middle, marker=first)
+        thought = form.thought
+        if thought is not None:
+            thought = replace(thought, preamble="<|channel|>commentary<|message|>")
+        return replace(form, thought=thought, other_calls=(other,))
     if calls.first.lstrip().startswith("{"):
         return replace(form, other_calls=(replace(calls, first="<|python_tag|>" + calls.first),))
     return form

@@ -191,9 +191,9 @@ def test_what_parameters_one_by_one_cannot_be_held_to_is_left_to_the_end_unless_
 def test_the_reader_sees_the_special_tokens_of_the_form_which_cannot_be_stops() -> None:
     tool = AllowedTool("get", {"type": "object"}, "tools[0].function.parameters")
     allowed = AllowedTools((tool,), allows_text=True, may_repeat=True)
-    special = {"[TOOL_CALLS]": 7, "[INST]": 8}
+    marks = {"[TOOL_CALLS]": 7}
     listed = FORMATS["mistral list"]
-    raw = constrain_to_tools(RawParams(stop_token_ids=(8,)), allowed, listed, special)
+    raw = constrain_to_tools(RawParams(stop_token_ids=(8,)), allowed, listed, marks)
     assert raw.shown_ids == {7}
     with pytest.raises(InvalidRequest, match="stop_token_ids"):
-        constrain_to_tools(RawParams(stop_token_ids=(7,)), allowed, listed, special)
+        constrain_to_tools(RawParams(stop_token_ids=(7,)), allowed, listed, marks)

@@ -177,7 +177,11 @@ FORMATS: dict[str, AnswerFormat] = {
         )
     ),
     "channels": AnswerFormat(
-        thought=ThoughtForm("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        thought=ThoughtForm(
+            "<|channel|>analysis<|message|>",
+            "<|end|><|start|>assistant",
+            preamble="<|channel|>commentary<|message|>",
+        ),
         content_opening="<|channel|>final<|message|>",
         calls=CallForm(" to=functions.", "<|channel|>commentary json<|message|>", None, ""),
         other_calls=(

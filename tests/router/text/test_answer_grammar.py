@@ -300,6 +300,21 @@ def test_special_tokens_are_legal_in_their_places_alone() -> None:
     assert sum(bool(allowed) for allowed in seen) == 3
 
 
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+
+
+def test_a_preamble_may_come_before_text_and_calls() -> None:
+    form = FORMATS["channels"]
+    assert form.calls is not None
+    for calls_form in (form.calls, *form.other_calls):
+        text = PREAMBLE + written(form, [ROME], calls_form=calls_form)
+        assert accepts(form, text, allows_text=True)
+        assert is_read(form, text, [ROME], "I look.")
+        assert not accepts(form, text)
+    assert accepts(form, f"{PREAMBLE}<|channel|>final<|message|>Ha.", allows_text=True)
+    assert not accepts(form, PREAMBLE, allows_text=True)
+
+
 HERMES = FORMATS["hermes"]
 LISTED = AnswerFormat(
     calls=CallForm(

@@ -312,6 +312,47 @@ def test_a_call_that_is_cut_is_told_as_far_as_it_goes(length: int) -> None:
     assert reader.has_begun == (length >= len("[TOOL_CALLS]"))
 
 
+CHANNELS = FORMATS["channels"]
+CHANNEL_MARKS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>")
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+
+
+def channel_reader(*, may_call: bool = True) -> AnswerReader:
+    return AnswerReader(CHANNELS, {}, in_thought=False, may_call=may_call, hidden=CHANNEL_MARKS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "thought", "text"),
+    [
+        (PREAMBLE + written(CHANNELS, [("get", {})]), "", "I look."),
+        (PREAMBLE + written(CHANNELS, text="Ha."), "", "I look.\n\nHa."),
+        (PREAMBLE + written(CHANNELS, text="Ha.", thought="Hm."), "Hm.", "I look.\n\nHa."),
+        (written(CHANNELS, thought="Hm.") + PREAMBLE, "Hm.", "I look."),
+        (PREAMBLE.removesuffix("<|start|>assistant"), "", "I look."),
+    ],
+)
+def test_a_preamble_is_text(answer: str, thought: str, text: str) -> None:
+    whole = channel_reader().read(answer)
+    assert (whole.thought, whole.text) == (thought, text)
+    pieces = told(channel_reader(), [answer])
+    for place in range(1, len(answer)):
+        assert told(channel_reader(), [answer[:place], answer[place:]]) == pieces, place
+
+
+@pytest.mark.parametrize("may_call", [False, True])
+def test_a_special_token_that_marks_nothing_is_no_text(may_call: bool) -> None:
+    answer = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>{}<|start|>x"
+    whole = channel_reader(may_call=may_call).read(answer)
+    text = "x" if may_call else "commentary to=functions.get json{}x"
+    assert (whole.text, len(whole.calls)) == (text, int(may_call))
+    pieces = told(channel_reader(may_call=may_call), [answer])
+    for place in range(1, len(answer)):
+        parts = [answer[:place], answer[place:]]
+        assert told(channel_reader(may_call=may_call), parts) == pieces, place
+        cut = channel_reader(may_call=may_call).read(answer[:place])
+        assert not any(mark in cut.text for mark in CHANNEL_MARKS), cut
+
+
 def ending(text: str, *, satisfied: bool = True) -> Finished:
     return Finished(FinishReason.LENGTH, text, "", 1, 0, 1, 0, constraint_satisfied=satisfied)
 

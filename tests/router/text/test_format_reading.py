@@ -234,8 +234,10 @@ def test_marks_around_texts_are_read() -> None:
 
 
 def test_a_recipient_may_stand_in_both_places() -> None:
-    (other,) = verdict_of(FORMATS["channels"]).answer_format.other_calls
-    assert other == FORMATS["channels"].other_calls[0]
+    found = verdict_of(FORMATS["channels"]).answer_format
+    assert found.other_calls == FORMATS["channels"].other_calls
+    # Without one the text is for the user.
+    assert found.thought == FORMATS["channels"].thought
 
 
 def test_an_interpreters_mark_may_stand_before_an_object() -> None:
