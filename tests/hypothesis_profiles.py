@@ -29,3 +29,8 @@ def load_profile() -> None:
 def more_examples(times: int) -> settings:
     """So many times the examples of the profile."""
     return settings(max_examples=times * settings().max_examples)
+
+
+def fewer_examples(divisor: int) -> settings:
+    """That part of the examples of the profile, where one takes a tenth of a second and more."""
+    return settings(max_examples=settings().max_examples // divisor)

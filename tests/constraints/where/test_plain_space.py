@@ -26,6 +26,7 @@ from tests.constraints.where.expressions import (
     legal,
 )
 from tests.constraints.where.oracle import PlainOracle
+from tests.hypothesis_profiles import fewer_examples
 
 WORDS = [each for each in EXPRESSIONS if "words" in each]
 SMALL_TOKENS = (b"a", b"b", b" ", b" a", b".", b"\n", b"\x1c", b"\xc2", b"\x85", b"\xa0", b"1", b"")
@@ -41,7 +42,7 @@ def test_space_is_what_words_are_split_at() -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        pytest.param(each, marks=pytest.mark.slow) if index % 4 else each
+        pytest.param(each, marks=pytest.mark.nightly) if index % 4 else each
         for index, each in enumerate((*WORDS, *(each for each in EXPRESSIONS if each not in WORDS)))
     ],
 )
@@ -64,6 +65,7 @@ def test_plain_masks_are_those_of_the_oracle(written: str) -> None:
 
 
 @pytest.mark.slow
+@fewer_examples(4)
 @given(expressions, st.randoms(use_true_random=False))
 def test_plain_masks_of_random_expressions_are_those_of_the_oracle(
     expression: Expression, draw: random.Random
