@@ -36,6 +36,7 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
 }
 _NO_CALLS = "the template shows no calls"
 _DROPPED = "the template drops thoughts of earlier answers"
+_CUT = f"{_DROPPED}: its prompt opens them, and of an answer it keeps what follows them"
 _MAX_QUOTED_LEN = 200
 _Call = tuple[str, Mapping[str, Any]]
 
@@ -56,7 +57,7 @@ class PartVerdict:
     """Whether a part of answers, thoughts or calls, is read, and was proven.
 
     `reason` says why not: of a part that is off, the sample that failed. Of a proven one it says
-    what the checkpoint describes otherwise.
+    what the checkpoint describes otherwise, and how it was proven if not by what is rendered of it.
     """
 
     is_on: bool
@@ -154,7 +155,24 @@ def _judged_thought(probe: Probe, form: AnswerFormat) -> PartVerdict:
     for sample in samples:
         if _shows(probe, form, sample):
             return _judged_by(probe, form, [sample])
-    return PartVerdict(True, False, _DROPPED)
+    return _judged_dropped(probe, form)
+
+
+def _judged_dropped(probe: Probe, form: AnswerFormat) -> PartVerdict:
+    """Thoughts that history drops. The template has to open them, and to cut them where we do."""
+    assert form.thought is not None
+    closer = form.thought.closer
+
+    def is_cut(mark: str) -> bool:
+        return probe.as_earlier(_THOUGHT + mark + _TEXT) == probe.as_earlier(_TEXT)
+
+    if not probe.prompt().rstrip().endswith(form.thought.opener):
+        return PartVerdict(True, False, f"{_DROPPED}, and writes nowhere what opens them")
+    if not is_cut(closer) or is_cut(closer[1:]):
+        return PartVerdict(True, False, f"{_DROPPED}, and shows nowhere what closes them")
+    sample = _Sample("a thought", _TEXT, _THOUGHT)
+    fault = _misread(form, sample, _THOUGHT + closer + _TEXT, in_thought=True)
+    return PartVerdict(not fault, not fault, fault or _CUT)
 
 
 def _call_samples(form: AnswerFormat) -> Iterator[_Sample]:
@@ -217,10 +235,14 @@ def _reason(probe: Probe, form: AnswerFormat, sample: _Sample) -> str:
         return "the template does not render it"
     begun, name, rest = shown.body.rpartition(sample.calls[-1][0] if sample.calls else sample.text)
     text = begun + name + without_end(rest, form.ends)
+    return _misread(form, sample, text, in_thought=_is_in_thought(form, shown))
+
+
+def _misread(form: AnswerFormat, sample: _Sample, text: str, *, in_thought: bool) -> str:
+    """How the reader takes the text, or a cut of it, for another message; empty: for this one."""
     schemas = {each["function"]["name"]: each["function"]["parameters"] for each in _tools(sample)}
 
     def reader() -> AnswerReader:
-        in_thought = _is_in_thought(form, shown)
         return AnswerReader(form, schemas, in_thought=in_thought, may_call=bool(sample.calls))
 
     whole = reader()

@@ -112,21 +112,12 @@ def read_format(
     """
     probe = Probe(template, special, traits)
     try:
-        return _read(_rendering(probe), end_tokens, declared)
+        if not probe.prompt():
+            probe = replace(probe, default_tools=TOOLS)
+        return _read(probe, end_tokens, declared)
     except TemplateLimit as error:
         fault = f"the template was stopped: {error}"
         return Reading(AnswerFormat(), probe, shows_calls=False, fault=fault, is_stopped=True)
-
-
-def _rendering(probe: Probe) -> Probe:
-    """With tools, if the template renders no chat without."""
-    try:
-        probe.prompt()
-    except TemplateLimit:
-        raise
-    except Exception:  # a template is a program: it may raise anything  # noqa: BLE001
-        return replace(probe, default_tools=TOOLS)
-    return probe
 
 
 def _read(probe: Probe, end_tokens: Sequence[str], declared: ThoughtForm | None) -> Reading:
@@ -272,12 +263,14 @@ def _closing_before_all(probe: Probe, closing: str, rest: str) -> str:
 
 def _thought_before_call(probe: Probe) -> ThoughtForm | None:
     """Of a template that shows thoughts beside calls alone."""
-    body = probe.shown(answer("", THOUGHT, [(NAMES[0], ARGUMENTS)]), TOOLS[:1]).body
-    opening, thought, rest = body.partition(THOUGHT)
+    shown = probe.shown(answer("", THOUGHT, [(NAMES[0], ARGUMENTS)]), TOOLS[:1])
+    opening, thought, rest = shown.body.partition(THOUGHT)
     closing = _TAG_WITH_SPACE.match(rest)
-    if not thought or NAMES[0] not in rest or closing is None or not opening.strip():
+    if not thought or WORD not in rest or closing is None:
         return None
-    return ThoughtForm(opening, closing[0])
+    if not opening.strip():
+        opening = _prompted_opening(probe, shown, closing[0]) + opening
+    return ThoughtForm(opening, closing[0]) if opening.strip() else None
 
 
 def _dropped_thought(probe: Probe) -> ThoughtForm | None:
@@ -290,8 +283,8 @@ def _dropped_thought(probe: Probe) -> ThoughtForm | None:
     words = {word.strip() for word in probe.template.constants}
     tags = [word for word in words if len(word) in _TAG_LENS and _TAG.fullmatch(word)]
     for closing in sorted(tags, key=lambda tag: (len(tag), tag)):
-        body = probe.shown(answer(THOUGHT + closing + TEXT)).body
-        if TEXT in body and THOUGHT not in body:
+        chat = probe.as_earlier(THOUGHT + closing + TEXT)
+        if TEXT in chat and THOUGHT not in chat:
             opening = opened[1] if opened else closing.replace("/", "", 1)
             return ThoughtForm(opening, closing)
     if opened is None:
@@ -338,7 +331,8 @@ def _traits_of_calls(probe: Probe, one: str) -> Traits:
     if label not in one:
         raise Unreadable("the name is not shown")
     (call,) = _ONE_CALL["tool_calls"]
-    if not probe.renders({**_ONE_CALL, "tool_calls": [{**call, "id": _LONG_ID}]}, TOOLS[:1]):
+    long = {**_ONE_CALL, "tool_calls": [{**call, "id": _LONG_ID}]}
+    if not probe.shown(long, TOOLS[:1]).body:
         traits = replace(traits, id_len=len(CALL_IDS[0]))
     thought = THOUGHT if traits.thought_key else ""
     both = probe.shown(answer(TEXT, thought, [(NAMES[0], ARGUMENTS)]), TOOLS[:1]).body

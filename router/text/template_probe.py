@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from router.text.answer_format import ID, ThoughtForm
 from router.text.template_traits import THOUGHT_KEY, Message, TemplateLimit, Traits, adapt
 
-QUESTION = "Sesquipedalian?"
+_ASKED: Message = {"role": "user", "content": "Sesquipedalian?"}
 TEXT = "Antediluvian"
 THOUGHT = "Perspicacious"
 NAMES = ("look_up", "fetch_all", "drop_it")
@@ -76,9 +76,6 @@ class Shown:
     prompt: str = ""
 
 
-_NOTHING = Shown()
-
-
 def tool(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """A tool that takes such arguments."""
     properties = {key: _schema(value) for key, value in arguments.items()}
@@ -128,6 +125,8 @@ TOOLS = [tool(name, ARGUMENTS) for name in NAMES]
 class Probe:
     """Renders chats of one question. `special` are the tokens that templates get.
 
+    Every method raises TemplateLimit.
+
     `header` is what stands before each answer where templates write no generation prompt.
     """
 
@@ -144,52 +143,50 @@ class Probe:
         return dict.fromkeys([each for each in _SWITCHES if each in self.template.variables], True)
 
     def prompt(self, tools: Sequence[Message] | None = None) -> str:
-        """The chat before the answer. Raises what the template raises."""
-        return self._render([{"role": "user", "content": QUESTION}], tools, generates=True)
+        """The chat before the answer; empty where the template refuses it."""
+        return self._rendered([_ASKED], tools, generates=True)
 
     def history_prompt(self) -> str:
         """What the chat before the answer has without the generation prompt."""
-        try:
-            history = self._render([{"role": "user", "content": QUESTION}], None, generates=False)
-        except TemplateLimit:
-            raise
-        except Exception:  # a template is a program: it may raise anything  # noqa: BLE001
-            return ""
-        return os.path.commonprefix([history, self.prompt()])
+        return os.path.commonprefix([self._rendered([_ASKED]), self.prompt()])
 
     def shown(self, message: Message, tools: Sequence[Message] | None = None) -> Shown:
-        """The answer `message` in the chat. Raises TemplateLimit."""
-        chat: list[Message] = [{"role": "user", "content": QUESTION}, message]
-        try:
-            prompt = self.prompt(tools)
-            history = self._render(chat, tools, generates=False)
-        except TemplateLimit:
-            raise
-        except Exception:  # a template is a program: it may raise anything  # noqa: BLE001
-            return _NOTHING
+        """The answer `message` in the chat; of nothing where the template refuses it."""
+        prompt = self.prompt(tools)
+        history = self._rendered([_ASKED, message], tools)
+        if not prompt or not history:
+            return Shown()
         common_len = len(os.path.commonprefix([prompt, history]))
         if common_len < len(prompt):
             common_len = _tag_start(prompt[:common_len])
         body = history[common_len:].removeprefix(self.header)
         return Shown(body, prompt[common_len:], prompt)
 
-    def renders(self, message: Message, tools: Sequence[Message] | None = None) -> bool:
-        """Whether the template renders a chat with this answer. Raises TemplateLimit."""
-        return self.shown(message, tools) is not _NOTHING
+    def as_earlier(self, text: str) -> str:
+        """A chat that goes on behind an answer of this text; empty where it is refused."""
+        return self._rendered([_ASKED, answer(text), _ASKED])
 
-    def _render(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None, generates: bool
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        *,
+        generates: bool = False,
     ) -> str:
-        return self.template.render(
-            {
-                "documents": None,
-                **self.special,
-                "messages": adapt(messages, self.traits),
-                "tools": tools or self.default_tools,
-                "add_generation_prompt": generates,
-                **self.variables,
-            }
-        )
+        variables = {
+            "documents": None,
+            **self.special,
+            "messages": adapt(messages, self.traits),
+            "tools": tools or self.default_tools,
+            "add_generation_prompt": generates,
+            **self.variables,
+        }
+        try:
+            return self.template.render(variables)
+        except TemplateLimit:
+            raise
+        except Exception:  # a template is a program: it may raise anything  # noqa: BLE001
+            return ""
 
 
 def _tag_start(text: str) -> int:

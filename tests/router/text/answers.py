@@ -356,6 +356,15 @@ def as_template(form: AnswerFormat, *, opens_thought: bool = False) -> str:
     return source
 
 
+def dropping(earlier: str = "", prompt: str = "<think>") -> str:
+    """A chat template that cuts thoughts from answers, or from those of which `earlier` is true."""
+    return f"""\
+{{%- for m in messages %}}<|{{{{ m.role }}}}|>
+{{%- if m.role == 'assistant'{earlier} %}}{{{{ m.content.split('</think>')[-1] }}}}
+{{%- else %}}{{{{ m.content }}}}{{% endif %}}<|eot|>{{% endfor %}}
+{{%- if add_generation_prompt %}}<|assistant|>{prompt}{{% endif %}}"""
+
+
 def _literal(text: str, call_id: str = "") -> str:
     """Jinja for a text, with the places of ids and numbers in it."""
     parts = re.split(f"([{ID}{NUMBER}])", text)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from router.text.answer_format import AnswerFormat, Parameters
+from router.text.answer_format import AnswerFormat, Parameters, ThoughtForm
 from router.text.chat_template import CompiledTemplate
 from router.text.format_proof import Verdict, prove
 from router.text.format_reading import Reading, read_format
 from router.text.template_traits import find_traits
-from tests.router.text.answers import FORMATS, as_template
+from tests.router.text.answers import FORMATS, as_template, dropping
 
 MUTATED = [
     "hermes, thinking", "llama json", "mistral list with ids", "name in a fence", "numbered",
@@ -82,6 +82,28 @@ def test_a_wrong_character_in_a_format_is_found(name: str) -> None:
             alive.append(mutation)
 
     assert alive == []
+
+
+@pytest.mark.parametrize("closing", ["</think", "/think>", "</think>~", "~</think>", "</thought>"])
+def test_a_thought_that_history_drops_is_proven_by_where_history_cuts_it(closing: str) -> None:
+    reading = reading_of(dropping())
+    assert prove(reading).thought.is_proven
+
+    thought = ThoughtForm("<think>", closing)
+    wrong = replace(reading, answer_format=replace(reading.answer_format, thought=thought))
+
+    assert not prove(wrong).thought.is_proven
+
+
+def test_a_thought_that_history_drops_is_proven_by_what_the_prompt_opens() -> None:
+    reading = reading_of(dropping())
+    thought = ThoughtForm("<thought>", "</think>")
+    wrong = replace(reading, answer_format=replace(reading.answer_format, thought=thought))
+
+    verdict = prove(wrong)
+
+    assert (verdict.thought.is_on, verdict.thought.is_proven) == (True, False)
+    assert verdict.thought.reason.endswith("writes nowhere what opens them")
 
 
 def test_a_part_is_off_by_the_name_of_what_failed() -> None:

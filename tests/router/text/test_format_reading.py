@@ -23,7 +23,14 @@ from router.text.answer_format import (
 from router.text.answer_reader import AnswerReader
 from router.text.chat_template import ChatTemplate
 from router.text.format_proof import Verdict
-from tests.router.text.answers import FORMATS, CallValue, as_template, schema_of, written
+from tests.router.text.answers import (
+    FORMATS,
+    CallValue,
+    as_template,
+    dropping,
+    schema_of,
+    written,
+)
 
 TYPES = {"s": "x y", "t": "42", "i": -3, "f": 2.5, "b": True, "z": None, "l": [1, "a"]}
 USER = {"role": "user", "content": "hi"}
@@ -166,18 +173,30 @@ def test_a_template_that_runs_too_long_is_one_of_text() -> None:
     assert "was stopped" in verdict.calls.reason
 
 
-def test_history_that_drops_thoughts_tells_their_marks() -> None:
-    source = """\
-{%- for m in messages %}<|{{ m.role }}|>
-{%- if m.role == 'assistant' and '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}
-{%- else %}{{ m.content }}{% endif %}<|eot|>{% endfor %}
-{%- if add_generation_prompt %}<|assistant|><think>{% endif %}"""
-    template = template_of(source)
+@pytest.mark.parametrize("earlier", ["", " and not loop.last"])
+@pytest.mark.parametrize(("prompt", "is_proven"), [("<think>", True), ("", False)])
+def test_history_that_drops_thoughts_tells_their_marks(
+    earlier: str, prompt: str, is_proven: bool
+) -> None:
+    template = template_of(dropping(earlier, prompt))
     verdict = template.verdict()
 
     assert verdict.answer_format.thought == ThoughtForm("<think>", "</think>")
-    assert (verdict.thought.is_on, verdict.thought.is_proven) == (True, False)
+    assert (verdict.thought.is_on, verdict.thought.is_proven) == (True, is_proven)
+    assert verdict.thought.reason.startswith("the template drops thoughts of earlier answers")
     assert not template.thought_key()
+
+
+def test_thoughts_beside_calls_alone_may_begin_in_the_prompt() -> None:
+    form = FORMATS["hermes, thinking"]
+    source = as_template(form, opens_thought=True)
+    template = template_of(source.replace("if m.reasoning_content", "if m.tool_calls"))
+    verdict = template.verdict()
+
+    assert verdict.answer_format.thought == form.thought
+    assert verdict.thought.is_proven
+    assert verdict.calls.is_proven
+    assert template.thought_key() == "reasoning_content"
 
 
 SILENT = """\

@@ -28,6 +28,9 @@ if not any(FOLDER.glob("*.tgz")):
 # By the packages' versions in the Makefile: templates that show calls, and of these the proven.
 NUM_SHOWN = 102
 NUM_PROVEN = 94
+# The same of thoughts.
+NUM_THOUGHTS_SHOWN = 69
+NUM_THOUGHTS_PROVEN = 65
 # Neither reading nor proof may be felt at the start; measured alone they take 0.45 s at most.
 MAX_S = 3.0
 # A template of our own where a package has none, or one that is older than its model's calls.
@@ -89,9 +92,10 @@ TEMPLATES = found_templates()
 
 
 @pytest.mark.slow
-def test_calls_of_public_templates_are_read_and_proven() -> None:
+def test_answers_of_public_templates_are_read_and_proven() -> None:
     shown = []
     off = []
+    thoughts = []
     for source, name in TEMPLATES.items():
         begun_s = time.process_time()
         try:
@@ -99,6 +103,8 @@ def test_calls_of_public_templates_are_read_and_proven() -> None:
         except TemplateFailed:
             continue
         assert time.process_time() - begun_s < MAX_S, name
+        if verdict.thought.is_on:
+            thoughts.append(verdict.thought.is_proven)
         if verdict.answer_format.calls != GENERIC_CALLS or verdict.calls.is_proven:
             shown.append(name)
         if not verdict.calls.is_on:
@@ -107,6 +113,8 @@ def test_calls_of_public_templates_are_read_and_proven() -> None:
     if any(FOLDER.glob("*.whl")) and any(FOLDER.glob("*.tar.gz")):
         assert len(shown) >= NUM_SHOWN
         assert len(shown) - len(off) >= NUM_PROVEN, off
+        assert len(thoughts) >= NUM_THOUGHTS_SHOWN
+        assert sum(thoughts) >= NUM_THOUGHTS_PROVEN
     else:
         assert off == []
 
