@@ -229,7 +229,11 @@ async def test_what_is_streamed_is_what_is_answered(server: RunningServer) -> No
 @pytest.mark.parametrize(
     ("named", "line"),
     [
-        ("<|end|>", "generation_config.json 1; config.json 1; tokenizer_config.json 0"),
+        pytest.param(
+            "<|end|>",
+            "generation_config.json 1; config.json 1; tokenizer_config.json 0",
+            marks=pytest.mark.nightly,
+        ),
         (None, "the chat template ends an answer with '<|end|>' (token 0)"),
     ],
 )
