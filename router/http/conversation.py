@@ -44,7 +44,7 @@ from router.request.request import (
     TokenGenerated,
 )
 from router.text.answer_format import GENERIC_CALLS, AnswerFormat
-from router.text.answer_grammar import marks_of
+from router.text.answer_grammar import marks_of, without_unmarked
 from router.text.chat_template import ChatTemplate
 from router.text.control_tokens import visible
 from router.text.template_traits import THOUGHT_KEY
@@ -396,6 +396,7 @@ class AnswerService:
         form = raw.grammar
         reads = thought is not None or answer_format.content_opening != ""
         marks = marks_of(answer_format, self._special_tokens)
+        answer_format = without_unmarked(answer_format, marks)
         if allowed is not None:
             parameters = {tool.name: tool.parameters for tool in allowed.tools}
             given = raw

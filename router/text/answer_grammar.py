@@ -13,6 +13,7 @@ Terminals are greedy and never go back, so text up to a mark is one terminal wit
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from router.text.answer_format import AnswerFormat, CallForm, spellings
@@ -30,6 +31,17 @@ def marks_of(answer_format: AnswerFormat, special_tokens: Mapping[str, int]) -> 
         for name, token_id in special_tokens.items()
         if name in text and name not in answer_format.ends
     }
+
+
+def without_unmarked(answer_format: AnswerFormat, marks: Mapping[str, int]) -> AnswerFormat:
+    """Beside bare calls without the other ones whose mark is no special token.
+
+    A free text up to such a mark would go on through every bare call.
+    """
+    if answer_format.calls is None or not answer_format.calls.is_bare:
+        return answer_format
+    others = tuple(form for form in answer_format.other_calls if form.trigger in marks)
+    return replace(answer_format, other_calls=others)
 
 
 def answer_grammar(

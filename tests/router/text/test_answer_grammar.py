@@ -25,7 +25,12 @@ from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import Vocabulary, is_mark, mark_of
 from router.text.answer_format import GENERIC_CALLS, ID, AnswerFormat, CallForm, ThoughtForm
-from router.text.answer_grammar import answer_grammar, marks_of, not_enforced
+from router.text.answer_grammar import (
+    answer_grammar,
+    marks_of,
+    not_enforced,
+    without_unmarked,
+)
 from router.text.answer_reader import AnswerReader, CallArguments, CallBegun, TextPiece
 from router.text.detokenizer import Detokenizer
 from router.text.tokenizer import Tokenizer
@@ -298,6 +303,15 @@ def test_special_tokens_are_legal_in_their_places_alone() -> None:
     assert seen[0] == {channel}
     assert {each for allowed in seen[1:] for each in allowed} <= {channel, message}
     assert sum(bool(allowed) for allowed in seen) == 3
+
+
+def test_a_bare_call_ends_where_an_interpreters_mark_is_no_token() -> None:
+    form = without_unmarked(FORMATS["llama json"], {})
+    text = written(form, [ROME])
+    assert accepts(form, text, special_tokens={}, allows_text=True)
+    assert not accepts(form, f"{text}.", special_tokens={}, allows_text=True)
+    assert is_read(form, f"<|python_tag|>{text}", [], f"<|python_tag|>{text}")
+    assert without_unmarked(FORMATS["llama json"], SPECIAL_IDS) == FORMATS["llama json"]
 
 
 PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
