@@ -19,7 +19,7 @@ import orjson
 from constraints.spec import ConstraintSpec, Kind
 from router.engine.infer import Completion
 from router.request.request import Finished, JudgedPart, TokenGenerated
-from router.text.answer_format import AnswerFormat, CallForm
+from router.text.answer_format import AnswerFormat, CallForm, ThoughtForm
 from router.text.answer_reader import (
     AnswerReader,
     CallArguments,
@@ -28,6 +28,7 @@ from router.text.answer_reader import (
     TextPiece,
     ThoughtPiece,
 )
+from router.text.control_tokens import visible
 
 _LETTERS = string.ascii_letters + string.digits
 _ID_LEN = 24
@@ -226,6 +227,32 @@ class Reading:
                 parts[-1] = Said(last.text + piece.text)
             else:
                 parts.append(Said(piece.text))
+
+
+class RawThought:
+    """What of a text behind a raw prompt is a thought. Marks may be tokens that no text shows."""
+
+    def __init__(self, form: ThoughtForm, prompt: str) -> None:
+        in_thought = form.opener != "" and visible(prompt).rstrip().endswith(form.opener)
+        self._reader = Reading(AnswerFormat(thought=form), in_thought=in_thought).reader()
+        self._marks = form.opening + form.closing
+        self._text = ""
+
+    def token(self, event: TokenGenerated) -> None:
+        token = event.token
+        if token.hidden and token.text in self._marks:
+            event = replace(event, text=token.text + event.text)
+        self._add(self._reader.token(event))
+
+    def fields(self, end: Finished) -> dict[str, Any]:
+        """The thought and its tokens, at the end; nothing where there is none."""
+        self._add(self._reader.finish(end))
+        if not self._text:
+            return {}
+        return {"reasoning": self._text, "reasoning_tokens": self._reader.num_thought_tokens}
+
+    def _add(self, pieces: Sequence[Piece]) -> None:
+        self._text += "".join(piece.text for piece in pieces if isinstance(piece, ThoughtPiece))
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from router.http.tools import AllowedTools, add_tools, constrain_to_tools
 from router.request.errors import (
     InvalidRequest,
     RouterError,
+    TemplateFailed,
     ToolsRefused,
     Unsupported,
     quoted,
@@ -43,7 +44,7 @@ from router.request.request import (
     PromptScored,
     TokenGenerated,
 )
-from router.text.answer_format import GENERIC_CALLS, AnswerFormat
+from router.text.answer_format import GENERIC_CALLS, AnswerFormat, ThoughtForm
 from router.text.answer_grammar import marks_of, without_unmarked
 from router.text.chat_template import ChatTemplate
 from router.text.control_tokens import visible
@@ -259,6 +260,15 @@ class AnswerService:
         ends = self.limits.eos_token_ids
         known = self.tokenizer.special_tokens
         return {name: token_id for name, token_id in known.items() if token_id not in ends}
+
+    @property
+    def raw_thought(self) -> ThoughtForm | None:
+        """The form of thoughts behind raw prompts; None: none is known, or they are no part."""
+        try:
+            answer_format = self._template.verdict().answer_format
+        except TemplateFailed:
+            return None
+        return self._rules.plain(answer_format).thought
 
     async def read(self, request: Request, schema: type[S], check: Callable[[S], object]) -> S:
         """The body, which `check` has accepted. Raises HttpError, InvalidRequest."""

@@ -25,6 +25,7 @@ from starlette.responses import Response
 from proto.contract import FinishReason
 from router.engine.infer import Completion, Infer
 from router.engine.validation import RawParams
+from router.http.answers import RawThought
 from router.http.bodies import json_response, unless_disconnected
 from router.http.errors import Dialect, problem_of
 from router.http.openai.routes import ChatRoutes
@@ -45,6 +46,7 @@ from router.http.server_info import ServerInfo, answer_headers, constraint_field
 from router.http.sse import EventStream
 from router.request.errors import InvalidRequest, RouterError, wrong
 from router.request.request import Event, Failed, Finished, TokenGenerated, TokenLogprob
+from router.text.answer_format import ThoughtForm
 from router.text.control_tokens import visible
 from router.text.tokenizer import Tokenizer, TokenSpan, check_fits
 
@@ -162,7 +164,14 @@ class PrefillToken(AnswerModel):
     logprob: float | None
 
 
-class BestOfSequence(ConstrainedAnswer):
+class EndDetails(ConstrainedAnswer):
+    """`reasoning`: what the model thought, where its chat template shows how it does."""
+
+    reasoning: str | None = None
+    reasoning_tokens: int | None = None
+
+
+class BestOfSequence(EndDetails):
     """One of the answers that `best_of` did not choose."""
 
     generated_text: str
@@ -174,7 +183,7 @@ class BestOfSequence(ConstrainedAnswer):
     top_tokens: list[list[Token]] | None = None
 
 
-class Details(ConstrainedAnswer):
+class Details(EndDetails):
     """The `details` of an answer."""
 
     finish_reason: TgiFinishReason
@@ -193,7 +202,7 @@ class GenerateResponse(AnswerModel):
     details: Details | None = None
 
 
-class StreamDetails(ConstrainedAnswer):
+class StreamDetails(EndDetails):
     """The `details` of a stream's last event."""
 
     finish_reason: TgiFinishReason
@@ -253,15 +262,22 @@ def to_raw(parameters: Parameters) -> RawParams:
     )
 
 
-def reply(completions: Sequence[Completion], *, with_details: bool, prefix: str) -> dict[str, Any]:
+def reply(
+    completions: Sequence[Completion],
+    body: GenerateBody,
+    form: ThoughtForm | None,
+    *,
+    with_details: bool,
+) -> dict[str, Any]:
     """The answer to a request that does not stream; `completions` are best first."""
+    prefix = body.prefix
     best, *others = completions
     answer: dict[str, Any] = {"generated_text": prefix + best.finished.text}
     if with_details:
-        details = _details(best)
+        details = _details(best, body, form)
         if others:
             details["best_of_sequences"] = [
-                {"generated_text": prefix + other.finished.text, **_details(other)}
+                {"generated_text": prefix + other.finished.text, **_details(other, body, form)}
                 for other in others
             ]
         # TGI writes its optional lists last.
@@ -270,14 +286,23 @@ def reply(completions: Sequence[Completion], *, with_details: bool, prefix: str)
     return answer
 
 
-def _details(completion: Completion) -> dict[str, Any]:
+def _details(
+    completion: Completion, body: GenerateBody, form: ThoughtForm | None
+) -> dict[str, Any]:
     end = completion.finished
+    reasoning: Mapping[str, Any] = {}
+    if form is not None:
+        thought = RawThought(form, body.inputs)
+        for event in completion.tokens:
+            thought.token(event)
+        reasoning = thought.fields(end)
     prefill = completion.prompt.tokens if completion.prompt is not None else ()
     details: dict[str, Any] = {
         "finish_reason": FINISH_REASONS[end.reason],
         "generated_tokens": end.num_generated_tokens,
         "seed": end.seed,
         **constraint_fields(end),
+        **reasoning,
         "prefill": [
             {"id": token.token_id, "text": token.text, "logprob": token.logprob}
             for token in prefill
@@ -337,12 +362,23 @@ def _spans_json(spans: Sequence[TokenSpan]) -> bytes:
 
 
 class GenerateFrames:
-    """Frames of one stream. `prefix` is the prompt if the whole text was asked for, else ""."""
+    """Frames of one stream. `prefix` is the prompt if the whole text was asked for, else "".
 
-    def __init__(self, record: RequestRecord, *, with_details: bool, prefix: str) -> None:
+    `thought` is for the details; None: there is none to look for.
+    """
+
+    def __init__(
+        self,
+        record: RequestRecord,
+        *,
+        with_details: bool,
+        prefix: str,
+        thought: RawThought | None = None,
+    ) -> None:
         self._record = record
         self._with_details = with_details
         self._prefix = prefix
+        self._thought = thought
         self._num_tokens = 0
         # Characters of the answer that the tokens so far have shown.
         self._num_shown = 0
@@ -364,6 +400,8 @@ class GenerateFrames:
         held: TokenGenerated | None = None
         for event in burst:
             if isinstance(event, TokenGenerated):
+                if self._thought is not None:
+                    self._thought.token(event)
                 if held is not None:
                     yield self._frame(held)
                 held = event
@@ -403,6 +441,7 @@ class GenerateFrames:
             "seed": end.seed,
             "input_length": end.num_prompt_tokens,
             **constraint_fields(end),
+            **({} if self._thought is None else self._thought.fields(end)),
         }
         return self._frame(
             event,
@@ -523,17 +562,19 @@ class TgiRoutes:
             record.finished(completion.finished)
         answer = reply(
             completions,
+            body,
+            self._chat.service.raw_thought,
             with_details=bool(parameters.details or parameters.decoder_input_details),
-            prefix=body.prefix,
         )
         num_generated_tokens = completions[0].finished.num_generated_tokens
         return answer, answer_headers(self._info, record, num_generated_tokens)
 
     def _stream(self, record: RequestRecord, body: GenerateBody) -> EventStream[Event]:
+        with_details = bool(body.chosen.details)
+        form = self._chat.service.raw_thought if with_details else None
+        thought = None if form is None else RawThought(form, body.inputs)
         frames = GenerateFrames(
-            record,
-            with_details=bool(body.chosen.details),
-            prefix=body.prefix,
+            record, with_details=with_details, prefix=body.prefix, thought=thought
         )
         headers = stream_headers(self._info, len(body.inputs))
         return EventStream([self._events(record, body)], frames, headers)

@@ -105,6 +105,41 @@ async def test_a_thought_is_told_apart_from_text_and_calls(kind: str, path: str)
             assert told_by_events(path, await stream(house, path, **fields)) == expected
 
 
+@pytest.mark.parametrize(
+    ("prompt", "text", "expected"),
+    [
+        ("Hi", "<think>\nHm.\n</think>\n\nHello!", ("Hm.", len("<think>\nHm.\n</think>"))),
+        ("Hi<think>\n", "Hm.\n</think>Hello!", ("Hm.", len("Hm.\n</think>"))),
+        ("Hi<think>", "Hm, cut", ("Hm, cut", len("Hm, cut") + 1)),
+        ("Hi", "Hello! <think>no</think>", (None, None)),
+        ("<think>\nHi</think>", "\nHello!", (None, None)),
+        ("Hi", "<think>\n</think>Hello!", (None, None)),
+    ],
+)
+async def test_details_of_a_raw_prompt_tell_the_thought_and_the_text_stays_whole(
+    prompt: str, text: str, expected: tuple[str | None, int | None]
+) -> None:
+    parameters = {"details": True, "max_new_tokens": 100}
+    body = {"inputs": prompt, "parameters": parameters}
+    async with house_of(JSON_CALLS, text, text) as house, house.client as client:
+        whole = (await client.post("/generate", json=body)).json()
+        streamed = await client.post("/generate_stream", json=body)
+    last = events_in(streamed.text)[-1]
+
+    assert whole["generated_text"] == last["generated_text"] == text
+    assert "".join(token["text"] for token in whole["details"]["tokens"][:-1]) == text
+    for details in (whole["details"], last["details"]):
+        assert (details.get("reasoning"), details.get("reasoning_tokens")) == expected
+
+
+async def test_details_tell_no_thought_where_thoughts_are_left_in_the_text() -> None:
+    body = {"inputs": "Hi", "parameters": {"details": True, "max_new_tokens": 100}}
+    rules = ReadingRules(separates_thoughts=False)
+    async with house_of(JSON_CALLS, SAID, reading_rules=rules) as house, house.client as client:
+        details = (await client.post("/generate", json=body)).json()["details"]
+    assert "reasoning" not in details
+
+
 def prompt_of(house: House) -> str:
     """What the shard was asked for last."""
     calls = [call for method, call in house.shard.calls if method == "Prefill"]
