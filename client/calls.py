@@ -17,10 +17,14 @@ MAX_VALUES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A turn of a chat. `role`: system, user, assistant or tool."""
+    """A turn of a chat. `role`: system, user, assistant or tool.
+
+    `thought`: what the assistant thought before; the server drops what its model does not read.
+    """
 
     role: str
     content: str
+    thought: str = ""
 
 
 # Text (the server adds its tokenizer's special tokens), token ids, or the turns of a chat for the
@@ -50,6 +54,7 @@ class GenerateCall:
     continue behind them. `stop` strings end the output; with `keeps_stop` they stay in its text.
     `top_logprobs`: the number of alternatives for each token, after mask and penalties.
     `max_tokens` None: as many as the model's context allows. `timeout_s`: a deadline at the server.
+    `separates_thought`: of the answer to a chat, what the model thinks is no part of the text.
     """
 
     prompt: Prompt
@@ -62,6 +67,7 @@ class GenerateCall:
     output: tuple[int, ...] = ()
     timeout_s: float | None = None
     model: str | None = None
+    separates_thought: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,8 @@ class GeneratedToken:
     """A generated token. `text`: what it adds to the output's text, perhaps nothing yet.
 
     `is_end`: an end token, which is no part of the text. `top_logprobs`: alternatives by token id
-    with the token itself; empty unless requested.
+    with the token itself; empty unless requested. `thought`: what it adds to the thought, perhaps
+    nothing, as its marks do; None: it is none of its tokens.
     """
 
     token_id: int
@@ -77,6 +84,7 @@ class GeneratedToken:
     logprob: float
     is_end: bool = False
     top_logprobs: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    thought: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +101,8 @@ class Answer:
     """The whole output of one call, without the call's `output`.
 
     `finish_reason`: eos, stop_token, stop_string, constraint_complete, length, deadline or
-    cancelled. `text` has no end token, and no stop string that is dropped.
+    cancelled. `text` has no end token, and no stop string that is dropped. `thought`: what came
+    before it, where that is separated.
     `constraint_satisfied`: None without a constraint; `violation` is the reason, if known.
     """
 
@@ -105,6 +114,7 @@ class Answer:
     constraint_satisfied: bool | None = None
     violation: str | None = None
     seed: int | None = None
+    thought: str = ""
 
     @property
     def logprob(self) -> float:

@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "/clear": "begin anew; the system prompt and the parameters stay",
         "/save FILE": "keep the chat as JSON, in the form of OpenAI's `messages`",
         "/load FILE": "go on with a chat that was kept",
+        "/thought": "what the model thought before its last answer",
         "/set NAME VALUE": "a parameter that holds from now on; without a value: not any more",
         "/schema FILE": "answers are JSON of the schema in the file; without a file: not any more",
         "/where EXPR": "answers satisfy a condition on X, like len(words(X)) < 5; without: any",
@@ -56,6 +57,17 @@ def _help() -> list[str]:
         "",
         "Ctrl-C stops an answer.",
     ]
+
+
+@dataclass
+class Reply:
+    """What was read of an answer. `thinking_since_s` is when its thought began."""
+
+    text: str = ""
+    thought: str = ""
+    num_tokens: int = 0
+    num_thought_tokens: int = 0
+    thinking_since_s: float = 0.0
 
 
 @dataclass
@@ -101,6 +113,7 @@ class Chat:
             "/clear": self._clear,
             "/save": self._save,
             "/load": self._load,
+            "/thought": self._thought,
             "/set": self._set,
             "/schema": self._schema,
             "/where": self._where,
@@ -133,6 +146,12 @@ class Chat:
         path = _path(name, "/load")
         self.conversation = Conversation.read(path)
         self.screen.note(f"[{len(self.conversation.turns)} turns of {path}]")
+
+    async def _thought(self, _: str) -> None:
+        if self.conversation.thought:
+            self.screen.lines([self.conversation.thought])
+        else:
+            self.screen.note("[no thought]")
 
     async def _set(self, argument: str) -> None:
         key, _, value = argument.partition(" ")
@@ -207,31 +226,58 @@ class Chat:
         self, conversation: Conversation, text: str, parameters: Mapping[str, object | None]
     ) -> None:
         call = call_of(conversation.prompt(text), {**self._kept, **parameters})
-        shown: list[str] = []
+        call = replace(call, separates_thought=not conversation.is_raw)
+        reply = Reply()
         try:
             async with self.connect() as model:
-                await self._show(model, call, shown)
+                await self._show(model, call, reply)
         except asyncio.CancelledError:
             # What was read of it is what the next turn is about.
-            if shown:
-                self.conversation = conversation.answered(text, "".join(shown))
+            if reply.text:
+                self.conversation = conversation.answered(text, reply.text, reply.thought)
             raise
         if not conversation.is_raw:
-            self.conversation = conversation.answered(text, "".join(shown))
+            self.conversation = conversation.answered(text, reply.text, reply.thought)
 
-    async def _show(self, model: LmtpModel, call: GenerateCall, shown: list[str]) -> None:
+    async def _show(self, model: LmtpModel, call: GenerateCall, reply: Reply) -> None:
         started_s = time.monotonic()
-        num_shown = 0
         async with aclosing(model.stream(call)) as stream:
             async for part in stream:
-                is_answer = isinstance(part, Answer)
-                piece = part.text[num_shown:] if is_answer else part.text
-                shown.append(piece)
-                num_shown += len(piece)
-                self.screen.piece(piece)
                 if isinstance(part, Answer):
+                    self._think(reply, part.thought[len(reply.thought) :])
+                    self._show_text(reply, part.text[len(reply.text) :])
+                    if not reply.text:
+                        self._fold(reply)
                     self.screen.end_line()
                     self._summarize(part, time.monotonic() - started_s)
+                    continue
+                reply.num_tokens += 1
+                if part.thought is not None:
+                    reply.num_thought_tokens = reply.num_tokens
+                    self._think(reply, part.thought)
+                self._show_text(reply, part.text)
+
+    def _think(self, reply: Reply, piece: str) -> None:
+        if piece and not reply.thought:
+            reply.thinking_since_s = time.monotonic()
+            if self.is_interactive:
+                self.screen.note("[thinking ...]")
+        reply.thought += piece
+
+    def _show_text(self, reply: Reply, piece: str) -> None:
+        if piece and not reply.text:
+            self._fold(reply)
+        reply.text += piece
+        self.screen.piece(piece)
+
+    def _fold(self, reply: Reply) -> None:
+        """One line for the whole thought, once it is over."""
+        if reply.thought and self.is_interactive:
+            thought_s = time.monotonic() - reply.thinking_since_s
+            self.screen.note(
+                f"[thought for {thought_s:.1f} s, {reply.num_thought_tokens} tokens; "
+                "/thought shows it]"
+            )
 
     def _summarize(self, answer: Answer, duration_s: float) -> None:
         usage = answer.usage

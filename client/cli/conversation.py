@@ -2,7 +2,7 @@
 
     {"messages": [{"role": "system", "content": "..."}, {"role": "user", ...}, ...]}
 
-which is what OpenAI's clients send.
+which is what OpenAI's clients send. What the model thought is in `reasoning_content`.
 """
 
 import json
@@ -33,17 +33,22 @@ class Conversation:
         system = (Message("system", self.system),) if self.system else ()
         return (*system, *self.turns, Message("user", text))
 
-    def answered(self, text: str, answer: str) -> "Conversation":
+    @property
+    def thought(self) -> str:
+        """What was thought before the last answer."""
+        return self.turns[-1].thought if self.turns else ""
+
+    def answered(self, text: str, answer: str, thought: str = "") -> "Conversation":
         """With a question and its answer."""
         if self.is_raw:
             return self
-        turns = (*self.turns, Message("user", text), Message("assistant", answer))
+        turns = (*self.turns, Message("user", text), Message("assistant", answer, thought))
         return replace(self, turns=turns)
 
     def write(self, path: Path) -> None:
         """Keeps it in a file. Raises BadInput."""
         system = (Message("system", self.system),) if self.system else ()
-        turns = [{"role": turn.role, "content": turn.content} for turn in (*system, *self.turns)]
+        turns = [_kept(turn) for turn in (*system, *self.turns)]
         try:
             path.write_text(json.dumps({"messages": turns}, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
@@ -68,10 +73,18 @@ class Conversation:
             if index == 0 and role == "system":
                 system = content
             elif role in _ROLES:
-                turns.append(Message(role, content))
+                thought = each.get("reasoning_content") or ""
+                if not isinstance(thought, str):
+                    raise BadInput(f"{place}: `reasoning_content` must be a string")
+                turns.append(Message(role, content, thought))
             else:
                 raise BadInput(f"{place}: `role` must be user or assistant. Given: {role}")
         return cls(system, tuple(turns))
+
+
+def _kept(turn: Message) -> dict[str, str]:
+    kept = {"role": turn.role, "content": turn.content}
+    return kept | ({"reasoning_content": turn.thought} if turn.thought else {})
 
 
 def read_json(path: Path) -> object:

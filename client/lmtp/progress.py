@@ -33,6 +33,7 @@ class GenerateProgress:
         self._is_different = False
         self._num_known = 0
         self._known_text = ""
+        self._known_thought = ""
 
     def request(self) -> GenerateCall:
         """The call for the missing rest."""
@@ -42,6 +43,7 @@ class GenerateProgress:
         known = tokens[:-1] if self._repeated else tokens
         self._num_known = len(known)
         self._known_text = "".join(token.text for token in known)
+        self._known_thought = "".join(token.thought or "" for token in known)
         if call.timeout_s is not None:
             left_s = call.timeout_s - (self._clock() - self._started_s)
             call = replace(call, timeout_s=max(left_s, 0.001))
@@ -90,4 +92,5 @@ class GenerateProgress:
             constraint_satisfied=end.constraint_satisfied,
             violation=end.violation,
             seed=self._call.sampling.seed if end.seed is None else end.seed,
+            thought=self._known_thought + end.thought,
         )

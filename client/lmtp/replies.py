@@ -54,7 +54,10 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnd:
-    """The end of a stream without an error. `text`: the whole text of the request's output."""
+    """The end of a stream without an error.
+
+    `text`: the whole text of the request's output; `thought`: what came before, if separated.
+    """
 
     finish_reason: str
     text: str
@@ -63,6 +66,7 @@ class StreamEnd:
     constraint_satisfied: bool | None = None
     violation: str | None = None
     seed: int | None = None
+    thought: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ def _token(fields: Mapping[str, Any]) -> GeneratedToken:
         logprob=_logprob(fields["logprob"]),
         is_end=fields.get("is_end", False),
         top_logprobs=MappingProxyType({int(key): _logprob(value) for key, value in top.items()}),
+        thought=_thought(fields),
     )
 
 
@@ -155,6 +160,7 @@ def _done(fields: Mapping[str, Any]) -> StreamEnd | BeamsAnswer:
         constraint_satisfied=fields.get("constraint_satisfied"),
         violation=fields.get("violation"),
         seed=fields.get("seed"),
+        thought=_thought(fields) or "",
     )
 
 
@@ -230,6 +236,10 @@ def _usage(fields: Mapping[str, Any]) -> Usage:
         num_cached_tokens=fields.get("cached_tokens") or 0,
         num_output_tokens=fields.get("output_tokens") or 0,
     )
+
+
+def _thought(fields: Mapping[str, Any]) -> str | None:
+    return _typed(fields, "reasoning", str) if "reasoning" in fields else None
 
 
 def _logprob(value: float) -> float:

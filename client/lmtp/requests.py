@@ -39,6 +39,7 @@ def generate_frame(call: GenerateCall, stream_id: int) -> str:
         "timeout_s": call.timeout_s,
         "model": call.model,
         "constraint": _constraint_fields(call.constraint),
+        "include_reasoning": call.separates_thought or None,
     }
     return _frame("GENERATE", fields)
 
@@ -97,8 +98,13 @@ def _prompt_fields(prompt: Prompt) -> dict[str, object]:
         return {"text": prompt}
     turns = [part for part in prompt if isinstance(part, Message)]
     if turns:
-        return {"messages": [{"role": turn.role, "content": turn.content} for turn in turns]}
+        return {"messages": [_turn_fields(turn) for turn in turns]}
     return {"prompt": list(prompt)}
+
+
+def _turn_fields(turn: Message) -> dict[str, object]:
+    fields: dict[str, object] = {"role": turn.role, "content": turn.content}
+    return fields | ({"reasoning_content": turn.thought} if turn.thought else {})
 
 
 def _penalty_fields(sampling: Sampling) -> dict[str, object]:

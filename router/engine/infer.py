@@ -75,6 +75,11 @@ class Accepted:
         """Prompt tokens that were found in the prefix cache, once it has begun."""
         return self._stream.cached_len
 
+    @property
+    def text_before(self) -> str:
+        """What was shown of the tokens that were made before."""
+        return self._stream.text_before
+
     def __aiter__(self) -> Self:
         return self
 

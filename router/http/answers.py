@@ -114,6 +114,10 @@ class TokenReader:
         self._num_tokens = 0
         self.num_thought_tokens = 0
 
+    def skip(self, text: str) -> None:
+        """What was told before, by another reader."""
+        self._reader.push(text)
+
     def token(self, event: TokenGenerated) -> list[Piece]:
         """What a token tells, with what was kept of those before it."""
         was_in_thought = self._reader.in_thought
@@ -130,6 +134,11 @@ class TokenReader:
     def settled(self, end: Finished) -> Finished:
         """The end as clients see it, once all is read: see `AnswerReader.settled`."""
         return self._reader.settled(end)
+
+    @property
+    def is_thought(self) -> bool:
+        """Whether the last token is one of the thought."""
+        return 0 < self.num_thought_tokens == self._num_tokens
 
     @property
     def num_calls(self) -> int:

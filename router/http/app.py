@@ -105,7 +105,7 @@ def create_app(
     app: ASGIApp = ByKind(
         routes,
         Resumption(routes, reader, resume_grace_s, services.metrics.stream_resumes),
-        services.sockets.app(_lmtp(services, parser, socket_limits or SocketLimits())),
+        services.sockets.app(_lmtp(services, bodies, parser, socket_limits or SocketLimits())),
     )
     if api_keys is not None:
         app = ApiKeyAuth(
@@ -155,10 +155,26 @@ class Aliases:
         await self._app(scope, receive, send)
 
 
-def _lmtp(services: Services, parser: ParserThread, limits: SocketLimits) -> LmtpServices:
-    return LmtpServices(
+def _answers(services: Services, bodies: SchemaReader) -> AnswerService:
+    return AnswerService(
         services.infer,
         RequestValidator(services.validation, services.metrics, services.tracer),
+        bodies,
+        services.chat_template,
+        services.tokenizer,
+        services.info,
+        services.reading_rules,
+    )
+
+
+def _lmtp(
+    services: Services, bodies: SchemaReader, parser: ParserThread, limits: SocketLimits
+) -> LmtpServices:
+    answers = _answers(services, bodies)
+    return LmtpServices(
+        services.infer,
+        answers,
+        answers.validator,
         parser,
         Prompts(services.tokenizer, services.chat_template, services.info.limits),
         services.info,
@@ -192,10 +208,9 @@ def _api_routes(services: Services, bodies: SchemaReader) -> list[ApiRoute]:
     infer = services.infer
     info = services.info
     tokenizer = services.tokenizer
-    validator = RequestValidator(services.validation, services.metrics, services.tracer)
+    service = _answers(services, bodies)
+    validator = service.validator
     template = services.chat_template
-    rules = services.reading_rules
-    service = AnswerService(infer, validator, bodies, template, tokenizer, info, rules)
     names = TokenNames(tokenizer, by_id=False, shows_special=False)
     chat = ChatRoutes(service)
     completions = CompletionRoutes(service)

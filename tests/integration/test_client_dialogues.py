@@ -4,12 +4,16 @@ import asyncio
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.client.cli.on_terminal import Terminal
 from tests.integration.dialogues import talking
-from tests.integration.server import RunningServer
+from tests.integration.server import RunningServer, launched
+from tests.integration.test_answer_forms import FAMILIES, SAYS, THOUGHT
+from tests.scripted_model import ids_of
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +153,36 @@ async def test_ctrl_c_stops_an_answer_and_no_key_lands_in_it(
         await terminal.read_until("> ")
         terminal.type("\x15")  # takes back what is in the line
         assert UNKNOWN in await said(terminal, CAPITAL)
+
+
+async def templated(server: RunningServer, *messages: dict[str, str]) -> Any:
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"{server.url}/chat_tokenize", json={"messages": messages})
+    return answer.json()
+
+
+async def test_a_thought_is_folded_and_goes_out_with_the_next_turn(tmp_path: Path) -> None:
+    family = FAMILIES["channels"]
+    with launched(model=family.save(tmp_path)) as server:
+        question = {"role": "user", "content": "?"}
+        num_tokens = len((await templated(server, question))["tokenize_response"])
+        async with talking(server, tmp_path) as terminal:
+            first = await said(terminal, "?" * (SAYS - num_tokens + 1))
+            thought = await said(terminal, "/thought")
+            file = tmp_path / "chat.json"
+            await said(terminal, f"/save {file}")
+        messages = json.loads(file.read_text())["messages"]
+        shown = (await templated(server, *messages, question))["templated_text"]
+
+    told = re.fullmatch(
+        r"\[thinking \.\.\.\]\s+\[thought for [\d.]+ s, (\d+) tokens; /thought shows it\]\s+"
+        r"Hello!\s+\[eos: (\d+) tokens in .*\]",
+        first,
+    )
+    assert told is not None, first
+    assert int(told[1]) == len(ids_of(family.thought, family.tokens))
+    assert thought.split() == THOUGHT.split()
+    assert f"analysis<|message|>{THOUGHT.strip()}<|end|>" in shown
 
 
 async def test_help_models_and_info_answer(server: RunningServer, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from router.http.bodies import (
     check_shape,
     check_width,
 )
+from router.http.conversation import Turn
 from router.http.errors import Dialect, HttpError, problem_of
 from router.http.schema import Grammar, LogitBias, SamplingFields, Schema, parse_part
 from router.request.errors import (
@@ -183,6 +184,11 @@ class ChatTurn(Schema):
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str
+    reasoning_content: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates have it."""
+        return Turn(self.role, self.content, thought=self.reasoning_content or "").for_template()
 
 
 def _without_start(value: Any) -> Any:
@@ -215,6 +221,7 @@ class GenerateFields(SamplingFields, PromptFields):
     min_tokens: int | None = None
     output: list[int] | None = Field(default=None, fail_fast=True)
     timeout_s: float | None = None
+    include_reasoning: bool | None = None
 
 
 class ScoreFields(PromptFields):
@@ -369,7 +376,7 @@ class Prompts:
                 raise wrong(field, rule, token_id)
 
     async def _render(self, messages: Sequence[ChatTurn]) -> str:
-        turns = [{"role": each.role, "content": each.content} for each in messages]
+        turns = [each.for_template() for each in messages]
         continues = turns[-1]["role"] == "assistant"
         return await self._template.in_worker(
             lambda: self._template.render(

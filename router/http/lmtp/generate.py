@@ -3,6 +3,9 @@
     version 1    TOKEN*, the last one with a finish reason, or an error object
     version 2    TOKEN* DONE, or TOKEN* and an error object
 
+With `include_reasoning` the answer to a chat is read as those of HTTP are: its text is what is
+said, and the thought comes beside it.
+
 A client of version 1 does not see an error behind the fourth token: it waits for ever. So from the
 fourth on each token is kept back until the next one is there, and a failure ends the stream with
 the last good token and "length"; the client asks again, and then gets the error at once.
@@ -17,12 +20,14 @@ import orjson
 
 from proto.contract import FinishReason
 from router.engine.validation import Limits, RawParams
+from router.http.answers import Reading, TokenReader
+from router.http.conversation import ChatPrompt
 from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame, GenerateFields, Message, Prompt, as_json, number
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
 from router.http.openai.schema import normalize
 from router.http.server_info import served_name
-from router.request.errors import RouterError
+from router.request.errors import RouterError, wrong
 from router.request.request import (
     Event,
     Failed,
@@ -31,6 +36,7 @@ from router.request.request import (
     TokenGenerated,
     TokenLogprob,
 )
+from router.text.answer_reader import Piece, TextPiece, ThoughtPiece
 
 # Tokens that version 1 sends at once: an error behind them is still seen.
 _NUM_UNDELAYED = 3
@@ -117,11 +123,18 @@ class EncoderV2:
         self._context = context
         self._stream_id = context.stream_id
         self._has_tops = False
+        self._reader: TokenReader | None = None
+        # Of each token what is said, and of all what is thought.
         self._texts: list[str] = []
+        self._thought = ""
 
     def configure(self, *, has_tops: bool, has_deadline: bool) -> None:
         """Called before the first token. Alternatives are sent where they were requested."""
         self._has_tops = has_tops
+
+    def separate(self, reader: TokenReader) -> None:
+        """Called before the first token, where thoughts are told apart."""
+        self._reader = reader
 
     def encode(self, burst: Sequence[Event]) -> list[Message]:
         """The messages of events, of which none is Failed."""
@@ -138,10 +151,16 @@ class EncoderV2:
                 version=2,
                 has_tops=self._has_tops,
             )
-            text = orjson.dumps(event.text).decode()
-            fields += f',"text":{text},"is_end":{"true" if is_end else "false"}'
+            text = event.text
+            if self._reader is not None:
+                text, thought = _told(self._reader.token(event))
+                self._thought += thought
+                if self._reader.is_thought:
+                    fields += f',"reasoning":{orjson.dumps(thought).decode()}'
+            shown = orjson.dumps(text).decode()
+            fields += f',"text":{shown},"is_end":{"true" if is_end else "false"}'
             messages.append(("TOKEN", f"{{{fields}}}"))
-            self._texts.append(event.text)
+            self._texts.append(text)
         if end is not None:
             messages.append(("DONE", as_json(self._done(end))))
         return messages
@@ -158,16 +177,23 @@ class EncoderV2:
             "tail": "",
             "usage": usage_fields(num_prompt_tokens, num_cached_tokens, len(self._texts)),
         }
-        return [("DONE", as_json(fields))]
+        return [("DONE", as_json(fields | self._reasoning()))]
 
     def _done(self, end: Finished) -> dict[str, object]:
         usage = usage_fields(end.num_prompt_tokens, end.num_cached_tokens, end.num_generated_tokens)
+        text = end.text
+        tail = end.tail
+        if self._reader is not None:
+            tail, thought = _told(self._reader.finish(end))
+            text = "".join(self._texts) + tail
+            self._thought += thought
         fields: dict[str, object] = {
             "stream_id": self._stream_id,
             "finish_reason": end.reason.value,
-            "text": end.text,
-            "tail": end.tail,
+            "text": text,
+            "tail": tail,
             "usage": usage,
+            **self._reasoning(),
         }
         optional = {
             "stop_string": end.stop_string,
@@ -176,6 +202,15 @@ class EncoderV2:
             "seed": end.seed,
         }
         return fields | {key: value for key, value in optional.items() if value is not None}
+
+    def _reasoning(self) -> dict[str, object]:
+        return {} if self._reader is None else {"reasoning": self._thought}
+
+
+def _told(pieces: Sequence[Piece]) -> tuple[str, str]:
+    """What is said, and what is thought."""
+    said = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
+    return said, "".join(piece.text for piece in pieces if isinstance(piece, ThoughtPiece))
 
 
 StreamEncoder: TypeAlias = EncoderV1 | EncoderV2
@@ -223,12 +258,16 @@ class GenerateStream:
         """Streams tokens; returns the last messages. Raises RouterError, HttpError."""
         body = await self._services.read(frame, GenerateFields)
         served_name(self._services.info, body.model)
-        request = await self._request(body)
+        request, reading = await self._request(body)
         self._encoder.configure(
             has_tops=bool(request.logprobs.num_top_tokens) or self._context.version == 1,
             has_deadline=request.deadline_s is not None,
         )
         (accepted,) = self._services.infer.submit([request])
+        if reading is not None and isinstance(self._encoder, EncoderV2):
+            reader = reading.reader()
+            reader.skip(accepted.text_before)
+            self._encoder.separate(reader)
         notices = QueueNotices(self._context, lambda: accepted.place)
         try:
             async with aclosing(accepted):
@@ -256,15 +295,35 @@ class GenerateStream:
         num_prompt_tokens = self._context.record.num_prompt_tokens
         return self._encoder.cancelled(num_prompt_tokens, self._num_cached_tokens)
 
-    async def _request(self, body: GenerateFields) -> GenerateRequest:
+    async def _request(self, body: GenerateFields) -> tuple[GenerateRequest, Reading | None]:
         services = self._services
         context = self._context
+        if body.include_reasoning:
+            return await self._chat(body)
         prompt = await services.prompts.read(body)
         raw = raw_params(body, prompt, services.info.limits, version=context.version)
         adds = prompt.add_special_tokens
-        return await services.validator.check(
+        request = await services.validator.check(
             context.record, prompt.content, raw, add_special_tokens=adds
         )
+        return request, None
+
+    async def _chat(self, body: GenerateFields) -> tuple[GenerateRequest, Reading | None]:
+        """The request of an answer whose thought is told apart, and how it is read."""
+        turns = body.messages
+        if turns is None or body.prompt is not None or body.text is not None:
+            raise wrong("include_reasoning", "is for `messages` alone", value=True)
+        if self._context.version == 1:
+            raise wrong("include_reasoning", "is of version 2: send HELLO", value=True)
+        answers = self._services.answers
+        record = self._context.record
+        messages = [turn.for_template() for turn in turns]
+        asked = ChatPrompt(messages=messages, continues=turns[-1].role == "assistant")
+        rendered = await answers.render(record, lambda: asked)
+        raw = raw_params(
+            body, Prompt(rendered.text, "messages"), answers.limits, version=self._context.version
+        )
+        return await answers.check(record, rendered, raw, None)
 
 
 def raw_params(body: GenerateFields, prompt: Prompt, limits: Limits, *, version: int) -> RawParams:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 
 from router.engine.infer import Infer
 from router.http.bodies import ParserThread
+from router.http.conversation import AnswerService
 from router.http.errors import HttpError
 from router.http.lmtp.frames import (
     Frame,
@@ -138,6 +139,7 @@ class SocketLimits:
 @dataclass(frozen=True, slots=True)
 class LmtpServices:
     infer: Infer
+    answers: AnswerService
     validator: RequestValidator
     parser: ParserThread
     prompts: Prompts

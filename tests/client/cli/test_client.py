@@ -1,6 +1,7 @@
 """`launcher client` as it is typed: through pipes and on a terminal."""
 
 import asyncio
+import re
 import signal
 from asyncio.subprocess import PIPE
 from io import StringIO
@@ -88,6 +89,47 @@ async def test_parameters_alone_hold_for_what_follows() -> None:
     assert err == "[from now on: max_tokens=7 seed=1]\n[from now on: max_tokens=7]\n"
 
 
+async def think(peer: Peer) -> None:
+    """Answers a chat with a thought of two tokens and a text, whose end comes last."""
+    await peer.greet(features=["text", "messages"])
+    stream_id = (await peer.expect("GENERATE"))["stream_id"]
+    await peer.token(stream_id, 0, text="", reasoning="Easy")
+    await peer.token(stream_id, 1, text="Fo", reasoning=".\nYes")
+    await peer.token(stream_id, 2, text="u")
+    await peer.done(stream_id, "Four", reasoning=".\nYes")
+
+
+@pytest.mark.parametrize("is_interactive", [True, False])
+async def test_a_thought_is_one_line_until_it_is_asked_for(
+    tmp_path: Path, *, is_interactive: bool
+) -> None:
+    out, err = StringIO(), StringIO()
+    kept = tmp_path / "chat.json"
+    async with performing(think) as scene:
+        chat = Chat(lambda: LmtpModel(scene.url), Screen(out, err), is_interactive)
+        await chat.greet()
+        for line in ("/thought", "2+2?", "/thought", f"/save {kept}", f"/load {kept}", "Sure?"):
+            assert await chat.answer(line)
+        sent = [body for peer in scene.peers for kind, body in peer.received if kind == "GENERATE"]
+    notes = re.sub(r"for \d\.\d s", "for 0.0 s", err.getvalue()).splitlines()
+    folded = ["[thinking ...]", "[thought for 0.0 s, 2 tokens; /thought shows it]"]
+    shown = [note for note in notes if note in (*folded, "[no thought]")]
+    assert shown == ["[no thought]", *(folded * 2 if is_interactive else [])]
+    assert out.getvalue() == "Four\nEasy.\nYes\nFour\n"
+    answered = sent[1]["messages"][1]
+    assert answered == {"role": "assistant", "content": "Four", "reasoning_content": "Easy.\nYes"}
+    assert [each["include_reasoning"] for each in sent] == [True, True]
+
+
+async def test_a_kept_thought_is_a_text(tmp_path: Path) -> None:
+    kept = tmp_path / "chat.json"
+    kept.write_text('[{"role": "assistant", "content": "4", "reasoning_content": 1}]')
+    async with performing(think) as scene:
+        done, _, err = await talked(scene.url, f"/load {kept}")
+    assert done == [False]
+    assert "`messages[0]`: `reasoning_content` must be a string" in err
+
+
 async def test_errors_go_to_stderr_and_the_rest_is_answered() -> None:
     lines = ("bad", "abc temperature=hot", "/nothing", "abc")
     async with performing(echo) as scene:
@@ -96,8 +138,8 @@ async def test_errors_go_to_stderr_and_the_rest_is_answered() -> None:
     assert err.splitlines() == [
         "error: it went wrong",
         "error: temperature must be a number. Given: hot",
-        "error: /nothing: no such command; there are /system, /clear, /save, /load, /set, /schema, "
-        "/where, /raw, /chat, /models, /info, /help, /quit",
+        "error: /nothing: no such command; there are /system, /clear, /save, /load, /thought, "
+        "/set, /schema, /where, /raw, /chat, /models, /info, /help, /quit",
     ]
 
 

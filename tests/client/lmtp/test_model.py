@@ -92,7 +92,7 @@ async def test_an_idle_connection_is_closed_before_one_for_another_model_is_open
 
 async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
     call = GenerateCall(
-        prompt=(Message("user", "Hi"),),
+        prompt=(Message("user", "Hi"), Message("assistant", "Yes?", "A greeting.")),
         sampling=Sampling(temperature=0.5, top_k=4, seed=9, logit_bias={5: -100.0}),
         max_tokens=8,
         constraint=Constraint("choice", ["yes", "no"]),
@@ -101,13 +101,17 @@ async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
         top_logprobs=2,
         output=(4, 5),
         model="scripted",
+        separates_thought=True,
     )
     async with performing(three_letters) as scene, LmtpModel(scene.url) as model:
         await model.generate(call)
         (_, body) = scene.peers[0].received[1]
     assert body == {
         "stream_id": 2,
-        "messages": [{"role": "user", "content": "Hi"}],
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Yes?", "reasoning_content": "A greeting."},
+        ],
         "temperature": 0.5,
         "top_k": 4,
         "seed": 9,
@@ -119,6 +123,7 @@ async def test_a_call_is_sent_with_what_it_says_and_nothing_else() -> None:
         "top_logprobs": 2,
         "output": [4, 5],
         "model": "scripted",
+        "include_reasoning": True,
     }
 
 

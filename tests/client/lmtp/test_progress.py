@@ -3,6 +3,7 @@
 import asyncio
 import string
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,6 +51,27 @@ async def test_a_stream_goes_on_where_its_connection_was_lost() -> None:
     assert answer.text == "abcdef"
     assert (answer.usage.num_prompt_tokens, answer.usage.num_output_tokens) == (3, 6)
     assert second == {**first, "output": [0, 1]}
+
+
+async def test_a_thought_goes_on_where_its_connection_was_lost() -> None:
+    # Each token adds its letter to the thought, until the fourth one says something.
+    async def tell(peer: Peer, first: int, last: int) -> None:
+        await peer.greet()
+        stream_id = (await peer.expect("GENERATE"))["stream_id"]
+        for token_id in range(first, last):
+            thought = {} if token_id > 3 else {"reasoning": LETTERS[token_id], "text": ""}
+            await peer.token(stream_id, token_id, **thought)
+        if last == 6:
+            await peer.done(stream_id, "ef", reasoning=LETTERS[first:4])
+            await peer.until_closed()
+
+    async with (
+        performing(partial(tell, first=0, last=3), partial(tell, first=2, last=6)) as scene,
+        LmtpModel(scene.url, retry=QUICK) as model,
+    ):
+        answer = await model.generate(GenerateCall(prompt="Once", separates_thought=True))
+    assert (answer.thought, answer.text) == ("abcd", "ef")
+    assert [token.thought for token in answer.tokens] == ["a", "b", "c", "d", None, None]
 
 
 async def test_a_sampled_stream_goes_on_with_the_seed_it_began_with() -> None:

@@ -9,11 +9,12 @@ from grpc import StatusCode
 from proto import generate_pb2 as pb
 from router.http.lmtp.streams import SocketLimits
 from router.request.errors import ConstraintRefused
-from tests.byte_tokenizer import BOS_ID, EOS_ID, byte_ids
+from tests.byte_tokenizer import BOS_ID, EOS_ID, NUM_SPECIAL, byte_ids
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
 from tests.router.http.lmtp.talking import Message, Talk, served, talking
 from tests.router.rig import expected_text, says, settled
+from tests.scripted_model import JSON_CALLS
 
 ONCE = byte_ids("Once")
 
@@ -320,6 +321,111 @@ async def test_a_drawn_seed_is_reported() -> None:
         greedy = await talk.ask("GENERATE", text="Once", max_tokens=1)
 
     assert [messages[-1][1].get("seed") for messages in (sampled, seeded, greedy)] == [7, 5, None]
+
+
+THOUGHT = "<think>\nHm.\n</think>"
+TURNS = [{"role": "user", "content": "hi"}]
+# Of JSON_CALLS, whose prompt of these turns has this text.
+ASKED = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+
+
+def thinker(text: str) -> Any:
+    templates = {"default": JSON_CALLS}
+    return served(says(text, ASKED), templates=templates, max_total_len=512)
+
+
+async def chat(talk: Talk, **fields: Any) -> list[dict[str, Any]]:
+    asked = {"messages": TURNS, "max_tokens": 60, "include_reasoning": True, **fields}
+    return [fields for _, fields in await talk.ask("GENERATE", **asked)]
+
+
+async def test_a_thought_of_a_chat_comes_beside_its_text() -> None:
+    async with thinker(f"{THOUGHT}\n\nHello!") as (_, port), talking(port) as talk:
+        await talk.hello()
+        *tokens, done = await chat(talk)
+        *plain, plain_done = await chat(talk, include_reasoning=None)
+
+    assert (done["reasoning"], done["text"]) == ("Hm.", "Hello!")
+    assert "".join(each["text"] for each in tokens) == "Hello!"
+    assert "".join(each.get("reasoning", "") for each in tokens) == "Hm."
+    places = [place for place, each in enumerate(tokens) if "reasoning" in each]
+    # Bytes, which are tokens here; the first ones are not known to open a thought yet.
+    assert places[-1] + 1 == len(THOUGHT)
+    assert [each["token"] for each in plain] == [each["token"] for each in tokens]
+    assert plain_done["text"] == f"{THOUGHT}\n\nHello!"
+    assert not any("reasoning" in each for each in [*plain, plain_done])
+
+
+async def test_a_cut_thought_is_whole_in_the_last_object() -> None:
+    async with thinker("<think>\nHm. </thi") as (_, port), talking(port) as talk:
+        await talk.hello()
+        *tokens, done = await chat(talk)
+
+    assert (done["reasoning"], done["text"]) == ("Hm. </thi", "")
+    assert all("reasoning" in each for each in tokens[len("<think>") :])
+
+
+async def test_a_thought_goes_on_behind_the_tokens_that_it_has() -> None:
+    async with thinker(f"{THOUGHT}\n\nHello!") as (_, port), talking(port) as talk:
+        await talk.hello()
+        *whole, _ = await chat(talk)
+        for num_made in range(1, len(whole)):
+            output = [each["token"] for each in whole[:num_made]]
+            *rest, _ = await chat(talk, output=output)
+            told = [(each["text"], each.get("reasoning")) for each in rest]
+            assert told == [(each["text"], each.get("reasoning")) for each in whole[num_made:]]
+
+
+async def test_a_constraint_of_a_chat_holds_behind_its_thought() -> None:
+    constraint = {"type": "regex", "value": "Hello!"}
+    shard = says(f"{THOUGHT}\n\nHello!", ASKED)
+    templates = {"default": JSON_CALLS}
+    async with (
+        served(shard, templates=templates, max_total_len=512) as (_, port),
+        talking(port) as talk,
+    ):
+        await talk.hello()
+        await chat(talk, constraint=constraint)
+    prefill = next(call for method, call in shard.calls if method == "Prefill")
+    thought = prefill.batch.requests[0].constraint.thought
+    assert (thought.opener, thought.closer) == ("<think>", "</think>")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [({"messages": None, "text": "Once"}, "for `messages` alone"), ({"text": "Once"}, "alone")],
+)
+async def test_thoughts_are_told_apart_in_chats_alone(fields: dict[str, Any], words: str) -> None:
+    async with thinker("a") as (_, port), talking(port) as talk:
+        await talk.hello()
+        (error,) = await chat(talk, **fields)
+        assert error["field"] == "include_reasoning"
+        assert words in error["error"]
+
+
+async def test_version_1_tells_no_thoughts_apart() -> None:
+    async with thinker("a") as (_, port), talking(port) as talk:
+        (error,) = await chat(talk)
+    assert "version 2" in error["error"]
+
+
+async def test_what_was_thought_before_reaches_the_template() -> None:
+    shard = says("a", ASKED)
+    templates = {"default": JSON_CALLS}
+    said = {"role": "assistant", "content": "4", "reasoning_content": "Two and two."}
+    async with (
+        served(shard, templates=templates, max_total_len=512) as (_, port),
+        talking(port) as talk,
+    ):
+        await talk.hello()
+        for asked in (True, None):
+            await chat(talk, messages=[*TURNS, said, *TURNS], include_reasoning=asked, max_tokens=1)
+    prompts = [
+        bytes(each - NUM_SPECIAL for each in call.batch.requests[0].token_ids).decode()
+        for method, call in shard.calls
+        if method == "Prefill"
+    ]
+    assert [prompt.count("<think>\nTwo and two.\n</think>\n\n4") for prompt in prompts] == [1, 1]
 
 
 @pytest.mark.parametrize("num_made", [1, 4, 8])
