@@ -189,14 +189,22 @@ class DenseTorch:
         self._dtype = dtype
 
     @torch.inference_mode()
-    def logits(self, token_ids: Tensor, lens: Sequence[int]) -> Tensor:
+    def logits(
+        self, token_ids: Tensor, lens: Sequence[int], starts: Sequence[int] | None = None
+    ) -> Tensor:
         """[num_tokens, vocab_size] of ragged sequences.
 
         token_ids: [num_tokens] int64, one sequence after the other
         lens:      tokens of each; their sum is num_tokens
+        starts:    position of the first token of each; None: 0
         """
         recipe = self._recipe
-        positions = torch.cat([torch.arange(each, device=token_ids.device) for each in lens])
+        positions = torch.cat(
+            [
+                torch.arange(start, start + each, device=token_ids.device)
+                for each, start in zip(lens, starts or [0] * len(lens), strict=True)
+            ]
+        )
         x = F.embedding(token_ids, self._weights[recipe.embedding]).to(self._dtype)
         x = x * recipe.embed_scale
         angles = [each(positions) for each in self._rotary]

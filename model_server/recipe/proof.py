@@ -21,7 +21,7 @@ from model_server.recipe.recipe import Recipe, Rows, Unreadable
 from model_server.recipe.recording import native_logits
 from model_server.recipe.resolve import resolve
 from model_server.recipe.small import randomise, saved_buffers, small_model
-from model_server.zoo import build_empty, quiet
+from model_server.zoo import build_empty, facts_of, quiet
 
 # Root mean square of a difference over the spread of the logits, in a narrow model of so many
 # layers or fewer; rounding adds up with the depth. The least wrong recipes known lie at 1e-4.
@@ -33,6 +33,7 @@ MAX_ERRORS = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 _MAX_RATIO = 1.3
 _ROUNDING = 1e-4  # of float32, in a deep model
 _LENS = (23, 9, 1, 17)  # a ragged batch, longer than the windows of a narrow model
+_FAR_LEN = 13  # of one more sequence, whose last token has the last position of all
 
 
 def read_recipe(config: Any, *, trust_remote_code: bool) -> Recipe:
@@ -76,19 +77,27 @@ def _one_thread() -> Iterator[None]:
 def require_same(recipe: Recipe, model: Any) -> None:
     """`recipe` is the narrow `model`'s own, whose weights are replaced by other random ones.
 
-    Raises Unreadable if their logits differ by more than float32 explains.
+    Raises Unreadable if their logits differ by more than float32 explains, at the first positions
+    or at the last: what a model does to its queries far out is not seen before.
     """
     randomise(model, seed=1)
     generator = torch.Generator().manual_seed(2)
     vocab_size = model.config.get_text_config().vocab_size
-    token_ids = torch.randint(0, vocab_size, (sum(_LENS),), generator=generator)
     oracle = DenseTorch(recipe, parameters_of(model), angles_of(recipe, model))
-    actual = oracle.logits(token_ids, _LENS)
-    expected = torch.cat([native_logits(model, ids) for ids in token_ids.split(list(_LENS))])
-    error = relative_error(actual, expected)
-    # Written so that NaN does not pass.
-    if not error <= MAX_ERROR * max(1, len(recipe.layers) / _NUM_LAYERS):
-        raise Unreadable(f"a narrow model computes something else (relative error {error:.2g})")
+    last = facts_of(model).max_position_embeddings or 0
+    for lens, start in ((_LENS, 0), ((_FAR_LEN,), max(0, last - _FAR_LEN))):
+        token_ids = torch.randint(0, vocab_size, (sum(lens),), generator=generator)
+        actual = oracle.logits(token_ids, lens, [start] * len(lens))
+        expected = torch.cat(
+            [native_logits(model, ids, start) for ids in token_ids.split(list(lens))]
+        )
+        error = relative_error(actual, expected)
+        # Written so that NaN does not pass.
+        if not error <= MAX_ERROR * max(1, len(recipe.layers) / _NUM_LAYERS):
+            place = f" from position {start} on" if start else ""
+            raise Unreadable(
+                f"a narrow model computes something else{place} (relative error {error:.2g})"
+            )
 
 
 def require_used_once(recipe: Recipe, model: Any) -> None:

@@ -512,6 +512,8 @@ def _experts(model: Any, experts: Call, rest: Sequence[Call], inside: Sequence[C
     block = next(call for call in inside if call.name == name)
     output = block.output[0] if isinstance(block.output, tuple) else block.output
     own = {n: p for n, p in model.named_parameters() if n.startswith(name + ".")}
+    if any(not call.name.startswith(name + ".") for call in rest):
+        raise Unreadable("a shared expert outside of its experts' block is not read")
     source = rows(block.source)
     for moe in _mixtures(experts, own, rest, source.shape[-1]):
         if close(feed_forward(moe, source, own), output):

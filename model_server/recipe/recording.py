@@ -134,10 +134,16 @@ def attention_of(model: Any, token_ids: Tensor) -> tuple[dict[int, Attended], Te
     return attended, logits
 
 
-def native_logits(model: Any, token_ids: Tensor) -> Tensor:
-    """[num_tokens, vocab_size] of one sequence, by the model's own attention."""
+def native_logits(model: Any, token_ids: Tensor, start: int = 0) -> Tensor:
+    """[num_tokens, vocab_size] of one sequence, by the model's own attention.
+
+    start: position of its first token; there is nothing before it
+    """
+    positions = torch.arange(start, start + token_ids.shape[0], device=token_ids.device)
     with _implementation(model, _EAGER):
-        logits: Tensor = model(token_ids[None], use_cache=False).logits[0]
+        logits: Tensor = model(
+            token_ids[None], position_ids=positions[None], use_cache=False
+        ).logits[0]
     return logits
 
 

@@ -275,6 +275,18 @@ def test_every_wrong_recipe_is_refused(name: str) -> None:
         ("glm4_moe", {**EXPERTS, "n_group": 1, "topk_group": 1}, "chooses experts"),
         ("qwen3_next", {**EXPERTS, "head_dim": 32}, "layers attend"),
         ("llama4_text", {**EXPERTS, "head_dim": 32}, "how its queries or keys come about"),
+        ("granitemoeshared", {**EXPERTS, "shared_intermediate_size": 48}, "a shared expert"),
+        (
+            "granitemoehybrid",
+            {**EXPERTS, "shared_intermediate_size": 48, "layer_types": ["full_attention"] * 6},
+            "a shared expert",
+        ),
+        # Its queries grow with the position, behind the original length.
+        (
+            "ministral3",
+            {"max_position_embeddings": 262_144},
+            "something else from position 262131 on",
+        ),
     ],
 )
 def test_what_no_recipe_describes_is_refused_with_the_reason(
