@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers import __version__ as transformers_version
+from transformers.cache_utils import Cache
 from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.quantizers.auto import AutoHfQuantizer
@@ -151,6 +152,7 @@ class HfModel:
     def __init__(self, module: Any) -> None:
         self.module = module
         self.facts = facts_of(module)
+        self._takes_cache = "cache" in inspect.signature(module.forward).parameters
         # Older models read the batch back from the device to warn about padding.
         for part in module.modules():
             if hasattr(part, "warn_if_padding_and_no_attention_mask"):
@@ -164,9 +166,12 @@ class HfModel:
         token_ids and positions are [num_tokens] int64, rows [num_rows] int64.
         """
         self._use(_PAGED)
+        options: dict[str, Any] = {}
+        if self._takes_cache:
+            options["cache"] = _LengthsBefore(positions)
         token = _attend.set(attend)
         try:
-            return self._logits(token_ids, positions, rows)
+            return self._logits(token_ids, positions, rows, **options)
         finally:
             _attend.reset(token)
 
@@ -184,14 +189,37 @@ class HfModel:
         if self.module.config._attn_implementation != implementation:
             self.module.set_attn_implementation(implementation)
 
-    def _logits(self, token_ids: Tensor, positions: Tensor, rows: Tensor) -> Tensor:
+    def _logits(self, token_ids: Tensor, positions: Tensor, rows: Tensor, **options: Any) -> Tensor:
         logits: Tensor = self.module(
             input_ids=token_ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
             use_cache=False,
             logits_to_keep=rows,
+            **options,
         ).logits
         return logits[0]
+
+
+class _LengthsBefore(Cache):
+    """Keeps nothing, as our attention does; says how many tokens come before a flattened batch.
+
+    Some layers (Llama 4's) count positions from there, whatever `position_ids` says: each row gets
+    the number that its own sequence would give.
+    """
+
+    def __init__(self, positions: Tensor) -> None:
+        super().__init__(layers=[])
+        self._lens = positions - torch.arange(positions.shape[0], device=positions.device)
+
+    def get_seq_length(self, layer_idx: int | None = None) -> Any:
+        """[num_tokens] for a layer that asks; 0 for the model, whose positions are given."""
+        return 0 if layer_idx is None else self._lens
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """What is attended to beyond these is the attention function's business."""
+        return key_states, value_states
 
 
 def _no_warning(*_: object) -> None:

@@ -198,10 +198,13 @@ def self_test(config: Any, build: Callable[[Any], HfModel]) -> str | None:
     """
     with quiet(), torch.inference_mode():
         try:
-            model = build(shrink(config))
-            device = torch.device("cpu")
-            sequences = _sequences(model.facts, device)
+            small = shrink(config)
+            model = build(small)
+            sequences = _sequences(model.facts, torch.device("cpu"))
             expected = [model.native_logits(sequence) for sequence in sequences]
+            if _shorten_reaches(small, config, model, sequences[0], build):
+                model = build(small)
+                expected = [model.native_logits(sequence) for sequence in sequences]
         # The classes of other people fail in every way there is; the caller decides.
         except Exception as error:  # noqa: BLE001
             return f"{type(error).__name__}: {error}"
@@ -212,6 +215,60 @@ def self_test(config: Any, build: Callable[[Any], HfModel]) -> str | None:
         actual = _run(model, probe, backend, sequences)
         _require_equal(model.facts, expected, actual, _MAX_SMALL_ERROR)
     return None
+
+
+def _shorten_reaches(
+    small: Any, config: Any, model: HfModel, token_ids: Tensor, build: Callable[[Any], HfModel]
+) -> bool:
+    """Shorten in `small` what reaches beyond the self-test; answers whether there was any.
+
+    A reach is a number whose shortening leaves the tokens before it as they are, bit for bit, and
+    changes some behind it, as a window does, or a length from which on queries grow. Tried is what
+    `shrink` has left as it is in `config`, but for sizes and for the longest context, behind which
+    nothing is served. `model` is the one of `small`.
+    """
+    shapes = [parameter.shape for parameter in model.module.parameters()]
+    logits = model.native_logits(token_ids)
+    whole = _numbers(config.get_text_config())
+    any_found = False
+    for name, (holder, number) in _numbers(small.get_text_config()).items():
+        is_kept = name in whole and whole[name][1] == number
+        if not is_kept or number <= len(token_ids):
+            continue
+        if number == model.facts.max_position_embeddings:
+            continue
+        key = name[-1]
+        holder[key] = WINDOW_LEN
+        tried = logits
+        try:
+            with torch.device("meta"):
+                empty = type(model.module)(small)
+            if [parameter.shape for parameter in empty.parameters()] == shapes:
+                tried = build(small).native_logits(token_ids)
+        # Of a number that is no reach a class may want anything.
+        except Exception:  # noqa: BLE001
+            pass
+        before = WINDOW_LEN - 1  # some count the last token in
+        if torch.equal(tried[:before], logits[:before]) and not torch.equal(tried, logits):
+            logits = tried
+            any_found = True
+        else:
+            holder[key] = number
+    return any_found
+
+
+def _numbers(
+    holder: Any, path: tuple[str, ...] = ()
+) -> dict[tuple[str, ...], tuple[dict[str, Any], int]]:
+    """Path of names -> where it stands and the number, of a config's integers and its ropes'."""
+    content = holder if isinstance(holder, dict) else vars(holder)
+    found: dict[tuple[str, ...], tuple[dict[str, Any], int]] = {}
+    for name, value in content.items():
+        if isinstance(value, int) and not isinstance(value, bool):
+            found[(*path, name)] = (content, value)
+        elif isinstance(value, dict) and (path or name == "rope_parameters"):
+            found |= _numbers(value, (*path, name))
+    return found
 
 
 def probe_layers(

@@ -107,6 +107,16 @@ def test_the_self_test_notices_attention_that_forgets(
         gate.self_test(_config(name), build_small)
 
 
+def test_the_self_test_reaches_behind_what_a_config_calls_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Queries of Llama 4 grow behind `floor_scale` tokens, 8192, counted by its cache's word."""
+    _pass(_config("Llama4Text"))
+    monkeypatch.setattr(zoo._LengthsBefore, "get_seq_length", lambda *_: 0)
+    with pytest.raises(ArchitectureUnfit, match="its logits are not its own"):
+        gate.self_test(_config("Llama4Text"), build_small)
+
+
 def test_a_config_of_which_nothing_small_can_be_built_says_why() -> None:
     config = transformers.LlamaConfig(hidden_act="no such function")
     reason = gate.self_test(config, build_small)
