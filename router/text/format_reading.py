@@ -25,6 +25,7 @@ from router.text.template_probe import (
     CALL_IDS,
     KEYS,
     NAMES,
+    QUESTION,
     TEXT,
     THOUGHT,
     TOOLS,
@@ -124,7 +125,10 @@ def _read(probe: Probe, end_tokens: Sequence[str], declared: ThoughtForm | None)
     shown = probe.shown(answer(TEXT))
     header = shown.body.partition(TEXT)[0]
     history = probe.history_prompt()
-    if history and history == probe.prompt() and not _MARK_BEGUN.search(header):
+    is_plain = history == probe.prompt() and not _MARK_BEGUN.search(header)
+    # With other white space than in the history the prompt may have it already.
+    is_given = header.strip() != "" and shown.given.strip().endswith(header.strip())
+    if history and (is_plain or is_given):
         probe = replace(probe, header=header)
         shown = probe.shown(answer(TEXT))
     before, _, after = shown.body.partition(TEXT) if TEXT in shown.body else ("", "", "")
@@ -319,8 +323,11 @@ def _read_calls(
         form = ParameterReading(calls, ends, several=several).form()
     if not form.first.strip() and form.parameters is None:
         raise Unreadable("calls begin with nothing")
-    if any(NAMES[0] in text for text in AnswerFormat(calls=form).markers):
+    texts = AnswerFormat(calls=form).markers
+    if any(NAMES[0] in text for text in texts):
         raise Unreadable("the name is written twice")
+    if any(word in text for text in texts for word in (QUESTION, *NAMES, *KEYS, WORD)):
+        raise Unreadable("calls stand behind another prompt than the one that asks for them")
     form = replace(form, name_in_id=traits.name_in_id, id_len=traits.id_len)
     return form, traits
 

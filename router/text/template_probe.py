@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from router.text.answer_format import ID, ThoughtForm
 from router.text.template_traits import THOUGHT_KEY, Message, TemplateLimit, Traits, adapt
 
-_ASKED: Message = {"role": "user", "content": "Sesquipedalian?"}
+QUESTION = "Sesquipedalian?"
+_ASKED: Message = {"role": "user", "content": QUESTION}
 TEXT = "Antediluvian"
 THOUGHT = "Perspicacious"
 NAMES = ("look_up", "fetch_all", "drop_it")

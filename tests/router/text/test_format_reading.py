@@ -165,6 +165,32 @@ def test_calls_that_cannot_be_read_are_off() -> None:
         assert verdict.thought.is_proven
 
 
+def test_what_a_prompt_has_with_other_white_space_opens_no_text() -> None:
+    verdict = template_of(
+        "{% for m in messages %}{% if m.role == 'user' %}<user>{{ m.content }}{% else %}"
+        "{{ '\n\n<model>\n' + m.content }}<end>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<model>\n' }}{% endif %}"
+    ).verdict()
+    assert verdict.answer_format.content_opening == ""
+
+
+TOOLS_AT_THE_END = (
+    "{% for m in messages %}{% if m.role == 'user' %}<user>"
+    "{% if tools and loop.last %}{{ tools | tojson + '\n' }}{% endif %}{{ m.content }}"
+    "{% if loop.last %}<model>{% endif %}{% else %}{{ '\n' }}<model>{{ m.content or '' }}"
+    """{% for c in m.tool_calls or [] %}<call>{"name": "{{ c.function.name }}", "arguments": """
+    "{{ c.function.arguments | tojson }}}</call>{% endfor %}<end>{% endif %}{% endfor %}"
+)
+
+
+def test_calls_that_hold_words_of_the_chat_are_off() -> None:
+    verdict = template_of(TOOLS_AT_THE_END).verdict()
+    assert verdict.answer_format.calls is None
+    assert verdict.calls.reason == (
+        "calls stand behind another prompt than the one that asks for them"
+    )
+
+
 def test_a_template_that_runs_too_long_is_one_of_text() -> None:
     source = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     verdict = ChatTemplate({"default": source}, None, None, time_limit_s=0.02).verdict()
