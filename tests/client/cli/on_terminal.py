@@ -5,6 +5,7 @@ import os
 import pty
 import re
 import sys
+import termios
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -41,6 +42,8 @@ def _plain(text: str) -> str:
 @asynccontextmanager
 async def on_a_terminal(*args: str, **environ: str) -> AsyncIterator[Terminal]:
     ours, theirs = pty.openpty()
+    # Wide enough for paths: a line that wraps is drawn anew.
+    termios.tcsetwinsize(theirs, (24, 240))
     process = await asyncio.create_subprocess_exec(
         *ARGV,
         *args,
