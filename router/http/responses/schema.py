@@ -355,9 +355,10 @@ _FUNCTION = "function"
 
 
 class FunctionTool(Schema):
-    """A tool; only functions are offered to the model. OpenAI has them strict by default.
+    """A tool; only functions are offered to the model.
 
-    Of a tool of another type, which OpenAI runs or only its models know, nothing else is read.
+    OpenAI has them strict by default; here one is strict that says so. Of a tool of another type,
+    which OpenAI runs or only its models know, nothing else is read.
     """
 
     type: str
@@ -385,7 +386,7 @@ class FunctionTool(Schema):
             "name": self.name,
             "description": self.description,
             "parameters": self.parameters,
-            "strict": self.strict is not False,
+            "strict": self.strict,
         }
 
 

@@ -744,8 +744,10 @@ async def test_tools_and_their_choice_are_told_back() -> None:
     async with house_of("x") as house:
         answer = await post(house, tools=[LOOK, WAIT], tool_choice=ONLY_WAIT)
         bare = await post(house, tools=[LOOK])
+        strict = await post(house, tools=[{**LOOK, "strict": True}, WAIT])
 
-    assert answer["tools"] == [{**LOOK, "strict": True}, {**WAIT, "description": None}]
+    assert answer["tools"] == [{**LOOK, "strict": None}, {**WAIT, "description": None}]
+    assert [tool["strict"] for tool in strict["tools"]] == [True, False]
     wanted = [{"type": "function", "name": "wait"}]
     assert answer["tool_choice"] == {**ONLY_WAIT, "tools": wanted}
     assert bare["tool_choice"] == "auto"
