@@ -92,13 +92,45 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 ARCHITECTURES = tuple(name for name in CONFIGS if name != "llama-tied")
 
+_ORIGINAL_LEN = 128
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": _ORIGINAL_LEN,
+}
+# Of these something changes far out alone.
+FAR_CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama-yarn": lambda: transformers.LlamaConfig(**_COMMON, rope_parameters=_YARN),
+    "ministral3": lambda: transformers.Ministral3Config(
+        **_COMMON, head_dim=16, rope_parameters={**_YARN, "llama_4_scaling_beta": 0.5}
+    ),
+    "llama4": lambda: transformers.Llama4TextConfig(
+        **{**_COMMON, "num_hidden_layers": 4},
+        num_local_experts=4,
+        num_experts_per_tok=1,
+        intermediate_size_mlp=96,
+        head_dim=16,
+        attention_chunk_size=_ORIGINAL_LEN,
+        no_rope_layers=[0, 1, 0, 0],
+        floor_scale=64,
+        attn_scale=2.0,
+    ),
+    "granitemoeshared": lambda: transformers.GraniteMoeSharedConfig(
+        **_COMMON, **_EXPERTS, num_local_experts=4, shared_intermediate_size=48
+    ),
+}
 
-def build(name: str, *, seed: int = 0) -> Any:
-    """A model of random float32 weights with unit gain."""
+
+def build(name: str, *, seed: int = 0, context_len: int | None = None) -> Any:
+    """A model of random float32 weights with unit gain. context_len: its longest, if another."""
+    config = {**CONFIGS, **FAR_CONFIGS}[name]()
+    if context_len is not None:
+        config.max_position_embeddings = context_len
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
         model: Any = transformers.AutoModelForCausalLM.from_config(
-            CONFIGS[name](), dtype=torch.float32, attn_implementation="eager"
+            config, dtype=torch.float32, attn_implementation="eager"
         )
         for parameter in model.parameters():
             if parameter.ndim >= 2:

@@ -13,7 +13,7 @@ import torch
 from model_server.engine.distributed import World
 from model_server.executor.executor import PagedModel
 from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.driver import Driver, driver_of, load
+from tests.model_server.engine.driver import Driver, driver_of, load, runner_of
 
 NUM_NEW = 12
 # Shorter and longer than window and block, and one of a single token.
@@ -140,4 +140,38 @@ def test_under_any_schedule(name: str, device: str, seed: int) -> None:
         if held and rng.random() < 0.1:
             driver.preempt(rng.choice(held))
         driver.step(rng.choice((3, 8, 20, 64)))
+    assert driver.outputs == expected
+
+
+CONTEXT_LEN = 1152
+# By night the others, which compute nothing far out that they do not near by.
+FAR_BY_DAY = ("ministral3", "llama4", "llama-yarn", "gpt_oss", "gpt2")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FAR_BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
+        for name in (*tiny_models.ARCHITECTURES, *tiny_models.FAR_CONFIGS)
+    ],
+)
+def test_up_to_the_last_position_of_the_context(name: str, tmp_path: Path) -> None:
+    """Two prompts of more than a thousand tokens, in chunks beside each other."""
+    reference = tiny_models.build(name, context_len=CONTEXT_LEN)
+    prompts = (prompt(1, CONTEXT_LEN - NUM_NEW), prompt(2, CONTEXT_LEN - 5 * NUM_NEW))
+    expected = {
+        index: tiny_models.greedy(reference, list(prompt_ids), NUM_NEW)
+        for index, prompt_ids in enumerate(prompts)
+    }
+    reference.save_pretrained(tmp_path)
+    model = load(tmp_path, World())
+    runner = runner_of(model, World())
+    num_blocks = len(prompts) * (CONTEXT_LEN // model.block_size + 1)
+    runner.warmup(max_step_tokens=200, max_batch_size=4, max_total_len=None, num_blocks=num_blocks)
+    driver = Driver(runner, num_blocks, model.block_size)
+
+    for index, prompt_ids in enumerate(prompts):
+        driver.add(index, prompt_ids, NUM_NEW)
+    driver.run(step_tokens=200)
+
     assert driver.outputs == expected
