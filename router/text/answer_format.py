@@ -114,7 +114,6 @@ class CallForm:
     """The texts around names and arguments.
 
     between:    None: an answer has one call at most
-    lead:       what the template writes between text and `first`
     parameters: None: the arguments are a JSON object
     marker:     what begins calls, where it is not the first tag of `first`
     name_in_id: the name's place holds `functions.NAME:NUMBER`, the call's id
@@ -125,7 +124,6 @@ class CallForm:
     middle: str
     between: str | None
     last: str
-    lead: str = ""
     parameters: Parameters | None = None
     marker: str = ""
     name_in_id: bool = False
@@ -162,14 +160,13 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtForm:
-    """`empty` is what the template writes for an answer without a thought.
+    """What stands around a thought.
 
     `preamble` opens a text for the user that ends as a thought does; calls may follow it.
     """
 
     opening: str
     closing: str
-    empty: str = ""
     preamble: str = ""
 
     @property

@@ -164,18 +164,6 @@ def _compared(tree: nodes.Template) -> frozenset[str]:
     )
 
 
-def _fields(tree: nodes.Template) -> frozenset[str]:
-    """The keys that are read: `m.key`, `m["key"]`, `m.get("key")`."""
-    keys: set[Any] = {each.attr for each in tree.find_all(nodes.Getattr)}
-    keys |= {
-        each.arg.value for each in tree.find_all(nodes.Getitem) if isinstance(each.arg, nodes.Const)
-    }
-    for call in tree.find_all(nodes.Call):
-        if isinstance(call.node, nodes.Getattr) and call.node.attr == "get":
-            keys |= {each.value for each in call.args[:1] if isinstance(each, nodes.Const)}
-    return frozenset(key for key in keys if isinstance(key, str))
-
-
 def _constants(tree: nodes.Template) -> frozenset[str]:
     """The texts that the template writes or compares."""
     found = {each.value for each in tree.find_all(nodes.Const)}
@@ -189,7 +177,7 @@ class CompiledTemplate:
     """One template, ready to render.
 
     `variables` are the names that it reads, `words` the string constants in its comparisons,
-    `constants` all texts in it, `fields` the keys that it reads.
+    `constants` all texts in it.
     """
 
     def __init__(self, source: str, time_limit_s: float, now: Callable[[], datetime]) -> None:
@@ -199,7 +187,6 @@ class CompiledTemplate:
         # First: looking for variables folds constants.
         self.words: frozenset[str] = _compared(tree)
         self.constants = _constants(tree)
-        self.fields = _fields(tree)
         self.variables: frozenset[str] = frozenset(find_undeclared_variables(tree))
         code = environment.compile(_Bounds().visit(tree))
         self._template = Template.from_code(environment, code, environment.make_globals(None))

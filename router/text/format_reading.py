@@ -36,27 +36,20 @@ from router.text.template_probe import (
     Template,
     Unreadable,
     answer,
+    behind_thought,
     common_suffix,
     with_ids,
     without_end,
 )
 from router.text.template_traits import PART_OF_CONTENT, THOUGHT_KEY, TemplateLimit, Traits
 
-# What the field calls a thought; then any other key that the template reads, but these.
+# What the field calls a thought.
 _THOUGHT_KEYS = (THOUGHT_KEY, "thinking", "reasoning")
-_NOT_THOUGHTS = frozenset(
-    {
-        "role", "content", "tool_calls", "name", "tool_call_id", "id", "type", "function",
-        "arguments", "text", "image", "parameters", "index", "recipient",
-    }
-)  # fmt: skip
 _LAST_TAG = re.compile(r"(<[^<>\s]+>|\[[A-Z_]+\])\s*$")
 _FIRST_TAG = re.compile(r"\s*(<[^<>\s]+>)")
 _FROM_TAG = re.compile(r"<[^<>\s]+>.*", re.DOTALL)
 _TAG_WITH_SPACE = re.compile(r"\s*(?:<[^<>\s]+>|\[[^\[\]\s]+\])\s*")
-_THINK_TAG = re.compile(r"(<[^<>\s/]*think[^<>\s]*>|\[THINK\])\s*$", re.IGNORECASE)
 _TAG = re.compile(r"[<\[◁].*[>\]▷]")
-_TAG_LENS = range(3, 40)
 _BRACKET = re.compile(r"[\[{]")
 _MARK_BEGUN = re.compile(r"[<\[◁]")
 _ONE_CALL = answer(calls=[(NAMES[0], ARGUMENTS)])
@@ -147,7 +140,7 @@ def _read(probe: Probe, end_tokens: Sequence[str], declared: ThoughtForm | None)
     except Unreadable as error:
         fault = str(error)
     answer_format = AnswerFormat(
-        content_opening=_content_opening(before, thought),
+        content_opening=behind_thought(before, thought).strip(),
         content_closing=without_end(after, ends).strip(),
         thought=thought,
         calls=calls,
@@ -165,20 +158,6 @@ def _ends(probe: Probe, after: str, end_tokens: Sequence[str]) -> tuple[str, ...
     eos_token = str(probe.special.get("eos_token", ""))
     found = {end.strip(), tag[1] if tag else "", eos_token, *end_tokens}
     return tuple(sorted(filter(None, found), key=len, reverse=True))
-
-
-def _content_opening(before: str, thought: ThoughtForm | None) -> str:
-    """What stands before a text, without an empty thought."""
-    opening = before.strip()
-    if thought is None:
-        return opening
-    trimmed = thought.opening.rstrip() + thought.closing.lstrip()
-    for empty in (thought.empty, thought.opening + thought.closing, trimmed, thought.closing):
-        if empty and before.startswith(empty):
-            return before[len(empty) :].strip()
-        if empty and opening == empty.strip():
-            return ""
-    return opening
 
 
 def _with_other_calls(form: AnswerFormat) -> AnswerFormat:
@@ -209,13 +188,11 @@ def _with_other_calls(form: AnswerFormat) -> AnswerFormat:
 
 def _read_thought(probe: Probe, before: str) -> tuple[ThoughtForm | None, str]:
     """The form of thoughts that history shows, and the key that shows them."""
-    others = probe.template.fields - _NOT_THOUGHTS - set(_THOUGHT_KEYS)
-    keys = (*_THOUGHT_KEYS, *sorted(others))
-    for key in (*keys, PART_OF_CONTENT):
+    for key in (*_THOUGHT_KEYS, PART_OF_CONTENT):
         thought = _thought_before_text(_showing(probe, key), before)
         if thought is not None:
             return thought, key
-    for key in keys:
+    for key in _THOUGHT_KEYS:
         thought = _thought_before_call(_showing(probe, key))
         if thought is not None:
             return thought, key
@@ -242,8 +219,7 @@ def _thought_before_text(probe: Probe, before: str) -> ThoughtForm | None:
         return None
     if not opening.strip():
         opening = _prompted_opening(probe, shown, closing) + opening
-    empty = before if closing.strip() and closing.strip() in before else ""
-    return ThoughtForm(opening, _closing_before_all(probe, closing, rest), empty)
+    return ThoughtForm(opening, _closing_before_all(probe, closing, rest))
 
 
 def _prompted_opening(probe: Probe, shown: Shown, closing: str) -> str:
@@ -278,22 +254,13 @@ def _thought_before_call(probe: Probe) -> ThoughtForm | None:
 
 
 def _dropped_thought(probe: Probe) -> ThoughtForm | None:
-    """Of a template whose history drops thoughts: the marks are what it looks for in texts.
-
-    Otherwise those that the generation prompt opens.
-    """
-    prompt = probe.shown(answer(TEXT)).prompt
-    opened = _THINK_TAG.search(prompt)
+    """Of a template whose history drops thoughts: the marks are what it looks for in texts."""
     words = {word.strip() for word in probe.template.constants}
-    tags = [word for word in words if len(word) in _TAG_LENS and _TAG.fullmatch(word)]
-    for closing in sorted(tags, key=lambda tag: (len(tag), tag)):
+    for closing in sorted(filter(_TAG.fullmatch, words), key=lambda tag: (len(tag), tag)):
         chat = probe.as_earlier(THOUGHT + closing + TEXT)
         if TEXT in chat and THOUGHT not in chat:
-            opening = opened[1] if opened else closing.replace("/", "", 1)
-            return ThoughtForm(opening, closing)
-    if opened is None:
-        return None
-    return ThoughtForm(opened[1], f"{opened[1][0]}/{opened[1][1:]}")
+            return ThoughtForm(closing.replace("/", "", 1), closing)
+    return None
 
 
 # Calls.
@@ -309,8 +276,6 @@ def _read_calls(
     one = CallProbe(probe, thought).shown([ARGUMENTS])
     if WORD not in one:
         return None, probe.traits
-    if f'\\"{KEYS[0]}' in one:
-        raise Unreadable("the arguments are encoded twice")
     traits = _traits_of_calls(probe, one)
     calls = CallProbe(replace(probe, traits=traits), thought)
     labels = [f"functions.{name}:{n}" for n, name in enumerate(NAMES)]

@@ -72,12 +72,8 @@ class ParameterReading:
         end, between_calls, last = self._ends_of_calls(plain.after, text_closing)
         other = ValueForm(plain.before, "", code)
         mark = text.before[-1:]
-        if text.code is Code.RAW and mark in tuple("'\"") and (text_closing or between)[:1] == mark:
+        if text.code is Code.RAW and mark in tuple("'\"") and text_closing == mark:
             # Literals of Python, whose strings templates do not escape, but models do.
-            if not text_closing:
-                between = between[1:]
-                end = end[1:]
-                other = ValueForm(other.opening[:-1], "", code)
             string = ValueForm(text.before[:-1], "", Code.PYTHON)
             other = ValueForm(other.opening, "", Code.PYTHON)
         none = self._none(last) or self._before_key.rstrip() + end
@@ -126,7 +122,6 @@ def _spellings(value: Any, quote: str) -> list[tuple[Code, str]]:
     """Ways to write a value, the most common first."""
     ways = [
         (Code.JSON, json.dumps(value, ensure_ascii=False)),
-        (Code.JSON, json.dumps(value, ensure_ascii=False, separators=(",", ":"))),
         (Code.PYTHON, repr(value)),
     ]
     if isinstance(value, str):

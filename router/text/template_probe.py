@@ -46,15 +46,11 @@ class Template(Protocol):
     """A compiled template.
 
     variables: the names that it reads
-    fields:    the keys that it reads, of messages and of others
     constants: the texts in it
     """
 
     @property
     def variables(self) -> frozenset[str]: ...
-
-    @property
-    def fields(self) -> frozenset[str]: ...
 
     @property
     def constants(self) -> frozenset[str]: ...
@@ -207,17 +203,16 @@ class CallProbe:
         """An answer with as many calls, without an empty thought before them."""
         calls = list(zip(NAMES, arguments, strict=False))
         body = self.probe.shown(answer(calls=calls), TOOLS).body
-        thought = self.thought
-        if thought is None:
-            return body
-        for empty in (thought.empty, thought.opening + thought.closing):
-            if empty and body.startswith(empty):
-                return body[len(empty) :]
-        closer = thought.closer
-        label = NAMES[0] if NAMES[0] in body else CALL_IDS[0]
-        if not closer or not 0 <= body.find(closer) < body.find(label):
-            return body
-        return body.partition(closer)[2].removeprefix(thought.closing.partition(closer)[2])
+        before, label, rest = body.partition(NAMES[0] if NAMES[0] in body else CALL_IDS[0])
+        return behind_thought(before, self.thought) + label + rest
+
+
+def behind_thought(text: str, thought: ThoughtForm | None) -> str:
+    """What stands before a text or calls, without an empty thought or what closes one."""
+    if thought is None:
+        return text
+    before, closer, rest = text.partition(thought.closer)
+    return rest.removeprefix(thought.closing.partition(closer)[2]) if closer else before
 
 
 def without_end(text: str, ends: Sequence[str]) -> str:

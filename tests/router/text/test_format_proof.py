@@ -21,7 +21,7 @@ MUTATED = [
 ]  # fmt: skip
 
 # Not marks of answers, or what the reader does not look for.
-UNTOUCHED = {"lead", "marker", "code", "empty", "ends", "other_calls", "preamble"}
+UNTOUCHED = {"marker", "code", "ends", "other_calls", "preamble"}
 # Where the colon alone is found, what stands behind it is a literal with its own quotes.
 EQUIVALENT = {("bare keys", ".calls.parameters.string.opening: lost at 0")}
 

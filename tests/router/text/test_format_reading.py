@@ -310,7 +310,7 @@ def rendered(source: str, *messages: Mapping[str, Any]) -> str:
     return template_of(source).render([USER, *messages], add_generation_prompt=False)
 
 
-@pytest.mark.parametrize("key", ["thinking", "reasoning", "musing"])
+@pytest.mark.parametrize("key", ["thinking", "reasoning"])
 def test_a_thought_is_put_where_the_template_reads_it(key: str) -> None:
     source = as_template(FORMATS["hermes, thinking"]).replace("reasoning_content", key)
 
