@@ -16,7 +16,7 @@ from constraints.compiler import MIB
 from model_server import zoo
 from model_server.attention.reference import ReferenceAttention
 from model_server.attention.select import select_backend
-from model_server.checkpoint import gate
+from model_server.checkpoint import checkpoint, gate
 from model_server.checkpoint.check import (
     CheckedCheckpoint,
     ModelSettings,
@@ -201,6 +201,7 @@ def _load_int4(
         stored,
         {name: tuple(parameter.shape) for name, parameter in used.items()},
         {name: first_names[id(parameter)] for name, parameter in used.items()},
+        zoo.stored_names(module, checkpoint.check(settings.folder)),
         dtype=checked.dtype,
         device=device,
     )
@@ -253,6 +254,7 @@ def _read_weights(
         device=device,
         trust_remote_code=settings.trust_remote_code,
         num_shards=num_shards,
+        left_out=checked.left_out,
     )
 
 
@@ -344,4 +346,5 @@ def _info(settings: ServeConfig, checked: CheckedCheckpoint, model: PagedModel) 
         weights_bytes=bytes_of_rank(settings, checked),
         bytes_per_block=model.bytes_per_block,
         sampling_defaults=checked.sampling_defaults,
+        language_model_only=checked.takes_more_than_text,
     )

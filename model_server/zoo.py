@@ -10,26 +10,39 @@ reaches those models that do not hand keyword arguments down.
 
 It knows no request, no sampling and no RPC, and not which model may be served: the gate decides
 that.
+
+Of a model that also sees, the language model alone is built and loaded: what a pass over text never
+calls is left out, so that no image can be given to it.
 """
 
 import inspect
 import logging
+import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AttentionInterface,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers import __version__ as transformers_version
 from transformers.cache_utils import Cache
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.models.auto.auto_factory import _get_model_class
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.quantizers.auto import AutoHfQuantizer
 from transformers.utils.logging import (
@@ -147,10 +160,13 @@ class HfModel:
     """A causal language model of transformers, called on flattened batches.
 
     Owner of the module. Not for two threads at a time.
+
+    left_out: names of the parts that it was made without, since text never passes them
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, left_out: tuple[str, ...] = ()) -> None:
         self.module = module
+        self.left_out = left_out
         self.facts = facts_of(module)
         self._takes_cache = "cache" in inspect.signature(module.forward).parameters
         # Older models read the batch back from the device to warn about padding.
@@ -250,11 +266,27 @@ def read_config(folder: Path, *, trust_remote_code: bool) -> Any:
             f"{config.model_type} is an encoder and a decoder, no causal language model"
         )
     auto_map = getattr(config, "auto_map", None) or {}
-    is_ours = type(config) in AutoModelForCausalLM._model_mapping
-    if not is_ours and not (trust_remote_code and "AutoModelForCausalLM" in auto_map):
+    is_known = _auto_class(config) is not None
+    if not is_known and not (trust_remote_code and "AutoModelForCausalLM" in auto_map):
         hint = _REMOTE_CODE_HINT if auto_map else ""
         raise ArchitectureUnfit(f"{config.model_type} is no causal language model{hint}")
     return config
+
+
+def _auto_class(config: Any) -> Any:
+    """Of transformers: what makes a model of this config that writes text; None: nothing does."""
+    for auto_class in (AutoModelForCausalLM, AutoModelForImageTextToText):
+        if type(config) in auto_class._model_mapping:
+            return auto_class
+    return None
+
+
+def takes_more_than_text(config: Any) -> bool:
+    """Whether the config has models for images or sound, of which nothing is served."""
+    text = config.get_text_config()
+    parts = (getattr(config, name, None) for name in config.sub_configs)
+    # Some configs sort their own numbers into parts, which are of no kind.
+    return any(part is not text and getattr(part, "model_type", None) for part in parts)
 
 
 def _require_known(folder: Path) -> None:
@@ -276,16 +308,107 @@ def _require_known(folder: Path) -> None:
 
 
 def build_empty(config: Any, *, trust_remote_code: bool) -> HfModel:
-    """The model without weights, for its facts. Raises ModelRefused if it has no class."""
+    """The model without weights, for its facts. Raises ModelRefused if it has no class.
+
+    What a pass over text never calls is left out.
+    """
     try:
         with torch.device("meta"):
-            return _from_config(config, trust_remote_code=trust_remote_code)
+            model = _from_config(config, trust_remote_code=trust_remote_code)
     # A config that contradicts itself fails in every way there is.
     except Exception as error:
         raise ModelRefused(
             f"a {config.model_type} model cannot be built of this config:"
             f" {type(error).__name__}: {_brief(error)}"
         ) from error
+    if not takes_more_than_text(model.module.config) or _auto_class(config) is None:
+        return model
+    left_out = _never_called(model)
+    _leave_out(model.module, left_out)
+    return HfModel(model.module, left_out)
+
+
+def _never_called(model: HfModel) -> tuple[str, ...]:
+    """Names of the parts that a pass over text does not call; the model is on `meta`.
+
+    All that lies beside the embeddings is for text. Its layers are not run: which of their experts
+    are called depends on data.
+    """
+    module = model.module
+    names: dict[nn.Module, str] = {part: name for name, part in module.named_modules()}
+    text = module.get_submodule(names[module.get_input_embeddings()].rpartition(".")[0])
+    lists = [part for part in text.modules() if isinstance(part, nn.ModuleList)]
+    called: set[nn.Module] = set()
+    handles = [part.register_forward_pre_hook(lambda part, _: called.add(part)) for part in names]
+    for layer in (layer for each in lists for layer in each):
+        layer.forward = _unchanged
+    rows = torch.arange(2, device="meta")
+    try:
+        with torch.inference_mode():
+            model.paged_logits(rows, rows, rows, _attend_nothing)
+    # The classes of other people fail in every way there is.
+    except Exception as error:  # noqa: BLE001
+        _log.info("all of %s is loaded: %s", model.facts.class_name, _brief(error))
+        return ()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for layer in (layer for each in lists for layer in each):
+            layer.__dict__.pop("forward", None)
+        model.module.set_attn_implementation(EAGER)
+    called |= set(text.modules())
+    return tuple(names[part] for part in _outermost_without(called, module))
+
+
+def _outermost_without(called: Collection[nn.Module], parent: nn.Module) -> Iterator[nn.Module]:
+    """Parts with weights in which nothing is called."""
+    for part in parent.children():
+        if any(each in called for each in part.modules()):
+            yield from _outermost_without(called, part)
+        elif any(True for _ in part.parameters()):
+            yield part
+
+
+def _unchanged(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
+    return hidden_states
+
+
+def _attend_nothing(*_: object) -> Tensor:
+    raise AssertionError("a layer ran that was replaced")
+
+
+def _leave_out(module: Any, names: Collection[str]) -> None:
+    """Put parts in the places of these that have no weights and cannot be called."""
+    for name in names:
+        module.set_submodule(name, nn.Module())
+
+
+@cache
+def _class_without(model_class: Any, names: tuple[str, ...]) -> Any:
+    """A class whose models are made without these parts, which it does not miss in a checkpoint."""
+
+    def __init__(self: Any, *arguments: Any, **options: Any) -> None:
+        model_class.__init__(self, *arguments, **options)
+        _leave_out(self, names)
+
+    ignored = (f"^{re.escape(name)}\\." for name in names)
+    members = {
+        "__init__": __init__,
+        # By its name and module transformers knows how the weights of its checkpoints are called.
+        "__module__": model_class.__module__,
+        "_keys_to_ignore_on_load_unexpected": [
+            *(model_class._keys_to_ignore_on_load_unexpected or ()),
+            *ignored,
+        ],
+    }
+    return type(model_class.__name__, (model_class,), members)
+
+
+def stored_names(module: Any, names: Collection[str]) -> dict[str, str]:
+    """Names of a checkpoint's tensors, by those that `module` has for them."""
+    conversions = get_model_conversion_mapping(module)
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    return {rename_source_key(name, renamings, [])[0]: name for name in names}
 
 
 def check_quantization(folder: Path, config: Any, device: torch.device, reason: str) -> None:
@@ -333,7 +456,12 @@ def build_small(config: Any, *, trust_remote_code: bool) -> HfModel:
     """
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         torch.manual_seed(0)
-        return _from_config(config, trust_remote_code=trust_remote_code)
+        if not takes_more_than_text(config):
+            return _from_config(config, trust_remote_code=trust_remote_code)
+        # What sees is not small: it is never made.
+        model = build_empty(config, trust_remote_code=trust_remote_code)
+        model.module.to_empty(device="cpu").init_weights()
+        return model
 
 
 def load(
@@ -344,8 +472,11 @@ def load(
     device: torch.device,
     trust_remote_code: bool,
     num_shards: int,
+    left_out: tuple[str, ...] = (),
 ) -> HfModel:
     """The model with its weights on `device`: this rank's of `num_shards` parts of them.
+
+    left_out: names of parts that are not loaded, as `build_empty` found them
 
     Raises CheckpointBroken when a weight is missing or misshapen, ModelRefused when transformers
     cannot load it or has no plan to shard it, OutOfMemory when it does not fit.
@@ -355,14 +486,17 @@ def load(
         options = _tensor_parallel(num_shards)
     else:
         options = {"device_map": _device_map(device)}
-    from_pretrained: Any = AutoModelForCausalLM.from_pretrained
+    model_class: Any = _auto_class(config) or AutoModelForCausalLM
+    if left_out:
+        model_class = _class_without(_get_model_class(config, model_class._model_mapping), left_out)
+    else:
+        options["trust_remote_code"] = trust_remote_code
     try:
         with _refusing(folder):
-            module, report = from_pretrained(
+            module, report = model_class.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
-                trust_remote_code=trust_remote_code,
                 use_safetensors=True,
                 local_files_only=True,
                 output_loading_info=True,
@@ -373,7 +507,7 @@ def load(
     except torch.OutOfMemoryError as error:
         raise OutOfMemory(f"{folder}: its weights do not fit on {device}") from error
     _require_whole(folder, report)
-    return HfModel(module.eval())
+    return HfModel(module.eval(), left_out)
 
 
 def require_names(folder: Path, empty: HfModel, shapes: Mapping[str, Sequence[int]]) -> None:
@@ -385,7 +519,8 @@ def require_names(folder: Path, empty: HfModel, shapes: Mapping[str, Sequence[in
     module = empty.module
     tensors = {name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}
     with quiet(), _refusing(folder):
-        _, report = type(module).from_pretrained(
+        model_class: Any = type(module)
+        _, report = _class_without(model_class, empty.left_out).from_pretrained(
             None,
             config=module.config,
             state_dict=tensors,
@@ -425,7 +560,7 @@ def _refusing(folder: Path) -> Iterator[None]:
 
 
 def _from_config(config: Any, *, trust_remote_code: bool) -> HfModel:
-    module = AutoModelForCausalLM.from_config(
+    module = (_auto_class(config) or AutoModelForCausalLM).from_config(
         config,
         trust_remote_code=trust_remote_code,
         dtype=torch.float32,

@@ -284,6 +284,8 @@ class ModelInfo:
     weights_bytes:   what one rank holds of them; None: unknown, for the checkpoint is quantized
     bytes_per_block: of keys and values, in one rank's pool
     sampling_defaults: sampling parameters by their names, as the checkpoint's makers recommend them
+    language_model_only: the checkpoint's model takes more than text, as images, and is served for
+        text alone
     """
 
     model_id: str
@@ -304,6 +306,7 @@ class ModelInfo:
     weights_bytes: int | None = None
     bytes_per_block: int = 0
     sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    language_model_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

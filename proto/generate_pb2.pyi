@@ -228,6 +228,7 @@ class InfoResponse(_message.Message):
     WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
     BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
+    LANGUAGE_MODEL_ONLY_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_type: _builtins.str
     dtype: _builtins.str
@@ -251,6 +252,8 @@ class InfoResponse(_message.Message):
     """What one rank holds of them. Absent: unknown, for the checkpoint is quantized."""
     bytes_per_block: _builtins.int
     """Of keys and values, in one rank's pool."""
+    language_model_only: _builtins.bool
+    """Whether the checkpoint's model takes more than text, as images, of which text alone is served."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -278,10 +281,11 @@ class InfoResponse(_message.Message):
         weights_bytes: _builtins.int | None = ...,
         bytes_per_block: _builtins.int = ...,
         sampling_defaults: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        language_model_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "fallback_reason", b"fallback_reason", "weights_bytes", b"weights_bytes", "window_len", b"window_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "language_model_only", b"language_model_only", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fallback_reason: _TypeAlias = _typing.Literal["fallback_reason"]  # noqa: Y015
     _WhichOneofArgType__fallback_reason: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason"]  # noqa: Y015

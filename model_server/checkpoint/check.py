@@ -87,7 +87,7 @@ class CheckedCheckpoint:
     """A checkpoint that may be loaded.
 
     num_shards:      each rank has one of so many parts of the weights
-    num_parameters:  of the whole model
+    num_parameters:  of the whole model, but for what is left out
     weights_dtype:   in which they are read and, unless they are quantized then, kept
     weights_bytes:   of the whole model in it; None for a quantized model, where it is unknown
     facts:           of the model's class and config
@@ -96,6 +96,8 @@ class CheckedCheckpoint:
     recipe:          what the model computes; None: it runs in its own class
     fallback_reason: why there is no recipe; None: there is one
     int4:            how the weights of the recipe are stored in 4 bits; None: they are not
+    left_out:        names of parts that are not loaded, since text never passes them
+    takes_more_than_text: by its config, as images; text alone is served
     """
 
     config: Any
@@ -110,6 +112,8 @@ class CheckedCheckpoint:
     recipe: Recipe | None
     fallback_reason: str | None
     int4: Int4Format | None = None
+    left_out: tuple[str, ...] = ()
+    takes_more_than_text: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -218,6 +222,13 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     if fallback_reason is not None:
         zoo.check_quantization(settings.folder, config, settings.device, fallback_reason)
         check_zoo(settings, config, empty.facts, fallback_reason)
+    takes_more_than_text = zoo.takes_more_than_text(config)
+    if takes_more_than_text:
+        _log.info(
+            "%s: images are not seen: text alone is served; not loaded: %s",
+            settings.folder,
+            ", ".join(empty.left_out) or "none of its parts",
+        )
     is_sharded = recipe is not None or _can_shard(empty, world_size)
     num_shards = world_size if is_sharded else 1
     quantization = _quantization(config)
@@ -238,6 +249,8 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
         recipe=recipe,
         fallback_reason=fallback_reason,
         int4=None if recipe is None or quantization is None else Int4Format.of(quantization),
+        left_out=empty.left_out,
+        takes_more_than_text=takes_more_than_text,
     )
 
 

@@ -108,6 +108,7 @@ def read_int4(
     stored: Int4Format,
     shapes: Mapping[str, Shape],
     tied: Mapping[str, str],
+    stored_names: Mapping[str, str],
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -115,6 +116,7 @@ def read_int4(
     """The parameters of these names and shapes, each of which is in the checkpoint.
 
     tied:   where a parameter is that is in no file; by name, maybe the same one
+    stored_names: of all tensors in the files, by those that the model's class has for them
 
     A weight whose groups are not runs of inputs is read as one of `dtype`. Raises CheckpointBroken
     for a tensor of another shape, and Unreadable where a parameter is missing.
@@ -122,7 +124,7 @@ def read_int4(
     plain: dict[str, Tensor] = {}
     int4: dict[str, Int4Weight] = {}
     with ExitStack() as stack:
-        files = _Files.open(folder, device, stack)
+        files = _Files.open(folder, stored_names, device, stack)
         # What is in another's place comes last, and is the same tensor.
         for name, shape in sorted(shapes.items(), key=lambda item: tied[item[0]] != item[0]):
             layer, _, kind = name.rpartition(".")
@@ -142,14 +144,17 @@ def read_int4(
 
 
 class _Files:
-    """The tensors of a checkpoint by name."""
+    """The tensors of a checkpoint, by the names that the model's class has for them."""
 
-    def __init__(self, folder: Path, handles: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, names: Mapping[str, str], handles: Mapping[str, Any]) -> None:
         self._folder = folder
+        self._names = names
         self._handles = handles
 
     @classmethod
-    def open(cls, folder: Path, device: torch.device, stack: ExitStack) -> "_Files":
+    def open(
+        cls, folder: Path, names: Mapping[str, str], device: torch.device, stack: ExitStack
+    ) -> "_Files":
         paths = [folder / WEIGHTS_NAME]
         if not paths[0].is_file():
             weight_map = json.loads((folder / INDEX_NAME).read_text())["weight_map"]
@@ -158,16 +163,17 @@ class _Files:
         for path in paths:
             handle = stack.enter_context(safe_open(path, framework="pt", device=str(device)))
             handles |= dict.fromkeys(handle.keys(), handle)
-        return cls(folder, handles)
+        return cls(folder, names, handles)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._handles
+        return name in self._names
 
     def tensor(self, name: str, shape: Shape) -> Tensor:
         """Raises CheckpointBroken."""
-        if name not in self._handles:
+        if name not in self:
             raise CheckpointBroken(f"{self._folder}: has no {name}, which a weight in 4 bits needs")
-        tensor: Tensor = self._handles[name].get_tensor(name)
+        stored_name = self._names[name]
+        tensor: Tensor = self._handles[stored_name].get_tensor(stored_name)
         if tuple(tensor.shape) != tuple(shape):
             raise CheckpointBroken(
                 f"{self._folder}: {name} has the shape {list(tensor.shape)}, not {list(shape)}"
@@ -176,9 +182,10 @@ class _Files:
 
     def num_rows(self, name: str, axis: int) -> int:
         """How long an axis is; 0 for a tensor that is not there."""
-        if name not in self._handles:
+        if name not in self:
             return 0
-        shape = self._handles[name].get_slice(name).get_shape()
+        stored_name = self._names[name]
+        shape = self._handles[stored_name].get_slice(stored_name).get_shape()
         return int(shape[axis]) if axis < len(shape) else 0
 
 

@@ -281,6 +281,7 @@ class OperationsRoutes:
                 "executor": info.executor,
                 "executor_fallback": info.executor_fallback,
                 "same_answer_under_load": info.same_answer_under_load,
+                "language_model_only": info.language_model_only,
                 **_answers(self._template),
             }
         )

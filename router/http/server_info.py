@@ -46,6 +46,7 @@ class ServerInfo:
     executor: str | None = None
     executor_fallback: str | None = None
     same_answer_under_load: bool = False
+    language_model_only: bool = False
     num_shards: int = 1
     block_size: int | None = None
     num_blocks: int | None = None
@@ -212,6 +213,7 @@ def server_info(
         executor=info.executor,
         executor_fallback=info.fallback_reason,
         same_answer_under_load=info.is_invariant,
+        language_model_only=info.language_model_only,
         num_shards=num_shards,
         block_size=pool.block_size,
         num_blocks=pool.num_blocks,

@@ -55,6 +55,26 @@ def test_the_bytes_of_the_weights_are_known_before_they_are_read(name: str, tmp_
     assert look(folder, dtype="bfloat16").weights_bytes == num_bytes // 2
 
 
+def test_what_is_not_for_text_counts_as_nothing_and_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_models.save("llava", tmp_path)
+    stored = load_file(folder / "model.safetensors").items()
+    num_bytes = sum(
+        tensor.numel() * 4
+        for name, tensor in stored
+        if not name.startswith(("vision_tower", "multi_modal_projector"))
+    )
+    with caplog.at_level("INFO"):
+        checked = look(folder)
+    assert checked.takes_more_than_text
+    assert checked.weights_bytes == num_bytes
+    told = [message for message in caplog.messages if "images are not seen" in message]
+    assert len(told) == 1
+    assert told[0].endswith("not loaded: model.vision_tower, model.multi_modal_projector")
+    assert not look(tiny_models.save("llama", tmp_path)).takes_more_than_text
+
+
 def test_bfloat16_stays_so_where_a_recipe_computes_float32(tmp_path: Path) -> None:
     wide = look(tiny_models.save("llama", tmp_path))
     tiny_models.build("llama").bfloat16().save_pretrained(tmp_path)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from model_server import zoo
+from model_server.checkpoint import checkpoint
 from model_server.checkpoint.check import ModelSettings, check_checkpoint
 from model_server.checkpoint.int4_checkpoint import Int4Format, read_int4
 from model_server.engine.distributed import World
@@ -30,6 +31,7 @@ from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Unreadable
 from model_server.step import SequenceStep, StepInputs
+from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import on_two_ranks
 from tests.model_server.recipe.families import FAMILIES, config
 
@@ -232,7 +234,10 @@ def test_each_format_is_read_as_its_numbers_say(kind: str, tmp_path: Path) -> No
     stored = Int4Format.of(KINDS[kind].settings)
     shapes = {name: tuple(values.shape) for name, values in expected.items()}
     tied = {name: name for name in shapes}
-    parameters = read_int4(tmp_path, stored, shapes, tied, dtype=torch.float32, device=CPU)
+    stored_names = {name: name for name in checkpoint.check(tmp_path)}
+    parameters = read_int4(
+        tmp_path, stored, shapes, tied, stored_names, dtype=torch.float32, device=CPU
+    )
     for name, values in expected.items():
         torch.testing.assert_close(parameters[name], values, rtol=0, atol=0)
     # Groups that are no runs of inputs have no place in the one layout.
@@ -255,6 +260,21 @@ def test_a_checkpoint_in_4_bits_computes_what_its_values_in_float32_do(
     assert torch.equal(logits_of(folder), logits_of(plain))
 
 
+@pytest.mark.parametrize("name", ["llava", "qwen2_5_vl"])
+def test_4_bits_are_found_by_the_names_that_a_checkpoint_of_more_than_text_has(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tiny_models.save(name, tmp_path / "int4")
+    plain = tiny_models.save(name, tmp_path / "plain")
+    values = quantize(folder, KINDS["gptq"])
+    save_file(values, plain / "model.safetensors", {"format": "pt"})
+    recipe = check_checkpoint(ModelSettings(folder, CPU, dtype="float32"), 1).recipe
+    assert recipe is not None
+    # The class has other names for them.
+    assert recipe.layers[0].attention.query.linear.weight not in values
+    assert torch.equal(logits_of(folder), logits_of(plain))
+
+
 def test_a_checkpoint_in_4_bits_may_be_computed_in_8(tmp_path: Path) -> None:
     quantize(save(tmp_path), KINDS["gptq"])
     exact = logits_of(tmp_path)
@@ -273,7 +293,13 @@ def logits_on_device(folder: Path, world: World) -> Any:
     module = zoo.build_parts(checked.config, rotary, CPU, trust_remote_code=False)
     shapes = {name: tuple(module.get_parameter(name).shape) for name in recipe.last_uses()}
     parameters = read_int4(
-        folder, stored, shapes, {name: name for name in shapes}, dtype=torch.float32, device=CPU
+        folder,
+        stored,
+        shapes,
+        {name: name for name in shapes},
+        zoo.stored_names(module, checkpoint.check(folder)),
+        dtype=torch.float32,
+        device=CPU,
     )
     group = None if world.world_size == 1 else dist.group.WORLD
     part = Partition(world.rank, world.world_size)
@@ -295,8 +321,9 @@ def test_the_executor_for_gpus_computes_the_same(kind: str, tmp_path: Path) -> N
 
 
 @pytest.mark.nightly
-def test_two_ranks_have_each_a_part_of_the_4_bits(tmp_path: Path) -> None:
-    quantize(save(tmp_path), KINDS["gptq"])
+@pytest.mark.parametrize("sees", [False, True])
+def test_two_ranks_have_each_a_part_of_the_4_bits(sees: bool, tmp_path: Path) -> None:
+    quantize(tiny_models.save("llava", tmp_path) if sees else save(tmp_path), KINDS["gptq"])
     first, _ = on_two_ranks(partial(logits_on_device, tmp_path))
     assert not isinstance(first, str), first
     actual = torch.from_numpy(first)

@@ -5,6 +5,7 @@ or scale changes tokens. Sliding windows are shorter than the prompts of the tes
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,15 +122,73 @@ FAR_CONFIGS: dict[str, Callable[[], Any]] = {
     ),
 }
 
+# Of what sees: a small part of each kind, by the names that configs have for their numbers.
+_EYE: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "depth": 1,
+    "num_attention_heads": 2,
+    "num_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+
+
+def _mrope(sections: list[int], **more: Any) -> dict[str, Any]:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": sections, **more}
+    return {"rope_parameters": rope}
+
+
+# The kind of the whole, that of its language model, and what is set in that.
+_SEEING: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "mistral3-mistral": ("mistral3", "mistral", {"head_dim": 16}),
+    "mistral3-ministral3": ("mistral3", "ministral3", {"head_dim": 16}),
+    "qwen2_5_vl": ("qwen2_5_vl", "qwen2_5_vl_text", _mrope([4, 2, 2])),
+    "qwen3_vl": ("qwen3_vl", "qwen3_vl_text", {"head_dim": 16, **_mrope([4, 2, 2])}),
+    "llava": ("llava", "llama", {}),
+    "idefics3": ("idefics3", "llama", {}),
+    "smolvlm": ("smolvlm", "llama", {}),
+    "internvl": ("internvl", "qwen2", {}),
+    "glm4v": (
+        "glm4v",
+        "glm4v_text",
+        {"head_dim": 16, **_mrope([2, 1, 1], partial_rotary_factor=0.5)},
+    ),
+    "aya_vision": ("aya_vision", "cohere2", _WINDOWED),
+}
+SEEING = tuple(_SEEING)
+
+
+def _seeing_config(name: str) -> Any:
+    kind, text_kind, own = _SEEING[name]
+    default = transformers.AutoConfig.for_model(kind)
+    parts: dict[str, Any] = {}
+    for part in default.sub_configs:
+        settings = getattr(default, part).to_dict()
+        small = {key: value for key, value in _EYE.items() if key in settings}
+        parts[part] = {"model_type": settings["model_type"], **small}
+    text = {**_COMMON, **own, "model_type": text_kind}
+    kind_of_config: Any = type(default)
+    return kind_of_config(**{**parts, "text_config": text}, tie_word_embeddings=False)
+
+
+CONFIGS |= {name: partial(_seeing_config, name) for name in SEEING}
+
 
 def build(name: str, *, seed: int = 0, context_len: int | None = None) -> Any:
     """A model of random float32 weights with unit gain. context_len: its longest, if another."""
     config = {**CONFIGS, **FAR_CONFIGS}[name]()
     if context_len is not None:
-        config.max_position_embeddings = context_len
+        config.get_text_config().max_position_embeddings = context_len
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        model: Any = transformers.AutoModelForCausalLM.from_config(
+        sees = name in SEEING
+        kind = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
+        model: Any = getattr(transformers, kind).from_config(
             config, dtype=torch.float32, attn_implementation="eager"
         )
         for parameter in model.parameters():
@@ -139,7 +198,7 @@ def build(name: str, *, seed: int = 0, context_len: int | None = None) -> Any:
                 parameter.data += 0.1 * torch.randn_like(parameter)
     # A model of random weights must be free to say anything for as long as a test asks.
     model.generation_config.eos_token_id = None
-    model.config.eos_token_id = None
+    model.config.get_text_config().eos_token_id = None
     return model.eval()
 
 

@@ -26,8 +26,9 @@ pytestmark = pytest.mark.slow
 
 NUM_NEW = 10
 CPU = torch.device("cpu")
-# One that is divided, one whose fused weights are, experts, and one of which each rank holds all.
-FAMILIES = ("llama", "gpt_neox", "qwen3_moe", "gpt2")
+# One that is divided, one whose fused weights are, experts, one of which each rank holds all, and
+# one that is a part of what it was trained in.
+FAMILIES = ("llama", "gpt_neox", "qwen3_moe", "gpt2", "qwen2_5_vl")
 OTHERS = tuple(name for name in tiny_models.CONFIGS if name not in FAMILIES)
 # Of one key head in a block: two layers, 16 tokens, keys and values of 16 floats.
 _HEAD_BYTES = 2 * 16 * 2 * 16 * 4

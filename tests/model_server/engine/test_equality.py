@@ -15,6 +15,13 @@ from model_server.executor.executor import PagedModel
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import Driver, driver_of, load, runner_of
 
+# What also sees: positions of three axes, and names that differ from the checkpoint's.
+SEEING_BY_DAY = ("qwen2_5_vl", "llava")
+SEEING_BY_NIGHT = tuple(
+    pytest.param(name, marks=pytest.mark.nightly)
+    for name in tiny_models.SEEING
+    if name not in SEEING_BY_DAY
+)
 NUM_NEW = 12
 # Shorter and longer than window and block, and one of a single token.
 PROMPT_LENS = (5, 41, 1, 18)
@@ -56,7 +63,9 @@ def architectures(test: Callable[..., None]) -> Callable[..., None]:
         "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
     )
     decorated: Callable[..., None] = on_devices(
-        pytest.mark.parametrize("name", tiny_models.ARCHITECTURES)(test)
+        pytest.mark.parametrize(
+            "name", [*tiny_models.ARCHITECTURES, *SEEING_BY_DAY, *SEEING_BY_NIGHT]
+        )(test)
     )
     return decorated
 
