@@ -277,7 +277,7 @@ class RouterConfig(FrontConfig):
         9000, "/metrics is on the main port", Whole(0, 65535), group=Group.INERT
     )
     max_image_fetch_size: int = setting(
-        1_073_741_824, "no model with images is served yet", Whole(0), group=Group.INERT
+        1_073_741_824, "images are not served yet", Whole(0), group=Group.INERT
     )
     usage_stats: str = setting(
         "off", "Tandem sends nothing home", one_of("on", "off", "no-stack"), group=Group.INERT

@@ -278,6 +278,7 @@ async def test_info_has_tgi_s_fields_first() -> None:
         "sha": None,
         "docker_label": None,
     }
+    assert info["language_model_only"] is False
 
 
 async def test_models_are_listed_by_every_name() -> None:

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from proto import generate_pb2 as pb
 from proto.contract import ModelInfo, PoolLimits
+from proto.convert import from_message, to_message
 from router.config import RouterConfig
-from router.http.server_info import limits_of, max_drafts_of
+from router.http.server_info import limits_of, max_drafts_of, server_info
 from router.request.errors import StartupFailed
 from tests.byte_tokenizer import byte_ids
 from tests.fake_script import saying
@@ -51,6 +53,16 @@ def test_the_models_own_sampling_counts_unless_it_is_turned_off(flag: str, has_t
     info = replace(served_by("dense", is_invariant=True), sampling_defaults={"temperature": 0.6})
     limits = limits_of(RouterConfig(generation_config=flag), info, PoolLimits(8, 16, 64))
     assert limits.sampling_defaults == ({"temperature": 0.6} if has_them else {})
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_a_model_that_also_sees_is_said_to_be_served_for_text_alone(is_part: bool) -> None:
+    info = replace(served_by("dense", is_invariant=True), language_model_only=is_part)
+    # As the shard's message.
+    received = from_message(to_message(info, pb.InfoResponse), ModelInfo)
+    pool = PoolLimits(8, 16, 64)
+    told = server_info(RouterConfig(), 1, received, pool, limits_of(RouterConfig(), received, pool))
+    assert told.language_model_only is is_part
 
 
 DEFAULTS = {"temperature": 0.25, "top_p": 0.5, "top_k": 20.0, "repetition_penalty": 1.5}
