@@ -3,13 +3,15 @@
 //
 // Bits agree because nothing depends on an order of summation: weights are made of additions and
 // multiplications that are not contracted (hence the flag below), masses are whole numbers below
-// 2^53, and their sums are exact (sampling/filters.py).
+// 2^53, and their sums are exact (sampling/filters.py). Log-probabilities are of other weights, in
+// doubles, whose errors are far below what a float shows.
 //
 // build: avx512 avx2 neon generic -ffp-contract=off
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <numeric>
@@ -38,6 +40,61 @@ struct Sample {
   double *logprobs;             // NaN where no distribution can be made of the scores
   int64_t mass_bits;
 };
+
+// 8 doubles.
+using Doubles = Vector<double>;
+
+ALWAYS_INLINE Doubles widened(const float *from) {
+  typedef float Narrow __attribute__((vector_size(2 * kLanes)));
+  return each<double>([&](int i) {
+    Narrow part;
+    std::memcpy(&part, from + i * (kLanes / 2), sizeof part);
+    return __builtin_convertvector(part, Doubles::Register);
+  });
+}
+
+// a * b + sum, rounded once where the machine has an instruction for it.
+ALWAYS_INLINE Doubles multiply_add(Doubles a, Doubles b, Doubles sum) {
+  return each<double>([&](int i) {
+#if defined(__AVX512F__)
+    return (Doubles::Register)_mm512_fmadd_pd((__m512d)a.part[i], (__m512d)b.part[i],
+                                              (__m512d)sum.part[i]);
+#elif defined(__AVX__) && defined(__FMA__)
+    return (Doubles::Register)_mm256_fmadd_pd((__m256d)a.part[i], (__m256d)b.part[i],
+                                              (__m256d)sum.part[i]);
+#elif defined(__aarch64__)
+    return (Doubles::Register)vfmaq_f64((float64x2_t)sum.part[i], (float64x2_t)a.part[i],
+                                        (float64x2_t)b.part[i]);
+#else
+    return a.part[i] * b.part[i] + sum.part[i];
+#endif
+  });
+}
+
+ALWAYS_INLINE double sum_of(Doubles v) {
+  double lanes[8];
+  std::memcpy(lanes, v.part, sizeof lanes);
+  return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) +
+         ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+// e^x for -700 < x <= 0, to 5e-12, and exactly 1 at 0; NaN stays.
+ALWAYS_INLINE Doubles precise_exp_of(Doubles x) {
+  constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52, see exp_of
+  const Doubles shifted =
+      multiply_add(x, broadcast(1.4426950408889634), broadcast(kRound));
+  const Doubles r = multiply_add(shifted - kRound, broadcast(-0.6931471805599453), x);
+  Doubles p = broadcast(2.485959140032e-05);
+  p = multiply_add(p, r, broadcast(1.989928557859e-04));
+  p = multiply_add(p, r, broadcast(1.388885403286e-03));
+  p = multiply_add(p, r, broadcast(8.333298469798e-03));
+  p = multiply_add(p, r, broadcast(4.166666671903e-02));
+  p = multiply_add(p, r, broadcast(1.666666671903e-01));
+  p = multiply_add(p, r, broadcast(5.000000000000e-01));
+  p = multiply_add(p, r * r, r + 1.0);
+  const auto exponent = bits_as<int64_t>(shifted) + int64_t{1023};
+  return p * bits_as<double>(exponent << int64_t{52});
+}
 
 struct Scored {
   float score;
@@ -105,13 +162,14 @@ Cut score_of_mass(Scored *first, Scored *end, double target) {
 
 // What a thread works in.
 struct Memory {
-  std::vector<float> scaled, masses;
+  std::vector<float> scaled, masses, kept;
   std::vector<double> chunk_masses;
   std::vector<Scored> ordered;
   void need(int64_t width) {
     if (static_cast<int64_t>(scaled.size()) >= width) return;
     scaled.resize(width);
     masses.resize(width);
+    kept.resize(width);
     chunk_masses.resize(width / kChunk);
     ordered.resize(width);
   }
@@ -131,7 +189,7 @@ class Row {
     float *scaled = memory_.scaled.data();
     for (int64_t i = 0; i < s_.width; i += 16) store(scaled + i, load(scores + i) / temperature);
     weigh(scaled);
-    if (!std::isnan(total_)) filter(scaled);
+    if (std::isnan(total_) || !filter(scaled)) rest_ = rest_of(scaled, s_.width);
     const int64_t token = drawn();
     answer(token, scaled[token]);
   }
@@ -168,52 +226,43 @@ class Row {
   }
 
   static double chunk_mass(const float *masses) {
-    double sums[8] = {};
-    for (int64_t i = 0; i < kChunk; i += 8)
-      for (int k = 0; k < 8; ++k) sums[k] += static_cast<double>(masses[i + k]);
-    return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+    Doubles sums[2] = {};
+    for (int64_t i = 0; i < kChunk; i += 16) {
+      sums[0] = sums[0] + widened(masses + i);
+      sums[1] = sums[1] + widened(masses + i + 8);
+    }
+    return sum_of(sums[0] + sums[1]);
   }
 
-  // The first of the largest scores. Nothing is drawn, so weights may be quicker and less exact.
+  // The first of the largest scores. Nothing is drawn, so there are no masses, and one reading is
+  // enough: what was summed up before a larger score is weighed anew as a whole.
   void take_best(const float *scores) {
     constexpr int64_t kPart = 16 * kChunk;
-    int64_t part = 0;
+    int64_t token = 0;
     top_ = -kInfinity;
+    rest_ = 0;
     for (int64_t first = 0; first < s_.width; first += kPart) {
-      const float top = largest_of(largest_in(scores, first, std::min(first + kPart, s_.width)));
-      if (top > top_) std::tie(top_, part) = std::pair(top, first);
+      const int64_t end = std::min(first + kPart, s_.width);
+      const float top = largest_of(largest_in(scores, first, end));
+      if (top > top_) {
+        const double share = std::exp(static_cast<double>(top_) - static_cast<double>(top));
+        top_ = top;
+        rest_ = (rest_ + 1) * share + rest_of(scores + first, end - first);
+        token = std::find(scores + first, scores + end, top) - scores;
+      } else {
+        rest_ += weight_in(scores, first, end);
+      }
     }
-    Floats sums[4] = {};
-    for (int64_t i = 0; i < s_.width; i += kChunk)
-      for (int64_t k = 0; k < 4; ++k)
-        sums[k] = sums[k] + quick_exp_of(load(scores + i + 16 * k) - top_);
-    total_ = static_cast<double>(sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]))) *
-             static_cast<double>(unit_);
-    const float *end = scores + std::min(part + kPart, s_.width);
-    const float *found = std::find(scores + part, end, top_);
-    answer(found == end ? 0 : found - scores, top_);
+    answer(token, top_);
   }
 
-  // exp_of with fused additions.
-  static Floats quick_exp_of(Floats x) {
-    constexpr float kRound = 12582912.f;
-    const Floats in_range = larger(x, broadcast(-87.3f));
-    const Floats shifted = multiply_add(in_range, broadcast(1.44269504f), broadcast(kRound));
-    const Floats r = multiply_add(shifted - kRound, broadcast(-0.693147181f), in_range);
-    Floats p = broadcast(8.3334519073e-3f);
-    p = multiply_add(p, r, broadcast(4.1665795894e-2f));
-    p = multiply_add(p, r, broadcast(1.6666665459e-1f));
-    p = multiply_add(p, r, broadcast(5.0000001201e-1f));
-    p = multiply_add(p, r * r, r + 1.f);
-    return p * bits_as<float>((bits_as<int32_t>(shifted) + 127) << 23);
-  }
-
-  // Leaves masses to those tokens that top-k, top-p and min-p keep, in this order.
-  void filter(const float *scaled) {
+  // Leaves masses to those tokens that top-k, top-p and min-p keep, in this order. Answers whether
+  // there is any of them.
+  bool filter(const float *scaled) {
     const int64_t top_k = s_.top_k == nullptr ? 0 : s_.top_k[index_];
     const double nucleus = s_.nucleus == nullptr ? 1 : s_.nucleus[index_];
     const float min_p = s_.min_p == nullptr ? 0 : s_.min_p[index_];
-    if (top_k == 0 && nucleus >= 1 && min_p <= 0) return;
+    if (top_k == 0 && nucleus >= 1 && min_p <= 0) return false;
     const float bound = bound_of(scaled, top_k, nucleus, min_p);
     Scored *first = memory_.ordered.data(), *end = first;
     for (int64_t i = 0; i < s_.width; i += kChunk) {
@@ -241,6 +290,8 @@ class Row {
       if (last > cut.score) cut = {last, kAllTied};
     }
     drop(scaled, cut);
+    rest_ = rest_of(memory_.kept.data(), keep(first, whole, cut));
+    return true;
   }
 
   // A score at or below the cut, with as few above it as a few passes find: what is sorted are few.
@@ -305,6 +356,17 @@ class Row {
     }
   }
 
+  // Gathers the scores that stay, -inf up to whole chunks, and answers how many there are.
+  int64_t keep(const Scored *first, const Scored *end, Cut cut) {
+    float *kept = memory_.kept.data();
+    int64_t num_tied = cut.num_tied, num_kept = 0;
+    for (; first != end; ++first)
+      if (first->score > cut.score || (first->score == cut.score && num_tied-- > 0))
+        kept[num_kept++] = first->score;
+    while (num_kept % kChunk != 0) kept[num_kept++] = -kInfinity;
+    return num_kept;
+  }
+
   // The first token up to which masses add up to more than the draw's share of them all.
   int64_t drawn() const {
     const double target = std::floor(s_.uniforms[place_] * total_);
@@ -323,12 +385,41 @@ class Row {
     return i;
   }
 
-  // The masses are rounded: a token that has them all can seem to have a little more.
   void answer(int64_t token, float score) {
-    const double log_total = std::log(total_ / static_cast<double>(unit_));
-    const auto logprob = static_cast<float>(static_cast<double>(score - top_) - log_total);
+    const double below = static_cast<double>(score) - static_cast<double>(top_);
     s_.tokens[index_] = token;
-    s_.logprobs[index_] = logprob > 0.f ? 0.f : logprob;
+    s_.logprobs[index_] = static_cast<float>(below - std::log1p(rest_)) + 0.f;  // no -0
+  }
+
+  // The weights of all these scores but the first of the largest: beside its 1 small ones would
+  // lose their digits, and with them a token that is all but certain.
+  double rest_of(const float *scores, int64_t num_scores) const {
+    const int64_t top = std::find(scores, scores + num_scores - 1, top_) - scores;
+    const int64_t chunk = top / kChunk * kChunk;
+    float beside[kChunk];
+    std::copy_n(scores + chunk, kChunk, beside);
+    beside[top - chunk] = -kInfinity;
+    return weight_in(scores, 0, chunk) + weight_in(beside, 0, kChunk) +
+           weight_in(scores, chunk + kChunk, num_scores);
+  }
+
+  double weight_in(const float *scores, int64_t first, int64_t end) const {
+    // What is lower counts as e^-kDepth, whose sum no float shows.
+    constexpr float kDepth = 200;
+    const float base = top_ == -kInfinity ? 0.f : top_;
+    const Floats lowest = broadcast(base - kDepth);
+    const auto top = static_cast<double>(base);
+    Doubles sums[4] = {};
+    for (; first < end; first += kChunk) {
+      for (int64_t k = 0; k < kChunk; k += 32) {
+        alignas(64) float near[32];
+        store(near, larger(load(scores + first + k), lowest));
+        store(near + 16, larger(load(scores + first + k + 16), lowest));
+        for (int i = 0; i < 4; ++i)
+          sums[i] = sums[i] + precise_exp_of(widened(near + 8 * i) - top);
+      }
+    }
+    return sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
   }
 
   const Sample &s_;
@@ -338,6 +429,7 @@ class Row {
   const float unit_;  // the mass of the weight 1
   float top_ = 0;
   double total_ = 0;
+  double rest_ = 0;  // the weights of the tokens that stay, without the one of the largest score
 };
 
 struct Job {

@@ -4,13 +4,14 @@
     CUDA:  by Triton's kernels           edits by Triton's kernels
     else, and what those do not know (typical decoding, alternatives to report): by torch
 
-All choose the same tokens. Prompt tokens are scored here as well.
+All choose the same tokens. A token has one log-probability whatever way it was chosen or asked for:
+that of the float32 scores in float64, rounded to float32. Prompt tokens are scored here as well.
 """
 
 import ctypes
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,6 +25,7 @@ from model_server.sampling.filters import (
     Candidates,
     draw,
     exp_weights,
+    in_chunks,
     mass_bits,
     prefix_candidates,
     top_ids,
@@ -89,61 +91,103 @@ def first_argmax(scores: Tensor) -> Tensor:
     return chunk.squeeze(1) * CHUNK_LEN + within
 
 
+# Rows whose weights are summed up at once: 64 rows of 128 000 tokens are 66 MB in float64.
+_ROWS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """The log-probabilities of each row's scores, which are worked out where they are asked for."""
+
+    scores: Tensor  # [n, width] float32, -inf where no token may be chosen
+    top: Tensor  # [n, 1] float64, the largest score
+    log_total: Tensor  # [n, 1] float64, of the weights e^(score - top)
+
+    @classmethod
+    def of(cls, scores: Tensor) -> "Distribution":
+        """width: a multiple of CHUNK_LEN."""
+        totals = [_log_totals(rows) for rows in scores.split(_ROWS_AT_ONCE)]
+        tops = torch.cat([top for top, _ in totals])
+        return cls(scores, tops, torch.cat([log_total for _, log_total in totals]))
+
+    def among(self, rows: Tensor | None) -> "Distribution":
+        """That of some rows; None: of all."""
+        if rows is None:
+            return self
+        return Distribution(
+            take(self.scores, rows), take(self.top, rows), take(self.log_total, rows)
+        )
+
+    def logprobs(self, token_ids: Tensor) -> Tensor:
+        """Of tokens [n, k]: the same, float32. NaN where no distribution can be made of a row."""
+        below = self.scores.gather(-1, token_ids).double() - self.top
+        return (below - self.log_total).float() + 0.0  # no -0
+
+    def logprobs_of_one(self, tokens: Tensor) -> Tensor:
+        """Of one token [n] of each row: [n] float64, as `Choice` has them."""
+        return self.logprobs(tokens.unsqueeze(-1)).squeeze(-1).double()
+
+    def best(self, count: int) -> tuple[Tensor, Tensor]:
+        """Ids and log-probabilities of the `count` best of each row, by score, then by id.
+
+        Tokens that may not be chosen come last, when fewer than `count` may. Both [n, count].
+        """
+        ids = top_ids(self.scores, count)
+        return ids, self.logprobs(ids)
+
+    def best_for(self, top: Top) -> TopLogprobs:
+        """The alternatives that some of the rows report."""
+        return TopLogprobs(top, *self.among(top.rows).best(top.max_count))
+
+
+def _log_totals(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """`top` and `log_total` of a Distribution.
+
+    The largest weight, which is 1, stays out of the sum: beside it small ones would lose their
+    digits, and with them a token that is all but certain. By chunks first: torch adds up a whole
+    row in another order when it is alone. NaN beside a largest score that is infinite.
+    """
+    top, place = scores.max(-1, keepdim=True)
+    top = top.double()
+    weights = (scores.double() - top).exp_().scatter_(-1, place, 0.0)
+    rest = in_chunks(weights).sum(-1).sum(-1, keepdim=True)
+    return top, rest.log1p_() + (top - top)
+
+
 def _choose_best(scores: Tensor, top: Top | None) -> Choice:
-    tokens = first_argmax(scores)
-    shares = torch.softmax(scores, -1).gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return _of_whole_rows(scores, tokens, shares.double().log(), top)
+    return _reported(Distribution.of(scores), first_argmax(scores), top)
 
 
 def _draw_from_all(scaled: Tensor, uniforms: Tensor, top: Top | None) -> Choice:
-    bits = mass_bits(scaled.shape[-1])
     log_weights = scaled - scaled.amax(-1, keepdim=True)
-    tokens, totals = draw(whole_masses(exp_weights(log_weights), bits), uniforms)
-    logprobs = _logprobs(log_weights, tokens.unsqueeze(-1), totals.unsqueeze(-1), bits)
-    return _of_whole_rows(scaled, tokens, logprobs.squeeze(-1), top)
+    masses = whole_masses(exp_weights(log_weights), mass_bits(scaled.shape[-1]))
+    tokens, _ = draw(masses, uniforms)
+    return _reported(Distribution.of(scaled), tokens, top)
 
 
-def _of_whole_rows(scores: Tensor, tokens: Tensor, logprobs: Tensor, top: Top | None) -> Choice:
-    if top is None:
-        return Choice(tokens, logprobs, None, None)
-    whole = torch.log_softmax(take(scores, top.rows), -1)
-    # A token among its own alternatives has the same number there, to the last bit.
-    own = whole.gather(-1, take(tokens, top.rows).unsqueeze(-1)).squeeze(-1).double()
-    logprobs = own if top.rows is None else logprobs.index_copy(0, top.rows, own)
-    return Choice(tokens, logprobs, None, best_of(whole, top))
+def _reported(distribution: Distribution, tokens: Tensor, top: Top | None) -> Choice:
+    tops = None if top is None else distribution.best_for(top)
+    return Choice(tokens, distribution.logprobs_of_one(tokens), None, tops)
 
 
 def _draw_from(found: Candidates, width: int, uniforms: Tensor, top: Top | None) -> Choice:
-    bits = mass_bits(width)
-    masses = whole_masses(exp_weights(found.log_weights) * found.kept, bits)
+    masses = whole_masses(exp_weights(found.log_weights) * found.kept, mass_bits(width))
     places, totals = draw(masses, uniforms)
-    places = places.unsqueeze(-1)
-    totals = totals.unsqueeze(-1)
-    tokens = places if found.token_ids is None else found.token_ids.gather(-1, places)
-    logprobs = _logprobs(found.log_weights, places, totals, bits)
-    tops = None
-    if top is not None:
-        log_total = (totals * 2.0**-bits).log()
-        tops = best_of(_spread(found, log_total, width, top.rows), top)
-    return Choice(tokens.squeeze(-1), logprobs.squeeze(-1), found.short, tops)
+    left = Distribution.of(found.scores.masked_fill(~found.kept, -torch.inf))
+    logprobs = left.logprobs_of_one(places).masked_fill_(totals.isnan(), torch.nan)
+    tokens = places
+    if found.token_ids is not None:
+        tokens = found.token_ids.gather(-1, places.unsqueeze(-1)).squeeze(-1)
+    tops = None if top is None else _spread(left, found.token_ids, width).best_for(top)
+    return Choice(tokens, logprobs, found.short, tops)
 
 
-def _logprobs(log_weights: Tensor, places: Tensor, totals: Tensor, bits: int) -> Tensor:
-    """Those of the chosen places [n, 1], as exact as those of alternatives, in float64."""
-    log_total = (totals * 2.0**-bits).log()
-    # The masses are rounded, so a token that takes them all can seem to take a little more.
-    return (log_weights.gather(-1, places) - log_total).float().double().clamp_(max=0.0)
-
-
-def _spread(found: Candidates, log_total: Tensor, width: int, rows: Tensor | None) -> Tensor:
-    """Log-probabilities of all tokens, -inf where dropped, of some rows: [num_rows, width]."""
-    logprobs = (found.log_weights - log_total).float().clamp_(max=0.0)
-    logprobs.masked_fill_(~found.kept, -torch.inf)
-    logprobs = take(logprobs, rows)
-    if found.token_ids is None:
-        return logprobs
-    whole = torch.full((len(logprobs), width), -torch.inf, device=logprobs.device)
-    return whole.scatter_(-1, take(found.token_ids, rows), logprobs)
+def _spread(left: Distribution, token_ids: Tensor | None, width: int) -> Distribution:
+    """That of candidates as one of the whole vocabulary."""
+    if token_ids is None:
+        return left
+    scores = left.scores.new_full((len(left.scores), width), -torch.inf)
+    return replace(left, scores=scores.scatter_(-1, token_ids, left.scores))
 
 
 def take(rows: Tensor, which: Tensor | None) -> Tensor:
@@ -160,21 +204,6 @@ def pad_rows(rows: Tensor) -> Tensor:
     """[n, vocab_size] with -inf up to whole chunks."""
     missing = padded_width(rows.shape[-1]) - rows.shape[-1]
     return functional.pad(rows, (0, missing), value=-torch.inf) if missing else rows
-
-
-def top_logprobs(logprobs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Ids and log-probabilities of the `count` best of each row, by logprob, then by id.
-
-    logprobs: [n, width], width a multiple of CHUNK_LEN, -inf beyond the vocabulary. Filtered
-    tokens have -inf too, and come last when fewer than `count` were left. Both [n, count].
-    """
-    ids = top_ids(logprobs, count)
-    return ids, logprobs.gather(-1, ids)
-
-
-def best_of(logprobs: Tensor, top: Top) -> TopLogprobs:
-    """Alternatives among these log-probabilities [num_top_rows, width], see `top_logprobs`."""
-    return TopLogprobs(top, *top_logprobs(logprobs, top.max_count))
 
 
 _SOURCE = Path(__file__).parents[1] / "native" / "sample.cpp"
@@ -286,10 +315,6 @@ def by_kernels(vocab_size: int, device: torch.device, max_rows: int) -> Sampling
     return SamplingWays(TritonChooser(device, max_rows), TritonEdits(vocab_size, device, max_rows))
 
 
-# Prompt rows scored at once: 64 rows of 128 000 tokens are 33 MB in float32.
-_ROWS_AT_ONCE = 64
-
-
 @dataclass(frozen=True, slots=True)
 class PromptScore:
     """The log-probability of one prompt token, and the most likely tokens in its place.
@@ -313,12 +338,12 @@ def score_tokens(
     for start in range(0, len(token_ids), _ROWS_AT_ONCE):
         rows = logits[start : start + _ROWS_AT_ONCE]
         tokens = torch.tensor(token_ids[start : start + _ROWS_AT_ONCE], device=logits.device)
-        scored = torch.log_softmax(rows, -1, dtype=torch.float32)
-        logprobs = scored.gather(-1, tokens.unsqueeze(-1)).squeeze(-1).tolist()
+        scored = Distribution.of(pad_rows(rows.float()))
+        logprobs = scored.logprobs_of_one(tokens).tolist()
         if count == 0:
             scores += map(PromptScore, logprobs)
             continue
-        ids, values = top_logprobs(pad_rows(scored), count)
+        ids, values = scored.best(count)
         for logprob, *top in zip(logprobs, ids.tolist(), values.tolist(), strict=True):
             scores.append(PromptScore(logprob, tuple(map(TopToken, *top))))
     return scores

@@ -305,7 +305,8 @@ class Candidates:
     """The tokens of each row that its filters keep, in the order of token ids."""
 
     token_ids: Tensor | None  # [n, width] rising; None: the whole vocabulary
-    log_weights: Tensor  # [n, width] float32, log-probabilities up to a constant of the row, <= 0
+    scores: Tensor  # [n, width] float32, after temperature
+    log_weights: Tensor  # [n, width] float32, the same up to a constant of the row, <= 0
     kept: Tensor  # [n, width] bool
     short: Tensor  # [n] bool
 
@@ -338,7 +339,7 @@ def prefix_candidates(
         kept = keep_typical(kept, log_weights, filters.typical_p)
     smallest = ordered[:, -1:]
     short = (cut.reach <= smallest) & (smallest > -torch.inf)
-    return Candidates(token_ids, log_weights, kept, _unless_all(short, token_ids))
+    return Candidates(token_ids, scaled, log_weights, kept, _unless_all(short, token_ids))
 
 
 def typical_candidates(
@@ -359,6 +360,7 @@ def typical_candidates(
     token_ids = None
     if num_candidates < scores.shape[-1]:
         token_ids = largest(-surprise, num_candidates)
+        scaled = scaled.gather(-1, token_ids)
         surprise = surprise.gather(-1, token_ids)
         probabilities = probabilities.gather(-1, token_ids)
         log_probabilities = log_probabilities.gather(-1, token_ids)
@@ -366,7 +368,7 @@ def typical_candidates(
     kept = (surprise <= bound) & (surprise < torch.inf)
     largest_surprise = surprise.amax(-1, keepdim=True)
     short = (bound >= largest_surprise) & (largest_surprise < torch.inf)
-    return Candidates(token_ids, log_probabilities, kept, _unless_all(short, token_ids))
+    return Candidates(token_ids, scaled, log_probabilities, kept, _unless_all(short, token_ids))
 
 
 def _unless_all(short: Tensor, token_ids: Tensor | None) -> Tensor:

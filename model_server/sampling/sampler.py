@@ -31,8 +31,8 @@ from model_server.errors import InvalidStep
 from model_server.sampling.choosing import (
     Choice,
     Choose,
+    Distribution,
     TopLogprobs,
-    best_of,
     choose_by_torch,
     pad_rows,
     padded_width,
@@ -169,11 +169,9 @@ def _merge(plan: SamplingPlan, columns: Sequence[Tensor]) -> Tensor:
 
 def _score_raw(raw: RawRows, logits: Tensor, tokens: Tensor) -> tuple[Tensor, list[TopLogprobs]]:
     """The model's own log-probabilities of the chosen tokens, and of the most likely ones."""
-    scored = torch.log_softmax(take(logits, raw.rows), -1, dtype=torch.float32)
-    chosen = scored.gather(-1, take(tokens, raw.rows).unsqueeze(-1)).squeeze(-1)
-    if raw.top is None:
-        return chosen, []
-    return chosen, [best_of(pad_rows(take(scored, raw.top.rows)), raw.top)]
+    scored = Distribution.of(pad_rows(take(logits, raw.rows).float()))
+    chosen = scored.logprobs_of_one(take(tokens, raw.rows))
+    return chosen, [] if raw.top is None else [scored.best_for(raw.top)]
 
 
 def _unpack(

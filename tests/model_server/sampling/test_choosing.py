@@ -3,23 +3,28 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from model_server.sampling.choosing import (
+    Choose,
     NativeChooser,
     choose_by_torch,
     sampling_ways,
     score_tokens,
 )
-from model_server.sampling.edits import TorchEdits
+from model_server.sampling.edits import Masks, TorchEdits
 from model_server.sampling.filters import exp_weights
+from model_server.sampling.sampler import Sampler
 from proto.contract import LogprobParams, SamplingParams
 from tests.hypothesis_profiles import more_examples
 from tests.model_server.executor.decoders import decoder
 from tests.model_server.sampling.cases import (
+    CPU,
     DRAWN,
     GREEDY,
     NO_STOP,
@@ -235,3 +240,71 @@ def test_raw_logprobs_do_not_see_the_mask() -> None:
     assert raw.top_tokens[0][0].token_id == int(logits.argmax())
     assert warped.logprobs[0] == 0.0
     assert warped.top_tokens[0][0].token_id == 42
+
+
+def exact_logprobs(scores: Tensor) -> "np.ndarray[tuple[int], np.dtype[np.float32]]":
+    """The log-softmax of one row, in float64, rounded to float32."""
+    weights = scores.double().numpy()
+    weights = weights - weights.max()
+    return (weights - np.log1p(np.exp(np.sort(weights)[:-1]).sum())).astype(np.float32)
+
+
+def logprobs_by_way(logits: Tensor, vary: SamplingParams, choose: Choose) -> dict[str, float]:
+    """The log-probability of one token of one row, in each way that there is to get it."""
+    vocab_size = logits.shape[-1]
+    greedy = replace(vary, do_sample=False)
+    drawn = replace(vary, do_sample=True, top_k=None)
+    allowed = torch.ones(1, vocab_size, dtype=torch.bool)
+    found: dict[str, float] = {}
+    token = sampled([greedy], logits, choose).token_ids[0]
+    for name, params, asked, bitmask in (
+        ("greedy", greedy, LogprobParams(), None),
+        ("drawn", drawn, LogprobParams(), None),
+        ("filtered by nothing", replace(drawn, top_k=vocab_size), LogprobParams(), None),
+        ("with alternatives", greedy, LogprobParams(2), None),
+        ("drawn with alternatives", drawn, LogprobParams(2), None),
+        ("raw", greedy, LogprobParams(raw=True), None),
+        ("raw with alternatives", greedy, LogprobParams(2, raw=True), None),
+        ("constrained", greedy, LogprobParams(), bitmask_of(allowed)),
+        ("constrained and drawn", drawn, LogprobParams(2), bitmask_of(allowed)),
+    ):
+        sampler = Sampler(vocab_size, CPU, (0,), 1, choose=choose)
+        sampler.add(0, params, NO_STOP, asked, PROMPT, len(PROMPT))
+        masks = None if bitmask is None else Masks(np.arange(1), bitmask)
+        answer = sampler.sample([0], logits.clone(), masks)
+        if answer.token_ids[0] == token:
+            found[name] = answer.logprobs[0]
+        for other in answer.top_tokens[0]:
+            if other.token_id == token:
+                found[f"{name}: itself"] = other.logprob
+    (plain,) = score_tokens(logits, [token])
+    (scored,) = score_tokens(logits, [token], 1)
+    found["prompt"] = plain.logprob
+    found["prompt with alternatives"] = scored.logprob
+    found["prompt: itself"] = scored.top_tokens[0].logprob
+    found["in float64"] = float(exact_logprobs(logits[0])[token])
+    return found
+
+
+@pytest.mark.parametrize("by_library", [pytest.param(True, marks=needs_compiler), False])
+@pytest.mark.parametrize("lead", [0.0, 3.0, 8.0, 14.0, 22.0])
+def test_a_token_has_one_logprob_whatever_way_it_is_asked_for(
+    lead: float, by_library: bool
+) -> None:
+    choose: Choose = NativeChooser() if by_library else choose_by_torch
+    for seed in range(10):
+        logits = random_logits(1, 5000, seed=seed)
+        logits[0, 777 + seed] = 6.0 + lead
+        found = logprobs_by_way(logits, replace(DRAWN, seed=seed), choose)
+        assert len(found) >= 12
+        assert set(found.values()) == {found["in float64"]}, found
+
+
+@needs_compiler
+def test_the_logprobs_of_a_row_are_those_of_a_batch(native: NativeChooser) -> None:
+    requests = [replace(params, seed=seed) for seed in range(3) for params in VARIETY]
+    logits = random_logits(len(requests), 9000)
+    together = sampled(requests, logits, native)
+    for row, params in enumerate(requests):
+        alone = sampled([params], logits[row : row + 1], native)
+        assert alone.logprobs[0] == together.logprobs[row]
