@@ -6,7 +6,8 @@
     filtered:  chunk_tops -> chunk_masses -> gather_candidates -> draw_filtered
 
 They make the scores, masses and tokens of edits.py, filters.py and choosing.py to the last bit, and
-never wait for the device. So whoever launches them must do so with enable_fp_fusion=False: a fused
+log-probabilities by the same rule: of weights in float64, summed up without the largest one (the
+"rest"). They never wait for the device. So whoever launches them must do so with enable_fp_fusion=False: a fused
 multiplication and addition rounds once where torch rounds twice.
 
 Grids of `chunk_...` and `gather_...` are (chunks, rows of the group): what each chunk of a row
@@ -324,6 +325,15 @@ def masses_of(score, top, unit):
 
 
 @triton.jit
+def rest_below(score, top):
+    """The weights of scores below the largest one, and those of all but one that equal it."""
+    weight = tl.exp(score.to(tl.float64) - top.to(tl.float64))
+    is_top = score == top
+    below = tl.sum(tl.where(is_top, 0.0, weight), 0)
+    return below + tl.maximum(tl.sum(is_top.to(tl.int32), 0) - 1, 0).to(tl.float64)
+
+
+@triton.jit
 def key_of(score):
     """An int64 that orders a score among others, none of them NaN."""
     bits = score.to(tl.int32, bitcast=True)
@@ -344,10 +354,10 @@ _PER_UNIT = tl.constexpr(8)  # buckets of a score's unit
 
 
 @triton.jit
-def chunk_bests(scores, rows, tops, bests, sums, width, CHUNK: tl.constexpr):
-    """Of rows without a draw: the largest score, its first token, and the sum of the weights.
+def chunk_bests(scores, rows, tops, bests, rests, width, CHUNK: tl.constexpr):
+    """Of rows without a draw: the largest score, its first token, and the rest.
 
-    sums: [rows, chunks] float64, relative to the chunk's own largest score
+    rests: [rows, chunks] float64, relative to the chunk's own largest score
     """
     chunk = tl.program_id(0)
     index = tl.program_id(1)
@@ -359,7 +369,7 @@ def chunk_bests(scores, rows, tops, bests, sums, width, CHUNK: tl.constexpr):
     out = index * tl.num_programs(0) + chunk
     tl.store(tops + out, top)
     tl.store(bests + out, tl.min(tl.where(score == top, tokens, NO_TOKEN), 0))
-    tl.store(sums + out, tl.sum(weights_of(score - base).to(tl.float64), 0))
+    tl.store(rests + out, rest_below(score, base))
 
 
 @triton.jit
@@ -385,12 +395,12 @@ def row_top(tops, index, num_chunks, CHUNKS_PAD: tl.constexpr):
 
 @triton.jit
 def chunk_masses(
-    scores, rows, temperatures, tops, masses, counts, width, num_chunks, unit,
+    scores, rows, temperatures, tops, masses, rests, counts, width, num_chunks, unit,
     CHUNK: tl.constexpr, CHUNKS_PAD: tl.constexpr, BUCKETS: tl.constexpr,
 ):  # fmt: skip
-    """The mass; with BUCKETS also how many scores lie in each bucket.
+    """The mass; with BUCKETS also how many scores lie in each bucket, and without them the rest.
 
-    masses: [rows, chunks] float64; counts: [rows, chunks, BUCKETS] int32
+    masses, rests: [rows, chunks] float64; counts: [rows, chunks, BUCKETS] int32
     """
     chunk = tl.program_id(0)
     index = tl.program_id(1)
@@ -406,6 +416,8 @@ def chunk_masses(
         bucket = tl.where(is_near, depth, 0.0).to(tl.int32)
         found = tl.histogram(bucket, BUCKETS, mask=is_near)
         tl.store(counts + out * BUCKETS + tl.arange(0, BUCKETS), found)
+    else:
+        tl.store(rests + out, rest_below(score, top))
 
 
 @triton.jit(do_not_specialize=["top_k_stride"])
@@ -453,7 +465,7 @@ def gather_candidates(
 
 
 @triton.jit
-def take_best(tops, bests, sums, drawn, logprobs, num_chunks, CHUNKS_PAD: tl.constexpr):
+def take_best(tops, bests, rests, drawn, logprobs, num_chunks, CHUNKS_PAD: tl.constexpr):
     """The first of the largest scores."""
     index = tl.program_id(0)
     chunks = tl.arange(0, CHUNKS_PAD)
@@ -463,15 +475,15 @@ def take_best(tops, bests, sums, drawn, logprobs, num_chunks, CHUNKS_PAD: tl.con
     top = tl.max(tops_of, 0)
     firsts = tl.load(bests + at, mask=inside & (tops_of == top), other=NO_TOKEN)
     # Beside a largest score of +inf or -inf a difference is NaN, and so the sum.
-    shares = tl.exp((tops_of - top).to(tl.float64))
-    total = tl.sum(tl.load(sums + at, mask=inside, other=0.0) * shares, 0)
+    shares = tl.exp(tops_of.to(tl.float64) - top.to(tl.float64))
+    rest = tl.sum(tl.load(rests + at, mask=inside, other=0.0) * shares, 0)
     tl.store(drawn + index, tl.min(firsts, 0).to(tl.int64))
-    tl.store(logprobs + index, (-tl.log(total)).to(tl.float32).to(tl.float64))
+    tl.store(logprobs + index, logprob_of(top, top, rest + rest_below(tops_of, top)))
 
 
 @triton.jit
 def draw_from_all(
-    scores, rows, temperatures, uniforms, tops, masses, drawn, logprobs,
+    scores, rows, temperatures, uniforms, tops, masses, rests, drawn, logprobs,
     width, num_chunks, unit, CHUNK: tl.constexpr, CHUNKS_PAD: tl.constexpr,
 ):  # fmt: skip
     """A token of the whole row, which is read in the one chunk that has it."""
@@ -496,15 +508,22 @@ def draw_from_all(
     within = tl.sum((before + tl.cumsum(mass, 0) <= target).to(tl.int32), 0)
     tl.store(drawn + index, (chunk * CHUNK + within).to(tl.int64))
     own = tl.sum(tl.where(lanes == within, score, 0.0), 0)
-    tl.store(logprobs + index, logprob_of(own, top, total, unit))
+    at = index * num_chunks + chunks
+    inside = chunks < num_chunks
+    rest = tl.sum(tl.load(rests + at, mask=inside, other=0.0), 0)
+    tops_of = tl.load(tops + at, mask=inside, other=float("-inf"))
+    num_tops = tl.sum((tops_of == top).to(tl.int32), 0)
+    tl.store(logprobs + index, logprob_of(own, top, rest + (num_tops - 1).to(tl.float64)))
 
 
 @triton.jit
-def logprob_of(score, top, total, unit):
-    """Rounded to float32, in float64. Masses are rounded: one that is all can seem to be more."""
-    log_total = tl.log(total / unit)
-    logprob = ((score - top).to(tl.float64) - log_total).to(tl.float32)
-    return tl.minimum(logprob, 0.0).to(tl.float64)
+def logprob_of(score, top, rest):
+    """Rounded to float32, in float64."""
+    # log(1 + rest), with what the sum loses of the rest.
+    total = 1.0 + rest
+    log_total = tl.log(total) + (rest - (total - 1.0)) / total
+    logprob = (score.to(tl.float64) - top.to(tl.float64)) - log_total
+    return (logprob.to(tl.float32) + 0.0).to(tl.float64)  # no -0
 
 
 # The mass of what is no candidate is below the least candidate's, but for errors of the weights.
@@ -569,7 +588,9 @@ def draw_filtered(
     if enough:
         token = tl.load(found_tokens + index * CAPACITY + at)
     tl.store(drawn + index, token.to(tl.int64))
-    tl.store(logprobs + index, logprob_of(score, top, left, unit))
+    rest = _rest_above(tokens, cut, TILE)
+    rest += tl.exp(cut.to(tl.float64) - top.to(tl.float64)) * num_tied.to(tl.float64)
+    tl.store(logprobs + index, logprob_of(score, top, rest))
 
 
 @triton.jit
@@ -681,6 +702,23 @@ def _around(tokens, cut, TILE: tl.constexpr):
 
 
 @triton.jit
+def _rest_above(tokens, cut, TILE: tl.constexpr):
+    """The weights above a score, without the 1 of a largest one, in float64.
+
+    Where the largest score is the cut itself it is taken from those that are as large: -1.
+    """
+    top = tokens[7]
+    rest = tl.zeros((), tl.float64)
+    num_tops = tl.zeros((), tl.int32)
+    for start in range(0, tokens[4], TILE // 4):  # doubles take more registers
+        score, _ = _listed(tokens, start + tl.arange(0, TILE // 4))
+        weight = tl.exp(score.to(tl.float64) - top.to(tl.float64))
+        rest += tl.sum(tl.where((score > cut) & (score < top), weight, 0.0), 0)
+        num_tops += tl.sum(((score > cut) & (score == top)).to(tl.int32), 0)
+    return rest + (num_tops - 1).to(tl.float64)
+
+
+@triton.jit
 def _first_above(tokens, cut, num_going, target, TILE: tl.constexpr):
     """The first place up to which the masses that stay exceed the target, and its score.
 
@@ -782,7 +820,7 @@ class TritonChooser:
     def _take_best(self, call: _Call, tokens: Tensor, logprobs: Tensor) -> None:
         tops = call.scratch(call.num_chunks)
         bests = call.scratch(call.num_chunks, dtype=torch.int32)
-        sums = call.scratch(call.num_chunks, dtype=torch.float64)
+        rests = call.scratch(call.num_chunks, dtype=torch.float64)
         self._run(
             chunk_bests,
             call.grid,
@@ -790,7 +828,7 @@ class TritonChooser:
             call.rows,
             tops,
             bests,
-            sums,
+            rests,
             call.width,
             CHUNK=_CHUNK,
         )
@@ -799,7 +837,7 @@ class TritonChooser:
             (len(call.rows),),
             tops,
             bests,
-            sums,
+            rests,
             tokens,
             logprobs,
             call.num_chunks,
@@ -809,7 +847,7 @@ class TritonChooser:
     def _draw_from_all(
         self, call: _Call, uniforms: Tensor, tokens: Tensor, logprobs: Tensor
     ) -> None:
-        tops, masses, _ = self._weigh(call, num_buckets=0)
+        tops, masses, rests, _ = self._weigh(call, num_buckets=0)
         self._run(
             draw_from_all,
             (len(call.rows),),
@@ -819,6 +857,7 @@ class TritonChooser:
             uniforms,
             tops,
             masses,
+            rests,
             tokens,
             logprobs,
             call.width,
@@ -831,7 +870,7 @@ class TritonChooser:
     def _draw_filtered(
         self, call: _Call, filters: Filters, uniforms: Tensor, tokens: Tensor, logprobs: Tensor
     ) -> None:
-        tops, masses, counts = self._weigh(call, num_buckets=_BUCKETS)
+        tops, masses, _, counts = self._weigh(call, num_buckets=_BUCKETS)
         num_rows = len(call.rows)
         num_chunks = call.num_chunks
         unit = call.unit
@@ -888,10 +927,11 @@ class TritonChooser:
             CHUNKS_PAD=padded(num_chunks),
         )
 
-    def _weigh(self, call: _Call, num_buckets: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Each chunk's largest score, mass and counts, see `chunk_masses`."""
+    def _weigh(self, call: _Call, num_buckets: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Each chunk's largest score, mass, rest and counts, see `chunk_masses`."""
         tops = call.scratch(call.num_chunks)
         masses = call.scratch(call.num_chunks, dtype=torch.float64)
+        rests = call.scratch(call.num_chunks, dtype=torch.float64)
         counts = call.scratch(call.num_chunks, num_buckets, dtype=torch.int32)
         self._run(
             chunk_tops,
@@ -911,6 +951,7 @@ class TritonChooser:
             call.temperature,
             tops,
             masses,
+            rests,
             counts,
             call.width,
             call.num_chunks,
@@ -919,7 +960,7 @@ class TritonChooser:
             CHUNKS_PAD=padded(call.num_chunks),
             BUCKETS=num_buckets,
         )
-        return tops, masses, counts
+        return tops, masses, rests, counts
 
     def _run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         # A fused multiplication and addition rounds once where torch rounds twice.
