@@ -7,8 +7,8 @@
 
 They make the scores, masses and tokens of edits.py, filters.py and choosing.py to the last bit, and
 log-probabilities by the same rule: of weights in float64, summed up without the largest one (the
-"rest"). They never wait for the device. So whoever launches them must do so with enable_fp_fusion=False: a fused
-multiplication and addition rounds once where torch rounds twice.
+"rest"). They never wait for the device. So whoever launches them must do so with
+enable_fp_fusion=False: a fused multiplication and addition rounds once where torch rounds twice.
 
 Grids of `chunk_...` and `gather_...` are (chunks, rows of the group): what each chunk of a row
 contributes. Those of the others are (rows of the group).
