@@ -342,7 +342,11 @@ def _dense_recipe(
     settings: ModelSettings, world_size: int, config: Any, dtype: torch.dtype, empty: HfModel
 ) -> Recipe:
     """Raises Unreadable for a model that no dense executor of the device can run."""
-    recipe = read_recipe(config, trust_remote_code=settings.trust_remote_code)
+    trust = settings.trust_remote_code
+    recipe = read_recipe(config, trust_remote_code=trust)
+    reaches = gate.find_reaches(config, partial(zoo.build_small, trust_remote_code=trust))
+    if reaches:
+        recipe = read_recipe(config, trust_remote_code=trust, reaches=reaches)
     if settings.device.type == "cpu":
         unfit = unfit_reason(recipe, dtype, settings.quantize)
     else:

@@ -217,10 +217,25 @@ def self_test(config: Any, build: Callable[[Any], HfModel]) -> str | None:
     return None
 
 
+def find_reaches(config: Any, build: Callable[[Any], HfModel]) -> list[tuple[str, ...]]:
+    """Paths of the numbers of the text's config, beside windows and chunks, that show only behind
+    them; `build` makes a small model. None where there is no small model.
+    """
+    with quiet(), torch.inference_mode():
+        try:
+            small = shrink(config)
+            model = build(small)
+            token_ids = _sequences(model.facts, torch.device("cpu"))[0]
+            return _shorten_reaches(small, config, model, token_ids, build)
+        # The classes of other people fail in every way there is.
+        except Exception:  # noqa: BLE001
+            return []
+
+
 def _shorten_reaches(
     small: Any, config: Any, model: HfModel, token_ids: Tensor, build: Callable[[Any], HfModel]
-) -> bool:
-    """Shorten in `small` what reaches beyond the self-test; answers whether there was any.
+) -> list[tuple[str, ...]]:
+    """Shorten in `small` what reaches beyond the self-test; answers the paths of these numbers.
 
     A reach is a number whose shortening leaves the tokens before it as they are, bit for bit, and
     changes some behind it, as a window does, or a length from which on queries grow. Tried is what
@@ -230,7 +245,7 @@ def _shorten_reaches(
     shapes = [parameter.shape for parameter in model.module.parameters()]
     logits = model.native_logits(token_ids)
     whole = _numbers(config.get_text_config())
-    any_found = False
+    found: list[tuple[str, ...]] = []
     for name, (holder, number) in _numbers(small.get_text_config()).items():
         is_kept = name in whole and whole[name][1] == number
         if not is_kept or number <= len(token_ids):
@@ -251,10 +266,10 @@ def _shorten_reaches(
         before = WINDOW_LEN - 1  # some count the last token in
         if torch.equal(tried[:before], logits[:before]) and not torch.equal(tried, logits):
             logits = tried
-            any_found = True
+            found.append(name)
         else:
             holder[key] = number
-    return any_found
+    return found
 
 
 def _numbers(

@@ -7,7 +7,7 @@ require_near:       loaded weights: nearly as close to float32 as transformers i
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,19 +32,23 @@ _NUM_LAYERS = 16
 MAX_ERRORS = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 _MAX_RATIO = 1.3
 _ROUNDING = 1e-4  # of float32, in a deep model
-_LENS = (23, 9, 1, 17)  # a ragged batch, longer than the windows of a narrow model
-_FAR_LEN = 13  # of one more sequence, whose last token has the last position of all
+# A ragged batch, longer than the windows of a narrow model; the last sequence ends at the last
+# position of all.
+_LENS = (23, 9, 1, 17)
 
 
-def read_recipe(config: Any, *, trust_remote_code: bool) -> Recipe:
+def read_recipe(
+    config: Any, *, trust_remote_code: bool, reaches: Collection[tuple[str, ...]] = ()
+) -> Recipe:
     """The recipe of the model that transformers makes of this config, proven without its weights.
 
+    reaches: numbers of the text's config, as paths, that the proof is to be longer than
     Raises Unreadable with the reason if there is none, ModelRefused if there is no such model.
     """
     if getattr(config.get_text_config(), "kv_lora_rank", None):
         raise Unreadable("multi-head latent attention is not read")
     with quiet(), _one_thread():
-        small = small_model(config, trust_remote_code=trust_remote_code)
+        small = small_model(config, trust_remote_code=trust_remote_code, reaches=reaches)
         try:
             recipe = read(small)
             require_same(recipe, small)
@@ -84,17 +88,19 @@ def require_same(recipe: Recipe, model: Any) -> None:
     generator = torch.Generator().manual_seed(2)
     vocab_size = model.config.get_text_config().vocab_size
     oracle = DenseTorch(recipe, parameters_of(model), angles_of(recipe, model))
-    last = facts_of(model).max_position_embeddings or 0
-    for lens, start in ((_LENS, 0), ((_FAR_LEN,), max(0, last - _FAR_LEN))):
-        token_ids = torch.randint(0, vocab_size, (sum(lens),), generator=generator)
-        actual = oracle.logits(token_ids, lens, [start] * len(lens))
-        expected = torch.cat(
-            [native_logits(model, ids, start) for ids in token_ids.split(list(lens))]
-        )
-        error = relative_error(actual, expected)
+    token_ids = torch.randint(0, vocab_size, (sum(_LENS),), generator=generator)
+    context_len = facts_of(model).max_position_embeddings or 0
+    starts = [0] * (len(_LENS) - 1) + [max(0, context_len - _LENS[-1])]
+    actual = oracle.logits(token_ids, _LENS, starts).split(list(_LENS))
+    expected = [
+        native_logits(model, ids, start)
+        for ids, start in zip(token_ids.split(list(_LENS)), starts, strict=True)
+    ]
+    most = MAX_ERROR * max(1, len(recipe.layers) / _NUM_LAYERS)
+    for place, chosen in (("", slice(-1)), (" at its last positions", slice(-1, None))):
+        error = relative_error(torch.cat(actual[chosen]), torch.cat(expected[chosen]))
         # Written so that NaN does not pass.
-        if not error <= MAX_ERROR * max(1, len(recipe.layers) / _NUM_LAYERS):
-            place = f" from position {start} on" if start else ""
+        if not error <= most:
             raise Unreadable(
                 f"a narrow model computes something else{place} (relative error {error:.2g})"
             )

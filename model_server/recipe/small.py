@@ -6,7 +6,7 @@ is measured in the small model is found again in the config, and so in the real 
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import count
 from typing import Any
 
@@ -21,6 +21,7 @@ _HEAD_DIM = 40  # and its multiples: every usual share of it that is rotated is 
 # Heads and heads of keys, where several share one.
 _NUM_HEADS = 6
 _NUM_KV_HEADS = 3
+_REACH = 8  # of windows and chunks
 _SIZES = {
     "intermediate_size": 104,
     "ffn_dim": 104,
@@ -28,8 +29,8 @@ _SIZES = {
     "shared_expert_intermediate_size": 72,
     "shared_intermediate_size": 72,
     "vocab_size": 136,
-    "sliding_window": 8,
-    "attention_chunk_size": 8,
+    "sliding_window": _REACH,
+    "attention_chunk_size": _REACH,
     "num_local_experts": 7,
     "num_experts": 7,
     "n_routed_experts": 7,
@@ -44,10 +45,21 @@ _SHARE_OF_LOUD = 0.06
 NO_SCALARS = frozenset((*_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim"))
 
 
-def small_model(config: Any, *, trust_remote_code: bool) -> Any:
-    """The narrow model, float32 on the CPU, randomised. Raises Unreadable if none can be built."""
+def small_model(
+    config: Any, *, trust_remote_code: bool, reaches: Collection[tuple[str, ...]] = ()
+) -> Any:
+    """The narrow model, float32 on the CPU, randomised. Raises Unreadable if none can be built.
+
+    reaches: paths of further numbers that are to be as short as its windows
+    """
     try:
-        model = build_small(narrow(config), trust_remote_code=trust_remote_code).module
+        small = narrow(config)
+        for *holders, name in reaches:
+            content = vars(small.get_text_config())
+            for holder in holders:
+                content = content[holder]
+            content[name] = _REACH
+        model = build_small(small, trust_remote_code=trust_remote_code).module
     # A class fails in whatever way it likes.
     except Exception as error:
         raise Unreadable(

@@ -117,6 +117,17 @@ def test_the_self_test_reaches_behind_what_a_config_calls_far(
         gate.self_test(_config("Llama4Text"), build_small)
 
 
+@pytest.mark.parametrize(
+    ("name", "reaches"),
+    # Numbers of the others that are as large are sizes, scales and the lengths of a rope.
+    [("Llama4Text", [("floor_scale",)]), ("Gemma2", []), ("GptOss", []), ("Qwen3Moe", [])],
+)
+def test_a_reach_is_a_number_that_shows_only_behind_it(
+    name: str, reaches: list[tuple[str, ...]]
+) -> None:
+    assert gate.find_reaches(_config(name), build_small) == reaches
+
+
 def test_a_config_of_which_nothing_small_can_be_built_says_why() -> None:
     config = transformers.LlamaConfig(hidden_act="no such function")
     reason = gate.self_test(config, build_small)

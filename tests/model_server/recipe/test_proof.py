@@ -285,7 +285,7 @@ def test_every_wrong_recipe_is_refused(name: str) -> None:
         (
             "ministral3",
             {"max_position_embeddings": 262_144},
-            "something else from position 262131 on",
+            "something else at its last positions",
         ),
     ],
 )
@@ -294,6 +294,18 @@ def test_what_no_recipe_describes_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(Unreadable, match=reason):
         read_recipe(config(kind, **changes), trust_remote_code=False)
+
+
+def test_what_shows_only_behind_a_number_of_the_config_is_refused_when_that_is_shortened() -> None:
+    """Of a reach behind the last position, the last positions know nothing either."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.1}
+    rope["original_max_position_embeddings"] = 300
+    ministral = config("ministral3", rope_parameters=rope)
+    reaches = [("rope_parameters", "original_max_position_embeddings")]
+
+    read_recipe(ministral, trust_remote_code=False)
+    with pytest.raises(Unreadable, match="how its queries or keys come about"):
+        read_recipe(ministral, trust_remote_code=False, reaches=reaches)
 
 
 def test_a_model_that_sees_is_read_for_its_text() -> None:
