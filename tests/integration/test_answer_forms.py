@@ -1,15 +1,17 @@
 """Models that think and call in their own forms, behind real masks: it comes out as written."""
 
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.integration.server import RunningServer, launched
+from tests.integration.server import RunningServer, launched, metric
 from tests.router.http.answering import (
     CHAT,
     MESSAGES,
@@ -166,7 +168,36 @@ def test_what_a_model_writes_is_told_in_every_api(name: str, tmp_path: Path) -> 
             body = body_of(path, tools=[TOOLS[path]], tool_choice=choice)
             called = ask(server, path, CALLS, body)
             assert told(path, called) == (THOUGHT.strip(), "", rome), choice
+            none = {"type": "none"} if path == MESSAGES else "none"
+            body = body_of(path, tools=[TOOLS[path]], tool_choice=none)
+            thought, text, calls = told(path, ask(server, path, CALLS, body))
+            assert (thought, "Rome" in text, calls) == (THOUGHT.strip(), True, []), text
+            special = [mark for mark, is_special in FAMILIES[name].tokens.items() if is_special]
+            assert not any(mark in text for mark in special), text
             field = "input" if path == RESPONSES else "messages"
             body = body_of(path, tools=[TOOLS[path]])
             body[field] += going_on(path, called)
             assert told(path, ask(server, path, GOES_ON, body)) == (THOUGHT.strip(), "Sunny.", [])
+
+
+@pytest.mark.nightly
+def test_a_thought_goes_on_where_its_shard_was_killed(tmp_path: Path) -> None:
+    thought = " ".join(f"It is {number}." for number in range(25))
+    family = replace(FAMILIES["tagged calls"], thought=f"{thought}\n</think>\n\n")
+    with serving(family, tmp_path, "--max-restarts", "20") as server:
+        body = body_of(MESSAGES, tools=[TOOLS[MESSAGES]], tool_choice={"type": "any"})
+        undisturbed = ask(server, MESSAGES, CALLS, body)
+        assert told(MESSAGES, undisturbed) == (thought, "", [("look", {"city": "Rome"})])
+        lines: list[str] = []
+        url = server.url + MESSAGES
+        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=120) as stream:
+            for line in stream.iter_lines():
+                lines.append(line + "\n")
+                if len(lines) == 60:
+                    os.kill(server.pid_of("model_server"), signal.SIGKILL)
+        events = events_in("".join(lines))
+        assert told_by_events(MESSAGES, events) == told(MESSAGES, undisturbed)
+        deltas = [event["delta"] for event in events if event["type"] == "content_block_delta"]
+        signed = [delta["signature"] for delta in deltas if delta["type"] == "signature_delta"]
+        assert signed == [undisturbed["content"][0]["signature"]]
+        assert metric(server, "tandem_shard_failures_total") == 1
