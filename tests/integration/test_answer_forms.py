@@ -154,7 +154,15 @@ def going_on(path: str, answer: Any) -> list[Any]:
     return [*answer["output"], output]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+# By day the form with the most marks; what tells forms apart is held where answers are read.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "channels",
+        pytest.param("json calls", marks=pytest.mark.nightly),
+        pytest.param("tagged calls", marks=pytest.mark.nightly),
+    ],
+)
 def test_what_a_model_writes_is_told_in_every_api(name: str, tmp_path: Path) -> None:
     rome = [("look", {"city": "Rome"})]
     with serving(FAMILIES[name], tmp_path) as server:
