@@ -48,7 +48,7 @@ test: install  ## Run every test.
 
 # Those that took the least when they ran here last (tests/durations.py).
 test-fast: install  ## Run the quick tests.
-	@$(PYTEST) --quickest 60 -m "not slow and not gpu and not nightly"
+	@$(PYTEST) --quickest 56 -m "not slow and not gpu and not nightly"
 
 test-slow: install  ## Run the slow tests.
 	@$(PYTEST) -m "slow and not gpu and not nightly"
