@@ -115,7 +115,7 @@ class TokenReader:
         self.num_thought_tokens = 0
 
     def skip(self, text: str) -> None:
-        """What was told before, by another reader."""
+        """Read the text of an answer that goes on, of which nothing is sent again."""
         self._reader.push(text)
 
     def token(self, event: TokenGenerated) -> list[Piece]:

@@ -133,7 +133,7 @@ class EncoderV2:
         self._has_tops = has_tops
 
     def separate(self, reader: TokenReader) -> None:
-        """Called before the first token, where thoughts are told apart."""
+        """Called before the first token, where the thought is no part of the text."""
         self._reader = reader
 
     def encode(self, burst: Sequence[Event]) -> list[Message]:
@@ -153,7 +153,7 @@ class EncoderV2:
             )
             text = event.text
             if self._reader is not None:
-                text, thought = _told(self._reader.token(event))
+                text, thought = _text_and_thought(self._reader.token(event))
                 self._thought += thought
                 if self._reader.is_thought:
                     fields += f',"reasoning":{orjson.dumps(thought).decode()}'
@@ -184,7 +184,7 @@ class EncoderV2:
         text = end.text
         tail = end.tail
         if self._reader is not None:
-            tail, thought = _told(self._reader.finish(end))
+            tail, thought = _text_and_thought(self._reader.finish(end))
             text = "".join(self._texts) + tail
             self._thought += thought
         fields: dict[str, object] = {
@@ -207,8 +207,8 @@ class EncoderV2:
         return {} if self._reader is None else {"reasoning": self._thought}
 
 
-def _told(pieces: Sequence[Piece]) -> tuple[str, str]:
-    """What is said, and what is thought."""
+def _text_and_thought(pieces: Sequence[Piece]) -> tuple[str, str]:
+    """What the pieces add to each."""
     said = "".join(piece.text for piece in pieces if isinstance(piece, TextPiece))
     return said, "".join(piece.text for piece in pieces if isinstance(piece, ThoughtPiece))
 
@@ -309,7 +309,7 @@ class GenerateStream:
         return request, None
 
     async def _chat(self, body: GenerateFields) -> tuple[GenerateRequest, Reading | None]:
-        """The request of an answer whose thought is told apart, and how it is read."""
+        """The request of an answer whose thought is no part of its text, and how it is read."""
         turns = body.messages
         if turns is None or body.prompt is not None or body.text is not None:
             raise wrong("include_reasoning", "is for `messages` alone", value=True)
