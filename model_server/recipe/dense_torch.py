@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from model_server.recipe.recipe import (
     Attention,
+    Groups,
     Head,
     Layer,
     Linear,
@@ -141,10 +142,33 @@ def feed_forward(mlp: Mlp | Moe, x: Tensor, weights: Mapping[str, Tensor]) -> Te
     return multiply(mlp.out, activate(mlp.layout, mlp.activation, inner), weights)
 
 
+def route(moe: Moe, x: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Each token's experts and their weights, [num_tokens, top_k] both."""
+    logits = multiply(moe.router, x, weights)
+    scores = logits.sigmoid() if moe.scoring.startswith("sigmoid") else logits.softmax(-1)
+    rank = scores
+    if moe.correction is not None:
+        rank = scores + weights[moe.correction].to(scores).flatten()
+    if moe.groups is not None:
+        rank = _in_best_groups(moe.groups, rank)
+    experts = rank.topk(moe.top_k, -1).indices
+    chosen = scores.gather(-1, experts)
+    if moe.scoring.endswith("normed"):
+        chosen = chosen / chosen.sum(-1, keepdim=True)
+    return experts, chosen * moe.scale
+
+
+def _in_best_groups(groups: Groups, rank: Tensor) -> Tensor:
+    """`rank` [num_tokens, num_experts], minus infinity where a group is not chosen."""
+    grouped = rank.unflatten(-1, (groups.num_groups, -1))
+    best = grouped.topk(groups.num_best, -1).values.sum(-1).topk(groups.top_k, -1).indices
+    is_best = torch.zeros(grouped.shape[:-1], dtype=torch.bool, device=rank.device)
+    is_best = is_best.scatter(-1, best, True)
+    return grouped.masked_fill(~is_best[..., None], -torch.inf).flatten(-2)
+
+
 def _mixture(moe: Moe, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    scores, experts = multiply(moe.router, x, weights).softmax(-1).topk(moe.top_k, -1)
-    if moe.scoring == "softmax_normed":
-        scores = scores / scores.sum(-1, keepdim=True)
+    experts, scores = route(moe, x, weights)
     output = torch.zeros_like(x)
     for expert in experts.unique().tolist():
         rows, slots = torch.where(experts == expert)

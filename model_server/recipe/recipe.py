@@ -129,16 +129,32 @@ class Mlp:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """Experts in `num_groups` runs of neighbours: a token chooses among those of `top_k` of them.
+
+    num_best: a group's score is the sum of so many of its experts' best
+    """
+
+    num_groups: int
+    top_k: int
+    num_best: int
+
+
+@dataclass(frozen=True, slots=True)
 class Moe:
     """Each token's `top_k` experts, weighed by the router's scores, and a shared one for all.
 
-    The scores are a softmax over all experts; normed: over the chosen ones.
+    The scores are a softmax over all experts, or the sigmoid of each. A chosen expert's weight is
+    its score; normed: over the sum of those of the chosen ones.
+
+        chosen = the top_k of scores + correction, in groups that are chosen by the same numbers
+        output = scale * sum(weight * expert(x) over chosen) + sigmoid(shared_gate(x)) * shared(x)
     """
 
     router: Linear
     num_experts: int
     top_k: int
-    scoring: Literal["softmax", "softmax_normed"]
+    scoring: Literal["softmax", "softmax_normed", "sigmoid", "sigmoid_normed"]
     gate_up: str  # [experts, out, in], or [experts, in, out] when transposed
     gate_up_bias: str | None
     down: str
@@ -148,6 +164,9 @@ class Moe:
     activation: Activation
     shared: Mlp | None = None  # beside the chosen experts, for every token
     shared_gate: Linear | None = None  # its sigmoid is the weight of `shared`
+    correction: str | None = None  # [num_experts] numbers; of the choice alone, not of the weights
+    groups: Groups | None = None
+    scale: float = 1.0  # of the chosen experts, not of the shared one
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +237,7 @@ class Recipe:
 
 
 _NAME_FIELDS = frozenset(
-    "embedding weights biases sinks gate_up gate_up_bias down down_bias".split()
+    "embedding weights biases sinks gate_up gate_up_bias down down_bias correction".split()
 )
 
 
