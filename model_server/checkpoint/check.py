@@ -43,7 +43,18 @@ from model_server.errors import (
 from model_server.executor.device_weights import Partition
 from model_server.executor.weights import ELEMENT_NAMES
 from model_server.recipe.proof import read_recipe
-from model_server.recipe.recipe import Attention, Head, Layer, Mlp, Moe, Norm, Recipe, Unreadable
+from model_server.recipe.recipe import (
+    Attention,
+    Delta,
+    Head,
+    Layer,
+    Mixer,
+    Mlp,
+    Moe,
+    Norm,
+    Recipe,
+    Unreadable,
+)
 from model_server.zoo import HfModel, ModelFacts
 from processes.capacity import Capacity, Pool
 
@@ -463,7 +474,7 @@ def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterat
     if quantize not in (None, "int8"):
         yield f"it quantizes weights to int8, not to {quantize}"
     for index, layer in enumerate(recipe.layers):
-        for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
+        for reason in (*_mixer_reasons(layer.mixer), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
 
 
@@ -486,13 +497,13 @@ def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
     for index, layer in enumerate(recipe.layers):
         if not isinstance(layer.mlp, Mlp):
             yield f"layer {index}: its MLP has experts, which are computed on a CPU alone"
-        for reason in (*_attention_reasons(layer.attention), *_norm_reasons(layer)):
+        for reason in (*_mixer_reasons(layer.mixer), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
 
 
 def _float8_reasons(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> Iterator[str]:
     for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
-        for width in (layer.attention.output.rows.count, inner_len // num_ranks):
+        for width in (layer.mixer.output.rows.count, inner_len // num_ranks):
             if width % _VECTOR_LEN:
                 yield f"layer {index}: a product of {width} numbers is none in fp8"
 
@@ -528,6 +539,13 @@ def _undivided_reasons(layer: Layer, inner_len: int, num_ranks: int) -> Iterator
             yield "a norm over all heads needs those of every rank"
 
 
+def _mixer_reasons(mixer: Mixer) -> Iterator[str]:
+    if isinstance(mixer, Delta):
+        yield "its gated delta rule is computed by its own class alone"
+    else:
+        yield from _attention_reasons(mixer)
+
+
 def _attention_reasons(attention: Attention) -> Iterator[str]:
     head_dim = attention.head_dim
     query = attention.query
@@ -542,6 +560,8 @@ def _attention_reasons(attention: Attention) -> Iterator[str]:
         yield "queries and keys are rotated in different ways"
     if query.norm and key.norm and query.norm_after_rope != key.norm_after_rope:
         yield "queries are normalised before they are rotated, keys after, or the other way round"
+    if attention.gate is not None:
+        yield "the gate of its attention is computed by its own class alone"
     yield from _head_norm_reasons(query, head_dim)
     yield from _head_norm_reasons(key, head_dim)
 
@@ -556,7 +576,7 @@ def _head_norm_reasons(head: Head, head_dim: int) -> Iterator[str]:
 
 
 def _norm_reasons(layer: Layer) -> Iterator[str]:
-    hidden_size = layer.attention.output.rows.count
+    hidden_size = layer.mixer.output.rows.count
     norms: tuple[Norm | None, ...] = (
         layer.attention_norm,
         layer.attention_post_norm,

@@ -404,7 +404,7 @@ class PackedWeights:
 
     def _layer(self, layer: Layer) -> LayerStruct:
         attention = layer.attention
-        hidden = layer.attention.output.rows.count
+        hidden = layer.mixer.output.rows.count
         query = attention.query
         key = attention.key
         struct = LayerStruct(

@@ -175,7 +175,7 @@ class _Reader:
             raise Unreadable("its sums are not those of a residual stream")
         return Layer(
             attention_norm=self._norm(before_attention),
-            attention=attention,
+            mixer=attention,
             attention_post_norm=self._norm(post),
             mlp_norm=self._norm(before_mlp),
             mlp=found.mlp,

@@ -6,6 +6,7 @@ of that model; it holds no tensor and no module. `dense_torch.py` computes it, `
 
     x = embedding[ids] * embed_scale
     per layer:  a = o(attention(rope(q_norm(q(n1(x)))), rope(k_norm(k(n1(x)))), v(n1(x))))
+                or what another mixer of tokens gives: see Delta
                 y = x + residual_scale * n2(a)
                 m = mlp(n3(y))                       (parallel: mlp(n3(x)))
                 x = y + residual_scale * n4(m)
@@ -99,6 +100,9 @@ class Head:
 class Attention:
     """A query at position p sees keys from max(0, p - window_len + 1, p // chunk_len * chunk_len)
     to p; a bound that is None does not apply. `sinks` names [num_heads] scores without a value.
+
+    gate: as many numbers as attention gives; `output` reads attention * sigmoid(gate(x)), where x
+          is what queries are made of
     """
 
     query: Head
@@ -113,6 +117,56 @@ class Attention:
     chunk_len: int | None
     softcap: float | None
     sinks: str | None
+    gate: Linear | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """Of each channel, a sum over its last `num_taps` rows; the last weight is that of the newest.
+
+    Before a sequence's first row all are zero. To go on with a sequence is to have its window: the
+    last num_taps - 1 rows that were read, [num_taps - 1, channels].
+    """
+
+    weight: str  # [channels, 1, num_taps]
+    bias: str | None  # [channels]
+    num_taps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A gated delta rule. What a head keeps of a sequence is a matrix S [key_dim, value_dim], zeros
+    at first; of its token x it does
+
+        q, k, v = silu(conv(query(x), key(x), value(x)))    channels in this order, side by side
+        q = q / (|q| sqrt(key_dim)), k = k / |k|            of each head; 1e-6 is added to |.|²
+        S = exp(-exp(a_log) softplus(alpha(x) + dt_bias)) S
+        S = S + kᵀ beta_scale sigmoid(beta(x)) (v - k S)
+        output(norm(q S) * silu(gate(x)))                   norm of each head
+
+    Head h has q and k of key head h // (num_heads / num_key_heads). To go on with a sequence is to
+    have its window (see Conv) and S of every head, [num_heads, key_dim, value_dim], in float32.
+    """
+
+    query: Linear  # [num_key_heads * key_dim, hidden_size]
+    key: Linear  # as query
+    value: Linear  # [num_heads * value_dim, hidden_size]
+    gate: Linear  # as value
+    beta: Linear  # [num_heads, hidden_size]
+    alpha: Linear  # as beta
+    conv: Conv
+    a_log: str  # [num_heads]; in float32 whatever the dtype of the others
+    dt_bias: str  # as a_log
+    norm: Norm  # of value_dim numbers, one weight for all heads
+    beta_scale: float  # 2 where an eigenvalue of a step may be negative, else 1
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    output: Linear  # [hidden_size, num_heads * value_dim]
+
+
+Mixer: TypeAlias = Attention | Delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +228,20 @@ class Layer:
     """One decoder layer; the module's docstring has its formula."""
 
     attention_norm: Norm | None
-    attention: Attention
+    mixer: Mixer
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
     mlp: Mlp | Moe
     mlp_post_norm: Norm | None
     parallel: bool  # the MLP reads the layer's input, not the sum after attention
     residual_scale: float
+
+    @property
+    def attention(self) -> Attention:
+        """Its mixer, where only layers that attend are served."""
+        if not isinstance(self.mixer, Attention):
+            raise AssertionError(f"a layer mixes its tokens by {type(self.mixer).__name__}")
+        return self.mixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +298,10 @@ class Recipe:
 
 
 _NAME_FIELDS = frozenset(
-    "embedding weights biases sinks gate_up gate_up_bias down down_bias correction".split()
+    (
+        "embedding weights biases sinks gate_up gate_up_bias down down_bias correction"
+        " a_log dt_bias"
+    ).split()
 )
 
 
@@ -246,6 +310,9 @@ def _uses(part: object) -> Iterator[Use]:
         yield Use(part.weight, part.rows, 1 if part.transposed else 0)
         if part.bias is not None:
             yield Use(part.bias, part.rows)
+        return
+    if isinstance(part, Conv):
+        yield from (Use(name) for name in (part.weight, part.bias) if name is not None)
         return
     if isinstance(part, Layer) and part.mlp_norm == part.attention_norm:
         part = replace(part, mlp_norm=None)

@@ -86,7 +86,7 @@ class _Resolver:
     def _layer(self, layer: Layer, attended: Attended) -> Layer:
         return Layer(
             attention_norm=self._norm(layer.attention_norm),
-            attention=self._attention(layer.attention, attended),
+            mixer=self._attention(layer.attention, attended),
             attention_post_norm=self._norm(layer.attention_post_norm),
             mlp_norm=self._norm(layer.mlp_norm),
             mlp=self._moe(layer.mlp) if isinstance(layer.mlp, Moe) else self._mlp(layer.mlp),

@@ -319,7 +319,7 @@ def test_it_is_one_sentence() -> None:
 
 
 def with_attention(recipe: Recipe, attention: Attention) -> Recipe:
-    return replace(recipe, layers=(replace(recipe.layers[0], attention=attention),))
+    return replace(recipe, layers=(replace(recipe.layers[0], mixer=attention),))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2", "phi-qk", "gpt_oss"])

@@ -83,7 +83,7 @@ def mutants(recipe: Recipe) -> Mutants:
 
 def _layers(layer: Layer, recipe: Recipe) -> Mutants:
     for name, attention in _attentions(layer.attention, recipe):
-        yield name, replace(layer, attention=attention)
+        yield name, replace(layer, mixer=attention)
     for name, mlp in _mlps(layer.mlp):
         yield f"mlp {name}", replace(layer, mlp=mlp)
     for place in _PLACES:
@@ -347,7 +347,7 @@ def test_rows_of_a_merged_weight_must_cover_it_once() -> None:
     recipe, model = _read("phi3")
     first, *rest = recipe.layers
     attention = replace(first.attention, value=first.attention.key.linear)
-    layers = (replace(first, attention=attention), *rest)
+    layers = (replace(first, mixer=attention), *rest)
     with pytest.raises(Unreadable, match="qkv_proj"):
         require_used_once(replace(recipe, layers=layers), model)
 
