@@ -347,4 +347,6 @@ def _info(settings: ServeConfig, checked: CheckedCheckpoint, model: PagedModel) 
         bytes_per_block=model.bytes_per_block,
         sampling_defaults=checked.sampling_defaults,
         language_model_only=checked.takes_more_than_text,
+        state_bytes=model.state_bytes,
+        keeps_states=model.keeps_states,
     )

@@ -19,7 +19,21 @@ from torch import Tensor
 
 from model_server.errors import InvalidStep
 from model_server.staging import PinnedStaging
-from proto.contract import Generation
+from proto.contract import Generation, KeptState
+
+
+class StateStep(NamedTuple):
+    """The slots of a sequence's state in a step, in a model with states.
+
+    read_id:  stands at cached_len; None: the sequence begins at 0, where its state is zeros
+    write_id: another one; stands behind the step's tokens afterwards
+    kept:     boundaries behind cached_len that the step's tokens reach or pass, in their order, and
+              the slots that stand there afterwards
+    """
+
+    read_id: int | None
+    write_id: int
+    kept: tuple[KeptState, ...] = ()
 
 
 class SequenceStep(NamedTuple):
@@ -31,12 +45,14 @@ class SequenceStep(NamedTuple):
                 `array("i")`) is copied fastest
     num_logits: how many of the last rows need logits: none in the middle of a prompt, one for the
                 next token, more for prompt logprobs or drafts
+    state:      None: the model has none
     """
 
     token_ids: Sequence[int]
     cached_len: int
     block_ids: Sequence[int] | npt.NDArray[np.int32]
     num_logits: int = 1
+    state: StateStep | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +73,7 @@ class StepInputs:
     device_context_lens: Tensor  # [num_seqs] int32, context_lens for kernels
     logits_indices: Tensor  # [num_logits] int64, rows whose logits are needed
     head_indices: Tensor  # logits_indices, filled up to the same minimum: see `logits_indices`
+    states: tuple[StateStep | None, ...] = ()  # per sequence, None: of padding; (): model has none
 
     @classmethod
     def build(
@@ -110,6 +127,7 @@ class StepInputs:
             device_context_lens=tensors[7],
             logits_indices=tensors[3],
             head_indices=tensors[4],
+            states=_states(sequences),
         )
 
     @property
@@ -229,6 +247,11 @@ def _logits_rows(
     ends = np.cumsum(counts)
     first_rows = cu_lens[1:] - counts
     return np.arange(int(ends[-1])) + np.repeat(first_rows - (ends - counts), counts)
+
+
+def _states(sequences: Sequence[SequenceStep]) -> tuple[StateStep | None, ...]:
+    states = tuple([sequence.state for sequence in sequences])
+    return states if any(states) else ()
 
 
 def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]:

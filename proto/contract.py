@@ -108,6 +108,13 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+class KeptState(NamedTuple):
+    """A block boundary of a prompt, and the slot that is to hold the state at it."""
+
+    position: int
+    state_id: int
+
+
 @dataclass(frozen=True, slots=True)
 class NewSequence:
     """A request that enters the running batch, for the first time or after a preemption.
@@ -118,6 +125,10 @@ class NewSequence:
 
     `block_ids` cover at least cached_len + chunk_len tokens. `pause_len`: tokens of output after
     which it pauses; None: it does not. Raises ValueError when these lengths contradict each other.
+
+    Of a model with states it has two slots, `state_ids`: each step reads one and writes the other.
+    `from_state`: the kept slot that it begins with, which stands at cached_len; None: it begins at
+    position 0. `kept_states`: boundaries behind cached_len and up to prompt_len, in their order.
     """
 
     request_id: int
@@ -131,6 +142,9 @@ class NewSequence:
     logprobs: LogprobParams = LogprobParams()
     constraint: OutputConstraint | None = None
     pause_len: int | None = None
+    state_ids: tuple[int, ...] = ()
+    from_state: int | None = None
+    kept_states: tuple[KeptState, ...] = ()
 
     def __post_init__(self) -> None:
         total_len = len(self.token_ids)
@@ -147,6 +161,14 @@ class NewSequence:
             raise ValueError(
                 f"request {self.request_id}: cached_len {self.cached_len} leaves nothing to compute"
             )
+        before = self.cached_len
+        for kept in self.kept_states:
+            if not before < kept.position <= self.prompt_len:
+                raise ValueError(
+                    f"request {self.request_id}: a state is to be kept at {kept.position}, which is"
+                    f" not in {before + 1}..{self.prompt_len}"
+                )
+            before = kept.position
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +308,8 @@ class ModelInfo:
     sampling_defaults: sampling parameters by their names, as the checkpoint's makers recommend them
     language_model_only: the checkpoint's model takes more than text, as images, and is served for
         text alone
+    state_bytes:     of one sequence's state on one rank; 0: keys and values are all there is
+    keeps_states:    whether a state can be kept at a block boundary, and begun from
     """
 
     model_id: str
@@ -307,12 +331,18 @@ class ModelInfo:
     bytes_per_block: int = 0
     sampling_defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     language_model_only: bool = False
+    state_bytes: int = 0
+    keeps_states: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What warm-up found: the KV pool, and the longest sequence that model and pool hold."""
+    """What warm-up found: the KV pool, and the longest sequence that model and pool hold.
+
+    num_states: slots for states; 0: the model has none
+    """
 
     num_blocks: int
     block_size: int
     max_total_len: int
+    num_states: int = 0

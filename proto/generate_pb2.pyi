@@ -229,6 +229,8 @@ class InfoResponse(_message.Message):
     BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
     SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     LANGUAGE_MODEL_ONLY_FIELD_NUMBER: _builtins.int
+    STATE_BYTES_FIELD_NUMBER: _builtins.int
+    KEEPS_STATES_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_type: _builtins.str
     dtype: _builtins.str
@@ -254,6 +256,14 @@ class InfoResponse(_message.Message):
     """Of keys and values, in one rank's pool."""
     language_model_only: _builtins.bool
     """Whether the checkpoint's model takes more than text, as images, of which text alone is served."""
+    state_bytes: _builtins.int
+    """Of one sequence's state on one rank: what layers hold of all tokens up to one position in a
+    fixed size, as linear attention and convolutions do. 0: keys and values are all there is.
+    """
+    keeps_states: _builtins.bool
+    """Whether a state can be kept at a block boundary, and begun from. Without it, no sequence of a
+    model with states begins behind position 0.
+    """
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -282,10 +292,12 @@ class InfoResponse(_message.Message):
         bytes_per_block: _builtins.int = ...,
         sampling_defaults: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         language_model_only: _builtins.bool = ...,
+        state_bytes: _builtins.int = ...,
+        keeps_states: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "fallback_reason", b"fallback_reason", "weights_bytes", b"weights_bytes", "window_len", b"window_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "language_model_only", b"language_model_only", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "keeps_states", b"keeps_states", "language_model_only", b"language_model_only", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "state_bytes", b"state_bytes", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fallback_reason: _TypeAlias = _typing.Literal["fallback_reason"]  # noqa: Y015
     _WhichOneofArgType__fallback_reason: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason"]  # noqa: Y015
@@ -346,6 +358,7 @@ class WarmupRequest(_message.Message):
     MAX_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     MAX_TOTAL_LEN_FIELD_NUMBER: _builtins.int
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    NUM_STATES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     max_step_tokens: _builtins.int
     """Tokens of prompt chunks and decodes that one step may carry together."""
@@ -354,6 +367,8 @@ class WarmupRequest(_message.Message):
     """The longest sequence that the router wants to serve. Absent: as the model allows."""
     num_blocks: _builtins.int
     """Blocks that the router asks for. Absent: the shard decides from its memory."""
+    num_states: _builtins.int
+    """States that the router asks for. Absent: the shard decides from its memory."""
     def __init__(
         self,
         *,
@@ -362,19 +377,24 @@ class WarmupRequest(_message.Message):
         max_batch_size: _builtins.int = ...,
         max_total_len: _builtins.int | None = ...,
         num_blocks: _builtins.int | None = ...,
+        num_states: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_total_len", b"_max_total_len", "_num_blocks", b"_num_blocks", "max_total_len", b"max_total_len", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_total_len", b"_max_total_len", "_num_blocks", b"_num_blocks", "_num_states", b"_num_states", "max_total_len", b"max_total_len", "num_blocks", b"num_blocks", "num_states", b"num_states"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_total_len", b"_max_total_len", "_num_blocks", b"_num_blocks", "epoch", b"epoch", "max_batch_size", b"max_batch_size", "max_step_tokens", b"max_step_tokens", "max_total_len", b"max_total_len", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_total_len", b"_max_total_len", "_num_blocks", b"_num_blocks", "_num_states", b"_num_states", "epoch", b"epoch", "max_batch_size", b"max_batch_size", "max_step_tokens", b"max_step_tokens", "max_total_len", b"max_total_len", "num_blocks", b"num_blocks", "num_states", b"num_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_total_len: _TypeAlias = _typing.Literal["max_total_len"]  # noqa: Y015
     _WhichOneofArgType__max_total_len: _TypeAlias = _typing.Literal["_max_total_len", b"_max_total_len"]  # noqa: Y015
     _WhichOneofReturnType__num_blocks: _TypeAlias = _typing.Literal["num_blocks"]  # noqa: Y015
     _WhichOneofArgType__num_blocks: _TypeAlias = _typing.Literal["_num_blocks", b"_num_blocks"]  # noqa: Y015
+    _WhichOneofReturnType__num_states: _TypeAlias = _typing.Literal["num_states"]  # noqa: Y015
+    _WhichOneofArgType__num_states: _TypeAlias = _typing.Literal["_num_states", b"_num_states"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_total_len) -> _WhichOneofReturnType__max_total_len | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_blocks) -> _WhichOneofReturnType__num_blocks | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_states) -> _WhichOneofReturnType__num_states | None: ...
 
 Global___WarmupRequest: _TypeAlias = WarmupRequest  # noqa: Y015
 
@@ -386,11 +406,14 @@ class WarmupResponse(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     MAX_TOTAL_LEN_FIELD_NUMBER: _builtins.int
+    NUM_STATES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     num_blocks: _builtins.int
     block_size: _builtins.int
     max_total_len: _builtins.int
     """The longest sequence (prompt and output) that the model and the pool can hold."""
+    num_states: _builtins.int
+    """Slots for states; state ids are below it. 0: the model has none."""
     def __init__(
         self,
         *,
@@ -398,10 +421,11 @@ class WarmupResponse(_message.Message):
         num_blocks: _builtins.int = ...,
         block_size: _builtins.int = ...,
         max_total_len: _builtins.int = ...,
+        num_states: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "epoch", b"epoch", "max_total_len", b"max_total_len", "num_blocks", b"num_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "epoch", b"epoch", "max_total_len", b"max_total_len", "num_blocks", b"num_blocks", "num_states", b"num_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -782,6 +806,14 @@ class Request(_message.Message):
 
     block_ids cover at least cached_len + chunk_len tokens, in the order of positions. A token is
     sampled in this step when cached_len + chunk_len reaches the end of token_ids.
+
+    Of a model with states a request has two slots of its own. A step reads the one that stands at the
+    request's first position in it, and writes the other one, which then stands behind its last: no
+    slot is read and written in one step, so a step that is repeated finds the state it began with.
+
+      step:     | cached_len .. | 1 token | 1 token |
+      slot a:   read, or zeros    written   read      ...
+      slot b:   written           read      written   ...
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -797,6 +829,9 @@ class Request(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     CONSTRAINT_FIELD_NUMBER: _builtins.int
     PAUSE_LEN_FIELD_NUMBER: _builtins.int
+    STATE_IDS_FIELD_NUMBER: _builtins.int
+    FROM_STATE_FIELD_NUMBER: _builtins.int
+    KEPT_STATES_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     prompt_len: _builtins.int
     cached_len: _builtins.int
@@ -804,6 +839,10 @@ class Request(_message.Message):
     pause_len: _builtins.int
     """Tokens of output, those made before among them, after which it pauses. Masks do not look at it:
     the whole output may have max_new_tokens. A run of forced tokens may go beyond it.
+    """
+    from_state: _builtins.int
+    """A kept slot, which stands at cached_len; the first step reads it, as those of other requests may,
+    and none writes it. Absent: cached_len is 0, and the state is zeros.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -817,6 +856,14 @@ class Request(_message.Message):
     def logprobs(self) -> Global___LogprobParameters: ...
     @_builtins.property
     def constraint(self) -> Global___Constraint: ...
+    @_builtins.property
+    def state_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The request's own slots: two of them, of a model with states; else none."""
+
+    @_builtins.property
+    def kept_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptState]:
+        """Where the state is to be kept while the prompt is computed, in the order of positions."""
+
     def __init__(
         self,
         *,
@@ -831,16 +878,48 @@ class Request(_message.Message):
         logprobs: Global___LogprobParameters | None = ...,
         constraint: Global___Constraint | None = ...,
         pause_len: _builtins.int | None = ...,
+        state_ids: _abc.Iterable[_builtins.int] | None = ...,
+        from_state: _builtins.int | None = ...,
+        kept_states: _abc.Iterable[Global___KeptState] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len", "constraint", b"constraint", "logprobs", b"logprobs", "pause_len", b"pause_len", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_state", b"_from_state", "_pause_len", b"_pause_len", "constraint", b"constraint", "from_state", b"from_state", "logprobs", b"logprobs", "pause_len", b"pause_len", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len", "block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "id", b"id", "logprobs", b"logprobs", "pause_len", b"pause_len", "prompt_len", b"prompt_len", "sampling", b"sampling", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_state", b"_from_state", "_pause_len", b"_pause_len", "block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "from_state", b"from_state", "id", b"id", "kept_states", b"kept_states", "logprobs", b"logprobs", "pause_len", b"pause_len", "prompt_len", b"prompt_len", "sampling", b"sampling", "state_ids", b"state_ids", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__from_state: _TypeAlias = _typing.Literal["from_state"]  # noqa: Y015
+    _WhichOneofArgType__from_state: _TypeAlias = _typing.Literal["_from_state", b"_from_state"]  # noqa: Y015
     _WhichOneofReturnType__pause_len: _TypeAlias = _typing.Literal["pause_len"]  # noqa: Y015
     _WhichOneofArgType__pause_len: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_state) -> _WhichOneofReturnType__from_state | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__pause_len) -> _WhichOneofReturnType__pause_len | None: ...
 
 Global___Request: _TypeAlias = Request  # noqa: Y015
+
+@_typing.final
+class KeptState(_message.Message):
+    """A block boundary behind cached_len and up to prompt_len, and the slot that is to stand there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    STATE_ID_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    state_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        state_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "state_id", b"state_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptState: _TypeAlias = KeptState  # noqa: Y015
 
 @_typing.final
 class Batch(_message.Message):

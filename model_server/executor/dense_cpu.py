@@ -48,6 +48,8 @@ class DenseCpu:
     block_size = _BLOCK_SIZE
     is_invariant = True
     min_step_tokens = 1
+    state_bytes = 0
+    keeps_states = False
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class DenseCpu:
         """Of a block's keys, or values, in one layer."""
         return _BLOCK_SIZE * layer.num_kv_heads * layer.head_dim * self._itemsize
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Executor."""
         self.close()
         pool = Arena()

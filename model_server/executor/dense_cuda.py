@@ -220,6 +220,8 @@ class DenseCuda:
     is_invariant = False
     min_step_tokens = 1
     threads = None
+    state_bytes = 0
+    keeps_states = False
 
     def __init__(
         self,
@@ -254,7 +256,7 @@ class DenseCuda:
             for layer in self._weights.layers
         )
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Executor."""
         self.close()
         self._caches = [

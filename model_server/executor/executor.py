@@ -38,6 +38,14 @@ class Executor(Protocol):
         """Bytes that one block of the pool takes on this rank, over all layers."""
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of one sequence's state on this rank; 0: keys and values are all there is."""
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether it writes states inside of a step's tokens, at block boundaries."""
+
+    @property
     def min_step_tokens(self) -> int:
         """The rows to which `StepInputs.build` has to fill a step up; 1: none."""
 
@@ -45,8 +53,10 @@ class Executor(Protocol):
     def threads(self) -> Threads | None:
         """Its threads, for who computes on the CPU between steps; None: it has none to lend."""
 
-    def allocate(self, num_blocks: int) -> None:
-        """Make the pool anew, zeroed; what it held is lost. The count includes the scratch block.
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
+        """Make the pool anew, zeroed; what it held is lost. The blocks include the scratch block.
+
+        num_states: slots for states; 0 where there are none
 
         Raises torch.OutOfMemoryError, MemoryError or RuntimeError when it does not fit.
         """
@@ -91,6 +101,8 @@ class PagedModel:
         self._executor = executor
         self._num_blocks: int | None = None
         self.executor = executor.name
+        self.state_bytes = executor.state_bytes
+        self.keeps_states = executor.keeps_states
         self.is_invariant = executor.is_invariant
         self.fallback_reason = fallback_reason
         self.block_size = executor.block_size
@@ -125,18 +137,19 @@ class PagedModel:
             raise AssertionError("the pool is not allocated")
         return self._num_blocks
 
-    def allocate(self, num_blocks: int) -> None:
-        """Make the pool anew, of `num_blocks` blocks and the scratch block; what it held is lost.
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
+        """Make the pool anew, of `num_blocks` blocks, the scratch block and slots for states.
 
-        Raises OutOfMemory when it does not fit; then there is no pool.
+        What it held is lost. Raises OutOfMemory when it does not fit; then there is no pool.
         """
         self._num_blocks = None
         try:
-            self._executor.allocate(num_blocks + 1)
+            self._executor.allocate(num_blocks + 1, num_states)
         # A CPU allocator raises a plain RuntimeError.
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             raise OutOfMemory(
-                f"{num_blocks} blocks of {self.bytes_per_block} bytes do not fit on {self.device}"
+                f"{num_blocks} blocks of {self.bytes_per_block} bytes and {num_states} states of"
+                f" {self.state_bytes} do not fit on {self.device}"
             ) from error
         self._num_blocks = num_blocks
 

@@ -38,6 +38,8 @@ class ZooExecutor:
     # Matrix products of torch may add up in another order in another batch.
     is_invariant = False
     threads = None  # torch lends none
+    state_bytes = 0
+    keeps_states = False
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class ZooExecutor:
             self._backend.bytes_per_block(plan.geometry, self._dtype) for plan in self._plans
         )
 
-    def allocate(self, num_blocks: int) -> None:
+    def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Executor."""
         self._layers = ()
         caches = [

@@ -37,6 +37,7 @@ from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 from proto.contract import (
     Generation,
+    KeptState,
     LogprobParams,
     ModelInfo,
     NewSequence,
@@ -308,6 +309,11 @@ def sequence_from_pb(message: pb.Request) -> NewSequence:
             logprobs=from_message(message.logprobs, LogprobParams),
             constraint=constraint,
             pause_len=_optional(message, "pause_len"),
+            state_ids=tuple(message.state_ids),
+            from_state=_optional(message, "from_state"),
+            kept_states=tuple(
+                KeptState(kept.position, kept.state_id) for kept in message.kept_states
+            ),
         )
     except ValueError as error:
         raise InvalidStep(str(error)) from error

@@ -88,14 +88,16 @@ def warmup_to_pb(
     max_batch_size: int,
     max_total_len: int | None,
     num_blocks: int | None,
+    num_states: int | None = None,
 ) -> pb.WarmupRequest:
-    """The largest step that the router will ever ask for; `num_blocks` where the pool has been."""
+    """The largest step that the router will ever ask for; the size of the pool there has been."""
     return pb.WarmupRequest(
         epoch=epoch,
         max_step_tokens=max_step_tokens,
         max_batch_size=max_batch_size,
         max_total_len=max_total_len,
         num_blocks=num_blocks,
+        num_states=num_states,
     )
 
 
@@ -177,6 +179,11 @@ def _request_to_pb(new: NewSequence) -> pb.Request:
         logprobs=to_message(new.logprobs, pb.LogprobParameters),
         constraint=None if new.constraint is None else _constraint_to_pb(new.constraint),
         pause_len=new.pause_len,
+        state_ids=new.state_ids,
+        from_state=new.from_state,
+        kept_states=[
+            pb.KeptState(position=kept.position, state_id=kept.state_id) for kept in new.kept_states
+        ],
     )
 
 

@@ -56,7 +56,7 @@ def decoding() -> SequenceState:
 def test_a_decoding_sequence_computes_one_token_unless_told_otherwise() -> None:
     chunk = PlannedChunk.of(decoding(), None, BLOCK_SIZE)
     assert (chunk.chunk_len, chunk.num_logits, chunk.samples) == (1, 1, True)
-    assert chunk.step() == ([109], 9, chunk.block_ids, 1)
+    assert chunk.step() == ([109], 9, chunk.block_ids, 1, None)
 
 
 def test_a_first_token_that_was_late_is_computed_again_whatever_room_the_step_has() -> None:

@@ -39,6 +39,7 @@ from proto import generate_pb2_grpc as pb_grpc
 from proto.contract import (
     FinishReason,
     Generation,
+    KeptState,
     LogprobParams,
     MaskEffect,
     ModelInfo,
@@ -443,6 +444,15 @@ def test_a_pause_and_where_scores_begin_arrive() -> None:
     assert arrived(new_request()).pause_len is None
 
 
+def test_the_slots_of_its_states_arrive() -> None:
+    plain = arrived(new_request())
+    assert (plain.state_ids, plain.from_state, plain.kept_states) == ((), None, ())
+    kept = [pb.KeptState(position=2, state_id=8), pb.KeptState(position=3, state_id=1)]
+    sequence = arrived(new_request(prompt_len=3, state_ids=[4, 0], from_state=0, kept_states=kept))
+    assert (sequence.state_ids, sequence.from_state) == ((4, 0), 0)
+    assert sequence.kept_states == (KeptState(2, 8), KeptState(3, 1))
+
+
 def test_a_watermark_is_made_on_request() -> None:
     asking = arrived(new_request(sampling=pb.SamplingParameters(watermark=True)))
     assert asking.sampling.watermark
@@ -503,6 +513,16 @@ def test_an_update_of_zero_tokens_is_not_the_default() -> None:
         pytest.param(new_request(chunk_len=9), "chunk_len 9 exceeds its 3 tokens", id="chunk"),
         pytest.param(new_request(prompt_len=8), "prompt_len 8 is not in 1..3", id="prompt"),
         pytest.param(pb.Request(id=3), "prompt_len 0", id="empty"),
+        pytest.param(
+            new_request(prompt_len=2, kept_states=[pb.KeptState(position=3)]),
+            "a state is to be kept at 3, which is not in 1..2",
+            id="kept behind the prompt",
+        ),
+        pytest.param(
+            new_request(prompt_len=3, kept_states=[pb.KeptState(position=2)] * 2),
+            "a state is to be kept at 2, which is not in 3..3",
+            id="kept twice",
+        ),
         pytest.param(
             new_request(constraint=pb.Constraint(kind=99, text="a+")),  # type: ignore[arg-type]
             "kind or whitespace 99 is not known",

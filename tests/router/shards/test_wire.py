@@ -1,5 +1,6 @@
 """The router's half of the wire: field by field out, and only well-formed answers in."""
 
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
@@ -11,6 +12,7 @@ from proto.contract import (
     Batch,
     FinishReason,
     Generation,
+    KeptState,
     LogprobParams,
     MaskEffect,
     NewSequence,
@@ -336,6 +338,28 @@ def test_an_unknown_enum_value_survives_the_encoding_and_is_refused() -> None:
     again = pb.StepResponse.FromString(message.SerializeToString())
     with pytest.raises(ShardFailed, match="unknown finish reason 17"):
         wire.step_from_pb(again, 1)
+
+
+def test_the_slots_of_a_requests_states_are_sent() -> None:
+    new = batch_of(PLAIN).new[0]
+    sent = wire.prefill_to_pb(replace(batch_of(PLAIN), new=(new,)), 3, 1).batch.requests[0]
+    assert (list(sent.state_ids), sent.HasField("from_state")) == ([], False)
+    new = replace(new, state_ids=(4, 0), from_state=0, kept_states=(KeptState(3, 7),))
+    sent = wire.prefill_to_pb(replace(batch_of(PLAIN), new=(new,)), 3, 1).batch.requests[0]
+    assert (list(sent.state_ids), sent.HasField("from_state"), sent.from_state) == ([4, 0], True, 0)
+    assert list(sent.kept_states) == [pb.KeptState(position=3, state_id=7)]
+
+
+def test_what_a_shard_says_of_states_arrives() -> None:
+    message = pb.InfoResponse(
+        vocab_size=9, block_size=4, world_size=1, state_bytes=1 << 40, keeps_states=True
+    )
+    info = wire.info_from_pb(message)
+    assert (info.state_bytes, info.keeps_states) == (1 << 40, True)
+    answer = pb.WarmupResponse(num_blocks=8, block_size=4, max_total_len=10, num_states=6)
+    assert wire.limits_from_pb(answer).num_states == 6
+    assert wire.warmup_to_pb(1, 8, 4, None, 8, 6).num_states == 6
+    assert not wire.warmup_to_pb(1, 8, 4, None, None).HasField("num_states")
 
 
 def test_a_pool_that_holds_nothing_is_refused() -> None:
