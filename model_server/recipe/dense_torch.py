@@ -1,4 +1,5 @@
-"""The oracle: a recipe in plain torch, on whole sequences. Short rather than fast.
+"""The oracle: a recipe in plain torch, on whole sequences or on from where one stood. Short rather
+than fast: a delta rule is applied token by token.
 
 It runs small models of the reader's and real checkpoints alike: weights may be stored in bfloat16
 while it computes in float32, and no more than a piece of one is converted at a time.
@@ -18,6 +19,8 @@ from torch.nn import functional as F
 
 from model_server.recipe.recipe import (
     Attention,
+    Conv,
+    Delta,
     Groups,
     Head,
     Layer,
@@ -197,6 +200,76 @@ def _expert(
     return x if bias is None else x + weights[bias][expert].to(x.dtype)
 
 
+def convolve(
+    conv: Conv, x: Tensor, window: Tensor, weights: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """x [num_tokens, channels] of one sequence behind its window: what comes out, the next window.
+
+    window: [num_taps - 1, channels], the rows before x
+    """
+    weight = weights[conv.weight][:, 0].to(x.dtype)
+    behind = torch.cat((window, x))
+    num_tokens = x.shape[0]
+    output = torch.zeros_like(x)
+    for tap in range(conv.num_taps):
+        output = output + behind[tap : tap + num_tokens] * weight[:, tap]
+    if conv.bias is not None:
+        output = output + weights[conv.bias].to(x.dtype)
+    return output, behind[num_tokens:]
+
+
+def log_decay(alpha: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
+    """Of a delta rule: the logarithm of what a head keeps."""
+    return -a_log.to(alpha.dtype).exp() * F.softplus(alpha + dt_bias.to(alpha.dtype))
+
+
+def gated(norm: Norm, x: Tensor, gate: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """What the last product of a delta rule reads."""
+    return normalise(norm, x, weights) * F.silu(gate)
+
+
+def apply_rule(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, matrices: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A delta rule on one sequence: answers [num_tokens, num_heads, value_dim], the next matrices.
+
+    q, k:        [num_tokens, num_heads, key_dim]; v: [num_tokens, num_heads, value_dim]
+    decay, beta: [num_tokens, num_heads]; decay is a logarithm
+    matrices:    [num_heads, key_dim, value_dim]
+    """
+    answers = torch.empty_like(v)
+    for token in range(v.shape[0]):
+        matrices = matrices * decay[token].exp()[:, None, None]
+        missing = v[token] - torch.einsum("hk,hkv->hv", k[token], matrices)
+        written = missing * beta[token][:, None]
+        matrices = matrices + k[token][:, :, None] * written[:, None, :]
+        answers[token] = torch.einsum("hk,hkv->hv", q[token], matrices)
+    return answers, matrices
+
+
+def unit(x: Tensor) -> Tensor:
+    """Of a delta rule: queries and keys of length one, nearly."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+def of_key_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[num_tokens, num_heads, dim] of a delta rule's queries or keys: neighbours share one."""
+    return x.repeat_interleave(num_heads // x.shape[1], 1)
+
+
+class Memory:
+    """What the layers of a recipe know of one sequence's tokens; DenseTorch goes on from it.
+
+    position: of the next token
+    """
+
+    def __init__(self, position: int = 0) -> None:
+        self.position = position
+        # Of a layer that attends its keys and values, [num_tokens, num_kv_heads, head_dim]; of one
+        # with a delta rule its window and matrices: see recipe.Delta.
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+
 class DenseTorch:
     """Computes logits in `dtype`. `weights` are the parameters that the recipe names."""
 
@@ -214,74 +287,142 @@ class DenseTorch:
 
     @torch.inference_mode()
     def logits(
-        self, token_ids: Tensor, lens: Sequence[int], starts: Sequence[int] | None = None
+        self, token_ids: Tensor, lens: Sequence[int], memories: Sequence[Memory] | None = None
     ) -> Tensor:
         """[num_tokens, vocab_size] of ragged sequences.
 
         token_ids: [num_tokens] int64, one sequence after the other
         lens:      tokens of each; their sum is num_tokens
-        starts:    position of the first token of each; None: 0
+        memories:  of each, from which it goes on; they are brought up to its last token
         """
         recipe = self._recipe
+        memories = [Memory() for _ in lens] if memories is None else memories
         positions = torch.cat(
             [
-                torch.arange(start, start + each, device=token_ids.device)
-                for each, start in zip(lens, starts or [0] * len(lens), strict=True)
+                torch.arange(memory.position, memory.position + each, device=token_ids.device)
+                for each, memory in zip(lens, memories, strict=True)
             ]
         )
         x = F.embedding(token_ids, self._weights[recipe.embedding]).to(self._dtype)
         x = x * recipe.embed_scale
         angles = [each(positions) for each in self._rotary]
-        for layer in recipe.layers:
-            x = self._layer(layer, x, angles, lens)
+        for index, layer in enumerate(recipe.layers):
+            x = self._layer(index, layer, x, angles, lens, memories)
         x = self._norm(recipe.final_norm, x)
         logits = multiply(recipe.head, x, self._weights) * recipe.logit_scale
         if recipe.softcap is not None:
             logits = torch.tanh(logits / recipe.softcap) * recipe.softcap
+        for each, memory in zip(lens, memories, strict=True):
+            memory.position += each
         return logits
 
     def _layer(
         self,
+        index: int,
         layer: Layer,
         x: Tensor,
         angles: Sequence[tuple[Tensor, Tensor]],
         lens: Sequence[int],
+        memories: Sequence[Memory],
     ) -> Tensor:
-        a = self._attention(layer.attention, self._norm(layer.attention_norm, x), angles, lens)
+        source = self._norm(layer.attention_norm, x)
+        if isinstance(layer.mixer, Delta):
+            a = self._delta(index, layer.mixer, source, lens, memories)
+        else:
+            a = self._attention(index, layer.mixer, source, angles, lens, memories)
         y = x + self._norm(layer.attention_post_norm, a) * layer.residual_scale
         read = self._norm(layer.mlp_norm, x if layer.parallel else y)
         m = feed_forward(layer.mlp, read, self._weights)
         return y + self._norm(layer.mlp_post_norm, m) * layer.residual_scale
 
+    def _delta(
+        self,
+        index: int,
+        delta: Delta,
+        x: Tensor,
+        lens: Sequence[int],
+        memories: Sequence[Memory],
+    ) -> Tensor:
+        raw = [multiply(each, x, self._weights) for each in (delta.query, delta.key, delta.value)]
+        widths = [each.shape[1] for each in raw]
+        decay = log_decay(
+            multiply(delta.alpha, x, self._weights).float(),
+            self._weights[delta.a_log],
+            self._weights[delta.dt_bias],
+        )
+        beta = delta.beta_scale * multiply(delta.beta, x, self._weights).float().sigmoid()
+        answers = []
+        sequences = (part.split(list(lens)) for part in (torch.cat(raw, -1), decay, beta))
+        for raw_of, decay_of, beta_of, memory in zip(*sequences, memories, strict=True):
+            window, matrices = memory.layers.get(index) or self._forgotten(delta, raw_of)
+            mixed, window = convolve(delta.conv, raw_of, window, self._weights)
+            q, k, v = F.silu(mixed).float().split(widths, -1)
+            q = unit(q.unflatten(-1, (-1, delta.key_dim))) * delta.key_dim**-0.5
+            k = unit(k.unflatten(-1, (-1, delta.key_dim)))
+            answer, matrices = apply_rule(
+                of_key_heads(q, delta.num_heads),
+                of_key_heads(k, delta.num_heads),
+                v.unflatten(-1, (-1, delta.value_dim)),
+                decay_of,
+                beta_of,
+                matrices,
+            )
+            memory.layers[index] = (window, matrices)
+            answers.append(answer.flatten(1))
+        answer = torch.cat(answers).to(x.dtype)
+        inner = gated(delta.norm, answer, multiply(delta.gate, x, self._weights), self._weights)
+        return multiply(delta.output, inner, self._weights)
+
+    def _forgotten(self, delta: Delta, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """The window and the matrices of a sequence before its first token."""
+        window = raw.new_zeros(delta.conv.num_taps - 1, raw.shape[1])
+        shape = (delta.num_heads, delta.key_dim, delta.value_dim)
+        return window, torch.zeros(shape, device=raw.device)
+
     def _attention(
         self,
+        index: int,
         attention: Attention,
         x: Tensor,
         angles: Sequence[tuple[Tensor, Tensor]],
         lens: Sequence[int],
+        memories: Sequence[Memory],
     ) -> Tensor:
         q = self._head(attention.query, attention.head_dim, x, angles)
         k = self._head(attention.key, attention.head_dim, x, angles)
         v = multiply(attention.value, x, self._weights).unflatten(-1, (attention.num_kv_heads, -1))
-        num_shared = attention.num_heads // attention.num_kv_heads
-        k = k.repeat_interleave(num_shared, 1)
-        v = v.repeat_interleave(num_shared, 1)
-        answers = [
-            self._attend(attention, *(part.transpose(0, 1) for part in sequence))
-            for sequence in zip(*(part.split(list(lens)) for part in (q, k, v)), strict=True)
-        ]
-        return multiply(attention.output, torch.cat(answers), self._weights)
+        answers = []
+        sequences = (part.split(list(lens)) for part in (q, k, v))
+        for queries, keys, values, memory in zip(*sequences, memories, strict=True):
+            if index in memory.layers:
+                before, values_before = memory.layers[index]
+                keys = torch.cat((before, keys))
+                values = torch.cat((values_before, values))
+            memory.layers[index] = (keys, values)
+            answers.append(self._attend(attention, queries, keys, values))
+        answer = torch.cat(answers)
+        if attention.gate is not None:
+            answer = answer * torch.sigmoid(multiply(attention.gate, x, self._weights))
+        return multiply(attention.output, answer, self._weights)
 
     def _attend(self, attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """One sequence: q, k, v [num_heads, num_tokens, dim] -> [num_tokens, num_heads * dim]."""
+        """One sequence's last tokens [num_tokens, num_heads * dim].
+
+        q: [num_tokens, num_heads, dim]; k, v: of all its tokens, [.., num_kv_heads, dim]
+        """
+        num_shared = attention.num_heads // attention.num_kv_heads
+        q = q.transpose(0, 1)
+        k = k.repeat_interleave(num_shared, 1).transpose(0, 1)
+        v = v.repeat_interleave(num_shared, 1).transpose(0, 1)
         scores = q @ k.transpose(1, 2) * attention.scale
         if attention.softcap is not None:
             scores = torch.tanh(scores / attention.softcap) * attention.softcap
-        scores = scores.masked_fill(_hidden(attention, q.shape[1], q.device), -torch.inf)
+        hidden = _hidden(attention, q.shape[1], k.shape[1], q.device)
+        scores = scores.masked_fill(hidden, -torch.inf)
         if attention.sinks is not None:
             sinks = self._weights[attention.sinks].to(scores)[:, None, None]
             scores = torch.cat((scores, sinks.expand(-1, q.shape[1], 1)), -1)
-        shares = scores.softmax(-1)[..., : q.shape[1]]
+        shares = scores.softmax(-1)[..., : k.shape[1]]
         return (shares @ v).transpose(0, 1).flatten(1)
 
     def _head(
@@ -302,10 +443,10 @@ class DenseTorch:
         return x if norm is None else normalise(norm, x, self._weights)
 
 
-def _hidden(attention: Attention, num_tokens: int, device: torch.device) -> Tensor:
-    """[num_tokens, num_tokens]: where a query (row) does not see a key (column)."""
-    keys = torch.arange(num_tokens, device=device)
-    queries = keys[:, None]
+def _hidden(attention: Attention, num_queries: int, num_keys: int, device: torch.device) -> Tensor:
+    """[num_queries, num_keys]: where one of the last queries (row) does not see a key (column)."""
+    keys = torch.arange(num_keys, device=device)
+    queries = keys[num_keys - num_queries :, None]
     hidden = keys > queries
     if attention.window_len is not None:
         hidden |= queries - keys >= attention.window_len

@@ -19,7 +19,7 @@ def columns(tensor: Tensor, linears: Sequence[Call]) -> tuple[Call, Linear] | No
     limit = _TOLERANCE * float(tensor.abs().max())
     for call in linears:
         if chosen := _runs(tensor.T, rows(call.output).T, limit):
-            return call, _linear(call, chosen)
+            return call, linear_of(call, chosen)
     return None
 
 
@@ -53,9 +53,9 @@ def whole(call: Call) -> Linear:
     if not is_linear(call):
         raise Unreadable(f"{call.name} is no plain linear layer")
     num_rows = call.output.shape[-1]
-    return _linear(call, Rows(0, 1, num_rows, num_rows))
+    return linear_of(call, Rows(0, 1, num_rows, num_rows))
 
 
-def _linear(call: Call, chosen: Rows) -> Linear:
+def linear_of(call: Call, chosen: Rows) -> Linear:
     bias = None if call.module.bias is None else f"{call.name}.bias"
     return Linear(f"{call.name}.weight", bias, isinstance(call.module, Conv1D), chosen)

@@ -4,16 +4,17 @@ Who reads whose output, by exact equality, gives the structure: where norms stan
 what. What a piece computes is found by a few hypotheses on its own input and output, so that
 hypotheses add instead of multiplying:
 
-    Norms     which calls are norms
-    Heads     which rows of which linear layer, which norm and rope make queries and keys: what may
-              come after the linear layer is undone, until one is found that gives the rest
-    read_mlp  how a layer's MLP computes, dense or with experts
+    Norms       which calls are norms
+    Heads       which rows of which linear layer, which norm and rope make queries and keys: what
+                may come after the linear layer is undone, until one is found that gives the rest
+    read_delta  how a layer without attention mixes tokens: see delta.py
+    read_mlp    how a layer's MLP computes, dense or with experts
 
 No family is known here.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations, product
 from typing import Any, Literal
 
@@ -21,12 +22,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model_server.recipe.delta import read_delta
 from model_server.recipe.dense_torch import (
     ACTIVATIONS,
     CLAMPED,
     activate,
     each_once,
     feed_forward,
+    multiply,
     normalise,
     rotate,
 )
@@ -36,6 +39,7 @@ from model_server.recipe.recipe import (
     Head,
     Layer,
     Linear,
+    Mixer,
     Mlp,
     Moe,
     Norm,
@@ -44,12 +48,15 @@ from model_server.recipe.recipe import (
     Rotary,
     Rows,
     Unreadable,
+    uses_of,
 )
 from model_server.recipe.recording import (
     NUM_TOKENS,
     Attended,
     Call,
+    Mixed,
     Recording,
+    Ruled,
     close,
     named,
     record,
@@ -89,19 +96,20 @@ class _Reader:
         self._config = model.config.get_text_config()
         self._token_ids = token_ids
         self._calls = recording.calls
-        self._attended = recording.attended
+        self._mixed = recording.mixed
         self._logits = recording.logits
         self._norms = Norms(self._config)
         self._heads = Heads(recording.calls, self._norms)
         self._names = {module: name for name, module in model.named_modules()}
+        self._parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def recipe(self) -> Recipe:
-        blocks = [self._block(self._attended[index]) for index in range(len(self._attended))]
+        blocks = [self._block(self._mixed[index]) for index in range(len(self._mixed))]
         embedding, embed_scale = self._embedding(rows(blocks[0].source))
         layers = []
         for index, block in enumerate(blocks):
             try:
-                layers.append(self._layer(self._attended[index], block))
+                layers.append(self._layer(self._mixed[index], block))
             except Unreadable as error:
                 raise Unreadable(f"layer {index}: {error}") from error
         for before, after in pairwise(blocks):
@@ -124,9 +132,9 @@ class _Reader:
             rotary=self._heads.rotary,
         )
 
-    def _block(self, attended: Attended) -> Call:
-        """The call of the decoder layer around an attention."""
-        name = self._names[attended.module]
+    def _block(self, mixed: Mixed) -> Call:
+        """The call of the decoder layer around its mixer."""
+        name = self._names[mixed.module]
         while name:
             call = next((call for call in self._calls if call.name == name), None)
             if call is not None and name.rpartition(".")[2].isdigit():
@@ -152,15 +160,14 @@ class _Reader:
         is_tied = call.module.weight is self._model.get_input_embeddings().weight
         return Linear(embedding, head.bias, head.transposed, head.rows) if is_tied else head
 
-    def _layer(self, attended: Attended, block: Call) -> Layer:
+    def _layer(self, mixed: Mixed, block: Call) -> Layer:
         inside = [call for call in self._calls if call.name.startswith(block.name + ".")]
         x = rows(block.source)
         out = rows(_first(block.output))
-        before_attention, attention, a = self._attention(attended, x, inside)
+        before_attention, mixer, a = self._mixer(mixed, x, inside)
         post = self._norms.reading(a, inside)
         a = a if post is None else rows(post.output)
-        used = {attention.query.linear, attention.key.linear, attention.value, attention.output}
-        used_names = {linear.weight for linear in used}
+        used_names = {use.name for use in uses_of(mixer)}
         rest = [c for c in inside if is_linear(c) and f"{c.name}.weight" not in used_names]
         found = read_mlp(self._model, rest, inside)
         mlp_post = self._norms.reading(found.output, inside)
@@ -175,7 +182,7 @@ class _Reader:
             raise Unreadable("its sums are not those of a residual stream")
         return Layer(
             attention_norm=self._norm(before_attention),
-            mixer=attention,
+            mixer=mixer,
             attention_post_norm=self._norm(post),
             mlp_norm=self._norm(before_mlp),
             mlp=found.mlp,
@@ -184,26 +191,39 @@ class _Reader:
             residual_scale=scale,
         )
 
+    def _mixer(
+        self, mixed: Mixed, x: Tensor, inside: Sequence[Call]
+    ) -> tuple[Call | None, Mixer, Tensor]:
+        """The norm before it, the mixer itself, and what it gives."""
+        if isinstance(mixed, Ruled):
+            found = read_delta(mixed, inside, self._parameters, self._norms.epsilons)
+            return self._norm_before(found.source, x, inside), found.delta, found.output
+        return self._attention(mixed, x, inside)
+
+    def _norm_before(self, source: Tensor, x: Tensor, inside: Sequence[Call]) -> Call | None:
+        """What made a mixer's source of its layer's input."""
+        if same(source, x):
+            return None
+        norm = self._norms.writing(source, inside)
+        if norm is None or not same(norm.source, x):
+            raise Unreadable("attention reads something else than its layer's input")
+        return norm
+
     def _attention(
         self, attended: Attended, x: Tensor, inside: Sequence[Call]
     ) -> tuple[Call | None, Attention, Tensor]:
         """The norm before it, attention itself, and what it gives."""
         linears = [call for call in inside if is_linear(call)]
         value_call, value = self._heads.value(attended, linears)
-        norm = None
-        if not same(value_call.source, x):
-            norm = self._norms.writing(rows(value_call.source), inside)
-            if norm is None or not same(norm.source, x):
-                raise Unreadable("attention reads something else than its layer's input")
-        outputs = [call for call in linears if same(call.source, attended.answer)]
-        if len(outputs) != 1:
-            raise Unreadable("no one linear layer reads what attention gives")
+        norm = self._norm_before(rows(value_call.source), x, inside)
         head_dim = attended.head_dim
+        query = self._heads.head(attended.query, head_dim, linears, inside)
+        output, gate = self._output(attended.answer, query.linear, value_call, linears)
         attention = Attention(
-            query=self._heads.head(attended.query, head_dim, linears, inside),
+            query=query,
             key=self._heads.head(attended.key, head_dim, linears, inside),
             value=value,
-            output=whole(outputs[0]),
+            output=whole(output),
             num_heads=attended.num_heads,
             num_kv_heads=attended.num_kv_heads,
             head_dim=head_dim,
@@ -212,8 +232,34 @@ class _Reader:
             chunk_len=attended.chunk_len,
             softcap=attended.softcap,
             sinks=None if attended.sinks is None else self._parameter(attended.sinks),
+            gate=gate,
         )
-        return norm, attention, rows(outputs[0].output)
+        return norm, attention, rows(output.output)
+
+    def _output(
+        self, answer: Tensor, query: Linear, value_call: Call, linears: Sequence[Call]
+    ) -> tuple[Call, Linear | None]:
+        """What reads attention's answer, and the gate between them."""
+        readers = [call for call in linears if same(call.source, answer)]
+        if len(readers) == 1:
+            return readers[0], None
+        source = rows(value_call.source)
+        for gate in self._gates(query, answer.shape[1], value_call, linears):
+            wanted = answer * torch.sigmoid(multiply(gate, source, self._parameters))
+            readers = [call for call in linears if close(call.source, wanted)]
+            if len(readers) == 1:
+                return readers[0], gate
+        raise Unreadable("no one linear layer reads what attention gives, nor that times a gate")
+
+    def _gates(
+        self, query: Linear, width: int, value_call: Call, linears: Sequence[Call]
+    ) -> Iterator[Linear]:
+        """What may be a gate: rows beside each query's, or a whole linear layer of that width."""
+        if query.rows.blocks > 1:
+            yield replace(query, rows=replace(query.rows, start=query.rows.start + query.rows.used))
+        for call in linears:
+            if call.output.shape[-1] == width and same(call.source, value_call.source):
+                yield whole(call)
 
     def _norm(self, call: Call | None) -> Norm | None:
         return None if call is None else self._norms.of(call)
@@ -260,7 +306,10 @@ class Norms:
     def __init__(self, config: Any) -> None:
         # As in a number of the config, or in the code of the class.
         known = {value for (form, _), value in scalars(config).items() if form == "itself"}
-        self._epsilons = (*sorted(each for each in known if each < 0.1), *_USUAL_EPSILONS)
+        self.epsilons: tuple[float, ...] = (
+            *sorted(each for each in known if each < 0.1),
+            *_USUAL_EPSILONS,
+        )
         self._found: dict[str, Norm | None] = {}
         self._last: tuple[str, float, bool] | None = None
 
@@ -297,7 +346,7 @@ class Norms:
             for width in sorted({row_len, source.shape[-1]})
             if num_weights in (0, width, row_len)
         ]
-        tries = list(product(_KINDS, self._epsilons, (False, True)))
+        tries = list(product(_KINDS, self.epsilons, (False, True)))
         if self._last is not None:
             tries.insert(0, self._last)
         for width, tried in product(widths, tries):

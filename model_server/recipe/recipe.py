@@ -285,7 +285,9 @@ class Recipe:
         """Every use of a parameter. A tied embedding counts as the head's alone, and so does a norm
         that attention and MLP of a parallel layer share.
         """
-        return (use for use in _uses(self) if use.rows is not None or use.name != self.head.weight)
+        return (
+            use for use in uses_of(self) if use.rows is not None or use.name != self.head.weight
+        )
 
     def last_uses(self) -> dict[str, int]:
         """The layer that reads each parameter last; len(layers) for what no layer reads."""
@@ -305,7 +307,8 @@ _NAME_FIELDS = frozenset(
 )
 
 
-def _uses(part: object) -> Iterator[Use]:
+def uses_of(part: object) -> Iterator[Use]:
+    """Every use of a parameter by a part of a recipe."""
     if isinstance(part, Linear):
         yield Use(part.weight, part.rows, 1 if part.transposed else 0)
         if part.bias is not None:
@@ -320,6 +323,6 @@ def _uses(part: object) -> Iterator[Use]:
         value = getattr(part, field.name)
         for each in value if isinstance(value, tuple) else (value,):
             if is_dataclass(each):
-                yield from _uses(each)
+                yield from uses_of(each)
             elif isinstance(each, str) and field.name in _NAME_FIELDS:
                 yield Use(each)

@@ -1,18 +1,21 @@
-"""One forward pass, recorded: what every module read and gave, and what each layer attended to.
+"""One forward pass, recorded: what every module read and gave, and how each layer mixed its tokens.
 
-Of transformers it knows the attention function, the layer index and the keyword arguments that
-layers are handed, nothing of any model.
+Of transformers it knows the attention function, the functions that it exchanges for kernels of
+other packages, the layer index and the keyword arguments that layers are handed, nothing of any
+model.
 
 Numbers of a formula are measured in the small model and found again in the real model's config: a
 scalar is 1, or a number of the config, its inverse or its root. The small config makes the ones
 that it changes unlike all others, so that a number says where it comes from.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -76,13 +79,67 @@ class Attended:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Convolved:
+    """A layer's call of its causal convolution."""
+
+    module: nn.Module
+    source: Tensor  # [num_tokens, channels]
+    weight: Tensor  # [channels, num_taps]
+    bias: Tensor | None
+    activation: str | None
+    output: Tensor  # as source
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ruled:
+    """What a layer asked of its gated delta rule; tensors are [num_tokens, heads * dim]."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    decay: Tensor  # [num_tokens, num_heads], a logarithm
+    beta: Tensor  # as decay
+    answer: Tensor
+    num_key_heads: int
+    num_heads: int
+    convolved: Convolved
+
+
+Mixed: TypeAlias = Attended | Ruled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Recording:
     calls: tuple[Call, ...]  # in the order of their ends
-    attended: Mapping[int, Attended]  # by layer
+    mixed: Mapping[int, Mixed]  # by layer
     logits: Tensor
 
 
-_attended: ContextVar[dict[int, Attended]] = ContextVar("attended")
+class _Watch:
+    """What the layers of one pass have asked for so far, by layer."""
+
+    def __init__(self) -> None:
+        self.mixed: dict[int, Mixed] = {}
+        self.convolved: dict[int, Convolved] = {}
+        self._inside: list[nn.Module] = []  # modules of a layer that now run
+
+    def enter(self, module: nn.Module, _: Any) -> None:
+        self._inside.append(module)
+
+    def leave(self, *_: Any) -> None:
+        self._inside.pop()
+
+    def layer(self) -> tuple[int, nn.Module]:
+        """The innermost module that knows its layer. Raises Unreadable."""
+        if not self._inside:
+            raise Unreadable("its mixers of tokens do not say which layer they are")
+        module = self._inside[-1]
+        index: Any = module.layer_idx
+        return index, module
+
+
+_watch: ContextVar[_Watch] = ContextVar("watch")
 
 
 def record(model: Any, token_ids: Tensor) -> Recording:
@@ -110,28 +167,29 @@ def record(model: Any, token_ids: Tensor) -> Recording:
         )
     ]
     try:
-        attended, logits = attention_of(model, token_ids)
+        mixed, logits = mixers_of(model, token_ids)
     finally:
         for handle in handles:
             handle.remove()
-    return Recording(tuple(calls), attended, logits)
+    return Recording(tuple(calls), mixed, logits)
 
 
-def attention_of(model: Any, token_ids: Tensor) -> tuple[dict[int, Attended], Tensor]:
-    """What every layer asks of attention, and the logits; a model on `meta` will do."""
-    token = _attended.set({})
+def mixers_of(model: Any, token_ids: Tensor) -> tuple[Mapping[int, Mixed], Tensor]:
+    """How every layer mixes its tokens, and the logits; a model on `meta` will do."""
+    watch = _Watch()
+    token = _watch.set(watch)
     try:
-        with _implementation(model, _RECORDED):
+        with _implementation(model, _RECORDED), _recorded_kernels(model, watch):
             logits = model(token_ids[None], use_cache=False).logits[0]
-        attended = _attended.get()
     finally:
-        _attended.reset(token)
+        _watch.reset(token)
     num_layers = model.config.get_text_config().num_hidden_layers
-    if sorted(attended) != list(range(num_layers)):
+    if sorted(watch.mixed) != list(range(num_layers)):
         raise Unreadable(
-            f"{len(attended)} of its {num_layers} layers attend through a replaceable function"
+            f"{len(watch.mixed)} of its {num_layers} layers attend, or apply a gated delta rule,"
+            " through a replaceable function"
         )
-    return attended, logits
+    return watch.mixed, logits
 
 
 def native_logits(model: Any, token_ids: Tensor, start: int = 0) -> Tensor:
@@ -171,7 +229,8 @@ def _record_attention(
         raise Unreadable(f"layer {index} brings an attention mask of its own")
     if False in (getattr(module, "is_causal", True), options.get("is_causal", True)):
         raise Unreadable(f"layer {index} looks at later tokens")
-    if unknown or not isinstance(index, int) or index in _attended.get():
+    watch = _watch.get()
+    if unknown or not isinstance(index, int) or index in watch.mixed:
         raise Unreadable(f"layer {index} attends in an unknown way: {', '.join(unknown)}")
     if not all(isinstance(each, Tensor) and each.dim() == 4 for each in (query, key, value)):
         raise Unreadable(f"layer {index} attends in an unknown way")
@@ -181,7 +240,7 @@ def _record_attention(
     answer = value.cumsum(2).repeat_interleave(query.shape[1] // key.shape[1], 1)
     answer = answer.transpose(1, 2).contiguous()
     scale = options.get("scaling")
-    _attended.get()[index] = Attended(
+    attended = Attended(
         module,
         query=rows(query),
         key=rows(key),
@@ -196,6 +255,7 @@ def _record_attention(
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
+    watch.mixed[index] = attended
     return answer, None
 
 
@@ -207,6 +267,96 @@ def _chunk_len(module: Any, index: int) -> int | None:
     kinds = getattr(module.config, "layer_types", None) or ()
     is_chunked = index < len(kinds) and kinds[index] == "chunked_attention"
     return module.config.attention_chunk_size if is_chunked else None
+
+
+# As packages for Gated DeltaNet and Mamba name them; transformers' own have a prefix.
+_RULES = ("chunk_gated_delta_rule", "recurrent_gated_delta_rule")
+
+
+_CONVOLUTION = "causal_conv1d_fn"
+
+
+# Arguments of a rule beside its numbers that say how it is computed, not what.
+_HOW = frozenset(("chunk_size", "use_qk_l2norm_in_kernel"))
+
+
+@contextmanager
+def _recorded_kernels(model: Any, watch: _Watch) -> Iterator[None]:
+    """While it lasts, the functions that packages of kernels have are recorded."""
+    with ExitStack() as stack:
+        for part in model.modules():
+            if isinstance(getattr(part, "layer_idx", None), int):
+                stack.callback(part.register_forward_pre_hook(watch.enter).remove)
+                stack.callback(part.register_forward_hook(watch.leave).remove)
+        for code in {sys.modules[type(part).__module__] for part in model.modules()}:
+            for name, function in list(vars(code).items()):
+                kind = name.removeprefix("torch_").removeprefix("fused_")
+                if callable(function) and (kind == _CONVOLUTION or kind in _RULES):
+                    record_call = _record_convolution if kind == _CONVOLUTION else _record_rule
+                    setattr(code, name, partial(record_call, watch, function))
+                    stack.callback(setattr, code, name, function)
+        yield
+
+
+def _record_convolution(
+    watch: _Watch,
+    function: Callable[..., Tensor],
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    **options: Any,
+) -> Tensor:
+    """x: [1, channels, tokens]"""
+    index, module = watch.layer()
+    if index in watch.convolved:
+        raise Unreadable(f"layer {index} has several convolutions")
+    output = function(x, weight, bias, activation=activation, **options)
+    watch.convolved[index] = Convolved(
+        module, _copy(x[0].T), weight, bias, activation, _copy(output[0].T)
+    )
+    return output
+
+
+def _record_rule(
+    watch: _Watch,
+    _: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    g: Tensor,
+    beta: Tensor,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """query, key, value: [1, tokens, heads, dim]; g, beta: [1, tokens, heads]"""
+    index, module = watch.layer()
+    unknown = [
+        name
+        for name, given in options.items()
+        if name not in _HOW and given is not None and given is not False
+    ]
+    if unknown or index in watch.mixed:
+        raise Unreadable(f"layer {index} has an unknown delta rule: {', '.join(unknown)}")
+    if options.get("use_qk_l2norm_in_kernel") is not True:
+        raise Unreadable(f"layer {index} has queries and keys that are not of length one")
+    if index not in watch.convolved:
+        raise Unreadable(f"layer {index} has a delta rule without a convolution")
+    # Any answer will do, as in attention.
+    answer = value.cumsum(1)
+    watch.mixed[index] = Ruled(
+        module,
+        query=rows(query),
+        key=rows(key),
+        value=rows(value),
+        decay=rows(g),
+        beta=rows(beta),
+        answer=rows(answer),
+        num_key_heads=key.shape[2],
+        num_heads=value.shape[2],
+        convolved=watch.convolved[index],
+    )
+    return answer, None
 
 
 def _copy(value: Any) -> Any:

@@ -4,7 +4,7 @@ Names are those of the real model already. Widths and counts come from its param
 pass without data, on `meta`, in which every layer says how it attends; scalars from its config.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import Tensor
 
 from model_server.recipe.recipe import (
     Attention,
+    Delta,
     Head,
     Layer,
     Linear,
+    Mixer,
     Mlp,
     Moe,
     Norm,
@@ -23,7 +25,7 @@ from model_server.recipe.recipe import (
     Rows,
     Unreadable,
 )
-from model_server.recipe.recording import NUM_TOKENS, Attended, attention_of, real
+from model_server.recipe.recording import NUM_TOKENS, Attended, Mixed, Ruled, mixers_of, real
 from model_server.recipe.small import TOP_KS
 
 
@@ -33,17 +35,17 @@ def resolve(recipe: Recipe, small: Any, model: Any) -> Recipe:
     The meta model cannot be run afterwards. Raises Unreadable.
     """
     try:
-        attended = _attended(model, recipe)
+        mixed = _mixed(model, recipe)
     except Unreadable:
         raise
     # The classes of other people fail in every way there is.
     except Exception as error:
         raise Unreadable(f"a pass without data failed: {type(error).__name__}: {error}") from error
-    return _Resolver(small, model).recipe(recipe, attended)
+    return _Resolver(small, model).recipe(recipe, mixed)
 
 
 @torch.inference_mode()
-def _attended(model: Any, recipe: Recipe) -> Mapping[int, Attended]:
+def _mixed(model: Any, recipe: Recipe) -> Mapping[int, Mixed]:
     for layer in recipe.layers:
         if isinstance(layer.mlp, Moe):
             # Which experts run depends on data, and how layers attend does not depend on experts.
@@ -54,7 +56,7 @@ def _attended(model: Any, recipe: Recipe) -> Mapping[int, Attended]:
         if "dynamic" in str(getattr(module, "rope_type", "")):
             module.rope_type = "default"
     token_ids = torch.zeros(NUM_TOKENS, dtype=torch.int64, device="meta")
-    return attention_of(model, token_ids)[0]
+    return mixers_of(model, token_ids)[0]
 
 
 def _unchanged(hidden_states: Tensor, *_: object, **__: object) -> Tensor:
@@ -70,8 +72,8 @@ class _Resolver:
             for name, parameter in model.named_parameters(remove_duplicate=False)
         }
 
-    def recipe(self, recipe: Recipe, attended: Mapping[int, Attended]) -> Recipe:
-        layers = tuple(self._layer(each, attended[i]) for i, each in enumerate(recipe.layers))
+    def recipe(self, recipe: Recipe, mixed: Mapping[int, Mixed]) -> Recipe:
+        layers = tuple(self._layer(each, mixed[i]) for i, each in enumerate(recipe.layers))
         softcap = recipe.softcap
         return replace(
             recipe,
@@ -83,10 +85,10 @@ class _Resolver:
             softcap=None if softcap is None else self._scalar(softcap, "the cap of its logits"),
         )
 
-    def _layer(self, layer: Layer, attended: Attended) -> Layer:
+    def _layer(self, layer: Layer, mixed: Mixed) -> Layer:
         return Layer(
             attention_norm=self._norm(layer.attention_norm),
-            mixer=self._attention(layer.attention, attended),
+            mixer=self._mixer(layer.mixer, mixed),
             attention_post_norm=self._norm(layer.attention_post_norm),
             mlp_norm=self._norm(layer.mlp_norm),
             mlp=self._moe(layer.mlp) if isinstance(layer.mlp, Moe) else self._mlp(layer.mlp),
@@ -95,13 +97,53 @@ class _Resolver:
             residual_scale=self._scalar(layer.residual_scale, "the scale of its residuals"),
         )
 
+    def _mixer(self, mixer: Mixer, mixed: Mixed) -> Mixer:
+        if isinstance(mixer, Attention) and isinstance(mixed, Attended):
+            return self._attention(mixer, mixed)
+        if isinstance(mixer, Delta) and isinstance(mixed, Ruled):
+            return self._delta(mixer, mixed)
+        raise Unreadable("a narrow model has other kinds of layers")
+
+    def _delta(self, delta: Delta, ruled: Ruled) -> Delta:
+        num_keys = ruled.key.shape[1]
+        num_values = ruled.value.shape[1]
+        blocks = {delta.num_key_heads: ruled.num_key_heads, delta.num_heads: ruled.num_heads}
+        query, key, value, gate, beta, alpha = _slices(
+            (delta.query, delta.key, delta.value, delta.gate, delta.beta, delta.alpha),
+            (num_keys, num_keys, num_values, num_values, ruled.num_heads, ruled.num_heads),
+            blocks,
+        )
+        value_dim = num_values // ruled.num_heads
+        return replace(
+            delta,
+            query=query,
+            key=key,
+            value=value,
+            gate=gate,
+            beta=beta,
+            alpha=alpha,
+            conv=replace(delta.conv, num_taps=ruled.convolved.weight.shape[-1]),
+            norm=replace(delta.norm, width=value_dim, eps=self._eps(delta.norm)),
+            num_key_heads=ruled.num_key_heads,
+            num_heads=ruled.num_heads,
+            key_dim=num_keys // ruled.num_key_heads,
+            value_dim=value_dim,
+            output=self._whole(delta.output),
+        )
+
     def _attention(self, attention: Attention, attended: Attended) -> Attention:
         num_queries = attended.num_heads * attended.head_dim
         num_keys = attended.num_kv_heads * attended.head_dim
-        linears = (attention.query.linear, attention.key.linear, attention.value)
-        query, key, value = _slices(
-            linears, (num_queries, num_keys, num_keys), attention.num_kv_heads, attended
-        )
+        linears = [attention.query.linear, attention.key.linear, attention.value]
+        counts = [num_queries, num_keys, num_keys]
+        if attention.gate is not None:
+            linears.append(attention.gate)
+            counts.append(num_queries)
+        blocks = {
+            attention.num_heads: attended.num_heads,
+            attention.num_kv_heads: attended.num_kv_heads,
+        }
+        query, key, value, *gates = _slices(linears, counts, blocks)
         for name in ("window_len", "chunk_len", "softcap", "sinks"):
             if (getattr(attention, name) is None) != (getattr(attended, name) is None):
                 raise Unreadable(f"its {name} does not show in a narrow model")
@@ -119,6 +161,7 @@ class _Resolver:
             chunk_len=attended.chunk_len,
             softcap=attended.softcap,
             sinks=attention.sinks,
+            gate=gates[0] if gates else None,
         )
 
     def _head(self, head: Head, linear: Linear, small_dim: int, head_dim: int) -> Head:
@@ -176,12 +219,14 @@ class _Resolver:
 
 
 def _slices(
-    linears: tuple[Linear, ...], counts: tuple[int, ...], small_kv_heads: int, attended: Attended
+    linears: Sequence[Linear], counts: Sequence[int], block_counts: Mapping[int, int]
 ) -> list[Linear]:
     """Linear layers with the rows that they have in the real model, `counts` of them.
 
-    Those of one weight lie side by side, as in the narrow model: once, or in every group of heads
-    that share a key.
+    Those of one weight lie side by side, as in the narrow model: once, or in every head, or in
+    every group of heads that share a key.
+
+    block_counts: how many heads and groups the narrow model has -> how many the real one has
     """
     found: list[Linear] = []
     for linear, count in zip(linears, counts, strict=True):
@@ -190,9 +235,9 @@ def _slices(
             for other, each in zip(linears, counts, strict=True)
             if other.weight == linear.weight
         ]
-        if any(rows.blocks not in (1, small_kv_heads) for rows, _ in beside):
+        if any(rows.blocks not in (1, *block_counts) for rows, _ in beside):
             raise Unreadable("how its queries, keys and values share a weight is not known")
-        blocks = attended.num_kv_heads if linear.rows.blocks > 1 else 1
+        blocks = block_counts[linear.rows.blocks] if linear.rows.blocks > 1 else 1
         start = sum(each for rows, each in beside if rows.start < linear.rows.start) // blocks
         used = count // blocks
         stride = sum(each for _, each in beside) // blocks if blocks > 1 else used

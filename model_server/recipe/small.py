@@ -39,10 +39,20 @@ _SIZES = {
     "eos_token_id": 0,
     **dict.fromkeys(TOP_KS, 3),
 }
+# Of delta rules, whatever the real ones are: heads of keys and of values, keys and values, and
+# queries and heads of attention are unlike.
+_DELTA_SIZES = {
+    "linear_key_head_dim": 20,
+    "linear_value_head_dim": 28,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+}
 _LOUDNESS = 8.0
 _SHARE_OF_LOUD = 0.06
 # What no formula of a scalar knows: counts that many numbers equal by chance.
-NO_SCALARS = frozenset((*_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim"))
+NO_SCALARS = frozenset(
+    (*_SIZES, *_DELTA_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim")
+)
 
 
 def small_model(
@@ -102,6 +112,9 @@ def _narrow_sizes(text: Any, taken: set[float]) -> None:
             setattr(text, name, [size] * len(value))
         elif value:
             setattr(text, name, min(size, value))
+    for name, size in _DELTA_SIZES.items():
+        if getattr(text, name, None):
+            setattr(text, name, size)
     for name, value in numbers(text).items():
         if "eps" in name.split("_") or "epsilon" in name:
             setattr(text, name, _unlike(taken, 0.03, 0.002))  # so large that a wrong one shows
@@ -162,12 +175,16 @@ def randomise(model: Any, seed: int, loudness: float = 1.0) -> None:
         if parameter is embedding:
             noise = noise * 0.2
         elif parameter.dim() == 1 or "norm" in name:
-            # Around one where it was, so that nothing vanishes.
-            noise = noise * 0.3 + round(float(parameter.detach().mean()))
+            # Around one where it was, so that nothing vanishes; what a state forgets was far off.
+            mean = round(float(parameter.detach().mean()))
+            noise = noise * 0.3 + (mean if mean in (0, 1) else 0)
         else:
-            is_loud = torch.rand(parameter.shape[-2], 1, generator=generator) < _SHARE_OF_LOUD
+            is_conv = parameter.dim() == 3 and parameter.shape[1] == 1  # a row per channel
+            outputs = (parameter.shape[0], 1, 1) if is_conv else (parameter.shape[-2], 1)
+            is_loud = torch.rand(outputs, generator=generator) < _SHARE_OF_LOUD
             noise = noise * torch.where(is_loud, loudness, 1.0)
-            noise = noise * 1.5 / parameter.shape[-2 if parameter.dim() == 3 else -1] ** 0.5
+            is_stack = parameter.dim() == 3 and not is_conv
+            noise = noise * 1.5 / parameter.shape[-2 if is_stack else -1] ** 0.5
         parameter.data.copy_(noise)
 
 

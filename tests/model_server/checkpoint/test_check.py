@@ -21,6 +21,7 @@ from model_server.checkpoint.check import (
     device_of,
     forecast,
     unfit_reason,
+    unfit_reason_on_cuda,
 )
 from model_server.config import CheckConfig
 from model_server.engine import memory
@@ -33,12 +34,14 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.loading import load_model
+from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import Attention, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import load
 from tests.model_server.executor.decoders import decoder
+from tests.model_server.recipe import families
 
 
 def look(folder: Path, world_size: int = 1, **options: Any) -> CheckedCheckpoint:
@@ -340,3 +343,13 @@ def test_the_reason_of_a_refusal_names_what_is_not_served() -> None:
         unfit_reason(with_attention(recipe, unlike), torch.float32)
         == "layer 0: queries and keys are rotated in different ways"
     )
+
+
+def test_a_delta_rule_and_a_gate_behind_attention_are_refused_by_name() -> None:
+    recipe = read_recipe(families.family("qwen3_5"), trust_remote_code=False)
+    rule = "layer 0: its gated delta rule is computed by its own class alone"
+    assert unfit_reason(recipe, torch.float32) == rule
+    assert unfit_reason_on_cuda(recipe, (0,) * 6, 1) == rule
+    attending = replace(recipe, layers=recipe.layers[2:3])
+    gate = "layer 0: the gate of its attention is computed by its own class alone"
+    assert unfit_reason(attending, torch.float32) == gate

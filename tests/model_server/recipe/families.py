@@ -51,6 +51,16 @@ _MULTIPLIERS: dict[str, Any] = {
 }
 _CAPS: dict[str, Any] = {"attn_logit_softcapping": 6.0, "final_logit_softcapping": 3.0}
 
+_RULED: dict[str, Any] = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "head_dim": 32,
+}
+_SHARED: dict[str, Any] = {**EXPERTS, "shared_expert_intermediate_size": 120}
+
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-bias-tied": (
@@ -108,6 +118,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "gpt_oss",
         {**EXPERTS, **_MIXED, "head_dim": 32, "rope_parameters": _DEFAULT_ROPE},
     ),
+    "qwen3_5": ("qwen3_5_text", _RULED),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**_RULED, **_SHARED}),
+    "qwen3_next": ("qwen3_next", {**_RULED, **_SHARED}),
+    "olmo_hybrid": ("olmo_hybrid", _RULED),
 }
 
 

@@ -1,9 +1,12 @@
-"""The oracle: ragged batches, positions, weights that are stored in another dtype."""
+"""The oracle: ragged batches, positions, memories, weights that are stored in another dtype."""
 
+import copy
+
+import pytest
 import torch
 from torch import Tensor
 
-from model_server.recipe.dense_torch import DenseTorch, angles_of
+from model_server.recipe.dense_torch import DenseTorch, Memory, angles_of
 from model_server.recipe.proof import parameters_of, read_recipe
 from model_server.zoo import build_small
 from tests.model_server.recipe.families import family
@@ -40,3 +43,26 @@ def test_stored_bfloat16_is_computed_in_float32() -> None:
 
     assert actual.dtype == torch.float32
     assert torch.equal(actual, DenseTorch(recipe, raised, rotary).logits(token_ids, (7,)))
+
+
+@pytest.mark.parametrize("name", ["olmo3", "qwen3_next"])
+def test_a_sequence_goes_on_from_its_memory_wherever_it_is_cut(name: str) -> None:
+    """Beside others, and from one memory as often as one likes: nothing in it is changed."""
+    model = build_small(family(name), trust_remote_code=False).module
+    recipe = read_recipe(family(name), trust_remote_code=False)
+    oracle = DenseTorch(recipe, parameters_of(model), angles_of(recipe, model))
+    token_ids = torch.arange(3, 34)
+    whole = oracle.logits(token_ids, (31,))
+
+    memory = Memory()
+    steps = [oracle.logits(token_ids[:14], (14,), [memory])]
+    kept = copy.copy(memory)
+    kept.layers = dict(memory.layers)
+    other = torch.arange(40, 46)
+    for first, end in ((14, 15), (15, 16), (16, 31)):
+        both = torch.cat((other, token_ids[first:end]))
+        steps.append(oracle.logits(both, (6, end - first), [Memory(), memory])[6:])
+
+    assert memory.position == 31
+    torch.testing.assert_close(torch.cat(steps), whole)
+    torch.testing.assert_close(oracle.logits(token_ids[14:], (17,), [kept]), whole[14:])

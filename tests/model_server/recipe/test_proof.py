@@ -5,15 +5,23 @@ changed is. Left out is what computes the same: norms exchanged that are one, an
 norm that is a constant of its class, too small to be felt. That one is read from the norm alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoConfig
 
-from model_server.recipe.dense_torch import DenseTorch, angles_of
+from model_server.recipe import dense_torch
+from model_server.recipe.dense_torch import (
+    DenseTorch,
+    angles_of,
+    convolve,
+    log_decay,
+    normalise,
+)
 from model_server.recipe.proof import (
     MAX_ERROR,
     parameters_of,
@@ -26,9 +34,12 @@ from model_server.recipe.proof import (
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import (
     Attention,
+    Conv,
+    Delta,
     Head,
     Layer,
     Linear,
+    Mixer,
     Mlp,
     Moe,
     Norm,
@@ -82,8 +93,8 @@ def mutants(recipe: Recipe) -> Mutants:
 
 
 def _layers(layer: Layer, recipe: Recipe) -> Mutants:
-    for name, attention in _attentions(layer.attention, recipe):
-        yield name, replace(layer, mixer=attention)
+    for name, mixer in _mixers(layer.mixer, recipe):
+        yield name, replace(layer, mixer=mixer)
     for name, mlp in _mlps(layer.mlp):
         yield f"mlp {name}", replace(layer, mlp=mlp)
     for place in _PLACES:
@@ -95,6 +106,28 @@ def _layers(layer: Layer, recipe: Recipe) -> Mutants:
             yield f"{first} and {second} exchanged", replace(layer, **swapped)
     yield "parallel flipped", replace(layer, parallel=not layer.parallel)
     yield "residual scale +0.1%", replace(layer, residual_scale=layer.residual_scale * 1.001)
+
+
+def _mixers(mixer: Mixer, recipe: Recipe) -> Mutants:
+    if isinstance(mixer, Attention):
+        yield from _attentions(mixer, recipe)
+    else:
+        for name, delta in _deltas(mixer):
+            yield f"delta {name}", delta
+
+
+def _deltas(delta: Delta) -> Mutants:
+    for side in ("query", "key", "value", "gate", "beta", "alpha"):
+        for name, linear in _linears(getattr(delta, side)):
+            yield f"{side} {name}", replace(delta, **{side: linear})
+    for first, second in (("query", "key"), ("value", "gate"), ("beta", "alpha")):
+        exchanged: Any = {first: getattr(delta, second), second: getattr(delta, first)}
+        yield f"{first} and {second} exchanged", replace(delta, **exchanged)
+    yield "decay exchanged", replace(delta, a_log=delta.dt_bias, dt_bias=delta.a_log)
+    yield "beta doubled", replace(delta, beta_scale=2 * delta.beta_scale)
+    for name, norm in _norms(delta.norm):
+        if norm is not None:
+            yield f"norm {name}", replace(delta, norm=norm)
 
 
 def _attentions(attention: Attention, recipe: Recipe) -> Mutants:
@@ -110,6 +143,9 @@ def _attentions(attention: Attention, recipe: Recipe) -> Mutants:
             yield f"{side} {name}", replace(attention, **{side: linear})
     if attention.key.linear.rows.count == attention.value.rows.count:
         yield "key as value", replace(attention, value=attention.key.linear)
+    if attention.gate is not None:
+        yield "gate dropped", replace(attention, gate=None)
+        yield "query as gate", replace(attention, gate=attention.query.linear)
     yield from _reaches(attention)
 
 
@@ -204,7 +240,10 @@ def _mixtures(moe: Moe) -> Mutants:
 LENS = (23, 9, 1, 17)
 
 # Between them these have every mutant that any family has.
-MUTATED = ("gemma3_text", "persimmon", "qwen2_moe", "gemma2", "gpt_oss", "phi")
+MUTATED = ("gemma3_text", "persimmon", "qwen2_moe", "gemma2", "gpt_oss", "phi", "qwen3_next")
+
+# Families with a delta rule.
+RULED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid")
 
 
 class Judge:
@@ -257,6 +296,45 @@ def test_every_wrong_recipe_is_refused(name: str) -> None:
     assert judge.error(recipe) <= MAX_ERROR
 
 
+def _no_bias(alpha: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
+    return log_decay(alpha, a_log, torch.zeros_like(dt_bias))
+
+
+def _reversed(
+    conv: Conv, x: Tensor, window: Tensor, weights: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    return convolve(conv, x, window, {conv.weight: weights[conv.weight].flip(-1)})
+
+
+def _gate_first(norm: Norm, x: Tensor, gate: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    return normalise(norm, x * torch.nn.functional.silu(gate), weights)
+
+
+# Name of a piece of the oracle -> the piece, wrong in one place.
+WRONG_RULES: dict[str, Callable[..., Any]] = {
+    "unit": lambda x: x,
+    "log_decay": _no_bias,
+    "convolve": _reversed,
+    "gated": _gate_first,
+    "of_key_heads": lambda x, num_heads: x.repeat(1, num_heads // x.shape[1], 1),
+}
+
+
+@pytest.mark.parametrize("name", by_night(set(RULED) - {"qwen3_next"}, RULED))
+def test_every_wrong_delta_rule_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(family(name), trust_remote_code=False)
+    recipe = read(model)
+    judge = Judge(model, recipe, seed=1)
+    errors = {}
+    for piece, wrong in WRONG_RULES.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(dense_torch, piece, wrong)
+            errors[piece] = judge.error(recipe)
+
+    assert [each for each, error in errors.items() if error <= MAX_ERROR] == []
+    assert judge.error(recipe) <= MAX_ERROR
+
+
 @pytest.mark.parametrize(
     ("kind", "changes", "reason"),
     [
@@ -273,7 +351,6 @@ def test_every_wrong_recipe_is_refused(name: str) -> None:
             "multi-head latent attention is not read",
         ),
         ("glm4_moe", {**EXPERTS, "n_group": 1, "topk_group": 1}, "chooses experts"),
-        ("qwen3_next", {**EXPERTS, "head_dim": 32}, "layers attend"),
         ("llama4_text", {**EXPERTS, "head_dim": 32}, "how its queries or keys come about"),
         ("granitemoeshared", {**EXPERTS, "shared_intermediate_size": 48}, "a shared expert"),
         (
