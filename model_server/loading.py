@@ -169,7 +169,7 @@ def _load_dense(
             executor = load_dense(
                 model, recipe, build, dtype=checked.dtype, quantize=settings.quantize
             )
-    windows = [layer.attention.window_len for layer in recipe.layers]
+    windows = [attention.window_len for attention in recipe.attentions()]
     return PagedModel(
         executor,
         model_type=facts.model_type,

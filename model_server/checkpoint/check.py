@@ -41,7 +41,7 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.executor.device_weights import Partition
-from model_server.executor.weights import ELEMENT_NAMES
+from model_server.executor.weights import ELEMENT_NAMES, MAX_TAPS
 from model_server.recipe.proof import read_recipe
 from model_server.recipe.recipe import (
     Attention,
@@ -497,7 +497,7 @@ def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
     for index, layer in enumerate(recipe.layers):
         if not isinstance(layer.mlp, Mlp):
             yield f"layer {index}: its MLP has experts, which are computed on a CPU alone"
-        for reason in (*_mixer_reasons(layer.mixer), *_norm_reasons(layer)):
+        for reason in (*_cuda_mixer_reasons(layer.mixer), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
 
 
@@ -541,9 +541,31 @@ def _undivided_reasons(layer: Layer, inner_len: int, num_ranks: int) -> Iterator
 
 def _mixer_reasons(mixer: Mixer) -> Iterator[str]:
     if isinstance(mixer, Delta):
-        yield "its gated delta rule is computed by its own class alone"
+        yield from _delta_reasons(mixer)
     else:
         yield from _attention_reasons(mixer)
+
+
+def _cuda_mixer_reasons(mixer: Mixer) -> Iterator[str]:
+    if isinstance(mixer, Delta):
+        yield "its gated delta rule is computed on a CPU alone"
+    else:
+        if mixer.gate is not None:
+            yield "what its attention gives is gated, which is computed on a CPU alone"
+        yield from _attention_reasons(mixer)
+
+
+def _delta_reasons(delta: Delta) -> Iterator[str]:
+    yield "its gated delta rule is computed by its own class alone"
+    for name, width in (("key_dim", delta.key_dim), ("value_dim", delta.value_dim)):
+        if width % _VECTOR_LEN:
+            yield f"{name} {width} of its gated delta rule is not a multiple of {_VECTOR_LEN}"
+    if delta.num_heads % delta.num_key_heads:
+        yield f"{delta.num_key_heads} key heads do not divide {delta.num_heads} heads"
+    if delta.conv.num_taps > MAX_TAPS:
+        yield f"its convolution reads {delta.conv.num_taps} tokens, more than {MAX_TAPS}"
+    if delta.norm.kind != "rms" or delta.norm.biases:
+        yield "what its gated delta rule gives is normalised by more than a root mean square"
 
 
 def _attention_reasons(attention: Attention) -> Iterator[str]:
@@ -560,8 +582,6 @@ def _attention_reasons(attention: Attention) -> Iterator[str]:
         yield "queries and keys are rotated in different ways"
     if query.norm and key.norm and query.norm_after_rope != key.norm_after_rope:
         yield "queries are normalised before they are rotated, keys after, or the other way round"
-    if attention.gate is not None:
-        yield "the gate of its attention is computed by its own class alone"
     yield from _head_norm_reasons(query, head_dim)
     yield from _head_norm_reasons(key, head_dim)
 
@@ -660,7 +680,7 @@ def _pool(
     bytes_per_block = sum(
         2 * DEFAULT_BLOCK_SIZE * checked.dtype.itemsize * each.head_dim
         * len(part.kv_heads(each.num_kv_heads))
-        for each in (layer.attention for layer in checked.recipe.layers)
+        for each in checked.recipe.attentions()
     )  # fmt: skip
     num_blocks = settings.kv_blocks
     if num_blocks is None:

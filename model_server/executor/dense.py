@@ -20,7 +20,7 @@ from model_server.executor.int4 import Int4Parameters
 from model_server.recipe.dense_torch import Angles, DenseTorch, angles_of
 from model_server.recipe.proof import relative_error, require_near
 from model_server.recipe.recipe import Recipe, Unreadable
-from model_server.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StateStep, StepInputs
 from model_server.zoo import HfModel
 
 _log = logging.getLogger(__name__)
@@ -159,11 +159,17 @@ def _logits(executor: Executor, token_ids: Tensor) -> Tensor:
     num_blocks = -(-len(token_ids) // executor.block_size)
     # Blocks in falling order: a table that is not followed shows.
     block_ids = list(reversed(range(num_blocks)))
-    executor.allocate(num_blocks + 1)
+    has_states = executor.state_bytes > 0
+    executor.allocate(num_blocks + 1, 2 * has_states)
+    read_id = None
+    write_id = 0
     ids: Sequence[int] = token_ids.tolist()
     rows = []
     for first, end in pairwise(accumulate(_CHUNK_LENS, initial=0)):
-        step = SequenceStep(ids[first:end], first, block_ids, end - first)
+        state = StateStep(read_id, write_id) if has_states else None
+        step = SequenceStep(ids[first:end], first, block_ids, end - first, state)
+        read_id = write_id
+        write_id = 1 - read_id
         inputs = StepInputs.build(
             [step],
             block_size=executor.block_size,

@@ -7,13 +7,23 @@ ctypes, which releases the GIL.
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_server.errors import InvalidStep
-from model_server.executor.weights import ELEMENT_NAMES, Arena, PackedWeights, StepStruct, sizes
+from model_server.executor.weights import (
+    ELEMENT_NAMES,
+    Arena,
+    DeltaStruct,
+    PackedWeights,
+    StepStruct,
+    sizes,
+)
 from model_server.recipe.recipe import Recipe
 from model_server.step import StepInputs
 from native.library import NativeUnavailable, Threads, instruction_set_of, load_native
@@ -39,6 +49,42 @@ def load_dense() -> ctypes.CDLL:
     return library
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _StateSlots:
+    """What a step reads and writes of states; see Step in `native/model.h`."""
+
+    reads: npt.NDArray[np.int32]  # [num_seqs]
+    cu_writes: npt.NDArray[np.int32]  # [num_seqs + 1]
+    write_lens: npt.NDArray[np.int32]
+    write_slots: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, inputs: StepInputs, num_slots: int) -> "_StateSlots":
+        """Raises InvalidStep."""
+        reads = []
+        bounds = [0]
+        writes = []  # tokens of the sequence's step, slot
+        for row, state in enumerate(inputs.states or (None,) * inputs.num_seqs):
+            if state is None:
+                raise InvalidStep(f"sequence {row} of the step has no slots for its states")
+            reads.append(-1 if state.read_id is None else state.read_id)
+            query_len = inputs.query_lens[row]
+            cached_len = inputs.context_lens[row] - query_len
+            writes += [(kept.position - cached_len, kept.state_id) for kept in state.kept]
+            writes.append((query_len, state.write_id))
+            bounds.append(len(writes))
+        used = np.array(writes, dtype=np.int32)
+        top = max(max(reads), int(used[:, 1].max()))
+        if top >= num_slots:
+            raise InvalidStep(f"the step names the state {top}; the pool has {num_slots}")
+        return cls(
+            np.array(reads, dtype=np.int32),
+            np.array(bounds, dtype=np.int32),
+            np.ascontiguousarray(used[:, 0]),
+            np.ascontiguousarray(used[:, 1]),
+        )
+
+
 class DenseCpu:
     """See Executor, and PackedWeights for the arguments. Not for two threads at a time.
 
@@ -48,8 +94,7 @@ class DenseCpu:
     block_size = _BLOCK_SIZE
     is_invariant = True
     min_step_tokens = 1
-    state_bytes = 0
-    keeps_states = False
+    keeps_states = True
 
     def __init__(
         self,
@@ -75,10 +120,12 @@ class DenseCpu:
             release=release,
         )
         self._model = self._weights.model
+        self._has_states = self.state_bytes > 0
         self._step = StepStruct()
         self._step_address = ctypes.addressof(self._step)
         self._itemsize = dtype.itemsize
         self._pool: Arena | None = None
+        self._num_states = 0
         self._engine: int | None = None
         self.num_threads = num_threads
         format_name = quantize or ELEMENT_NAMES[dtype]
@@ -95,6 +142,14 @@ class DenseCpu:
         """See Executor."""
         return sum(2 * self._part_bytes(layer) for layer in self._weights.layers)
 
+    @property
+    def state_bytes(self) -> int:
+        """See Executor."""
+        return sum(delta.state_bytes for delta in self._deltas())
+
+    def _deltas(self) -> list[DeltaStruct]:
+        return [layer.delta.contents for layer in self._weights.layers if layer.delta]
+
     def _part_bytes(self, layer: ctypes.Structure) -> int:
         """Of a block's keys, or values, in one layer."""
         return _BLOCK_SIZE * layer.num_kv_heads * layer.head_dim * self._itemsize
@@ -106,7 +161,10 @@ class DenseCpu:
         for layer in self._weights.layers:
             layer.keys = pool.take(num_blocks * self._part_bytes(layer))
             layer.values = pool.take(num_blocks * self._part_bytes(layer))
+        for delta in self._deltas():
+            delta.states = pool.take(num_states * delta.state_bytes)
         self._pool = pool
+        self._num_states = num_states
         # The library keeps a copy of the model with the pool's addresses.
         self._engine = self._library.tandem_dense_open(
             ctypes.addressof(self._model), self.num_threads
@@ -136,6 +194,12 @@ class DenseCpu:
         step.context_lens = inputs.device_context_lens.data_ptr()
         step.logits_rows = inputs.logits_indices.data_ptr()
         step.logits = logits.data_ptr()
+        if self._has_states:
+            slots = _StateSlots.of(inputs, self._num_states)
+            step.state_reads = slots.reads.ctypes.data
+            step.cu_state_writes = slots.cu_writes.ctypes.data
+            step.state_write_lens = slots.write_lens.ctypes.data
+            step.state_write_slots = slots.write_slots.ctypes.data
         status = self._library.tandem_dense_forward(self._engine, self._step_address)
         if status:
             raise self._error(status, inputs)

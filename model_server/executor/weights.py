@@ -25,7 +25,17 @@ import torch
 from torch import Tensor
 
 from model_server.executor.device_weights import rows_of_heads
-from model_server.recipe.recipe import Attention, Head, Layer, Linear, Mlp, Moe, Norm, Recipe
+from model_server.recipe.recipe import (
+    Attention,
+    Delta,
+    Head,
+    Layer,
+    Linear,
+    Mlp,
+    Moe,
+    Norm,
+    Recipe,
+)
 
 # "wide" is bfloat16 weights for rows of float32, with the results of "f32".
 FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3}
@@ -43,6 +53,9 @@ ACTIVATIONS = {
 
 
 COLUMNS = 32  # of a panel
+
+
+MAX_TAPS = 8  # of a convolution; kMaxTaps of the C++
 
 
 def _integers(names: str) -> tuple[tuple[str, type], ...]:
@@ -94,6 +107,24 @@ class ExpertsStruct(Structure):
     )
 
 
+class DeltaStruct(Structure):
+    """A gated delta rule; `states` is its part of the pool."""
+
+    _fields_ = (
+        *_integers("num_key_heads num_heads key_dim value_dim num_taps"),
+        ("beta_scale", c_double),
+        ("norm", NormStruct),
+        *_pointers("taps conv_bias rates dt_bias states"),
+    )
+
+    @property
+    def state_bytes(self) -> int:
+        """Of one slot of the pool: a matrix of every head, and the convolution's window."""
+        num_channels = 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+        num_floats = self.num_heads * self.key_dim * self.value_dim
+        return 4 * int(num_floats + (self.num_taps - 1) * num_channels)
+
+
 class LayerStruct(Structure):
     """One decoder layer."""
 
@@ -109,6 +140,8 @@ class LayerStruct(Structure):
         ("mlp", MlpStruct),
         ("experts", POINTER(ExpertsStruct)),
         *_pointers("keys values"),
+        ("delta", POINTER(DeltaStruct)),
+        *_integers("is_gated"),
     )
 
 
@@ -133,6 +166,7 @@ class StepStruct(Structure):
         *_integers("num_tokens num_seqs max_blocks num_logits"),
         *_pointers("token_ids positions slots block_tables cu_query_lens context_lens"),
         *_pointers("logits_rows logits"),
+        *_pointers("state_reads cu_state_writes state_write_lens state_write_slots"),
     )
 
 
@@ -143,6 +177,7 @@ def sizes() -> int:
         + 1000 * ctypes.sizeof(LayerStruct)
         + 1000_000 * ctypes.sizeof(ExpertsStruct)
         + 1000_000_000 * ctypes.sizeof(StepStruct)
+        + 1000_000_000_000 * ctypes.sizeof(DeltaStruct)
     )
 
 
@@ -403,50 +438,84 @@ class PackedWeights:
         return self._packer.matrix(columns, format_name)
 
     def _layer(self, layer: Layer) -> LayerStruct:
-        attention = layer.attention
         hidden = layer.mixer.output.rows.count
-        query = attention.query
-        key = attention.key
         struct = LayerStruct(
             attention_norm=self._norm(layer.attention_norm, hidden),
-            query_norm=self._head_norm(attention, query, attention.num_heads),
-            key_norm=self._head_norm(attention, key, attention.num_kv_heads),
             attention_post_norm=self._norm(layer.attention_post_norm, hidden),
             mlp_norm=self._norm(layer.mlp_norm, hidden),
             mlp_post_norm=self._norm(layer.mlp_post_norm, hidden),
-            qkv=self._packed(self._qkv(attention)),
-            output=self._matrix(attention.output),
-            num_heads=attention.num_heads,
-            num_kv_heads=attention.num_kv_heads,
-            head_dim=attention.head_dim,
-            window_len=attention.window_len or 0,
-            chunk_len=attention.chunk_len or 0,
-            rope=0 if query.rope is None else 1 + query.rope.source,
-            norm_after_rope=query.norm_after_rope,
             is_parallel=layer.parallel,
-            scale=attention.scale,
-            softcap=attention.softcap or 0.0,
             residual_scale=layer.residual_scale,
-            sinks=attention.sinks and self.arena.put(_array(self._parameters[attention.sinks])),
         )
+        if isinstance(layer.mixer, Delta):
+            struct.qkv = self._packed(self._delta_rows(layer.mixer))
+            struct.delta = self._delta(layer.mixer)
+        else:
+            self._set_attention(struct, layer.mixer)
+        struct.output = self._matrix(layer.mixer.output)
         if isinstance(layer.mlp, Mlp):
             struct.mlp = self._mlp(layer.mlp)
         else:
             struct.experts = self._experts(layer.mlp)
         return struct
 
+    def _set_attention(self, struct: LayerStruct, attention: Attention) -> None:
+        query = attention.query
+        struct.query_norm = self._head_norm(attention, query, attention.num_heads)
+        struct.key_norm = self._head_norm(attention, attention.key, attention.num_kv_heads)
+        struct.qkv = self._packed(self._qkv(attention))
+        struct.num_heads = attention.num_heads
+        struct.num_kv_heads = attention.num_kv_heads
+        struct.head_dim = attention.head_dim
+        struct.window_len = attention.window_len or 0
+        struct.chunk_len = attention.chunk_len or 0
+        struct.rope = 0 if query.rope is None else 1 + query.rope.source
+        struct.norm_after_rope = query.norm_after_rope
+        struct.scale = attention.scale
+        struct.softcap = attention.softcap or 0.0
+        struct.is_gated = attention.gate is not None
+        if attention.sinks is not None:
+            struct.sinks = self._floats(attention.sinks)
+
     def _qkv(self, attention: Attention) -> Columns:
-        return Columns.concatenate(
-            [
-                self._columns(attention.query.linear).take(
-                    self._head_order(attention, attention.query, attention.num_heads)
-                ),
-                self._columns(attention.key.linear).take(
-                    self._head_order(attention, attention.key, attention.num_kv_heads)
-                ),
-                self._columns(attention.value),
-            ]
+        parts = [
+            self._columns(attention.query.linear).take(
+                self._head_order(attention, attention.query, attention.num_heads)
+            ),
+            self._columns(attention.key.linear).take(
+                self._head_order(attention, attention.key, attention.num_kv_heads)
+            ),
+            self._columns(attention.value),
+        ]
+        if attention.gate is not None:
+            parts.append(self._columns(attention.gate))
+        return Columns.concatenate(parts)
+
+    def _delta_rows(self, delta: Delta) -> Columns:
+        parts = (delta.query, delta.key, delta.value, delta.gate, delta.beta, delta.alpha)
+        return Columns.concatenate([self._columns(linear) for linear in parts])
+
+    def _delta(self, delta: Delta) -> "ctypes._Pointer[DeltaStruct]":
+        taps = _array(self._parameters[delta.conv.weight]).reshape(-1, delta.conv.num_taps)
+        struct = DeltaStruct(
+            num_key_heads=delta.num_key_heads,
+            num_heads=delta.num_heads,
+            key_dim=delta.key_dim,
+            value_dim=delta.value_dim,
+            num_taps=delta.conv.num_taps,
+            beta_scale=delta.beta_scale,
+            norm=self._norm(delta.norm, delta.value_dim),
+            taps=self.arena.put(taps.T),
+            conv_bias=delta.conv.bias and self._floats(delta.conv.bias),
+            rates=self.arena.put(np.exp(_array(self._parameters[delta.a_log]))),
+            dt_bias=self._floats(delta.dt_bias),
         )
+        self._keep.append(struct)
+        return ctypes.pointer(struct)
+
+    def _floats(self, name: str) -> int:
+        """The address of a parameter's copy in float32."""
+        return self.arena.put(_array(self._parameters[name]))
 
     def _head_order(
         self, attention: Attention, head: Head, num_heads: int

@@ -1,5 +1,6 @@
 // The attention phases of one layer: queries and keys normalised and rotated on the way from the
-// rows of the qkv product, keys and values written into the cache, and the tiles computed.
+// rows of the qkv product, keys and values written into the cache, the tiles computed, and what they
+// give gated.
 #pragma once
 
 #include "product.h"
@@ -180,10 +181,14 @@ class AttentionRunner {
     const int64_t dim = layer_.head_dim;
     for (int64_t row = 0; row < tile.num_rows; ++row) {
       const float factor = output_factor(call_, tile, total, row);
-      float *to = buffers_.attended + tile.token(call_, row) * buffers_.attended_stride +
-                  tile.head(call_, row) * dim;
-      for (int64_t d = 0; d < dim; d += 16)
-        store(to + d, load(total.values + row * dim + d) * factor);
+      const int64_t token = tile.token(call_, row), column = tile.head(call_, row) * dim;
+      float *to = buffers_.attended + token * buffers_.attended_stride + column;
+      const float *gates = buffers_.qkv + token * buffers_.qkv_stride + column +
+                           (layer_.num_heads + 2 * layer_.num_kv_heads) * dim;
+      for (int64_t d = 0; d < dim; d += 16) {
+        const Floats answer = load(total.values + row * dim + d) * factor;
+        store(to + d, layer_.is_gated ? answer * sigmoid_of(load(gates + d)) : answer);
+      }
     }
   }
 

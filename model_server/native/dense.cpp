@@ -6,6 +6,7 @@
 //
 //     norm, qkv | rope, cache, attention | output, sum | norm, in, activation | out, sum
 //
+// A layer with a gated delta rule has two phases where others attend: see delta.h.
 // Steps with prompts have one more, since tokens of a sequence read each other's keys; a norm after
 // a branch is one more too. The residual stream, norms and what lies between products are float32;
 // products, keys and values are of the model's element type.
@@ -15,6 +16,7 @@
 #include <utility>
 
 #include "attention.h"
+#include "delta.h"
 
 namespace {
 
@@ -27,13 +29,14 @@ constexpr int64_t kMaxHelpedFloats = int64_t{1} << 26;
 struct Private {
   PreparedRows rows;
   AttentionScratch attention;
+  DeltaScratch delta;
   std::vector<Chunk> chunks;
   ExpertRows expert_rows;
 };
 
 // Where a layer's buffers begin in the memory of a step, in floats.
 struct Layout {
-  int64_t x, qkv, attended, inner, partials;
+  int64_t x, qkv, mixed, attended, inner, partials;
   int64_t attention_branch, mlp_branch;  // where a norm comes behind them
   int64_t logits, weights, expert_inner, expert_outs;
   int64_t num_floats;  // of one layer
@@ -44,14 +47,14 @@ struct Engine {
   Team team;
   std::vector<std::unique_ptr<Private>> own;
   std::vector<AttentionPlan> plans;
-  std::vector<int> plan_of;  // each layer
+  std::vector<int> plan_of;  // each layer; -1: it does not attend
   std::vector<Run> runs;
   Buffer<float> memory;
   // Which experts each layer chose. Threads make their lists of rows of it outside of items, maybe
   // when others are layers ahead: so it is never written twice within a step.
   Buffer<int32_t> chosen;  // [num_layers][num_tokens][top_k]
   Layout layout = {};
-  int64_t x_stride, qkv_stride = 0, attended_stride = 0, inner_stride = 0;
+  int64_t x_stride, qkv_stride = 0, mixed_stride = 0, attended_stride = 0, inner_stride = 0;
   int64_t router_stride = 0, expert_inner_stride = 0, top_k = 0;
   bool fresh = false;  // every layer has buffers of its own in this step
 
@@ -64,13 +67,17 @@ struct Engine {
 
  private:
   void add_layer(const Layer &layer) {
-    const int64_t heads = layer.num_heads + 2 * layer.num_kv_heads;
-    qkv_stride = std::max(qkv_stride, stride_of(heads * layer.head_dim));
-    attended_stride = std::max(attended_stride, stride_of(layer.num_heads * layer.head_dim));
+    qkv_stride = std::max(qkv_stride, stride_of(layer.qkv.n));
+    attended_stride = std::max(attended_stride, stride_of(layer.output.k));
     inner_stride = std::max(inner_stride, stride_of(layer.mlp.inner));
     reserve_rows({&layer.qkv, &layer.output, &layer.mlp.ins, &layer.mlp.out});
-    for (auto &each : own) each->attention.reserve(layer);
     if (layer.experts != nullptr) add_experts(*layer.experts);
+    if (layer.delta != nullptr) {
+      mixed_stride = std::max(mixed_stride, stride_of(DeltaRow(*layer.delta).mixed_width));
+      for (auto &each : own) each->delta.reserve(*layer.delta);
+      return plan_of.push_back(-1);
+    }
+    for (auto &each : own) each->attention.reserve(layer);
     size_t plan = 0;
     while (plan < plans.size() && !plans[plan].serves(layer)) ++plan;
     if (plan == plans.size()) plans.emplace_back(layer);
@@ -135,14 +142,19 @@ class Forward {
     float *base = memory(index);
     run_product({&layer.qkv, x_, e_.x_stride, nullptr, &layer.attention_norm, kStore,
                  base + e_.layout.qkv, e_.qkv_stride});
-    attend(layer, e_.plans[e_.plan_of[index]], base);
+    GatedHeads heads;
+    if (layer.delta != nullptr)
+      heads = run_delta(*layer.delta, base);
+    else
+      attend(layer, e_.plans[e_.plan_of[index]], base);
 
     // Without a layer's own memory, sums go where the residual was; a parallel MLP still reads it.
     const int64_t size = s_.num_tokens * e_.x_stride;
     float *const old = x_;
     float *const y = e_.fresh || layer.is_parallel ? base + e_.layout.x + size : x_;
     add_branch(layer, layer.output, base + e_.layout.attended, e_.attended_stride,
-               layer.attention_post_norm, base + e_.layout.attention_branch, old, y);
+               layer.delta ? &heads : nullptr, layer.attention_post_norm,
+               base + e_.layout.attention_branch, old, y);
 
     const float *source = layer.is_parallel ? old : y;
     x_ = e_.fresh ? memory(index + 1) + e_.layout.x : base + e_.layout.x;
@@ -151,8 +163,8 @@ class Forward {
       return run_experts(layer, base, chosen, source, y);
     }
     run_mlp_in(layer.mlp, layer.mlp_norm, source, base + e_.layout.inner);
-    add_branch(layer, layer.mlp.out, base + e_.layout.inner, e_.inner_stride, layer.mlp_post_norm,
-               base + e_.layout.mlp_branch, y, x_);
+    add_branch(layer, layer.mlp.out, base + e_.layout.inner, e_.inner_stride, nullptr,
+               layer.mlp_post_norm, base + e_.layout.mlp_branch, y, x_);
   }
 
   void run_product(const Product &p) { products_.run(p, s_.num_tokens); }
@@ -169,6 +181,16 @@ class Forward {
           .run(plan, e_.runs);
   }
 
+  // The rule's answers, which the output product is to normalise and gate.
+  GatedHeads run_delta(const Delta &delta, float *base) {
+    const DeltaBuffers buffers{base + e_.layout.qkv,      base + e_.layout.mixed,
+                               base + e_.layout.attended, e_.qkv_stride,
+                               e_.mixed_stride,           e_.attended_stride};
+    DeltaRunner(worker_, late_, own_.delta, s_, delta, buffers).run();
+    return {delta.value_dim, static_cast<float>(delta.norm.eps),
+            buffers.mixed + DeltaRow(delta).gate, e_.mixed_stride};
+  }
+
   void run_mlp_in(const Mlp &mlp, const Norm &norm, const float *rows, float *to) {
     const Ending ending = mlp.is_gated ? kGate : kActivate;
     Product in{&mlp.ins, rows, e_.x_stride, nullptr, &norm, ending, to, e_.inner_stride};
@@ -176,17 +198,21 @@ class Forward {
     run_product(in);
   }
 
-  // to = from + residual_scale * norm(rows * matrix), the product in `branch`
+  // to = from + residual_scale * norm(rows * matrix), the product in `branch`; `heads` of rows or null
   void add_branch(const Layer &layer, const Matrix &matrix, const float *rows, int64_t stride,
-                  const Norm &norm, float *branch, const float *from, float *to) {
+                  const GatedHeads *heads, const Norm &norm, float *branch, const float *from,
+                  float *to) {
     const auto scale = static_cast<float>(layer.residual_scale);
+    Product out{&matrix, rows, stride, nullptr, nullptr, kStore, branch, e_.x_stride};
+    out.heads = heads;
     if (norm.kind == kNoNorm) {
-      Product out{&matrix, rows, stride, nullptr, nullptr, kAdd, to, e_.x_stride};
+      out.ending = kAdd;
+      out.to = to;
       out.add = from;
       out.scale = scale;
       return run_product(out);
     }
-    run_product({&matrix, rows, stride, nullptr, nullptr, kStore, branch, e_.x_stride});
+    run_product(out);
     worker_.each(s_.num_tokens, late_, [&](int64_t t) {
       add_row(norm, scale, branch + t * e_.x_stride, from + t * e_.x_stride, to + t * e_.x_stride);
     });
@@ -267,6 +293,7 @@ void lay_out(Engine &e, int64_t n) {
   const auto take = [&end](int64_t size) { return std::exchange(end, end + padded(size)); };
   to.x = take(2 * n * e.x_stride);  // before and after the attention
   to.qkv = take(n * e.qkv_stride);
+  to.mixed = take(n * e.mixed_stride);
   to.attended = take(n * e.attended_stride);
   to.attention_branch = take(n * e.x_stride);
   to.mlp_branch = take(n * e.x_stride);
@@ -293,6 +320,7 @@ void forward(Engine &e, const Step &s) {
   const int64_t n = s.num_tokens;
   e.runs = cut_runs(s);
   for (size_t l = 0; l < e.plan_of.size(); ++l) {
+    if (e.plan_of[l] < 0) continue;
     AttentionPlan &plan = e.plans[e.plan_of[l]];
     plan.make(e.model.layers[l], s, e.team.num_threads());
   }
@@ -310,7 +338,7 @@ void forward(Engine &e, const Step &s) {
 extern "C" {
 int64_t tandem_dense_sizes() {
   return static_cast<int64_t>(sizeof(Model) + 1000 * sizeof(Layer) + 1000000 * sizeof(Experts) +
-                              1000000000 * sizeof(Step));
+                              1000000000 * sizeof(Step) + 1000000000000 * sizeof(Delta));
 }
 
 Engine *tandem_dense_open(const Model *model, int32_t num_threads) {

@@ -36,6 +36,25 @@ struct Experts {
   Mlp shared;
 };
 
+// A gated delta rule. Rows of the layer's `qkv` are queries, keys, values, gates, betas and alphas.
+struct Delta {
+  int64_t num_key_heads, num_heads, key_dim, value_dim, num_taps;
+  double beta_scale;
+  Norm norm;                          // of a head
+  const float *taps, *conv_bias;      // [num_taps][channels], and [channels] or null
+  const float *rates, *dt_bias;       // [num_heads]
+  float *states;                      // the pool, [slots][slot_floats()]
+
+  int64_t panel_vectors() const { return value_dim % 32 == 0 ? 2 : 1; }
+  int64_t num_panels() const { return value_dim / (16 * panel_vectors()); }
+  int64_t panel_floats() const { return key_dim * 16 * panel_vectors(); }
+  int64_t matrix_floats() const { return num_heads * key_dim * value_dim; }
+  int64_t slot_floats() const {
+    const int64_t num_channels = 2 * num_key_heads * key_dim + num_heads * value_dim;
+    return matrix_floats() + (num_taps - 1) * num_channels;
+  }
+};
+
 struct Layer {
   Norm attention_norm, query_norm, key_norm, attention_post_norm, mlp_norm, mlp_post_norm;
   Matrix qkv, output;
@@ -46,6 +65,8 @@ struct Layer {
   Mlp mlp;
   const Experts *experts;  // instead of mlp
   void *keys, *values;
+  const Delta *delta;  // instead of attention
+  int64_t is_gated;    // rows of `qkv` end in gates of what attention gives
 };
 
 struct Model {
@@ -65,6 +86,9 @@ struct Step {
   const int32_t *block_tables, *cu_query_lens, *context_lens;
   const int64_t *logits_rows;
   float *logits;  // [num_logits][vocab]
+  // Of models with states: the slot that each sequence begins with, negative for zeros; and the slots
+  // that it writes, the w-th of the step behind so many of its tokens, in their order.
+  const int32_t *state_reads, *cu_state_writes, *state_write_lens, *state_write_slots;
 };
 
 // ---- Pieces of a layer. Each computes a row by itself and in one order: its bits are the row's own.

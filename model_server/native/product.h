@@ -47,6 +47,14 @@ inline int64_t stride_of(int64_t width) { return padded(width) + 32; }
 
 enum Ending { kStore, kAdd, kGate, kActivate, kLogits };
 
+// Heads of `width` numbers, each to a root mean square of one, times the gates of its row.
+struct GatedHeads {
+  int64_t width;
+  float eps;
+  const float *gates;
+  int64_t stride;
+};
+
 struct Product {
   const Matrix *matrices;  // one, or one of each expert
   const float *rows;
@@ -61,6 +69,7 @@ struct Product {
   float scale = 1;
   float softcap = 0;
   int64_t activation = 0, width = 0;  // kLogits: the columns that there are
+  const GatedHeads *heads = nullptr;  // instead of a norm
 };
 
 struct Chunk {
@@ -142,7 +151,7 @@ class ProductRunner {
       const int64_t count = tile_start(m, num_rows, t + 1) - first;
       const float *rows = p.rows + (chunk.first + first) * p.row_stride;
       int64_t stride = p.row_stride;
-      if (p.sources != nullptr || p.norm != nullptr) {
+      if (p.sources != nullptr || p.norm != nullptr || p.heads != nullptr) {
         stride = stride_of(m.k);
         rows = take_lines(p, m.k, stride, chunk.first + first, count);
       }
@@ -156,14 +165,28 @@ class ProductRunner {
   const float *take_lines(const Product &p, int64_t k, int64_t stride, int64_t first,
                           int64_t count) {
     for (int64_t r = 0; r < count; ++r) {
-      const float *row = p.rows + (p.sources ? p.sources[first + r] : first + r) * p.row_stride;
+      const int64_t source = p.sources ? p.sources[first + r] : first + r;
+      const float *row = p.rows + source * p.row_stride;
       float *line = rows_.lines.get() + r * stride;
-      if (p.norm != nullptr && p.norm->kind != kNoNorm)
+      if (p.heads != nullptr)
+        gate_heads(*p.heads, row, source, k, line);
+      else if (p.norm != nullptr && p.norm->kind != kNoNorm)
         normalise(*p.norm, row, k, line);
       else
         std::memcpy(line, row, k * sizeof(float));
     }
     return rows_.lines.get();
+  }
+
+  static void gate_heads(const GatedHeads &heads, const float *row, int64_t source, int64_t k,
+                         float *line) {
+    const float *gates = heads.gates + source * heads.stride;
+    for (int64_t head = 0; head < k; head += heads.width) {
+      const float squares = sum_over(row + head, heads.width, [](auto v) { return v * v; });
+      const float factor = 1.f / std::sqrt(squares / heads.width + heads.eps);
+      for (int64_t i = head; i < head + heads.width; i += 16)
+        store(line + i, load(row + i) * factor * load(gates + i));
+    }
   }
 
   void finish(const Product &p, int64_t panel, int64_t row, int64_t count, const float *sums) {

@@ -277,6 +277,10 @@ class Recipe:
     softcap: float | None
     rotary: tuple[Rotary, ...]
 
+    def attentions(self) -> Iterator[Attention]:
+        """Of the layers that attend."""
+        return (layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+
     def weights(self) -> set[str]:
         """Names of all parameters that it uses."""
         return {use.name for use in self.uses()}

@@ -26,11 +26,13 @@ from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe
 from model_server.recipe.recording import native_logits
 from model_server.recipe.small import randomise
-from model_server.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StateStep, StepInputs
+from proto.contract import KeptState
 from tests.model_server.recipe.families import FAMILIES, config
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = 400
+NUM_STATES = 400
 VOCAB_SIZE = 130
 
 
@@ -66,7 +68,7 @@ class Decoder:
             quantize=quantize,
             release=release,
         )
-        executor.allocate(NUM_BLOCKS + 1)
+        executor.allocate(NUM_BLOCKS + 1, NUM_STATES)
         return executor
 
     def on_device(
@@ -139,13 +141,27 @@ class Held:
     token_ids: list[int]
     block_ids: list[int]
     computed_len: int = 0
+    state_ids: tuple[int, int] | None = None  # of a model with states
+    from_state: int | None = None
+    kept: tuple[KeptState, ...] = ()
 
     def next_step(self, num_tokens: int) -> SequenceStep:
         """The next tokens, with logits for all of them."""
         first = self.computed_len
         self.computed_len += num_tokens
         token_ids = self.token_ids[first : self.computed_len]
-        return SequenceStep(token_ids, first, self.block_ids, num_tokens)
+        state = None if self.state_ids is None else self._next_state(first)
+        return SequenceStep(token_ids, first, self.block_ids, num_tokens, state)
+
+    def _next_state(self, first: int) -> StateStep:
+        assert self.state_ids is not None
+        read, write = self.state_ids
+        self.state_ids = (write, read)
+        due = tuple(kept for kept in self.kept if first < kept.position <= self.computed_len)
+        if self.from_state is not None:
+            read = self.from_state
+            self.from_state = None
+        return StateStep(read if first else None, write, due)
 
 
 @dataclass(slots=True)
@@ -156,14 +172,19 @@ class Pool:
     rng: random.Random = field(default_factory=lambda: random.Random(5))
     device: torch.device = CPU
     free: list[int] = field(default_factory=list)
+    free_states: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.free = self.rng.sample(range(NUM_BLOCKS), NUM_BLOCKS)
+        if self.executor.state_bytes:
+            self.free_states = self.rng.sample(range(NUM_STATES), NUM_STATES)
 
     def sequence(self, token_ids: Sequence[int] | Tensor) -> Held:
         """A sequence of which nothing is computed."""
         token_ids = [int(token) for token in token_ids]
-        return Held(token_ids, [self.free.pop() for _ in range(-(-len(token_ids) // 16))])
+        block_ids = [self.free.pop() for _ in range(-(-len(token_ids) // 16))]
+        state_ids = (self.free_states.pop(), self.free_states.pop()) if self.free_states else None
+        return Held(token_ids, block_ids, state_ids=state_ids)
 
     def other(self, length: int, computed_len: int = 0) -> Held:
         """A batch mate of random tokens, of which so many are computed."""

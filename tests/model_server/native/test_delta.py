@@ -1,0 +1,231 @@
+"""The gated delta rule against a plain loop, for every instruction set that this CPU has."""
+
+import ctypes
+import random
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_server.executor.weights import DeltaStruct, NormStruct, StepStruct
+from native.compiler import Source
+from native.instruction_sets import usable
+from native.library import load_native
+from tests.native.compiler import needs_compiler
+
+_SOURCE = Path(__file__).with_name("delta_driver.cpp")
+_HEADERS = Path(__file__).parents[3] / "model_server" / "native"
+INSTRUCTION_SETS = [each.name for each in usable(Source.read(_SOURCE).instruction_sets)]
+NUM_SLOTS = 12
+
+pytestmark = needs_compiler
+
+
+@pytest.fixture(scope="module")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    folder = tmp_path_factory.mktemp("delta")
+    for file in (_SOURCE, *_HEADERS.glob("*.h")):
+        shutil.copy(file, folder)
+    libraries = {name: load_native(folder / _SOURCE.name, only=[name]) for name in INSTRUCTION_SETS}
+    for library in libraries.values():
+        library.row_floats.restype = ctypes.c_int64
+        library.slot_floats.restype = ctypes.c_int64
+    return libraries
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some tokens of a sequence: rows of its product, the slot to begin with, and those to write.
+
+    writes: tokens of this part, slot
+    """
+
+    rows: Tensor
+    read: int | None
+    writes: Sequence[tuple[int, int]]
+
+
+class Rule:
+    """A layer with random weights, and its pool."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        *,
+        num_key_heads: int = 2,
+        num_heads: int = 4,
+        key_dim: int = 32,
+        value_dim: int = 32,
+        num_taps: int = 4,
+    ) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.widths = (num_key_heads * key_dim, num_key_heads * key_dim, num_heads * value_dim)
+        self.key_dim = key_dim
+        self.value_dim = value_dim
+        self.num_key_heads = num_key_heads
+        self.num_heads = num_heads
+        self.taps = torch.randn(num_taps, sum(self.widths), generator=generator)
+        self.bias = torch.randn(sum(self.widths), generator=generator)
+        self.norm = torch.randn(value_dim, generator=generator)
+        self.rates = torch.rand(num_heads, generator=generator) * 3
+        self.dt_bias = torch.randn(num_heads, generator=generator)
+        self._library = library
+        self._struct = DeltaStruct(
+            num_key_heads=num_key_heads,
+            num_heads=num_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            num_taps=num_taps,
+            beta_scale=2.0,
+            norm=NormStruct(kind=1, width=value_dim, weights=self.norm.data_ptr()),
+            taps=self.taps.data_ptr(),
+            conv_bias=self.bias.data_ptr(),
+            rates=self.rates.data_ptr(),
+            dt_bias=self.dt_bias.data_ptr(),
+        )
+        assert 4 * library.slot_floats(ctypes.byref(self._struct)) == self._struct.state_bytes
+        # NaN wherever nothing was written: it would show.
+        self.pool = torch.full((NUM_SLOTS, self._struct.state_bytes // 4), torch.nan)
+        self._struct.states = self.pool.data_ptr()
+        self.stride = library.row_floats(ctypes.byref(self._struct))
+
+    @property
+    def row_len(self) -> int:
+        """Of the product: channels, gates, betas and alphas."""
+        return sum(self.widths) + self.widths[2] + 2 * self.num_heads
+
+    def rows(self, num_tokens: int, seed: int = 2) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randn(num_tokens, self.row_len, generator=generator)
+
+    def run(self, parts: Sequence[Part], num_threads: int = 1) -> list[tuple[Tensor, Tensor]]:
+        """Of each part, answers [num_tokens, num_heads, value_dim], and gates alike."""
+        lens = [len(part.rows) for part in parts]
+        product = torch.zeros(sum(lens), self.stride)
+        product[:, : self.row_len] = torch.cat([part.rows for part in parts])
+        mixed = torch.empty_like(product)
+        answers = torch.empty_like(product)
+        writes = [write for part in parts for write in part.writes]
+        arrays = [
+            torch.tensor([-1 if part.read is None else part.read for part in parts]).int(),
+            torch.tensor([0, *lens]).cumsum(0).int(),
+            torch.tensor([0, *(len(part.writes) for part in parts)]).cumsum(0).int(),
+            torch.tensor([length for length, _ in writes]).int(),
+            torch.tensor([slot for _, slot in writes]).int(),
+        ]
+        step = StepStruct(
+            num_tokens=sum(lens),
+            num_seqs=len(lens),
+            state_reads=arrays[0].data_ptr(),
+            cu_query_lens=arrays[1].data_ptr(),
+            cu_state_writes=arrays[2].data_ptr(),
+            state_write_lens=arrays[3].data_ptr(),
+            state_write_slots=arrays[4].data_ptr(),
+        )
+        self._library.run_delta(
+            ctypes.byref(self._struct),
+            ctypes.byref(step),
+            num_threads,
+            *(ctypes.c_void_p(rows.data_ptr()) for rows in (product, mixed, answers)),
+        )
+        first = sum(self.widths)
+        found = answers[:, : self.widths[2]].unflatten(1, (self.num_heads, self.value_dim))
+        gates = mixed[:, first : first + self.widths[2]].unflatten(1, found.shape[1:])
+        return list(zip(found.split(lens), gates.split(lens), strict=True))
+
+    def plain(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The same in float64, token by token, from the beginning."""
+        rows = rows.double()
+        channels, gates, betas, alphas = rows.split(
+            (sum(self.widths), self.widths[2], self.num_heads, self.num_heads), 1
+        )
+        padded = torch.cat((channels.new_zeros(len(self.taps) - 1, channels.shape[1]), channels))
+        mixed = self.bias + sum(
+            padded[i : i + len(rows)] * tap for i, tap in enumerate(self.taps.double())
+        )
+        queries, keys, values = F.silu(mixed).split(self.widths, 1)
+        share = self.num_heads // self.num_key_heads
+        queries = self._unit(queries).repeat_interleave(share, 1) / self.key_dim**0.5
+        keys = self._unit(keys).repeat_interleave(share, 1)
+        values = values.unflatten(1, (self.num_heads, -1))
+        decays = torch.exp(-self.rates.double() * F.softplus(alphas + self.dt_bias))
+        state = rows.new_zeros(self.num_heads, self.key_dim, self.value_dim)
+        answers = []
+        for q, k, v, decay, beta in zip(
+            queries, keys, values, decays, 2 * betas.sigmoid(), strict=True
+        ):
+            state = state * decay[:, None, None]
+            change = (v - torch.einsum("hkv,hk->hv", state, k)) * beta[:, None]
+            state = state + k[:, :, None] * change[:, None, :]
+            answers.append(torch.einsum("hkv,hk->hv", state, q))
+        gates = F.silu(gates).unflatten(1, values.shape[1:]) * self.norm
+        return torch.stack(answers), gates
+
+    def _unit(self, channels: Tensor) -> Tensor:
+        heads = channels.unflatten(1, (-1, self.key_dim))
+        return heads * torch.rsqrt(heads.square().sum(-1, keepdim=True) + 1e-6)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"num_key_heads": 3, "num_heads": 3, "value_dim": 48},
+        {"key_dim": 128, "value_dim": 128, "num_taps": 2},
+        {"key_dim": 16, "value_dim": 16, "num_taps": 1},
+    ],
+    ids=str,
+)
+def test_it_is_the_plain_loop(
+    libraries: dict[str, ctypes.CDLL], name: str, shape: dict[str, int]
+) -> None:
+    rule = Rule(libraries[name], **shape)
+    rows = rule.rows(70)
+    ((answers, gates),) = rule.run([Part(rows, None, [(70, 0)])])
+    for found, expected in zip((answers, gates), rule.plain(rows), strict=True):
+        assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_bits_do_not_depend_on_chunks_or_neighbours(
+    libraries: dict[str, ctypes.CDLL], name: str, num_threads: int
+) -> None:
+    rule = Rule(libraries[name])
+    rows = rule.rows(70)
+    ((expected, _),) = rule.run([Part(rows, None, [(16, 3), (32, 4), (70, 0), (70, 5)])])
+    kept = rule.pool.clone()
+    assert kept[0].isfinite().all()
+    assert torch.equal(kept[0], kept[5])
+
+    rng = random.Random(4)
+    found = []
+    done = 0
+    read, write = None, 1
+    for length in (1, 2, 13, 37, 1, 1, 15):
+        other = rule.rows(rng.choice((1, 9)), seed=done)
+        parts = [
+            Part(rows[done : done + length], read, [(length, write)]),
+            Part(other, None, [(len(other), 6)]),
+        ]
+        swapped = rng.random() < 0.5
+        found.append(rule.run(parts[::-1] if swapped else parts, num_threads)[swapped][0])
+        done += length
+        if done == 16:
+            assert torch.equal(rule.pool[write], kept[3])
+        read, write = write, 3 - write
+    assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(rule.pool[read], kept[0])
+
+    # From what was kept, twice: it is read and stays.
+    for _ in range(2):
+        ((answers, _),) = rule.run([Part(rows[32:], 4, [(38, 7)])], num_threads)
+        assert torch.equal(answers, expected[32:])
+        assert torch.equal(rule.pool[7], kept[0])
+    assert torch.equal(rule.pool[4], kept[4])
