@@ -34,14 +34,12 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.loading import load_model
-from model_server.recipe.proof import read_recipe
-from model_server.recipe.recipe import Attention, Recipe
+from model_server.recipe.recipe import Mixer, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import load
 from tests.model_server.executor.decoders import decoder
-from tests.model_server.recipe import families
 
 
 def look(folder: Path, world_size: int = 1, **options: Any) -> CheckedCheckpoint:
@@ -321,8 +319,8 @@ def test_it_is_one_sentence() -> None:
     )
 
 
-def with_attention(recipe: Recipe, attention: Attention) -> Recipe:
-    return replace(recipe, layers=(replace(recipe.layers[0], mixer=attention),))
+def with_mixer(recipe: Recipe, mixer: Mixer) -> Recipe:
+    return replace(recipe, layers=(replace(recipe.layers[0], mixer=mixer),))
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "olmo2", "phi-qk", "gpt_oss"])
@@ -335,21 +333,20 @@ def test_the_reason_of_a_refusal_names_what_is_not_served() -> None:
     attention = recipe.layers[0].attention
     assert unfit_reason(recipe, torch.float16) is not None
     assert (
-        unfit_reason(with_attention(recipe, replace(attention, head_dim=40)), torch.float32)
+        unfit_reason(with_mixer(recipe, replace(attention, head_dim=40)), torch.float32)
         == "layer 0: head_dim 40 is not a multiple of 16"
     )
     unlike = replace(attention, key=replace(attention.key, rope=None))
     assert (
-        unfit_reason(with_attention(recipe, unlike), torch.float32)
+        unfit_reason(with_mixer(recipe, unlike), torch.float32)
         == "layer 0: queries and keys are rotated in different ways"
     )
 
 
-def test_a_delta_rule_and_a_gate_behind_attention_are_refused_by_name() -> None:
-    recipe = read_recipe(families.family("qwen3_5"), trust_remote_code=False)
-    rule = "layer 0: its gated delta rule is computed by its own class alone"
-    assert unfit_reason(recipe, torch.float32) == rule
+def test_a_delta_rule_and_a_gate_behind_attention_are_refused_on_cuda() -> None:
+    recipe = decoder("qwen3_5").recipe
+    rule = "layer 0: its gated delta rule is computed on a CPU alone"
     assert unfit_reason_on_cuda(recipe, (0,) * 6, 1) == rule
     attending = replace(recipe, layers=recipe.layers[2:3])
-    gate = "layer 0: the gate of its attention is computed by its own class alone"
-    assert unfit_reason(attending, torch.float32) == gate
+    gate = "layer 0: what its attention gives is gated, which is computed on a CPU alone"
+    assert unfit_reason_on_cuda(attending, (0,), 1) == gate

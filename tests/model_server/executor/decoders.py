@@ -186,6 +186,11 @@ class Pool:
         state_ids = (self.free_states.pop(), self.free_states.pop()) if self.free_states else None
         return Held(token_ids, block_ids, state_ids=state_ids)
 
+    def release(self, held: Held) -> None:
+        """Others may have its blocks and states."""
+        self.free += held.block_ids
+        self.free_states += held.state_ids or ()
+
     def other(self, length: int, computed_len: int = 0) -> Held:
         """A batch mate of random tokens, of which so many are computed."""
         mate = self.sequence([self.rng.randrange(VOCAB_SIZE) for _ in range(length)])

@@ -56,7 +56,7 @@ _RULED: dict[str, Any] = {
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "linear_key_head_dim": 16,
-    "linear_value_head_dim": 24,
+    "linear_value_head_dim": 48,
     "head_dim": 32,
 }
 _SHARED: dict[str, Any] = {**EXPERTS, "shared_expert_intermediate_size": 120}
@@ -149,7 +149,12 @@ EXECUTED = (
     "qwen3_moe",
     "qwen2_moe",
     "gpt_oss",
+    "qwen3_5",
+    "qwen3_next",
+    "olmo_hybrid",
 )
+# Those with layers that keep a state of fixed size.
+WITH_STATES = ("qwen3_5", "qwen3_next", "olmo_hybrid")
 
 
 def by_night(names: Collection[str], families: Iterable[str] = tuple(FAMILIES)) -> list[Any]:
