@@ -343,20 +343,21 @@ class DenseTorch:
         lens: Sequence[int],
         memories: Sequence[Memory],
     ) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
         raw = [multiply(each, x, self._weights) for each in (delta.query, delta.key, delta.value)]
         widths = [each.shape[1] for each in raw]
         decay = log_decay(
-            multiply(delta.alpha, x, self._weights).float(),
+            multiply(delta.alpha, x, self._weights).to(wide),
             self._weights[delta.a_log],
             self._weights[delta.dt_bias],
         )
-        beta = delta.beta_scale * multiply(delta.beta, x, self._weights).float().sigmoid()
+        beta = delta.beta_scale * multiply(delta.beta, x, self._weights).to(wide).sigmoid()
         answers = []
         sequences = (part.split(list(lens)) for part in (torch.cat(raw, -1), decay, beta))
         for raw_of, decay_of, beta_of, memory in zip(*sequences, memories, strict=True):
-            window, matrices = memory.layers.get(index) or self._forgotten(delta, raw_of)
+            window, matrices = memory.layers.get(index) or self._forgotten(delta, raw_of, wide)
             mixed, window = convolve(delta.conv, raw_of, window, self._weights)
-            q, k, v = F.silu(mixed).float().split(widths, -1)
+            q, k, v = F.silu(mixed).to(wide).split(widths, -1)
             q = unit(q.unflatten(-1, (-1, delta.key_dim))) * delta.key_dim**-0.5
             k = unit(k.unflatten(-1, (-1, delta.key_dim)))
             answer, matrices = apply_rule(
@@ -373,11 +374,11 @@ class DenseTorch:
         inner = gated(delta.norm, answer, multiply(delta.gate, x, self._weights), self._weights)
         return multiply(delta.output, inner, self._weights)
 
-    def _forgotten(self, delta: Delta, raw: Tensor) -> tuple[Tensor, Tensor]:
+    def _forgotten(self, delta: Delta, raw: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
         """The window and the matrices of a sequence before its first token."""
         window = raw.new_zeros(delta.conv.num_taps - 1, raw.shape[1])
         shape = (delta.num_heads, delta.key_dim, delta.value_dim)
-        return window, torch.zeros(shape, device=raw.device)
+        return window, torch.zeros(shape, device=raw.device, dtype=wide)
 
     def _attention(
         self,

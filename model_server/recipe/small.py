@@ -138,7 +138,7 @@ def _narrow_heads(text: Any, taken: set[float]) -> None:
     hidden_size = small_heads * head_dim
     if own_dim is not None:
         text.head_dim = head_dim
-    if text.hidden_size != num_heads * real_dim:
+    if text.hidden_size != num_heads * real_dim or (has_lists and own_dim is not None):
         hidden_size = int(_unlike(taken, 16 * small_heads, 4 * small_heads))
     text.hidden_size = hidden_size
     text.num_attention_heads = small_heads
