@@ -7,10 +7,14 @@ load:   check -> ranks meet -> weights -> proof
 import logging
 import os
 import time
+from collections.abc import Collection
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from constraints.compiler import MIB
 from model_server import zoo
@@ -26,6 +30,7 @@ from model_server.checkpoint.check import (
     preflight,
 )
 from model_server.checkpoint.int4_checkpoint import Int4Format, read_int4
+from model_server.checkpoint.tensor_files import TensorFiles
 from model_server.config import ServeConfig
 from model_server.engine.distributed import World
 from model_server.engine.memory import (
@@ -163,6 +168,7 @@ def _load_dense(
         executor = _load_int4(settings, checked, checked.int4, recipe, build, device, limit)
     else:
         model = _read_weights(settings, checked, checked.weights_dtype, device, num_shards=1)
+        widen(model.module, recipe.wide_names(), settings.folder)
         if world.world_size > 1:
             executor = load_unproven(model, recipe, build)
         else:
@@ -256,6 +262,25 @@ def _read_weights(
         num_shards=num_shards,
         left_out=checked.left_out,
     )
+
+
+def widen(module: nn.Module, names: Collection[str], folder: Path) -> None:
+    """Read these parameters again, in float32: the checkpoint has digits that others do without.
+
+    Raises Unreadable where its files know none of such a name.
+    """
+    narrow = {name: module.get_parameter(name) for name in names}
+    narrow = {name: each for name, each in narrow.items() if each.dtype != torch.float32}
+    if not narrow:
+        return
+    stored_names = zoo.stored_names(module, checkpoint.check(folder))
+    with ExitStack() as stack:
+        files = TensorFiles.open(folder, stored_names, torch.device("cpu"), stack)
+        for name, parameter in narrow.items():
+            if name not in files:
+                raise Unreadable(f"its files have no {name} that could be read in float32")
+            wide = files.tensor(name, tuple(parameter.shape)).float()
+            parameter.data = wide.to(parameter.device)
 
 
 def _load_zoo(

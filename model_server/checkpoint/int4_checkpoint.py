@@ -14,23 +14,19 @@ Sources: Frantar et al., "GPTQ", 2022, and Lin et al., "AWQ", 2023, as their too
 https://github.com/vllm-project/compressed-tensors, "pack-quantized".
 """
 
-import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
-from model_server.checkpoint.checkpoint import INDEX_NAME, WEIGHTS_NAME
+from model_server.checkpoint.tensor_files import Shape, TensorFiles
 from model_server.errors import CheckpointBroken
 from model_server.executor.int4 import PER_WORD, Int4Parameters, Int4Weight, packed, unpacked
 from model_server.recipe.recipe import Unreadable
-
-Shape: TypeAlias = tuple[int, ...]
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of the outputs of a word
 _SIGNED_ZERO = 8  # compressed-tensors stores -8 to 7 as 0 to 15
@@ -124,7 +120,7 @@ def read_int4(
     plain: dict[str, Tensor] = {}
     int4: dict[str, Int4Weight] = {}
     with ExitStack() as stack:
-        files = _Files.open(folder, stored_names, device, stack)
+        files = TensorFiles.open(folder, stored_names, device, stack)
         # What is in another's place comes last, and is the same tensor.
         for name, shape in sorted(shapes.items(), key=lambda item: tied[item[0]] != item[0]):
             layer, _, kind = name.rpartition(".")
@@ -143,56 +139,10 @@ def read_int4(
     return Int4Parameters(plain, int4, dtype)
 
 
-class _Files:
-    """The tensors of a checkpoint, by the names that the model's class has for them."""
-
-    def __init__(self, folder: Path, names: Mapping[str, str], handles: Mapping[str, Any]) -> None:
-        self._folder = folder
-        self._names = names
-        self._handles = handles
-
-    @classmethod
-    def open(
-        cls, folder: Path, names: Mapping[str, str], device: torch.device, stack: ExitStack
-    ) -> "_Files":
-        paths = [folder / WEIGHTS_NAME]
-        if not paths[0].is_file():
-            weight_map = json.loads((folder / INDEX_NAME).read_text())["weight_map"]
-            paths = [folder / file_name for file_name in sorted(set(weight_map.values()))]
-        handles: dict[str, Any] = {}
-        for path in paths:
-            handle = stack.enter_context(safe_open(path, framework="pt", device=str(device)))
-            handles |= dict.fromkeys(handle.keys(), handle)
-        return cls(folder, names, handles)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def tensor(self, name: str, shape: Shape) -> Tensor:
-        """Raises CheckpointBroken."""
-        if name not in self:
-            raise CheckpointBroken(f"{self._folder}: has no {name}, which a weight in 4 bits needs")
-        stored_name = self._names[name]
-        tensor: Tensor = self._handles[stored_name].get_tensor(stored_name)
-        if tuple(tensor.shape) != tuple(shape):
-            raise CheckpointBroken(
-                f"{self._folder}: {name} has the shape {list(tensor.shape)}, not {list(shape)}"
-            )
-        return tensor
-
-    def num_rows(self, name: str, axis: int) -> int:
-        """How long an axis is; 0 for a tensor that is not there."""
-        if name not in self:
-            return 0
-        stored_name = self._names[name]
-        shape = self._handles[stored_name].get_slice(stored_name).get_shape()
-        return int(shape[axis]) if axis < len(shape) else 0
-
-
 class _Layer:
     """A linear layer in 4 bits."""
 
-    def __init__(self, files: _Files, name: str, shape: Shape) -> None:
+    def __init__(self, files: TensorFiles, name: str, shape: Shape) -> None:
         self._files = files
         self._name = name
         self._num_outputs, self._num_inputs = shape

@@ -293,6 +293,11 @@ class Recipe:
             use for use in uses_of(self) if use.rows is not None or use.name != self.head.weight
         )
 
+    def wide_names(self) -> set[str]:
+        """Names of parameters that are read in float32 whatever the dtype of the others."""
+        deltas = [layer.mixer for layer in self.layers if isinstance(layer.mixer, Delta)]
+        return {name for delta in deltas for name in (delta.a_log, delta.dt_bias)}
+
     def last_uses(self) -> dict[str, int]:
         """The layer that reads each parameter last; len(layers) for what no layer reads."""
         above = replace(self, layers=())

@@ -10,6 +10,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from model_server import zoo
 from model_server.checkpoint.check import ModelSettings, check_checkpoint
 from model_server.engine.distributed import World
 from model_server.errors import (
@@ -20,9 +21,12 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.executor.executor import PagedModel
-from model_server.loading import load_model
+from model_server.loading import load_model, widen
+from model_server.recipe.proof import read_recipe
+from model_server.recipe.recipe import Unreadable
 from model_server.step import SequenceStep, StepInputs
 from tests.model_server.checkpoint import tiny_models
+from tests.model_server.recipe import families
 
 
 def load(folder: Path, **settings: Any) -> PagedModel:
@@ -314,3 +318,31 @@ def test_weights_that_are_widened_from_their_files_are_those_of_a_wide_checkpoin
 
     assert executors[0] == executors[1]
     assert torch.equal(*logits)
+
+
+def test_what_a_delta_rule_forgets_is_read_with_all_digits_of_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Near one, bfloat16 has three of them."""
+    config = families.family("qwen3_5")
+    stored = zoo.build_small(config, trust_remote_code=False).module.bfloat16()
+    rule = stored.model.layers[0].linear_attn
+    rule.A_log.data = torch.linspace(1.0, 1.001, 8)
+    stored.save_pretrained(tmp_path)
+    cpu = torch.device("cpu")
+    model = zoo.load(
+        tmp_path, config, dtype=torch.bfloat16, device=cpu, trust_remote_code=False, num_shards=1
+    )
+    names = read_recipe(config, trust_remote_code=False).wide_names()
+
+    widen(model.module, names, tmp_path)
+
+    assert len(names) == 8  # two in each of four layers
+    read = model.module.model.layers[0].linear_attn
+    assert torch.equal(read.A_log, rule.A_log)
+    assert read.dt_bias.dtype == torch.float32
+    assert read.norm.weight.dtype == torch.bfloat16
+    assert model.native_logits(torch.arange(9)).isfinite().all()
+    model.module.model.norm.bias = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
+    with pytest.raises(Unreadable, match=r"no model\.norm\.bias"):
+        widen(model.module, {"model.norm.bias"}, tmp_path)
