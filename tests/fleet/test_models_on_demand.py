@@ -54,11 +54,11 @@ def launched_front(folder: Path) -> Iterator[RunningServer]:
 
 def generate(server: RunningServer, **body: Any) -> httpx.Response:
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 8}, **body}
-    return httpx.post(f"{server.url}/generate", json=body, headers=HEADERS, timeout=120)
+    return server.http.post("/generate", json=body, headers=HEADERS, timeout=120)
 
 
 def states(server: RunningServer) -> dict[str, str]:
-    cards = httpx.get(f"{server.url}/v1/models", headers=HEADERS, timeout=10).json()["data"]
+    cards = server.http.get("/v1/models", headers=HEADERS, timeout=10).json()["data"]
     return {card["id"]: card["state"] for card in cards}
 
 
@@ -66,7 +66,7 @@ class Streaming:
     """Reads one stream of /generate_stream in a thread."""
 
     def __init__(self, server: RunningServer, model: str, num_tokens: int) -> None:
-        self._url = f"{server.url}/generate_stream"
+        self._http = server.http
         parameters = {"max_new_tokens": num_tokens, "ignore_eos": True}
         self._body = {"inputs": PROMPT, "model": model, "parameters": parameters}
         self._has_begun = threading.Event()
@@ -75,7 +75,9 @@ class Streaming:
         self.events: list[dict[str, Any]] = []
 
     def _read(self) -> None:
-        with httpx.stream("POST", self._url, json=self._body, headers=HEADERS, timeout=120) as got:
+        with self._http.stream(
+            "POST", "/generate_stream", json=self._body, headers=HEADERS, timeout=120
+        ) as got:
             for line in got.iter_lines():
                 if line.startswith("data:"):
                     self.events.append(json.loads(line.removeprefix("data:")))
@@ -114,7 +116,7 @@ def test_nothing_is_loaded_until_a_request_with_a_key_names_it(front: RunningSer
     assert refused.status_code == 400
     assert "`model` is required" in refused.json()["error"]
     body = {"inputs": PROMPT, "model": "one"}
-    assert httpx.post(f"{front.url}/generate", json=body, timeout=10).status_code == 401
+    assert front.http.post("/generate", json=body, timeout=10).status_code == 401
     assert set(states(front).values()) == {"absent"}
 
 
@@ -126,13 +128,12 @@ def test_two_models_answer_at_a_time_over_http_and_lmtp(front: RunningServer) ->
     assert text == stream.text()
     assert states(front) == {"cut": "absent", "one": "ready", "two": "ready"}
     chat = {"model": "two", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
-    url = f"{front.url}/v1/chat/completions"
-    answer = httpx.post(url, json=chat, headers=HEADERS, timeout=120)
+    answer = front.http.post("/v1/chat/completions", json=chat, headers=HEADERS, timeout=120)
     assert answer.json()["model"] == "two"
-    page = httpx.get(f"{front.url}/metrics", timeout=10).text
+    page = front.http.get("/metrics", timeout=10).text
     assert 'tgi_request_count_total{model="one"} ' in page
     assert 'tandem_fleet_requests_total{model="two"} 2.0' in page
-    document = httpx.get(f"{front.url}/api-doc/openapi.json", headers=HEADERS, timeout=10).json()
+    document = front.http.get("/api-doc/openapi.json", headers=HEADERS, timeout=10).json()
     assert "/generate" in document["paths"]
 
 

@@ -28,6 +28,7 @@ class RunningServer:
     url: str
     port: int
     lines: list[str]
+    http: httpx.Client
 
     @property
     def said(self) -> str:
@@ -103,7 +104,12 @@ def launched(
     lines: list[str] = []
     reader = threading.Thread(target=_collect, args=(process, lines), daemon=True)
     reader.start()
-    server = RunningServer(process, f"http://127.0.0.1:{port}", port, lines)
+    url = f"http://127.0.0.1:{port}"
+    # To read the certificates that a client may trust takes it 0.04 s; each request has its own
+    # connection, so that none is left to a server that ends.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    http = httpx.Client(base_url=url, verify=False, limits=limits, timeout=60)
+    server = RunningServer(process, url, port, lines, http)
     started: list[int] = []
     try:
         if wait:
@@ -124,6 +130,7 @@ def launched(
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         reader.join(5)
+        http.close()
 
 
 def _collect(process: subprocess.Popen[str], lines: list[str]) -> None:
@@ -138,7 +145,7 @@ def _wait_until_ready(server: RunningServer) -> None:
         if server.process.poll() is not None:
             break
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{server.url}/health", timeout=2).status_code == 200:
+            if server.http.get("/health", timeout=2).status_code == 200:
                 return
         time.sleep(0.05)
     raise AssertionError(f"the server did not become ready; it said:\n{server.said}")
@@ -146,7 +153,7 @@ def _wait_until_ready(server: RunningServer) -> None:
 
 def metric(server: RunningServer, name: str) -> float:
     """The value of a metric without labels."""
-    text = httpx.get(f"{server.url}/metrics", timeout=10).text
+    text = server.http.get("/metrics", timeout=10).text
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
     assert found, f"/metrics has no {name}"
     return float(found.group(1))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.integration.server import RunningServer, launched, metric
@@ -113,12 +112,12 @@ def serving(family: Family, folder: Path, *flags: str) -> Iterator[RunningServer
 
 def prompt_len(server: RunningServer, path: str, body: dict[str, Any]) -> int:
     if path == CHAT:
-        answer = httpx.post(f"{server.url}/chat_tokenize", json=body, timeout=60)
+        answer = server.http.post("/chat_tokenize", json=body, timeout=60)
         assert answer.status_code == 200, answer.text
         return len(answer.json()["tokenize_response"])
     counts, field = COUNTS[path]
     fields = {key: value for key, value in body.items() if key != "max_tokens"}
-    answer = httpx.post(server.url + counts, json=fields, timeout=60)
+    answer = server.http.post(counts, json=fields, timeout=60)
     assert answer.status_code == 200, answer.text
     return int(answer.json()[field])
 
@@ -129,9 +128,9 @@ def ask(server: RunningServer, path: str, start: int, body: dict[str, Any]) -> A
     messages[0] = {**messages[0], "content": "hi"}
     room = start - prompt_len(server, path, body)
     messages[0] = {**messages[0], "content": "hi" + "." * room}
-    whole = httpx.post(server.url + path, json=body, timeout=60)
+    whole = server.http.post(path, json=body, timeout=60)
     assert whole.status_code == 200, whole.text
-    streamed = httpx.post(server.url + path, json={**body, "stream": True}, timeout=60)
+    streamed = server.http.post(path, json={**body, "stream": True}, timeout=60)
     assert streamed.status_code == 200, streamed.text
     answer = whole.json()
     assert told_by_events(path, events_in(streamed.text)) == told(path, answer)
@@ -166,7 +165,7 @@ def going_on(path: str, answer: Any) -> list[Any]:
 def test_what_a_model_writes_is_told_in_every_api(name: str, tmp_path: Path) -> None:
     rome = [("look", {"city": "Rome"})]
     with serving(FAMILIES[name], tmp_path) as server:
-        info = httpx.get(f"{server.url}/info").json()
+        info = server.http.get("/info").json()
         assert (info["calls"]["proven"], info["thoughts"]["proven"]) == (True, True)
         for path_index, path in enumerate(PATHS):
             said = ask(server, path, SAYS, body_of(path))
@@ -197,8 +196,8 @@ def test_a_thought_goes_on_where_its_shard_was_killed(tmp_path: Path) -> None:
         undisturbed = ask(server, MESSAGES, CALLS, body)
         assert told(MESSAGES, undisturbed) == (thought, "", [("look", {"city": "Rome"})])
         lines: list[str] = []
-        url = server.url + MESSAGES
-        with httpx.stream("POST", url, json={**body, "stream": True}, timeout=120) as stream:
+        body["stream"] = True
+        with server.http.stream("POST", MESSAGES, json=body, timeout=120) as stream:
             for line in stream.iter_lines():
                 lines.append(line + "\n")
                 if len(lines) == 60:

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -150,7 +149,7 @@ def test_a_program_with_holes_and_a_branch_is_searched_jointly(
 
 def counted(server: RunningServer, *names: str) -> list[float]:
     """Counters of the server's own page."""
-    page = httpx.get(f"{server.url}/metrics").text
+    page = server.http.get("/metrics").text
     return [
         float(re.findall(rf"^{name}(?:_total)? (.+)$", page, re.MULTILINE)[0]) for name in names
     ]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from launcher import BUNDLED_MODEL
@@ -214,8 +213,8 @@ def test_a_model_with_a_sentencepiece_file_alone_is_served_masks_included(tmp_pa
             "max_tokens": 8,
             "structured_outputs": {"regex": "[0-9]{3}"},
         }
-        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60.0)
-        listed = httpx.get(f"{server.url}/v1/models").json()
+        answer = server.http.post("/v1/completions", json=body, timeout=60.0)
+        listed = server.http.get("/v1/models").json()
     text = answer.json()["choices"][0]["text"]
     assert len(text) == 3
     assert text.isdecimal()

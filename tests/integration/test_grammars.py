@@ -20,7 +20,7 @@ _INNERMOST = re.compile(r"\[(?:@(?:,@)*)?\]|xy?|[0-9]{1,3}")
 def posted(server: RunningServer, path: str, body: dict[str, Any]) -> httpx.Response:
     """The answer, asked for again while the machine is too busy to judge the constraint."""
     for _ in range(20):
-        answer = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+        answer = server.http.post(path, json=body, timeout=60)
         if answer.status_code != httpx.codes.TOO_MANY_REQUESTS:
             break
         time.sleep(1)

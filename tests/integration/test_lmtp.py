@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from launcher import BUNDLED_MODEL
@@ -27,7 +26,7 @@ def tokenizer() -> Tokenizer:
 
 def generated(server: RunningServer, prompt: str, **parameters: Any) -> str:
     body = {"inputs": prompt, "parameters": {"max_new_tokens": 24, **parameters}}
-    answer = httpx.post(f"{server.url}/generate", json=body, timeout=60).json()
+    answer = server.http.post("/generate", json=body, timeout=60).json()
     text = answer["generated_text"]
     assert isinstance(text, str)
     return text

@@ -8,7 +8,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -43,7 +42,7 @@ distribute
 
 
 def metric(server: RunningServer, name: str) -> float:
-    text = httpx.get(f"{server.url}/metrics").text
+    text = server.http.get("/metrics").text
     found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.M)
     assert found is not None, name
     return float(found[1])

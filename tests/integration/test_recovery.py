@@ -46,8 +46,7 @@ def answer(server: RunningServer, kind: str, number: int, answers: dict[str, Any
     """A stream's tokens with their log-probabilities, and its end."""
     body = {"inputs": f"Once there were {number}", "parameters": KINDS[kind]}
     events = []
-    url = f"{server.url}/generate_stream"
-    with httpx.stream("POST", url, json=body, timeout=120) as stream:
+    with server.http.stream("POST", "/generate_stream", json=body, timeout=120) as stream:
         for line in stream.iter_lines():
             if line.startswith("data:"):
                 events.append(json.loads(line.removeprefix("data:")))
@@ -74,7 +73,7 @@ def together(
 
 
 def status(server: RunningServer, path: str) -> int:
-    return httpx.get(server.url + path, timeout=10).status_code
+    return server.http.get(path, timeout=10).status_code
 
 
 def wait_until(what: str, server: RunningServer, path: str, expected: int) -> None:
@@ -99,8 +98,8 @@ def test_streams_of_every_kind_are_the_same_when_their_shard_is_killed(
     os.kill(server.pid_of("model_server"), signal.SIGKILL)
     wait_until("after the kill", server, "/health/ready", 503)
     assert status(server, "/health/live") == 200
-    late = httpx.post(
-        f"{server.url}/generate",
+    late = server.http.post(
+        "/generate",
         json={"inputs": "Once", "parameters": {"max_new_tokens": 3}},
         timeout=60,
     )

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 def generate(server: RunningServer, inputs: str, **parameters: object) -> httpx.Response:
     body = {"inputs": inputs, "parameters": parameters}
-    return httpx.post(f"{server.url}/generate", json=body, timeout=60)
+    return server.http.post("/generate", json=body, timeout=60)
 
 
 def test_the_hello_names_the_address_and_a_line_to_try(server: RunningServer) -> None:
@@ -39,12 +39,13 @@ def test_the_hello_names_the_address_and_a_line_to_try(server: RunningServer) ->
     assert f"curl -N {server.url}/generate_stream" in server.said
 
 
+@pytest.mark.nightly
 def test_a_server_is_ready_when_its_vocabulary_is_read_and_its_workers_are_there() -> None:
     with launched() as server:
         assert server.pid_of("constraints.worker")
         before = server.said
         body = {"inputs": "Say", "parameters": {"grammar": {"type": "regex", "value": "a{3,5}b"}}}
-        assert httpx.post(f"{server.url}/generate", json=body, timeout=60).status_code == 200
+        assert server.http.post("/generate", json=body, timeout=60).status_code == 200
     assert before.index("read a vocabulary") < before.index("is ready at")
 
 
@@ -63,7 +64,7 @@ def test_the_stream_joined_is_the_answer(server: RunningServer) -> None:
     whole = generate(server, "Once there was", max_new_tokens=30).json()["generated_text"]
     body = {"inputs": "Once there was", "parameters": {"max_new_tokens": 30}}
     events = []
-    with httpx.stream("POST", f"{server.url}/generate_stream", json=body, timeout=60) as stream:
+    with server.http.stream("POST", "/generate_stream", json=body, timeout=60) as stream:
         for line in stream.iter_lines():
             if line.startswith("data:"):
                 events.append(json.loads(line[5:]))
@@ -90,7 +91,7 @@ def test_chat_answers_and_ends(server: RunningServer) -> None:
         "temperature": 0,
         "max_tokens": 60,
     }
-    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+    answer = server.http.post("/v1/chat/completions", json=body, timeout=60).json()
     choice = answer["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert choice["message"]["content"].strip()
@@ -258,7 +259,7 @@ def test_an_end_that_the_tokenizer_or_the_template_alone_tell_of_ends_an_answer(
             "max_tokens": 60,
             "temperature": 0,
         }
-        answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60).json()
+        answer = server.http.post("/v1/chat/completions", json=body, timeout=60).json()
     assert answer["choices"][0]["message"]["content"] == "Doric Caldman lives in Eldhaven."
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["usage"]["completion_tokens"] == 9

@@ -64,7 +64,7 @@ def ask(
 ) -> httpx.Response:
     body = {"inputs": inputs, "parameters": parameters}
     headers = {"traceparent": parent, "tracestate": "vendor=a b,other=1"}
-    return httpx.post(f"{server.url}{path}", json=body, headers=headers, timeout=60)
+    return server.http.post(path, json=body, headers=headers, timeout=60)
 
 
 def one(spans: list[Span], name: str, service: str = ROUTER) -> Span:
@@ -131,8 +131,10 @@ def test_a_long_prompt_has_a_span_for_each_chunk(
 def test_a_stream_is_traced_to_its_last_event(server: RunningServer, collector: Collector) -> None:
     parent, trace_id, client_span_id = traceparent()
     body = {"inputs": "Once", "parameters": {"max_new_tokens": 12, "ignore_eos": True}}
-    url, headers = f"{server.url}/generate_stream", {"traceparent": parent}
-    with httpx.stream("POST", url, json=body, headers=headers, timeout=60) as stream:
+    headers = {"traceparent": parent}
+    with server.http.stream(
+        "POST", "/generate_stream", json=body, headers=headers, timeout=60
+    ) as stream:
         assert len([line for line in stream.iter_lines() if line]) == 12
     spans = collector.wait_for(trace_id, {f"{ROUTER}: POST /generate_stream", f"{SHARD}: decode"})
     request = one(spans, "POST /generate_stream")
@@ -212,8 +214,8 @@ def test_a_client_that_does_not_sample_is_obeyed(
 def test_without_a_traceparent_a_trace_begins_here(
     server: RunningServer, collector: Collector
 ) -> None:
-    answer = httpx.post(
-        f"{server.url}/generate",
+    answer = server.http.post(
+        "/generate",
         json={"inputs": "Once", "parameters": {"max_new_tokens": 2, "ignore_eos": True}},
         headers={"x-request-id": "of-its-own"},
         timeout=60,
@@ -239,7 +241,7 @@ def test_a_second_signal_ends_every_stream_with_an_error_and_stops_at_once(
     """The last test with this server: it is gone afterwards."""
     pids = server.descendants()
     body = {"inputs": "Once", "parameters": {"max_new_tokens": 900, "ignore_eos": True}}
-    with httpx.stream("POST", f"{server.url}/generate_stream", json=body, timeout=60) as stream:
+    with server.http.stream("POST", "/generate_stream", json=body, timeout=60) as stream:
         lines = stream.iter_lines()
         next(lines)
         server.signal(signal.SIGINT)

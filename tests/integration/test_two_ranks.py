@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,7 +40,7 @@ def server(collector: Collector) -> Iterator[RunningServer]:
 
 def generate(server: RunningServer, inputs: str, **headers: str) -> str:
     body = {"inputs": inputs, "parameters": {"max_new_tokens": 20, "ignore_eos": True}}
-    answer = httpx.post(f"{server.url}/generate", json=body, headers=MINE | headers, timeout=60)
+    answer = server.http.post("/generate", json=body, headers=MINE | headers, timeout=60)
     text: str = answer.json()["generated_text"]
     return text
 
@@ -91,16 +90,16 @@ def test_no_secret_is_in_a_log_a_command_line_or_a_shard(server: RunningServer) 
     assert KEY in Path(f"/proc/{server.pid_of('router')}/environ").read_text(errors="replace")
 
 
+@pytest.mark.nightly
 def test_a_stream_outlives_the_death_of_one_and_too_many_deaths_stop_everything(
     server: RunningServer,
 ) -> None:
     """The last test of this file: the server is gone afterwards."""
     parameters = {"max_new_tokens": 80, "ignore_eos": True, "do_sample": True, "seed": 3}
     body = {"inputs": "Once there was", "parameters": parameters}
-    url = f"{server.url}/generate"
-    expected = httpx.post(url, json=body, headers=MINE, timeout=120).json()
+    expected = server.http.post("/generate", json=body, headers=MINE, timeout=120).json()
     with ThreadPoolExecutor(1) as thread:
-        answer = thread.submit(httpx.post, url, json=body, headers=MINE, timeout=240)
+        answer = thread.submit(server.http.post, "/generate", json=body, headers=MINE, timeout=240)
         time.sleep(0.3)
         os.kill(server.pid_of("model_server"), signal.SIGKILL)
         assert answer.result().json() == expected

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import mean
 from typing import Any
 
-import httpx
 import pytest
 
 from launcher import BUNDLED_MODEL
@@ -33,8 +32,8 @@ def z_scores(server: RunningServer, **parameters: Any) -> list[float]:
     asked = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True, "details": True, **parameters}
 
     def z_score_after(prompt: str) -> float:
-        answer = httpx.post(
-            f"{server.url}/generate", json={"inputs": prompt, "parameters": asked}, timeout=120
+        answer = server.http.post(
+            "/generate", json={"inputs": prompt, "parameters": asked}, timeout=120
         )
         assert answer.status_code == 200, answer.text
         token_ids = [token["id"] for token in answer.json()["details"]["tokens"]]

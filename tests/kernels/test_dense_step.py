@@ -22,7 +22,7 @@ from tests.model_server.executor.test_dense_cuda import DENSE, run_again
 from tests.no_sync import no_sync
 
 # In the interpreter each takes ten seconds.
-FAMILIES: tuple[str, ...] = ("gemma3_text", "cohere2")
+FAMILIES: tuple[Any, ...] = (pytest.param("gemma3_text", marks=pytest.mark.nightly), "cohere2")
 if DEVICE.type == "cuda":
     FAMILIES = tuple(DENSE)
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6] * 2 + [5], [2, 7])

@@ -208,7 +208,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others_of_a_tile() -> None:
     assert_near(TritonLayerOps().multiply_int4(x[5:6], weight, None), together[5:6])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_products_use_matrix_instructions_and_do_not_spill(architecture: int) -> None:
     found = compiled("int4", architecture)
@@ -228,7 +228,7 @@ def test_no_operation_spills_registers_and_all_load_16_bytes_at_a_time(architect
     assert all(each.num_wide_loads > 0 for each in found if each.kernel != "rotate_and_write")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("architecture", [TARGETS[0], TARGETS[2]])
 def test_rows_are_rounded_to_8_bits_without_spilling(architecture: int) -> None:
     (found,) = compiled("quantize", architecture)

@@ -86,7 +86,7 @@ def in_each_seed(sampling: SamplingParams, num_rows: int) -> list[SamplingParams
     num_values=st.sampled_from([2, 30, None]),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_any_requests_draw_what_torch_draws(
     kernels: TritonChooser,
     requests: list[SamplingParams],
@@ -490,7 +490,7 @@ def test_a_step_waits_for_nothing_but_its_results(is_masked: bool) -> None:
             sampler.sample(range(len(OF_EVERY_KIND)), logits, masks)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_no_kernel_of_the_sampler_spills_registers(architecture: int) -> None:
     found = compiled("sample", architecture, counts_instructions=False)

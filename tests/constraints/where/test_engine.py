@@ -379,9 +379,9 @@ def test_what_is_out_of_reach_is_left_to_others(written: str) -> None:
         compiled(written)
 
 
-# Every fifth in the quick run: together they take as long as all else here.
+# Every fifth by day: together they take as long as all else here.
 JUDGED = [
-    pytest.param(written, marks=pytest.mark.slow) if index % 5 else written
+    pytest.param(written, marks=pytest.mark.nightly) if index % 5 else written
     for index, written in enumerate(EXPRESSIONS)
 ]
 

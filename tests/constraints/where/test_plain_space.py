@@ -42,7 +42,7 @@ def test_space_is_what_words_are_split_at() -> None:
 @pytest.mark.parametrize(
     "written",
     [
-        pytest.param(each, marks=pytest.mark.nightly) if index % 4 else each
+        pytest.param(each, marks=pytest.mark.nightly) if index % 8 else each
         for index, each in enumerate((*WORDS, *(each for each in EXPRESSIONS if each not in WORDS)))
     ],
 )
@@ -65,7 +65,7 @@ def test_plain_masks_are_those_of_the_oracle(written: str) -> None:
 
 
 @pytest.mark.slow
-@fewer_examples(4)
+@fewer_examples(10)
 @given(expressions, st.randoms(use_true_random=False))
 def test_plain_masks_of_random_expressions_are_those_of_the_oracle(
     expression: Expression, draw: random.Random

@@ -95,13 +95,13 @@ async def stream(house: House, path: str, **fields: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", ANSWERS)
 async def test_a_thought_is_told_apart_from_text_and_calls(kind: str, path: str) -> None:
     template, saying_text, calling_text = ANSWERS[kind]
-    for text, fields, expected in (
-        (saying_text, {}, ("Hm.", "Hello!", [])),
-        (calling_text, {"tools": [TOOLS[path]]}, ("Hm.", "", [("look", ROME)])),
-    ):
-        async with house_of(template, text) as house:
+    tools = {"tools": [TOOLS[path]]}
+    async with house_of(template, saying_text, calling_text) as house:
+        for fields, expected in (
+            ({}, ("Hm.", "Hello!", [])),
+            (tools, ("Hm.", "", [("look", ROME)])),
+        ):
             assert told(path, await post(house, path, **fields)) == expected
-        async with house_of(template, text) as house:
             assert told_by_events(path, await stream(house, path, **fields)) == expected
 
 
