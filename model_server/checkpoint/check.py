@@ -53,6 +53,7 @@ from model_server.recipe.recipe import (
     Moe,
     Norm,
     Recipe,
+    ShortConv,
     Unreadable,
 )
 from model_server.zoo import HfModel, ModelFacts
@@ -542,6 +543,8 @@ def _undivided_reasons(layer: Layer, inner_len: int, num_ranks: int) -> Iterator
 def _mixer_reasons(mixer: Mixer) -> Iterator[str]:
     if isinstance(mixer, Delta):
         yield from _delta_reasons(mixer)
+    elif isinstance(mixer, ShortConv):
+        yield "its short convolution is computed by its own class alone"
     else:
         yield from _attention_reasons(mixer)
 
@@ -549,6 +552,8 @@ def _mixer_reasons(mixer: Mixer) -> Iterator[str]:
 def _cuda_mixer_reasons(mixer: Mixer) -> Iterator[str]:
     if isinstance(mixer, Delta):
         yield "its gated delta rule is computed on a CPU alone"
+    elif isinstance(mixer, ShortConv):
+        yield "its short convolution is computed by its own class alone"
     else:
         if mixer.gate is not None:
             yield "what its attention gives is gated, which is computed on a CPU alone"

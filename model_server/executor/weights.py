@@ -451,7 +451,7 @@ class PackedWeights:
             struct.qkv = self._packed(self._delta_rows(layer.mixer))
             struct.delta = self._delta(layer.mixer)
         else:
-            self._set_attention(struct, layer.mixer)
+            self._set_attention(struct, layer.attention)
         struct.output = self._matrix(layer.mixer.output)
         if isinstance(layer.mlp, Mlp):
             struct.mlp = self._mlp(layer.mlp)

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from model_server.recipe.dense_torch import gated, log_decay
 from model_server.recipe.products import columns, is_linear, linear_of, whole
-from model_server.recipe.recipe import Conv, Delta, Linear, Norm, Rows, Unreadable
-from model_server.recipe.recording import Call, Convolved, Ruled, close, rows, same
+from model_server.recipe.recipe import Delta, Linear, Norm, Rows, Unreadable
+from model_server.recipe.recording import Call, Ruled, close, rows, same
+from model_server.recipe.short_conv import conv_of
 
 _TOLERANCE = 3e-5  # of the largest number
 _TINY = 1e-3  # inputs of a norm so small that its epsilon is what matters
@@ -71,20 +72,6 @@ def read_delta(
         output=whole(output),
     )
     return ReadDelta(delta, rows(source), rows(output.output))
-
-
-def conv_of(convolved: Convolved, parameters: Mapping[str, Tensor]) -> Conv:
-    """Raises Unreadable where its weight or bias is no parameter."""
-    weight = _name(convolved.weight, parameters)
-    bias = None if convolved.bias is None else _name(convolved.bias, parameters)
-    return Conv(weight, bias, convolved.weight.shape[-1])
-
-
-def _name(tensor: Tensor, parameters: Mapping[str, Tensor]) -> str:
-    for name, parameter in parameters.items():
-        if parameter.data_ptr() == tensor.data_ptr() and parameter.numel() == tensor.numel():
-            return name
-    raise Unreadable("the weight of its convolution is no parameter")
 
 
 def _products(ruled: Ruled, linears: Sequence[Call]) -> list[tuple[Call, Linear]]:

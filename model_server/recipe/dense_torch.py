@@ -30,6 +30,7 @@ from model_server.recipe.recipe import (
     Norm,
     Recipe,
     Rotary,
+    ShortConv,
 )
 
 # positions [num_tokens] int64 -> cos and sin [num_tokens, n / 2] float32, each angle once
@@ -267,7 +268,8 @@ class Memory:
         self.position = position
         # Of a layer that attends its keys and values, [num_tokens, num_kv_heads, head_dim]; of one
         # with a delta rule its window and matrices: see recipe.Delta.
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        # Of a short convolution its window alone.
+        self.layers: dict[int, tuple[Tensor, ...]] = {}
 
 
 class DenseTorch:
@@ -328,6 +330,8 @@ class DenseTorch:
         source = self._norm(layer.attention_norm, x)
         if isinstance(layer.mixer, Delta):
             a = self._delta(index, layer.mixer, source, lens, memories)
+        elif isinstance(layer.mixer, ShortConv):
+            a = self._short_conv(index, layer.mixer, source, lens, memories)
         else:
             a = self._attention(index, layer.mixer, source, angles, lens, memories)
         y = x + self._norm(layer.attention_post_norm, a) * layer.residual_scale
@@ -373,6 +377,25 @@ class DenseTorch:
         answer = torch.cat(answers).to(x.dtype)
         inner = gated(delta.norm, answer, multiply(delta.gate, x, self._weights), self._weights)
         return multiply(delta.output, inner, self._weights)
+
+    def _short_conv(
+        self,
+        index: int,
+        short: ShortConv,
+        x: Tensor,
+        lens: Sequence[int],
+        memories: Sequence[Memory],
+    ) -> Tensor:
+        raw = multiply(short.gate_in, x, self._weights) * multiply(short.value, x, self._weights)
+        answers = []
+        for raw_of, memory in zip(raw.split(list(lens)), memories, strict=True):
+            no_window = (raw.new_zeros(short.conv.num_taps - 1, raw.shape[1]),)
+            (window,) = memory.layers.get(index, no_window)
+            answer, window = convolve(short.conv, raw_of, window, self._weights)
+            memory.layers[index] = (window,)
+            answers.append(answer)
+        inner = multiply(short.gate_out, x, self._weights) * torch.cat(answers)
+        return multiply(short.output, inner, self._weights)
 
     def _forgotten(self, delta: Delta, raw: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
         """The window and the matrices of a sequence before its first token."""

@@ -7,7 +7,8 @@ hypotheses add instead of multiplying:
     Norms       which calls are norms
     Heads       which rows of which linear layer, which norm and rope make queries and keys: what
                 may come after the linear layer is undone, until one is found that gives the rest
-    read_delta  how a layer without attention mixes tokens: see delta.py
+    read_delta, read_short_conv
+                how a layer without attention mixes tokens
     read_mlp    how a layer's MLP computes, dense or with experts
 
 No family is known here.
@@ -54,6 +55,7 @@ from model_server.recipe.recording import (
     NUM_TOKENS,
     Attended,
     Call,
+    Convolved,
     Mixed,
     Recording,
     Ruled,
@@ -64,6 +66,7 @@ from model_server.recipe.recording import (
     same,
     scalars,
 )
+from model_server.recipe.short_conv import read_short_conv
 
 _LOGIT_TOLERANCE = 3e-6  # two scalars may be near each other
 
@@ -198,6 +201,10 @@ class _Reader:
         if isinstance(mixed, Ruled):
             found = read_delta(mixed, inside, self._parameters, self._norms.epsilons)
             return self._norm_before(found.source, x, inside), found.delta, found.output
+        if isinstance(mixed, Convolved):
+            read_conv = read_short_conv(mixed, inside, self._parameters)
+            before = self._norm_before(read_conv.source, x, inside)
+            return before, read_conv.short, read_conv.output
         return self._attention(mixed, x, inside)
 
     def _norm_before(self, source: Tensor, x: Tensor, inside: Sequence[Call]) -> Call | None:

@@ -6,7 +6,7 @@ of that model; it holds no tensor and no module. `dense_torch.py` computes it, `
 
     x = embedding[ids] * embed_scale
     per layer:  a = o(attention(rope(q_norm(q(n1(x)))), rope(k_norm(k(n1(x)))), v(n1(x))))
-                or what another mixer of tokens gives: see Delta
+                or what another mixer of tokens gives: see Delta, ShortConv
                 y = x + residual_scale * n2(a)
                 m = mlp(n3(y))                       (parallel: mlp(n3(x)))
                 x = y + residual_scale * n4(m)
@@ -166,7 +166,21 @@ class Delta:
     output: Linear  # [hidden_size, num_heads * value_dim]
 
 
-Mixer: TypeAlias = Attention | Delta
+@dataclass(frozen=True, slots=True)
+class ShortConv:
+    """A convolution between two gates: output(gate_out(x) * conv(gate_in(x) * value(x))).
+
+    To go on with a sequence is to have its window (see Conv) of gate_in(x) * value(x).
+    """
+
+    gate_in: Linear  # [channels, hidden_size]
+    value: Linear  # as gate_in
+    gate_out: Linear  # as gate_in
+    conv: Conv
+    output: Linear  # [hidden_size, channels]
+
+
+Mixer: TypeAlias = Attention | Delta | ShortConv
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,7 +106,7 @@ class Ruled:
     convolved: Convolved
 
 
-Mixed: TypeAlias = Attended | Ruled
+Mixed: TypeAlias = Attended | Ruled | Convolved
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -184,12 +184,13 @@ def mixers_of(model: Any, token_ids: Tensor) -> tuple[Mapping[int, Mixed], Tenso
     finally:
         _watch.reset(token)
     num_layers = model.config.get_text_config().num_hidden_layers
-    if sorted(watch.mixed) != list(range(num_layers)):
+    mixed = {**watch.convolved, **watch.mixed}
+    if sorted(mixed) != list(range(num_layers)):
         raise Unreadable(
-            f"{len(watch.mixed)} of its {num_layers} layers attend, or apply a gated delta rule,"
+            f"{len(mixed)} of its {num_layers} layers attend, convolve or apply a gated delta rule"
             " through a replaceable function"
         )
-    return watch.mixed, logits
+    return mixed, logits
 
 
 def native_logits(model: Any, token_ids: Tensor, start: int = 0) -> Tensor:

@@ -23,9 +23,18 @@ from model_server.recipe.recipe import (
     Norm,
     Recipe,
     Rows,
+    ShortConv,
     Unreadable,
 )
-from model_server.recipe.recording import NUM_TOKENS, Attended, Mixed, Ruled, mixers_of, real
+from model_server.recipe.recording import (
+    NUM_TOKENS,
+    Attended,
+    Convolved,
+    Mixed,
+    Ruled,
+    mixers_of,
+    real,
+)
 from model_server.recipe.small import TOP_KS
 
 
@@ -102,6 +111,8 @@ class _Resolver:
             return self._attention(mixer, mixed)
         if isinstance(mixer, Delta) and isinstance(mixed, Ruled):
             return self._delta(mixer, mixed)
+        if isinstance(mixer, ShortConv) and isinstance(mixed, Convolved):
+            return self._short_conv(mixer, mixed)
         raise Unreadable("a narrow model has other kinds of layers")
 
     def _delta(self, delta: Delta, ruled: Ruled) -> Delta:
@@ -129,6 +140,18 @@ class _Resolver:
             key_dim=num_keys // ruled.num_key_heads,
             value_dim=value_dim,
             output=self._whole(delta.output),
+        )
+
+    def _short_conv(self, short: ShortConv, convolved: Convolved) -> ShortConv:
+        channels, num_taps = convolved.weight.shape
+        linears = (short.gate_in, short.value, short.gate_out)
+        gate_in, value, gate_out = _slices(linears, (channels,) * 3, {})
+        return ShortConv(
+            gate_in=gate_in,
+            value=value,
+            gate_out=gate_out,
+            conv=replace(short.conv, num_taps=num_taps),
+            output=self._whole(short.output),
         )
 
     def _attention(self, attention: Attention, attended: Attended) -> Attention:

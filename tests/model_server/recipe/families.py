@@ -59,6 +59,10 @@ _RULED: dict[str, Any] = {
     "linear_value_head_dim": 48,
     "head_dim": 32,
 }
+_CONVOLVED: dict[str, Any] = {
+    "layer_types": ["conv", "conv", "full_attention"] * 2,
+    "block_auto_adjust_ff_dim": False,
+}
 _SHARED: dict[str, Any] = {**EXPERTS, "shared_expert_intermediate_size": 120}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -122,6 +126,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe": ("qwen3_5_moe_text", {**_RULED, **_SHARED}),
     "qwen3_next": ("qwen3_next", {**_RULED, **_SHARED}),
     "olmo_hybrid": ("olmo_hybrid", _RULED),
+    "lfm2": ("lfm2", _CONVOLVED),
+    "lfm2-bias": ("lfm2", {**_CONVOLVED, "conv_bias": True, "conv_L_cache": 4}),
 }
 
 

@@ -45,6 +45,7 @@ from model_server.recipe.recipe import (
     Norm,
     Recipe,
     Rows,
+    ShortConv,
     Unreadable,
 )
 from model_server.recipe.recording import native_logits, real
@@ -111,9 +112,23 @@ def _layers(layer: Layer, recipe: Recipe) -> Mutants:
 def _mixers(mixer: Mixer, recipe: Recipe) -> Mutants:
     if isinstance(mixer, Attention):
         yield from _attentions(mixer, recipe)
-    else:
+    elif isinstance(mixer, Delta):
         for name, delta in _deltas(mixer):
             yield f"delta {name}", delta
+    else:
+        for name, short in _short_convs(mixer):
+            yield f"conv {name}", short
+
+
+def _short_convs(short: ShortConv) -> Mutants:
+    gates: Any = {"gate_in": short.gate_out, "gate_out": short.gate_in}
+    yield "gates exchanged", replace(short, **gates)
+    yield "gate as value", replace(short, value=short.gate_in)
+    for side in ("gate_in", "value", "gate_out", "output"):
+        for name, linear in _linears(getattr(short, side)):
+            yield f"{side} {name}", replace(short, **{side: linear})
+    if short.conv.bias is not None:
+        yield "bias dropped", replace(short, conv=replace(short.conv, bias=None))
 
 
 def _deltas(delta: Delta) -> Mutants:
@@ -303,7 +318,7 @@ def _no_bias(alpha: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
 def _reversed(
     conv: Conv, x: Tensor, window: Tensor, weights: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    return convolve(conv, x, window, {conv.weight: weights[conv.weight].flip(-1)})
+    return convolve(conv, x, window, {**weights, conv.weight: weights[conv.weight].flip(-1)})
 
 
 def _gate_first(norm: Norm, x: Tensor, gate: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -320,13 +335,16 @@ WRONG_RULES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", by_night(set(RULED) - {"qwen3_next"}, RULED))
-def test_every_wrong_delta_rule_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", by_night(set(RULED) - {"qwen3_next"}, (*RULED, "lfm2")))
+def test_every_wrong_delta_rule_or_convolution_is_refused(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces = WRONG_RULES if name in RULED else {"convolve": _reversed}
     model = small_model(family(name), trust_remote_code=False)
     recipe = read(model)
     judge = Judge(model, recipe, seed=1)
     errors = {}
-    for piece, wrong in WRONG_RULES.items():
+    for piece, wrong in pieces.items():
         with monkeypatch.context() as patched:
             patched.setattr(dense_torch, piece, wrong)
             errors[piece] = judge.error(recipe)

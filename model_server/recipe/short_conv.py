@@ -1,0 +1,66 @@
+"""Reads a convolution between two gates: of which linear layers these are outputs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from torch import Tensor
+
+from model_server.recipe.products import is_linear, linear_of, whole
+from model_server.recipe.recipe import Conv, Linear, Rows, ShortConv, Unreadable
+from model_server.recipe.recording import Call, Convolved, close, rows, same
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadShortConv:
+    """A convolution, what it read and what it gave, [num_tokens, hidden_size] each."""
+
+    short: ShortConv
+    source: Tensor
+    output: Tensor
+
+
+def read_short_conv(
+    convolved: Convolved, inside: Sequence[Call], parameters: Mapping[str, Tensor]
+) -> ReadShortConv:
+    """`inside`: all calls of its layer; `parameters`: of the model. Raises Unreadable."""
+    if convolved.activation is not None:
+        raise Unreadable("an activation stands behind its convolution")
+    linears = [call for call in inside if is_linear(call)]
+    channels = convolved.source.shape[1]
+    for call in linears:
+        beside = [each for each in linears if same(each.source, call.source)]
+        parts = [part for each in beside for part in _parts(each, channels)]
+        for (first, x), (second, y) in combinations(parts, 2):
+            if not close(x * y, convolved.source):
+                continue
+            for gate, z in parts:
+                wanted = z * convolved.output
+                output = next((each for each in linears if close(each.source, wanted)), None)
+                if output is not None:
+                    conv = conv_of(convolved, parameters)
+                    short = ShortConv(first, second, gate, conv, whole(output))
+                    return ReadShortConv(short, rows(call.source), rows(output.output))
+    raise Unreadable("what stands before or behind its convolution is not known")
+
+
+def _parts(call: Call, channels: int) -> Iterator[tuple[Linear, Tensor]]:
+    """Its outputs, as many at a time as there are channels."""
+    outputs = rows(call.output)
+    if outputs.shape[1] % channels == 0:
+        for index, part in enumerate(outputs.split(channels, -1)):
+            yield linear_of(call, Rows(index * channels, 1, channels, channels)), part
+
+
+def conv_of(convolved: Convolved, parameters: Mapping[str, Tensor]) -> Conv:
+    """Raises Unreadable where its weight or bias is no parameter."""
+    weight = _name(convolved.weight, parameters)
+    bias = None if convolved.bias is None else _name(convolved.bias, parameters)
+    return Conv(weight, bias, convolved.weight.shape[-1])
+
+
+def _name(tensor: Tensor, parameters: Mapping[str, Tensor]) -> str:
+    for name, parameter in parameters.items():
+        if parameter.data_ptr() == tensor.data_ptr() and parameter.numel() == tensor.numel():
+            return name
+    raise Unreadable("the weight of its convolution is no parameter")
