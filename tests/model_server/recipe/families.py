@@ -126,6 +126,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5_moe": ("qwen3_5_moe_text", {**_RULED, **_SHARED}),
     "qwen3_next": ("qwen3_next", {**_RULED, **_SHARED}),
     "olmo_hybrid": ("olmo_hybrid", _RULED),
+    "afmoe-dense": ("afmoe", {**_MIXED, "num_dense_layers": 6, "head_dim": 32}),
     "lfm2": ("lfm2", _CONVOLVED),
     "lfm2-bias": ("lfm2", {**_CONVOLVED, "conv_bias": True, "conv_L_cache": 4}),
 }
