@@ -577,6 +577,8 @@ def _attention_reasons(attention: Attention) -> Iterator[str]:
     head_dim = attention.head_dim
     query = attention.query
     key = attention.key
+    if attention.gate is not None and attention.gate.rows.count != attention.num_heads * head_dim:
+        yield "the gate behind its attention has one number for each head"
     if head_dim % _VECTOR_LEN:
         yield f"head_dim {head_dim} is not a multiple of {_VECTOR_LEN}"
     if attention.num_heads % attention.num_kv_heads:

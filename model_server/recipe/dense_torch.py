@@ -258,6 +258,12 @@ def of_key_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.repeat_interleave(num_heads // x.shape[1], 1)
 
 
+def gate_heads(answer: Tensor, gate: Tensor) -> Tensor:
+    """What attention gives times its gate, one number for each of its own or for each head."""
+    heads = answer.unflatten(-1, (gate.shape[-1], -1))
+    return (heads * torch.sigmoid(gate).unsqueeze(-1)).flatten(-2)
+
+
 class Memory:
     """What the layers of a recipe know of one sequence's tokens; DenseTorch goes on from it.
 
@@ -426,7 +432,7 @@ class DenseTorch:
             answers.append(self._attend(attention, queries, keys, values))
         answer = torch.cat(answers)
         if attention.gate is not None:
-            answer = answer * torch.sigmoid(multiply(attention.gate, x, self._weights))
+            answer = gate_heads(answer, multiply(attention.gate, x, self._weights))
         return multiply(attention.output, answer, self._weights)
 
     def _attend(self, attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ from model_server.recipe.dense_torch import (
     activate,
     each_once,
     feed_forward,
+    gate_heads,
     multiply,
     normalise,
     rotate,
@@ -225,7 +226,7 @@ class _Reader:
         norm = self._norm_before(rows(value_call.source), x, inside)
         head_dim = attended.head_dim
         query = self._heads.head(attended.query, head_dim, linears, inside)
-        output, gate = self._output(attended.answer, query.linear, value_call, linears)
+        output, gate = self._output(attended, query.linear, value_call, linears)
         attention = Attention(
             query=query,
             key=self._heads.head(attended.key, head_dim, linears, inside),
@@ -244,28 +245,34 @@ class _Reader:
         return norm, attention, rows(output.output)
 
     def _output(
-        self, answer: Tensor, query: Linear, value_call: Call, linears: Sequence[Call]
+        self, attended: Attended, query: Linear, value_call: Call, linears: Sequence[Call]
     ) -> tuple[Call, Linear | None]:
         """What reads attention's answer, and the gate between them."""
+        answer = attended.answer
         readers = [call for call in linears if same(call.source, answer)]
         if len(readers) == 1:
             return readers[0], None
         source = rows(value_call.source)
-        for gate in self._gates(query, answer.shape[1], value_call, linears):
-            wanted = answer * torch.sigmoid(multiply(gate, source, self._parameters))
+        widths = (answer.shape[1], attended.num_heads)
+        for gate in self._gates(query, widths, value_call, linears):
+            wanted = gate_heads(answer, multiply(gate, source, self._parameters))
             readers = [call for call in linears if close(call.source, wanted)]
             if len(readers) == 1:
                 return readers[0], gate
         raise Unreadable("no one linear layer reads what attention gives, nor that times a gate")
 
     def _gates(
-        self, query: Linear, width: int, value_call: Call, linears: Sequence[Call]
+        self,
+        query: Linear,
+        widths: tuple[int, int],
+        value_call: Call,
+        linears: Sequence[Call],
     ) -> Iterator[Linear]:
-        """What may be a gate: rows beside each query's, or a whole linear layer of that width."""
+        """What may be a gate: rows beside each query's, or a whole linear layer of such a width."""
         if query.rows.blocks > 1:
             yield replace(query, rows=replace(query.rows, start=query.rows.start + query.rows.used))
         for call in linears:
-            if call.output.shape[-1] == width and same(call.source, value_call.source):
+            if call.output.shape[-1] in widths and same(call.source, value_call.source):
                 yield whole(call)
 
     def _norm(self, call: Call | None) -> Norm | None:

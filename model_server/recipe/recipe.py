@@ -101,8 +101,8 @@ class Attention:
     """A query at position p sees keys from max(0, p - window_len + 1, p // chunk_len * chunk_len)
     to p; a bound that is None does not apply. `sinks` names [num_heads] scores without a value.
 
-    gate: as many numbers as attention gives; `output` reads attention * sigmoid(gate(x)), where x
-          is what queries are made of
+    gate: as many numbers as attention gives, or one for each head; `output` reads
+          attention * sigmoid(gate(x)), where x is what queries are made of
     """
 
     query: Head

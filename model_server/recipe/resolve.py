@@ -161,7 +161,8 @@ class _Resolver:
         counts = [num_queries, num_keys, num_keys]
         if attention.gate is not None:
             linears.append(attention.gate)
-            counts.append(num_queries)
+            is_of_heads = attention.gate.rows.count == attention.num_heads
+            counts.append(attended.num_heads if is_of_heads else num_queries)
         blocks = {
             attention.num_heads: attended.num_heads,
             attention.num_kv_heads: attended.num_kv_heads,

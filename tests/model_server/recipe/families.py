@@ -127,6 +127,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": ("qwen3_next", {**_RULED, **_SHARED}),
     "olmo_hybrid": ("olmo_hybrid", _RULED),
     "afmoe-dense": ("afmoe", {**_MIXED, "num_dense_layers": 6, "head_dim": 32}),
+    "lfm3": (
+        "lfm3",
+        {
+            "layer_types": ["conv", "sliding_attention", "full_attention"] * 2,
+            "sliding_window": 11,
+            "head_dim": 32,
+        },
+    ),
     "lfm2": ("lfm2", _CONVOLVED),
     "lfm2-bias": ("lfm2", {**_CONVOLVED, "conv_bias": True, "conv_L_cache": 4}),
 }
