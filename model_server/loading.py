@@ -291,16 +291,17 @@ def _load_zoo(
     device = settings.device
     model = _read_weights(settings, checked, dtype, device, checked.num_shards)
     expected = gate.expected_logits(model, device)
-    plans = gate.probe_layers(model, ReferenceAttention(), dtype, device, expected)
-    geometries = [plan.geometry for plan in plans]
+    memory = gate.learn_memory(model, device)
+    plans = gate.probe_layers(model, memory, ReferenceAttention(), dtype, device, expected)
+    geometries = [plan.geometry for plan in plans if plan is not None]
     backend = select_backend(settings.attention, device, dtype, geometries)
-    plans = gate.probe_layers(model, backend, dtype, device, expected)
+    plans = gate.probe_layers(model, memory, backend, dtype, device, expected)
     limit = model.facts.max_position_embeddings
     if limit is None:
         raise AssertionError("the gate lets no model without a limit pass")
-    windows = [plan.options.window_len for plan in plans]
+    windows = [plan.options.window_len for plan in plans if plan is not None]
     return PagedModel(
-        ZooExecutor(model, plans, backend, dtype, device),
+        ZooExecutor(model, plans, memory, backend, dtype, device),
         model_type=model.facts.model_type,
         dtype=dtype,
         device=device,

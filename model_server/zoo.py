@@ -65,6 +65,10 @@ Attend: TypeAlias = Callable[
 _PAGED = "tandem_paged"
 
 
+# Of the argument by which a model takes its cache, in releases of transformers; the newest first.
+_CACHE_NAMES = ("cache", "past_key_values")
+
+
 EAGER = "eager"
 
 
@@ -168,23 +172,30 @@ class HfModel:
         self.module = module
         self.left_out = left_out
         self.facts = facts_of(module)
-        self._takes_cache = "cache" in inspect.signature(module.forward).parameters
+        names = inspect.signature(module.forward).parameters
+        self._cache_name = next((name for name in _CACHE_NAMES if name in names), None)
         # Older models read the batch back from the device to warn about padding.
         for part in module.modules():
             if hasattr(part, "warn_if_padding_and_no_attention_mask"):
                 part.warn_if_padding_and_no_attention_mask = _no_warning
 
     def paged_logits(
-        self, token_ids: Tensor, positions: Tensor, rows: Tensor, attend: Attend
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        rows: Tensor,
+        attend: Attend,
+        cache: "StepCache | None" = None,
     ) -> Tensor:
         """Logits [len(rows), vocab_size] of a flattened step; `attend` serves each layer.
 
         token_ids and positions are [num_tokens] int64, rows [num_rows] int64.
+        cache: what layers see as theirs, where it is more than a StepCache
         """
         self._use(_PAGED)
         options: dict[str, Any] = {}
-        if self._takes_cache:
-            options["cache"] = _LengthsBefore(positions)
+        if self._cache_name is not None:
+            options[self._cache_name] = StepCache(positions) if cache is None else cache
         token = _attend.set(attend)
         try:
             return self._logits(token_ids, positions, rows, **options)
@@ -216,8 +227,10 @@ class HfModel:
         return logits[0]
 
 
-class _LengthsBefore(Cache):
-    """Keeps nothing, as our attention does; says how many tokens come before a flattened batch.
+class StepCache(Cache):
+    """What layers see as their cache in a flattened step: it keeps nothing, as attention does that.
+
+    It says how many tokens come before.
 
     Some layers (Llama 4's) count positions from there, whatever `position_ids` says: each row gets
     the number that its own sequence would give.
@@ -232,7 +245,7 @@ class _LengthsBefore(Cache):
         return 0 if layer_idx is None else self._lens
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *_: object, **__: object
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: object, **__: object
     ) -> tuple[Tensor, Tensor]:
         """What is attended to beyond these is the attention function's business."""
         return key_states, value_states

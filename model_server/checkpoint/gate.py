@@ -26,7 +26,8 @@ from model_server.attention.base import AttentionBackend, LayerCache, LayerGeome
 from model_server.attention.reference import ReferenceAttention
 from model_server.errors import ArchitectureUnfit
 from model_server.executor.zoo_executor import LayerPlan
-from model_server.step import SequenceStep, StepInputs
+from model_server.mixers import Memory, MixerCache, StatePool, find_mixers, split_mixers
+from model_server.step import SequenceStep, StateStep, StepInputs
 from model_server.zoo import HfModel, ModelFacts, quiet
 
 NUM_TOKENS = 128  # of the small vocabulary
@@ -36,6 +37,10 @@ WINDOW_LEN = 8  # of sliding windows and of attention chunks
 
 
 _PAGEABLE = frozenset(("full_attention", "sliding_attention", "chunked_attention"))
+
+
+# Layers with a state of a fixed size, beside keys and values or in their place, or with neither.
+_MIXED = frozenset(("linear_attention", "conv", "hybrid", "mlp", "moe"))
 
 
 # Arguments of an attention function that change nothing in what a causal decoder attends to.
@@ -73,9 +78,15 @@ class LayerProbe:
     """
 
     def __init__(
-        self, facts: ModelFacts, backend: AttentionBackend, num_blocks: int, dtype: torch.dtype
+        self,
+        facts: ModelFacts,
+        memory: Memory,
+        backend: AttentionBackend,
+        num_blocks: int,
+        dtype: torch.dtype,
     ) -> None:
         self._facts = facts
+        self._storing = memory.storing
         self._backend = backend
         self._num_blocks = num_blocks
         self._dtype = dtype
@@ -92,7 +103,8 @@ class LayerProbe:
     def end(self) -> None:
         """Raise ArchitectureUnfit when a layer of the model did not call it."""
         num_layers = self._facts.num_layers
-        absent = sorted(set(range(num_layers)) - self._seen)
+        storing = range(num_layers) if self._storing is None else self._storing
+        absent = sorted(set(storing) - self._seen)
         if absent:
             raise self._unfit(
                 f"{len(absent)} of its {num_layers} layers, {absent[0]} first,"
@@ -100,9 +112,9 @@ class LayerProbe:
             )
 
     @property
-    def plans(self) -> tuple[LayerPlan, ...]:
-        """One per layer, in their order."""
-        return tuple(self._plans[index] for index in range(self._facts.num_layers))
+    def plans(self) -> tuple[LayerPlan | None, ...]:
+        """One per layer, in their order; None: it has no keys and values."""
+        return tuple(self._plans.get(index) for index in range(self._facts.num_layers))
 
     def __call__(
         self,
@@ -176,11 +188,14 @@ class LayerProbe:
 
 def check_class(facts: ModelFacts) -> None:
     """The static rule. Raises ArchitectureUnfit with the reason."""
-    others = sorted(set(facts.layer_types) - _PAGEABLE)
+    kinds = set(facts.layer_types)
+    others = sorted(kinds - _PAGEABLE - _MIXED)
     reason = None
     if others:
         reason = f"its layers of type {', '.join(others)} do not store plain keys and values"
-    elif not facts.routes_attention:
+    elif kinds and kinds <= _MIXED - {"hybrid"}:
+        reason = "none of its layers attends: it would have states alone"
+    elif not facts.routes_attention and not kinds & _MIXED:
         reason = "transformers does not route its attention through a replaceable function"
     elif not facts.keeps_chosen_logits:
         reason = "it cannot give the logits of chosen tokens only"
@@ -210,9 +225,11 @@ def self_test(config: Any, build: Callable[[Any], HfModel]) -> str | None:
             return f"{type(error).__name__}: {error}"
         if len(expected[0]) <= WINDOW_LEN:
             raise AssertionError("the self-test must outgrow the window")
+        memory = learn_memory(model, torch.device("cpu"))
         backend = ReferenceAttention(block_size=4)
-        probe = LayerProbe(model.facts, backend, _num_blocks(sequences, 4), torch.float32)
-        actual = _run(model, probe, backend, sequences)
+        num_blocks = _num_blocks(sequences, backend.block_size)
+        probe = LayerProbe(model.facts, memory, backend, num_blocks, torch.float32)
+        actual = _run(model, memory, probe, backend, sequences)
         _require_equal(model.facts, expected, actual, _MAX_SMALL_ERROR)
     return None
 
@@ -286,22 +303,36 @@ def _numbers(
     return found
 
 
+def learn_memory(model: HfModel, device: torch.device) -> Memory:
+    """What the model's layers remember; those with states are let run by sequences from here on.
+
+    Raises ArchitectureUnfit.
+    """
+    if not set(model.facts.layer_types) & _MIXED:
+        return Memory()
+    with torch.inference_mode():
+        memory = find_mixers(model, _sequences(model.facts, device)[0])
+    split_mixers(model, memory.mixers)
+    return memory
+
+
 def probe_layers(
     model: HfModel,
+    memory: Memory,
     backend: AttentionBackend,
     dtype: torch.dtype,
     device: torch.device,
     expected: Sequence[Tensor] | None = None,
-) -> tuple[LayerPlan, ...]:
+) -> tuple[LayerPlan | None, ...]:
     """Run the loaded model on two short sequences, and compare with `expected_logits` of them.
 
     Raises ArchitectureUnfit when they differ by more than the dtype explains.
     """
     sequences = _sequences(model.facts, device)
     num_blocks = _num_blocks(sequences, backend.block_size)
-    probe = LayerProbe(model.facts, backend, num_blocks, dtype)
+    probe = LayerProbe(model.facts, memory, backend, num_blocks, dtype)
     with torch.inference_mode():
-        actual = _run(model, probe, backend, sequences)
+        actual = _run(model, memory, probe, backend, sequences)
         if expected is not None:
             _require_equal(model.facts, expected, actual, _MAX_ERROR[dtype])
     return probe.plans
@@ -338,9 +369,19 @@ def _num_blocks(sequences: Sequence[Tensor], block_size: int) -> int:
 
 
 def _run(
-    model: HfModel, probe: LayerProbe, backend: AttentionBackend, sequences: Sequence[Tensor]
+    model: HfModel,
+    memory: Memory,
+    probe: LayerProbe,
+    backend: AttentionBackend,
+    sequences: Sequence[Tensor],
 ) -> list[Tensor]:
-    """Logits of every token of every sequence, computed in chunks over interleaved blocks."""
+    """Logits of every token of every sequence, computed in chunks over interleaved blocks.
+
+    Each sequence has two slots for its states, of which it reads one and writes the other.
+    """
+    device = sequences[0].device
+    states = StatePool(memory, 2 * len(sequences), device)
+    read_ids: list[int | None] = [None] * len(sequences)
     block_size = backend.block_size
     num_blocks = _num_blocks(sequences, block_size)
     token_ids = [sequence.tolist() for sequence in sequences]
@@ -349,8 +390,9 @@ def _run(
     tables = [[blocks.pop() for _ in range(-(-len(ids) // block_size))] for ids in token_ids]
     done = [0] * len(sequences)
     rows: list[list[Tensor]] = [[] for _ in sequences]
-    for chunk_lens in _CHUNKS:
+    for place, chunk_lens in enumerate(_CHUNKS):
         active = [index for index, chunk_len in enumerate(chunk_lens) if chunk_len]
+        write_ids = [2 * index + place % 2 for index in range(len(sequences))]
         step = StepInputs.build(
             [
                 SequenceStep(
@@ -358,20 +400,28 @@ def _run(
                     done[index],
                     tables[index],
                     chunk_lens[index],
+                    StateStep(read_ids[index], write_ids[index]),
                 )
                 for index in active
             ],
             block_size=block_size,
             scratch_block_id=num_blocks,
-            device=sequences[0].device,
+            device=device,
         )
         probe.begin(step)
-        logits = model.paged_logits(step.token_ids, step.positions, step.logits_indices, probe)
+        logits = model.paged_logits(
+            step.token_ids,
+            step.positions,
+            step.logits_indices,
+            probe,
+            MixerCache(step, states) if memory.mixers else None,
+        )
         probe.end()
         parts = logits.split([chunk_lens[index] for index in active])
         for index, part in zip(active, parts, strict=True):
             rows[index].append(part)
             done[index] += chunk_lens[index]
+            read_ids[index] = write_ids[index]
     return [torch.cat(parts) for parts in rows]
 
 
@@ -414,7 +464,8 @@ _WIDTHS = (
 )
 
 
-_REACHES = ("sliding_window", "attention_chunk_size")
+# The last two are of state spaces, which compute so many tokens at once.
+_REACHES = ("sliding_window", "attention_chunk_size", "chunk_size", "mamba_chunk_size")
 
 
 _VOCABULARIES = ("vocab_size", "vocab_size_per_layer_input")
@@ -501,6 +552,15 @@ def _shrink_heads(text: Any) -> None:
     text.num_attention_heads = small_heads
     if num_kv_heads is not None:
         text.num_key_value_heads = small_kv_heads
+    # Of linear attention, several of which may share their keys.
+    num_keys = getattr(text, "linear_num_key_heads", None)
+    num_values = getattr(text, "linear_num_value_heads", None)
+    for name, number in (
+        ("linear_num_heads", 2),
+        ("linear_num_key_heads", 2),
+        ("linear_num_value_heads", 2 if num_keys == num_values else 4),
+    ):
+        _set_if_there(text, name, number)
 
 
 def _shrink_experts(text: Any) -> None:

@@ -230,7 +230,7 @@ class FirstRank:
             sampling = [each for each in sampling if each not in late] if late else sampling
             step.masks = None
             if guides is not None:
-                late |= guides.wait(sampling)
+                late |= guides.wait(sampling, _not_late(step.chunks))
                 sampling = [each for each in sampling if each not in late] if late else sampling
                 step.masks = guides.join(sampling)
                 step.mask_wait_ns = guides.waited_ns
@@ -360,6 +360,13 @@ class FirstRank:
         # A row that fails draws any number.
         tokens = before.sample.tokens.index_select(0, taken)
         inputs.token_ids.index_copy_(0, rows, tokens.clamp_(0, self._model.vocab_size - 1))
+
+
+def _not_late(chunks: Sequence[PlannedChunk]) -> frozenset[int]:
+    """The requests of which no last token can be computed again."""
+    return frozenset(
+        [chunk.sequence.request_id for chunk in chunks if chunk.samples and not chunk.can_repeat]
+    )
 
 
 @contextmanager

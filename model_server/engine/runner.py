@@ -25,6 +25,7 @@ from model_server.engine import memory
 from model_server.engine.distributed import Drawn, World
 from model_server.engine.first_rank import FirstRank, Follower, Rank, StepInFlight
 from model_server.engine.sequences import DraftRules, PlannedChunk, SequenceState, take_scores
+from model_server.engine.states import StateBook
 from model_server.engine.warmup import Largest, StepRoom, warm_up
 from model_server.errors import InvalidStep, NoBatch, OutOfMemory
 from model_server.executor.executor import PagedModel
@@ -80,6 +81,7 @@ class Runner:
         self._num_blocks = num_blocks
         self._memory_fraction = memory_fraction
         self._held = HeldRequests(sampler, guides, model.eos_token_ids)
+        self._states = StateBook()
         self._takes_constraints = guides is not None or not world.is_first
         self._room = StepRoom(world, model.device, bytes_per_token=0)
         # Of a sequence; None before warm-up.
@@ -97,6 +99,7 @@ class Runner:
         max_batch_size: int,
         max_total_len: int | None,
         num_blocks: int | None,
+        num_states: int | None = None,
     ) -> PoolLimits:
         """Run the largest steps once, then allocate the pool: of the requested size, or what fits.
 
@@ -116,8 +119,10 @@ class Runner:
             self._world,
             Largest(max_step_tokens, max_batch_size, max_total_len),
             num_blocks=num_blocks or self._num_blocks,
+            num_states=num_states,
             memory_fraction=self._memory_fraction,
         )
+        self._states = StateBook(limits.num_states, can_keep=self._model.keeps_states)
         self._max_total_len = limits.max_total_len
         return limits
 
@@ -142,7 +147,7 @@ class Runner:
         started_ns = time.perf_counter_ns()
         running = self._held.without(dropped_ids)
         self._require_servable(new)
-        entering = [SequenceState.of(one) for one in new]
+        entering = [SequenceState.of(one, self._states.open(one)) for one in new]
         block_size = self._model.block_size
         rules = DraftRules.of_rows(len(running), self._model.eos_token_ids)
         changes = _by_request(updates)
@@ -159,6 +164,9 @@ class Runner:
         # The chunks may have blocks of what is dropped: no step before this one writes them later.
         self._held.drop(dropped_ids)
         self._held.enter(new, entering)
+        for sequence in entering:
+            if sequence.states is not None:
+                self._states.enter(sequence.states)
         for chunk in chunks:
             chunk.sequence.block_ids = chunk.block_ids
         self._rank.begin(step)
@@ -266,6 +274,7 @@ class Runner:
         with suppress(Exception):
             self.settle()
         self._held.clear()
+        self._states.clear()
 
     def _begin_behind(
         self,
@@ -365,6 +374,10 @@ class Runner:
 
     def _apply(self, step: StepInFlight) -> StepOutput:
         generations = step.failed + self._held.apply(step)
+        for chunk in step.chunks:
+            states = chunk.sequence.states
+            if states is not None and chunk.state is not None:
+                self._states.end(states, chunk.state, chunk.start + chunk.chunk_len)
         # Of a step that was launched behind another one, what it took after that one.
         started_ns = max(step.started_ns, self._finished_ns)
         self._finished_ns = time.perf_counter_ns()

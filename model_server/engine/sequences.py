@@ -29,9 +29,10 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from model_server.engine.states import SequenceStates
 from model_server.errors import InvalidStep
 from model_server.sampling.choosing import PromptScore, score_tokens
-from model_server.step import SequenceStep
+from model_server.step import SequenceStep, StateStep
 from proto.contract import FinishReason, LogprobParams, NewSequence, RunningUpdate, StopParams
 
 _FEW_ROWS = 4
@@ -134,7 +135,7 @@ def _match_len(token_ids: Sequence[int], place: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """One request's tokens and blocks.
+    """One request's tokens and blocks, and its slots of states, where the model has any.
 
     `next_score` is that of the first uncomputed token, which the last step's logits gave already;
     it is reported with that token's chunk.
@@ -148,6 +149,7 @@ class SequenceState:
     stop: StopParams
     logprobs: LogprobParams
     pause_len: int | None = None
+    states: SequenceStates | None = None
     is_constrained: bool = False
     is_decoding: bool = False
     has_ended: bool = False
@@ -155,7 +157,7 @@ class SequenceState:
     _drafter: Drafter | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, new: NewSequence) -> "SequenceState":
+    def of(cls, new: NewSequence, states: SequenceStates | None = None) -> "SequenceState":
         """The state of a new request."""
         return cls(
             request_id=new.request_id,
@@ -166,6 +168,7 @@ class SequenceState:
             stop=new.stop,
             logprobs=new.logprobs,
             pause_len=new.pause_len,
+            states=states,
             is_constrained=new.constraint is not None,
         )
 
@@ -245,7 +248,7 @@ class PlannedChunk(NamedTuple):
     `block_ids` are those that the sequence will have. `chunk_len` may be 0: it sits the step out.
     `samples`: the step ends with a new token of the sequence. `awaits`: its token is being drawn by
     the step before. `drafts`: guesses of what follows, computed and sampled behind the chunk's own
-    tokens. A tuple, as `SequenceStep` is.
+    tokens. `state`: None where the model has none. A tuple, as `SequenceStep` is.
     """
 
     sequence: SequenceState
@@ -256,6 +259,7 @@ class PlannedChunk(NamedTuple):
     samples: bool
     awaits: bool = False
     drafts: tuple[int, ...] = ()
+    state: StateStep | None = None
 
     @classmethod
     def of(
@@ -268,7 +272,8 @@ class PlannedChunk(NamedTuple):
         before: "PlannedChunk | None" = None,
         before_is_late: bool = False,
     ) -> "PlannedChunk":
-        """Raises InvalidStep when a prompt's chunk exceeds the tokens left, or any its blocks.
+        """Raises InvalidStep when a prompt's chunk exceeds the tokens left, or any its blocks, and
+        when no state stands where it begins.
 
         before:         the sequence's chunk in a step that has not ended; the sequence goes on
         before_is_late: that one samples nothing, and its last token is computed again
@@ -296,10 +301,18 @@ class PlannedChunk(NamedTuple):
         drafts: tuple[int, ...] = ()
         if sequence.logprobs.prompt and (scored := sequence.scored(chunk_len)):
             num_logits = start + chunk_len - (scored.start - 1)
-        elif num_spare and not sequence.is_constrained:
+        elif num_spare and not sequence.is_constrained and sequence.states is None:
             room_len = len(block_ids) * block_size - start - chunk_len
             drafts = sequence.draft(min(num_spare, room_len), rules)
             num_logits = 1 + len(drafts)
+        state = None
+        if sequence.states is not None and chunk_len:
+            state = sequence.states.step(
+                start,
+                chunk_len,
+                None if before is None else before.state,
+                before_is_late=before_is_late,
+            )
         return cls(
             sequence,
             start,
@@ -309,6 +322,7 @@ class PlannedChunk(NamedTuple):
             samples,
             awaits=draws and samples,
             drafts=drafts,
+            state=state,
         )
 
     def settled(self) -> "PlannedChunk":
@@ -326,6 +340,14 @@ class PlannedChunk(NamedTuple):
         return self.samples and self.sequence.is_constrained
 
     @property
+    def can_repeat(self) -> bool:
+        """Whether its last token can be computed again by a later step."""
+        states = self.sequence.states
+        if states is None or self.state is None:
+            return True
+        return states.can_repeat(self.state, self.chunk_len)
+
+    @property
     def is_last(self) -> bool:
         """Whether the sequence ends with this chunk, whatever its token is."""
         return self.samples and self.sequence.num_left <= 1
@@ -335,7 +357,7 @@ class PlannedChunk(NamedTuple):
         token_ids = self.sequence.token_ids[self.start : self.start + self.chunk_len]
         if self.awaits or self.drafts:
             token_ids = [*token_ids, *(self.drafts or (0,))]
-        return SequenceStep(token_ids, self.start, self.block_ids, self.num_logits)
+        return SequenceStep(token_ids, self.start, self.block_ids, self.num_logits, self.state)
 
 
 def _covering(

@@ -24,13 +24,15 @@ from model_server.engine.distributed import World
 from model_server.errors import OutOfMemory
 from model_server.executor.executor import PagedModel
 from model_server.sampling.sampler import Sampler, rehearse
-from model_server.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StateStep, StepInputs
 from proto.contract import PoolLimits
 
 _log = logging.getLogger(__name__)
 
 _HOST_STEP_TOKENS = 64
 _HOST_BATCH_SIZE = 16
+# Of states: all sequences of a step that is tried read one and write another.
+_NUM_TRIED_STATES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ def warm_up(
     largest: Largest,
     *,
     num_blocks: int | None,
+    num_states: int | None = None,
     memory_fraction: float,
 ) -> tuple[PoolLimits, "StepRoom"]:
     """Run the largest steps once, then allocate the pool: of the requested size, or what fits.
@@ -61,18 +64,28 @@ def warm_up(
         if model.device.type == "cuda":
             rehearse(sampler, model.vocab_size, model.device, largest.batch_size)
     peak = try_largest_steps(model, largest, total_len)
-    if num_blocks is None:
-        num_blocks = blocks_that_fit(
-            model,
-            world,
+    if not model.state_bytes:
+        num_states = 0
+    room_bytes = 0
+    if num_blocks is None or num_states is None:
+        room_bytes = memory.pool_bytes(
+            model.device,
             peak_bytes=peak.total_bytes,
             memory_fraction=memory_fraction,
-            max_batch_size=largest.batch_size,
-            max_total_len=total_len,
+            num_ranks=world.world_size,
         )
+    if num_states is None:
+        num_states = states_that_fit(model, room_bytes, largest.batch_size)
+    num_states = world.smallest(num_states)
+    if num_blocks is None:
+        room_bytes -= num_states * model.state_bytes
+        num_blocks = blocks_that_fit(model, room_bytes, largest.batch_size, total_len)
     num_blocks = world.smallest(num_blocks)
-    memory.require_room(model.device, (num_blocks + 1) * model.bytes_per_block)
-    model.allocate(num_blocks)
+    memory.require_room(
+        model.device,
+        (num_blocks + 1) * model.bytes_per_block + num_states * model.state_bytes,
+    )
+    model.allocate(num_blocks, num_states)
     total_len = min(total_len, num_blocks * model.block_size)
     model.prepare(largest.batch_size, total_len)
     _log.info(
@@ -81,8 +94,15 @@ def warm_up(
         model.block_size,
         num_blocks * model.bytes_per_block / 2**20,
     )
+    if num_states:
+        _log.info(
+            "states: %.1f MB a sequence, %d slots, %.1f MiB",
+            model.state_bytes / 1e6,
+            num_states,
+            num_states * model.state_bytes / 2**20,
+        )
     room = StepRoom(world, model.device, peak.bytes_per_token)
-    return PoolLimits(num_blocks, model.block_size, total_len), room
+    return PoolLimits(num_blocks, model.block_size, total_len, num_states), room
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +149,7 @@ def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> Pe
     longest = min(step_tokens, total_len)
     whole, rest = divmod(step_tokens, longest)
     prompt_lens = [longest] * whole + [rest] * (rest > 0)
-    model.allocate(1)
+    model.allocate(1, _NUM_TRIED_STATES)
 
     def run() -> None:
         if is_cuda:
@@ -153,25 +173,26 @@ def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> Pe
         ) from error
 
 
+def states_that_fit(model: PagedModel, room_bytes: int, max_batch_size: int) -> int:
+    """The number of states that fit on this rank: two for each sequence of the largest batch, and
+    as many to keep, in half of the room at most. Raises OutOfMemory where no sequence has its two.
+    """
+    most = room_bytes // 2 // model.state_bytes
+    if most < 2:
+        raise OutOfMemory(
+            f"{max(0, room_bytes)} bytes are left for pools on {model.device}, and a sequence has"
+            f" two states of {model.state_bytes}, beside its keys and values"
+        )
+    return min(most, (4 if model.keeps_states else 2) * max_batch_size)
+
+
 def blocks_that_fit(
-    model: PagedModel,
-    world: World,
-    *,
-    peak_bytes: int,
-    memory_fraction: float,
-    max_batch_size: int,
-    max_total_len: int,
+    model: PagedModel, room_bytes: int, max_batch_size: int, max_total_len: int
 ) -> int:
     """The number of blocks that fit on this rank. Raises OutOfMemory when none does.
 
     On the host no more than the largest batch of the longest sequences could ever fill.
     """
-    room_bytes = memory.pool_bytes(
-        model.device,
-        peak_bytes=peak_bytes,
-        memory_fraction=memory_fraction,
-        num_ranks=world.world_size,
-    )
     # One of them is the scratch block.
     num_blocks = room_bytes // model.bytes_per_block - 1
     if num_blocks < 1:
@@ -191,7 +212,8 @@ def _run(model: PagedModel, query_lens: Sequence[int], context_len: int = 0) -> 
     for query_len in query_lens:
         total_len = max(query_len, context_len)
         block_ids = (0,) * -(-total_len // block_size)
-        steps.append(SequenceStep((0,) * query_len, total_len - query_len, block_ids))
+        state = StateStep(0, 1) if model.state_bytes else None
+        steps.append(SequenceStep((0,) * query_len, total_len - query_len, block_ids, state=state))
     inputs = StepInputs.build(
         steps,
         block_size=block_size,

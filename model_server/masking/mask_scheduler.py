@@ -21,7 +21,7 @@ constraint are not in here. Rank 0 alone has a scheduler.
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from queue import SimpleQueue
 
 import numpy as np
@@ -330,8 +330,11 @@ class MaskScheduler:
                 self._deferred.remove(request_id)
                 self._fill(self._outputs[request_id])
 
-    def wait(self, request_ids: Sequence[int]) -> frozenset[int]:
-        """Wait for the masks of those about to be sampled; returns those whose masks are late."""
+    def wait(self, request_ids: Sequence[int], not_late: Collection[int] = ()) -> frozenset[int]:
+        """Wait for the masks of those about to be sampled; returns those whose masks are late.
+
+        Those of `not_late` are waited for as long as it takes.
+        """
         if not self._outputs:
             return _NONE
         began_ns = time.perf_counter_ns()
@@ -339,6 +342,10 @@ class MaskScheduler:
         until_ns = began_ns + int(_MAX_HOLDS * self._hold_s * 1e9)
         outputs = [self._outputs[each] for each in request_ids if each in self._outputs]
         late = [output for output in outputs if not self._wait_for(output, until_ns)]
+        for output in late:
+            if output.request_id in not_late:
+                self._wait_out(output)
+        late = [output for output in late if output.request_id not in not_late]
         if late and len(late) == len(request_ids):
             self._jobs[late[0].request_id].is_done(_HOLD_ALONE_S)
             late = [output for output in late if not self._wait_for(output, until_ns=0)]
@@ -436,6 +443,12 @@ class MaskScheduler:
             return False
         del self._jobs[output.request_id]
         return True
+
+    def _wait_out(self, output: GuidedOutput) -> None:
+        """Wait for an output's mask, until its time limit at most."""
+        hold_ns = int(_HOLD_ALONE_S * 1e9)
+        while not self._wait_for(output, time.perf_counter_ns() + hold_ns):
+            self._jobs[output.request_id].is_done(_HOLD_ALONE_S)
 
     @staticmethod
     def _charge(output: GuidedOutput, job: Job, waited_ns: int) -> None:

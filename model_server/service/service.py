@@ -203,9 +203,14 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._require_epoch(request.epoch)
         max_total_len = _optional(request, "max_total_len")
         num_blocks = _optional(request, "num_blocks")
+        num_states = _optional(request, "num_states")
         limits = await self._on_device(
             lambda: self._runner.warmup(
-                request.max_step_tokens, request.max_batch_size, max_total_len, num_blocks
+                request.max_step_tokens,
+                request.max_batch_size,
+                max_total_len,
+                num_blocks,
+                num_states,
             )
         )
         return to_message(limits, pb.WarmupResponse, epoch=request.epoch)

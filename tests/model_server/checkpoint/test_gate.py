@@ -17,6 +17,7 @@ from model_server.checkpoint import gate
 from model_server.checkpoint.gate import WINDOW_LEN, shrink
 from model_server.errors import ArchitectureUnfit
 from model_server.executor.zoo_executor import LayerPlan
+from model_server.mixers import Memory
 from model_server.step import StepInputs
 from model_server.zoo import HfModel
 from tests.model_server.checkpoint import tiny_models
@@ -32,8 +33,8 @@ SERVED_BY_NIGHT = (
 REFUSED = {
     "Bloom": "does not route its attention",
     "Falcon": "does not route its attention",
-    "Mamba": "linear_attention do not store plain keys and values",
-    "Qwen3Next": "linear_attention do not store plain keys and values",
+    "Mamba": "none of its layers attends",
+    "MiniMax": "wants more of its cache than keys, values and states.*get_linear_cache",
     "Bert": "is not causal",
     "DiffLlama": "layer 0 attends more than once",
     "Doge": "brings an attention mask of its own",
@@ -112,7 +113,7 @@ def test_the_self_test_reaches_behind_what_a_config_calls_far(
 ) -> None:
     """Queries of Llama 4 grow behind `floor_scale` tokens, 8192, counted by its cache's word."""
     _pass(_config("Llama4Text"))
-    monkeypatch.setattr(zoo._LengthsBefore, "get_seq_length", lambda *_: 0)
+    monkeypatch.setattr(zoo.StepCache, "get_seq_length", lambda *_: 0)
     with pytest.raises(ArchitectureUnfit, match="its logits are not its own"):
         gate.self_test(_config("Llama4Text"), build_small)
 
@@ -135,11 +136,14 @@ def test_a_config_of_which_nothing_small_can_be_built_says_why() -> None:
     assert "no such function" in reason
 
 
-def _probe(model: Any) -> tuple[LayerPlan, ...]:
+def _probe(model: Any) -> list[LayerPlan]:
     device = torch.device("cpu")
     wrapped = HfModel(model)
     expected = gate.expected_logits(wrapped, device)
-    return gate.probe_layers(wrapped, ReferenceAttention(), torch.float32, device, expected)
+    plans = gate.probe_layers(
+        wrapped, Memory(), ReferenceAttention(), torch.float32, device, expected
+    )
+    return [plan for plan in plans if plan is not None]
 
 
 def test_the_probe_learns_what_each_layer_stores_and_how_far_it_sees() -> None:
@@ -196,7 +200,9 @@ def test_a_layer_whose_state_lies_elsewhere_is_found_missing() -> None:
     wrapped = HfModel(tiny_models.build("llama"))
     wrapped.facts = replace(wrapped.facts, num_layers=3)
     with pytest.raises(ArchitectureUnfit, match="1 of its 3 layers, 2 first"):
-        gate.probe_layers(wrapped, ReferenceAttention(), torch.float32, torch.device("cpu"))
+        gate.probe_layers(
+            wrapped, Memory(), ReferenceAttention(), torch.float32, torch.device("cpu")
+        )
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma3Text", "Gemma3", "Qwen3Moe", "Phi3", "GptOss"])

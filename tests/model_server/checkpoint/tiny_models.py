@@ -122,6 +122,84 @@ FAR_CONFIGS: dict[str, Callable[[], Any]] = {
     ),
 }
 
+_MIXED: dict[str, Any] = {
+    **_COMMON,
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+}
+_SHORT: dict[str, Any] = {
+    **_COMMON,
+    "num_hidden_layers": 4,
+    "conv_L_cache": 3,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+}
+_DELTA: dict[str, Any] = {
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+_STATE_SPACE: dict[str, Any] = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+}
+_SPARSE: dict[str, Any] = {**_EXPERTS, "moe_intermediate_size": 48}
+
+# Layers with a state of a fixed size, beside layers that attend or within them.
+HYBRIDS: dict[str, Callable[[], Any]] = {
+    "qwen3_5": lambda: transformers.Qwen3_5TextConfig(**_MIXED, **_DELTA),
+    "qwen3_5_moe": lambda: transformers.Qwen3_5MoeTextConfig(
+        **_MIXED, **_DELTA, **_SPARSE, num_experts=4, shared_expert_intermediate_size=48
+    ),
+    "qwen3_next": lambda: transformers.Qwen3NextConfig(
+        **_MIXED, **_DELTA, **_SPARSE, num_experts=4, shared_expert_intermediate_size=48
+    ),
+    "olmo_hybrid": lambda: transformers.OlmoHybridConfig(
+        **_MIXED, **{**_DELTA, "linear_num_value_heads": 2, "linear_value_head_dim": 32}
+    ),
+    "kimi_linear": lambda: transformers.KimiLinearConfig(
+        **{**_MIXED, "num_key_value_heads": 4},
+        kv_lora_rank=32,
+        qk_rope_head_dim=16,
+        qk_nope_head_dim=16,
+        v_head_dim=24,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        linear_head_dim=16,
+        linear_num_heads=4,
+        mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+    ),
+    "granitemoehybrid": lambda: transformers.GraniteMoeHybridConfig(
+        **_MIXED, **_EXPERTS, **_STATE_SPACE, num_local_experts=4, shared_intermediate_size=48
+    ),
+    "bamba": lambda: transformers.BambaConfig(
+        **{**_COMMON, "num_hidden_layers": 4}, **_STATE_SPACE, attn_layer_indices=[3]
+    ),
+    "falcon_h1": lambda: transformers.FalconH1Config(**_COMMON, **_STATE_SPACE, mamba_d_ssm=128),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **_COMMON,
+        **_SPARSE,
+        layers_block_type=["linear_attention", "mlp", "full_attention", "moe"],
+        head_dim=16,
+        ssm_state_size=16,
+        mamba_num_heads=8,
+        mamba_head_dim=16,
+        n_groups=2,
+        chunk_size=16,
+        n_routed_experts=4,
+        moe_shared_expert_intermediate_size=48,
+    ),
+    "lfm2": lambda: transformers.Lfm2Config(**_SHORT, block_auto_adjust_ff_dim=False),
+    "lfm2_moe": lambda: transformers.Lfm2MoeConfig(
+        **_SHORT, **_SPARSE, num_experts=4, num_dense_layers=1
+    ),
+}
+
 # Of what sees: a small part of each kind, by the names that configs have for their numbers.
 _EYE: dict[str, Any] = {
     "hidden_size": 32,
@@ -181,7 +259,7 @@ CONFIGS |= {name: partial(_seeing_config, name) for name in SEEING}
 
 def build(name: str, *, seed: int = 0, context_len: int | None = None) -> Any:
     """A model of random float32 weights with unit gain. context_len: its longest, if another."""
-    config = {**CONFIGS, **FAR_CONFIGS}[name]()
+    config = {**CONFIGS, **FAR_CONFIGS, **HYBRIDS}[name]()
     if context_len is not None:
         config.get_text_config().max_position_embeddings = context_len
     with torch.random.fork_rng(devices=()):

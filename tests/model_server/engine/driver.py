@@ -56,6 +56,7 @@ class Request:
     is_dropped: bool = False
     finish_reason: FinishReason | None = None
     generations: list[Generation] = field(default_factory=list)
+    state_ids: tuple[int, ...] = ()
 
     @property
     def uncomputed_len(self) -> int:
@@ -73,13 +74,21 @@ class Driver:
     """
 
     def __init__(
-        self, runner: Runner, num_blocks: int, block_size: int, seed: int = 0, num_drafts: int = 0
+        self,
+        runner: Runner,
+        num_blocks: int,
+        block_size: int,
+        seed: int = 0,
+        num_drafts: int = 0,
+        num_states: int = 0,
     ) -> None:
         self.runner = runner
         self.num_drafts = num_drafts
         self.block_size = block_size
         self.free = list(range(num_blocks))
+        self.free_states = list(range(num_states))
         random.Random(seed).shuffle(self.free)
+        random.Random(seed).shuffle(self.free_states)
         self.requests: dict[int, Request] = {}
 
     @property
@@ -119,10 +128,8 @@ class Driver:
         """Take a request off the shard; it comes back with its output as part of what it sends."""
         request = self.requests[request_id]
         self.runner.filter([other for other in self.requests if other != request_id])
-        self.free += request.block_ids
-        request.block_ids = []
+        self._free(request)
         request.computed_len = 0
-        request.is_held = False
 
     def run(self, step_tokens: int = 1 << 30, max_steps: int = 10_000) -> None:
         """Step until every request has ended."""
@@ -156,8 +163,17 @@ class Driver:
         self._apply(output, chunk_lens)
         return output
 
+    def _free(self, request: Request) -> None:
+        self.free += request.block_ids
+        request.block_ids = []
+        self.free_states += request.state_ids
+        request.state_ids = ()
+        request.is_held = False
+
     def _new(self, request: Request, chunk_len: int) -> NewSequence:
         self._blocks(request, chunk_len)
+        if self.free_states:
+            request.state_ids = (self.free_states.pop(), self.free_states.pop())
         request.is_held = True
         return NewSequence(
             request_id=request.request_id,
@@ -170,6 +186,7 @@ class Driver:
             stop=request.stop,
             logprobs=request.logprobs,
             constraint=request.constraint,
+            state_ids=request.state_ids,
         )
 
     def _num_drafts(self, request: Request) -> int:
@@ -197,6 +214,7 @@ class Driver:
 
 
 NUM_BLOCKS = 64
+_NUM_STATES = 24
 
 
 def load(folder: Path, world: World, dtype: str = "float32", device: str = "cpu") -> PagedModel:
@@ -218,7 +236,13 @@ def warmed_up(
 ) -> Runner:
     """A runner whose pool is made."""
     runner = runner_of(model, world or World(), runs_ahead=runs_ahead)
-    runner.warmup(max_step_tokens=32, max_batch_size=4, max_total_len=None, num_blocks=NUM_BLOCKS)
+    runner.warmup(
+        max_step_tokens=32,
+        max_batch_size=4,
+        max_total_len=None,
+        num_blocks=NUM_BLOCKS,
+        num_states=_NUM_STATES,
+    )
     return runner
 
 
@@ -226,7 +250,10 @@ def driver_of(
     model: PagedModel, world: World | None = None, seed: int = 0, num_drafts: int = 0
 ) -> Driver:
     """A driver of such a runner."""
-    return Driver(warmed_up(model, world), NUM_BLOCKS, model.block_size, seed, num_drafts)
+    num_states = _NUM_STATES if model.state_bytes else 0
+    return Driver(
+        warmed_up(model, world), NUM_BLOCKS, model.block_size, seed, num_drafts, num_states
+    )
 
 
 class AheadDriver(Driver):
@@ -276,7 +303,7 @@ class AheadDriver(Driver):
         self.runner.launch(step)
         self.num_ahead += step.is_behind
         for request_id in dropped:
-            self._forget(self.requests[request_id])
+            self._free(self.requests[request_id])
         if self._in_flight is not None:
             self._end(self._in_flight, self._chunk_lens)
         self._in_flight = step
@@ -319,12 +346,7 @@ class AheadDriver(Driver):
             request.computed_len -= generation.is_late
             request.finish_reason = generation.finish_reason
             if generation.finish_reason is not None:
-                self._forget(request)
-
-    def _forget(self, request: Request) -> None:
-        self.free += request.block_ids
-        request.block_ids = []
-        request.is_held = False
+                self._free(request)
 
 
 WORLD_SIZE = 2

@@ -22,6 +22,13 @@ SEEING_BY_NIGHT = tuple(
     for name in tiny_models.SEEING
     if name not in SEEING_BY_DAY
 )
+# A delta rule, a state space beside an MLP without attention, convolutions alone.
+HYBRIDS_BY_DAY = ("qwen3_5", "nemotron_h", "lfm2")
+HYBRIDS_BY_NIGHT = tuple(
+    pytest.param(name, marks=pytest.mark.nightly)
+    for name in tiny_models.HYBRIDS
+    if name not in HYBRIDS_BY_DAY
+)
 NUM_NEW = 12
 # Shorter and longer than window and block, and one of a single token.
 PROMPT_LENS = (5, 41, 1, 18)
@@ -57,16 +64,15 @@ def case(name: str, device: str) -> Case:
         return Case(load(Path(folder), World(), device=device), prompts, expected)
 
 
+ON_DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+# Of these, blocks alone are a prefix; hybrids would need its state.
+PLAIN = (*tiny_models.ARCHITECTURES, *SEEING_BY_DAY, *SEEING_BY_NIGHT)
+
+
 def architectures(test: Callable[..., None]) -> Callable[..., None]:
     """Run a test with each architecture on each device."""
-    on_devices = pytest.mark.parametrize(
-        "device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-    )
-    decorated: Callable[..., None] = on_devices(
-        pytest.mark.parametrize(
-            "name", [*tiny_models.ARCHITECTURES, *SEEING_BY_DAY, *SEEING_BY_NIGHT]
-        )(test)
-    )
+    names = (*PLAIN, *HYBRIDS_BY_DAY, *HYBRIDS_BY_NIGHT)
+    decorated: Callable[..., None] = ON_DEVICES(pytest.mark.parametrize("name", names)(test))
     return decorated
 
 
@@ -100,7 +106,8 @@ def test_in_mixed_batches_and_chunks(name: str, device: str, step_tokens: int) -
     assert tuple(driver.outputs.values()) == case(name, device).expected
 
 
-@architectures
+@ON_DEVICES
+@pytest.mark.parametrize("name", PLAIN)
 def test_on_a_prefix_that_another_request_computed(name: str, device: str) -> None:
     """Two full blocks are shared; the first request still decodes when the second comes."""
     driver = case(name, device).driver()
@@ -161,7 +168,11 @@ FAR_BY_DAY = ("ministral3", "llama4", "llama-yarn", "gpt_oss", "gpt2")
     "name",
     [
         name if name in FAR_BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
-        for name in (*tiny_models.ARCHITECTURES, *tiny_models.FAR_CONFIGS)
+        for name in (
+            *tiny_models.ARCHITECTURES,
+            *tiny_models.FAR_CONFIGS,
+            *tiny_models.HYBRIDS,
+        )
     ],
 )
 def test_up_to_the_last_position_of_the_context(name: str, tmp_path: Path) -> None:
@@ -176,8 +187,10 @@ def test_up_to_the_last_position_of_the_context(name: str, tmp_path: Path) -> No
     model = load(tmp_path, World())
     runner = runner_of(model, World())
     num_blocks = len(prompts) * (CONTEXT_LEN // model.block_size + 1)
-    runner.warmup(max_step_tokens=200, max_batch_size=4, max_total_len=None, num_blocks=num_blocks)
-    driver = Driver(runner, num_blocks, model.block_size)
+    limits = runner.warmup(
+        max_step_tokens=200, max_batch_size=4, max_total_len=None, num_blocks=num_blocks
+    )
+    driver = Driver(runner, num_blocks, model.block_size, num_states=limits.num_states)
 
     for index, prompt_ids in enumerate(prompts):
         driver.add(index, prompt_ids, NUM_NEW)
