@@ -84,7 +84,7 @@ class StateBook:
 
     def __init__(self, num_states: int = 0, *, can_keep: bool = False) -> None:
         self._num_states = num_states
-        self._can_keep = can_keep
+        self._can_keep = can_keep and num_states > 0
         self._kept_lens: dict[int, int] = {}
 
     def open(self, new: NewSequence) -> SequenceStates | None:

@@ -217,9 +217,15 @@ NUM_BLOCKS = 64
 _NUM_STATES = 24
 
 
-def load(folder: Path, world: World, dtype: str = "float32", device: str = "cpu") -> PagedModel:
-    """The model of a checkpoint."""
-    settings = ModelSettings(folder, torch.device(device), dtype=dtype)
+def load(
+    folder: Path,
+    world: World,
+    dtype: str = "float32",
+    device: str = "cpu",
+    attention: str = "auto",
+) -> PagedModel:
+    """The model of a checkpoint; by an attention that is named, in its own class."""
+    settings = ModelSettings(folder, torch.device(device), dtype=dtype, attention=attention)
     return load_model(settings, world)
 
 

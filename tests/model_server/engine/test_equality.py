@@ -24,10 +24,14 @@ SEEING_BY_NIGHT = tuple(
 )
 # A delta rule, a state space beside an MLP without attention, convolutions alone.
 HYBRIDS_BY_DAY = ("qwen3_5", "nemotron_h", "lfm2")
+# Those that a recipe describes, too.
+IN_ITS_CLASS = "-in-its-class"
 HYBRIDS_BY_NIGHT = tuple(
     pytest.param(name, marks=pytest.mark.nightly)
-    for name in tiny_models.HYBRIDS
-    if name not in HYBRIDS_BY_DAY
+    for name in (
+        *[name for name in tiny_models.HYBRIDS if name not in HYBRIDS_BY_DAY],
+        *[name + IN_ITS_CLASS for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid")],
+    )
 )
 NUM_NEW = 12
 # Shorter and longer than window and block, and one of a single token.
@@ -56,12 +60,14 @@ def case(name: str, device: str) -> Case:
     """Made once for all tests of an architecture."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
-    reference = tiny_models.build(name).to(device)
+    attention = "cpu" if name.endswith(IN_ITS_CLASS) else "auto"
+    reference = tiny_models.build(name.removesuffix(IN_ITS_CLASS)).to(device)
     prompts = tuple(prompt(index, length) for index, length in enumerate(PROMPT_LENS))
     expected = tuple(tiny_models.greedy(reference, list(p), NUM_NEW) for p in prompts)
     with TemporaryDirectory() as folder:
         reference.save_pretrained(folder)
-        return Case(load(Path(folder), World(), device=device), prompts, expected)
+        model = load(Path(folder), World(), device=device, attention=attention)
+        return Case(model, prompts, expected)
 
 
 ON_DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
