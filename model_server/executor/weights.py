@@ -98,7 +98,10 @@ class ExpertsStruct(Structure):
     """A mixture of experts."""
 
     _fields_ = (
-        *_integers("num_experts top_k is_normed has_shared has_shared_gate"),
+        *_integers("num_experts top_k is_sigmoid is_normed has_shared has_shared_gate"),
+        *_integers("num_groups top_groups num_best"),
+        ("scale", c_double),
+        *_pointers("correction"),
         ("router", MatrixStruct),
         ("ins", POINTER(MatrixStruct)),
         ("outs", POINTER(MatrixStruct)),
@@ -546,10 +549,18 @@ class PackedWeights:
             outs[index] = self._packed(columns)
         # Scores decide between experts: they are computed in float32.
         scores = [self._columns(each) for each in (moe.router, moe.shared_gate) if each is not None]
+        groups = moe.groups
         experts = ExpertsStruct(
             num_experts=moe.num_experts,
             top_k=moe.top_k,
-            is_normed=moe.scoring == "softmax_normed",
+            is_sigmoid=moe.scoring in ("sigmoid", "sigmoid_normed"),
+            is_normed=moe.scoring in ("softmax_normed", "sigmoid_normed"),
+            num_groups=0 if groups is None else groups.num_groups,
+            top_groups=0 if groups is None else groups.top_k,
+            num_best=0 if groups is None else groups.num_best,
+            scale=moe.scale,
+            correction=moe.correction
+            and self.arena.put(_array(self._parameters[moe.correction]).ravel()),
             has_shared=moe.shared is not None,
             has_shared_gate=moe.shared_gate is not None,
             router=self._packer.matrix(Columns.concatenate(scores), "f32"),

@@ -32,6 +32,7 @@ struct Private {
   DeltaScratch delta;
   std::vector<Chunk> chunks;
   ExpertRows expert_rows;
+  Router router;
 };
 
 // Where a layer's buffers begin in the memory of a step, in floats.
@@ -88,6 +89,7 @@ struct Engine {
     expert_inner_stride = std::max(expert_inner_stride, stride_of(experts.each.inner));
     router_stride = std::max(router_stride, stride_of(experts.router.n));
     top_k = std::max(top_k, experts.top_k);
+    for (auto &each : own) each->router.reserve(experts.num_experts);
     reserve_rows({&experts.router, experts.ins, experts.outs, &experts.shared.ins,
                   &experts.shared.out});
   }
@@ -237,8 +239,8 @@ class Forward {
     run_product({&experts.router, rows, e_.x_stride, nullptr, &layer.mlp_norm, kStore, to.logits,
                  e_.router_stride});
     worker_.each(s_.num_tokens, late_, [&](int64_t t) {
-      route(experts, to.logits + t * e_.router_stride, to.chosen + t * experts.top_k,
-            to.weights + t * experts.top_k);
+      own_.router.route(experts, to.logits + t * e_.router_stride, to.chosen + t * experts.top_k,
+                        to.weights + t * experts.top_k);
     });
     run_chosen(experts, layer.mlp_norm, rows, to);
     float *shared = base + e_.layout.mlp_branch;

@@ -29,7 +29,12 @@ struct Mlp {
 };
 
 struct Experts {
-  int64_t num_experts, top_k, is_normed, has_shared, has_shared_gate;
+  int64_t num_experts, top_k, is_sigmoid, is_normed, has_shared, has_shared_gate;
+  // Groups of neighbours, how many of them a token chooses among, and how many experts of a group
+  // are summed to rank it. No groups: 0.
+  int64_t num_groups, top_groups, num_best;
+  double scale;
+  const float *correction;  // [num_experts], added to the scores for the choice; may be null
   Matrix router;            // float32; a shared expert's gate is its last column
   const Matrix *ins, *outs;  // [num_experts]
   Mlp each;                  // of every expert, but for the matrices

@@ -7,9 +7,13 @@
 // And a mixture of experts: which rows each expert computes, and how the results are summed.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <vector>
 
 #include "model.h"
@@ -277,27 +281,72 @@ struct ExpertRows {
   }
 };
 
-// A token's experts, by their scores, the lower number first where scores are equal. The scores are
-// a softmax over all of them; normed: over the chosen ones. Each is stored once, finished: another
-// thread that routes the same token again may be reading already.
-inline void route(const Experts &experts, const float *logits, int32_t *chosen, float *weights) {
-  const int64_t n = experts.num_experts, top_k = experts.top_k;
-  for (int64_t k = 0; k < top_k; ++k) {
-    int32_t best = -1;
-    for (int32_t e = 0; e < n; ++e) {
-      const bool is_taken = std::find(chosen, chosen + k, e) != chosen + k;
-      if (!is_taken && (best < 0 || logits[e] > logits[best])) best = e;
-    }
-    chosen[k] = best;
+// Chooses the experts of a token, and weighs them. Every thread has its own.
+class Router {
+ public:
+  void reserve(int64_t num_experts) {
+    for (std::vector<float> *each : {&scores_, &ranks_, &group_, &best_})
+      each->reserve(padded(num_experts));
   }
-  const float largest = logits[chosen[0]];
-  float sum = 0;
-  if (experts.is_normed)
-    for (int64_t k = 0; k < top_k; ++k) sum += std::exp(logits[chosen[k]] - largest);
-  else
-    for (int64_t e = 0; e < n; ++e) sum += std::exp(logits[e] - largest);
-  for (int64_t k = 0; k < top_k; ++k) weights[k] = std::exp(logits[chosen[k]] - largest) / sum;
-}
+
+  // The lower number first where ranks are equal. The scores are a softmax over all experts, or the
+  // sigmoid of each; normed: over those of the chosen ones. Each weight is stored once, finished:
+  // another thread that routes the same token again may be reading already.
+  // logits: [padded(num_experts)]
+  void route(const Experts &experts, const float *logits, int32_t *chosen, float *weights) {
+    const int64_t n = experts.num_experts, top_k = experts.top_k;
+    scores_.resize(padded(n));
+    const Floats largest = broadcast(*std::max_element(logits, logits + n));
+    for (int64_t e = 0; e < n; e += 16) {
+      const Floats x = load(logits + e);
+      store(scores_.data() + e, experts.is_sigmoid ? sigmoid_of(x) : exp_of(x - largest));
+    }
+    float total = 1;
+    if (!experts.is_sigmoid) total = std::accumulate(scores_.begin(), scores_.begin() + n, 0.f);
+    rank(experts, logits, total);
+    for (int64_t k = 0; k < top_k; ++k) chosen[k] = static_cast<int32_t>(take_largest(ranks_));
+    if (experts.is_normed) {
+      total = 0;
+      for (int64_t k = 0; k < top_k; ++k) total += scores_[chosen[k]];
+    }
+    const auto scale = static_cast<float>(experts.scale);
+    for (int64_t k = 0; k < top_k; ++k) weights[k] = scores_[chosen[k]] / total * scale;
+  }
+
+ private:
+  static constexpr float kTaken = -std::numeric_limits<float>::infinity();
+
+  void rank(const Experts &experts, const float *logits, float total) {
+    ranks_.assign(logits, logits + experts.num_experts);
+    // Logits are in the order of their scores, and equal less often.
+    if (experts.correction == nullptr && experts.num_groups == 0) return;
+    for (int64_t e = 0; e < experts.num_experts; ++e)
+      ranks_[e] = scores_[e] / total + (experts.correction ? experts.correction[e] : 0.f);
+    if (experts.num_groups > 0) leave_groups(experts);
+  }
+
+  // Takes away the experts of all groups but the best.
+  void leave_groups(const Experts &experts) {
+    const int64_t len = experts.num_experts / experts.num_groups;
+    group_.clear();
+    for (auto own = ranks_.begin(); own != ranks_.end(); own += len) {
+      best_.resize(experts.num_best);
+      std::partial_sort_copy(own, own + len, best_.begin(), best_.end(), std::greater<float>());
+      group_.push_back(std::accumulate(best_.begin(), best_.end(), 0.f));
+    }
+    for (int64_t k = 0; k < experts.top_groups; ++k) take_largest(group_);
+    for (int64_t g = 0; g < experts.num_groups; ++g)
+      if (group_[g] != kTaken) std::fill_n(ranks_.begin() + g * len, len, kTaken);
+  }
+
+  static int64_t take_largest(std::vector<float> &from) {
+    const auto place = std::max_element(from.begin(), from.end());
+    *place = kTaken;
+    return place - from.begin();
+  }
+
+  std::vector<float> scores_, ranks_, group_, best_;
+};
 
 // Sums a token's experts in the order of their slots, and adds the shared one.
 inline void combine(const Experts &experts, const float *outs, int64_t stride, const float *weights,

@@ -20,7 +20,7 @@ from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe, Rows, Unreadable
 from model_server.recipe.recording import native_logits
 from model_server.recipe.resolve import resolve
-from model_server.recipe.small import randomise, saved_buffers, small_model
+from model_server.recipe.small import parameters_of, randomise, saved_buffers, small_model
 from model_server.zoo import build_empty, facts_of, quiet
 
 # Root mean square of a difference over the spread of the logits, in a narrow model of so many
@@ -133,11 +133,11 @@ def require_used_once(recipe: Recipe, model: Any) -> None:
     Rows of a merged weight must cover it; a tied embedding counts once. What belongs to no text,
     as an eye does, is not looked at.
     """
-    parameters = dict(model.named_parameters())
+    saved = dict(model.named_parameters()) | saved_buffers(model)
     ends: dict[str, int] = {}
     runs: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for use in recipe.uses():
-        num_rows = ends[use.name] = parameters[use.name].shape[use.axis]
+        num_rows = ends[use.name] = saved[use.name].shape[use.axis]
         rows = use.rows or Rows(0, 1, num_rows, num_rows)
         starts = range(rows.start, rows.start + rows.blocks * rows.stride, rows.stride)
         runs[use.name] += [(start, start + rows.used) for start in starts]
@@ -148,7 +148,6 @@ def require_used_once(recipe: Recipe, model: Any) -> None:
     # Of a model that also sees or hears, the part below the embedding's parent is for text.
     is_text = model.config.get_text_config() is model.config
     prefix = "" if is_text else recipe.embedding.rpartition(".")[0].rpartition(".")[0]
-    saved = (*parameters, *saved_buffers(model))
     unused = [name for name in saved if name not in runs and name.startswith(prefix)]
     if unused:
         raise Unreadable(f"what its weights do is not known: {', '.join(unused[:3])}")
@@ -179,8 +178,3 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Root mean square of the difference over the spread of what is expected."""
     difference = actual.float() - expected.float()
     return float(difference.square().mean().sqrt() / expected.float().std())
-
-
-def parameters_of(model: Any) -> dict[str, Tensor]:
-    """All names, those of tied parameters too."""
-    return {n: p.detach() for n, p in model.named_parameters(remove_duplicate=False)}

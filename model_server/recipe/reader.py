@@ -34,10 +34,12 @@ from model_server.recipe.dense_torch import (
     multiply,
     normalise,
     rotate,
+    route,
 )
 from model_server.recipe.products import columns, is_linear, whole
 from model_server.recipe.recipe import (
     Attention,
+    Groups,
     Head,
     Layer,
     Linear,
@@ -68,6 +70,7 @@ from model_server.recipe.recording import (
     scalars,
 )
 from model_server.recipe.short_conv import read_short_conv
+from model_server.recipe.small import numbers, parameters_of
 
 _LOGIT_TOLERANCE = 3e-6  # two scalars may be near each other
 
@@ -471,10 +474,14 @@ def _layout(cos: Tensor) -> Literal["cat", "repeat", "half"]:
     return "repeat" if torch.equal(cos[:, ::2], cos[:, 1::2]) else "half"
 
 
+_NUM_ROUTED = 300  # tokens
+_QUIET = 0.3
+
+
+_SCORES: tuple[Literal["softmax", "sigmoid"], ...] = ("softmax", "sigmoid")
+
+
 _GATED: tuple[Literal["gate_up", "gate_up_pairs"], ...] = ("gate_up", "gate_up_pairs")
-
-
-_SCORINGS: tuple[Literal["softmax_normed", "softmax"], ...] = ("softmax_normed", "softmax")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -520,21 +527,28 @@ def _dense(linears: Sequence[Call]) -> ReadMlp:
 def _experts(model: Any, experts: Call, rest: Sequence[Call], inside: Sequence[Call]) -> ReadMlp:
     name = experts.name.rpartition(".")[0]
     block = next(call for call in inside if call.name == name)
-    output = block.output[0] if isinstance(block.output, tuple) else block.output
-    own = {n: p for n, p in model.named_parameters() if n.startswith(name + ".")}
-    if any(not call.name.startswith(name + ".") for call in rest):
-        raise Unreadable("a shared expert outside of its experts' block is not read")
     source = rows(block.source)
-    for moe in _mixtures(experts, own, rest, source.shape[-1]):
-        if close(feed_forward(moe, source, own), output):
-            return ReadMlp(moe, source, rows(output))
-    raise Unreadable("how it chooses experts, or what they compute, is not known")
+    output = rows(_first(block.output))
+    if beside := [call for call in rest if not call.name.startswith(name + ".")]:
+        if not same(beside[0].source, source):
+            raise Unreadable("a shared expert outside of the experts' block reads something else")
+        output = output + rows(beside[-1].output)
+    weights = parameters_of(model)
+    own = {each: tensor for each, tensor in weights.items() if each.startswith(name + ".")}
+    moe = _mixture(experts, own, rest, source.shape[-1])
+    moe = _routed(moe, block.module, experts, own, source, model.config.get_text_config())
+    for layout, activation, transposed in product(_GATED, (*ACTIVATIONS, CLAMPED), (False, True)):
+        axis = 1 if transposed else 2
+        if own[moe.gate_up].shape[axis] != own[moe.down].shape[3 - axis]:
+            continue
+        tried: Any = {"layout": layout, "activation": activation, "transposed": transposed}
+        if close(feed_forward(replace(moe, **tried), source, weights), output):
+            return ReadMlp(replace(moe, **tried), source, output)
+    raise Unreadable("what its experts compute is not known")
 
 
-def _mixtures(
-    experts: Call, own: dict[str, Tensor], rest: Sequence[Call], width: int
-) -> Iterable[Moe]:
-    """Every mixture that has these parameters."""
+def _mixture(experts: Call, own: dict[str, Tensor], rest: Sequence[Call], width: int) -> Moe:
+    """The mixture that has these parameters, of the simplest kind that there is."""
     stacks = [name for name, parameter in own.items() if parameter.dim() == 3]
     if len(stacks) != 2:
         raise Unreadable("its experts are no pair of matrices")
@@ -544,32 +558,93 @@ def _mixtures(
     router = _router(experts, own, (num_experts, width))
     shared = [c for c in rest if c.name + ".weight" != router.weight and c.output.shape[-1] > 1]
     gates = [c for c in rest if c.name + ".weight" != router.weight and c.output.shape[-1] == 1]
-    top_k = next(
-        each.shape[-1]
-        for each in experts.arguments
-        if isinstance(each, Tensor) and not each.is_floating_point()
+    return Moe(
+        router=router,
+        num_experts=num_experts,
+        top_k=_choice(experts.arguments)[0].shape[-1],
+        scoring="softmax",
+        gate_up=gate_up,
+        gate_up_bias=biases[0],
+        down=down,
+        down_bias=biases[1],
+        transposed=False,
+        layout="gate_up",
+        activation="silu",
+        shared=_shared(shared),
+        shared_gate=whole(gates[0]) if gates else None,
     )
-    for scoring, layout, activation, transposed in product(
-        _SCORINGS, _GATED, (*ACTIVATIONS, CLAMPED), (False, True)
+
+
+def _routed(
+    moe: Moe,
+    block: nn.Module,
+    experts: Call,
+    own: dict[str, Tensor],
+    source: Tensor,
+    config: Any,
+) -> Moe:
+    """The mixture with the routing that gives what its experts are handed.
+
+    They are asked of many more tokens, since on a few one way to rank groups often is like another,
+    and of quieter ones: classes keep sums of scores from zero, each in its way.
+    """
+    x = torch.randn(_NUM_ROUTED, source.shape[-1], generator=torch.Generator().manual_seed(3))
+    x = x * _QUIET * source.std()
+    handed: list[Tensor] = []
+    handle = experts.module.register_forward_pre_hook(
+        lambda _, args, kwargs: handed.extend((*args, *kwargs.values())), with_kwargs=True
+    )
+    try:
+        block(x[None])
+    finally:
+        handle.remove()
+    chosen, weights = _by_expert(*_choice(handed))
+    corrections = [
+        name
+        for name, tensor in own.items()
+        if tensor.numel() == moe.num_experts
+        and name != moe.router.bias
+        and not name.startswith(experts.name + ".")
+    ]
+    for scores, correction, groups in product(
+        _SCORES, (None, *corrections), (None, *_groupings(moe, config))
     ):
-        axis = 1 if transposed else 2
-        if own[gate_up].shape[axis] != width or own[down].shape[3 - axis] != width:
-            continue
-        yield Moe(
-            router=router,
-            num_experts=num_experts,
-            top_k=top_k,
-            scoring=scoring,
-            gate_up=gate_up,
-            gate_up_bias=biases[0],
-            down=down,
-            down_bias=biases[1],
-            transposed=transposed,
-            layout=layout,
-            activation=activation,  # type: ignore[arg-type]
-            shared=_shared(shared),
-            shared_gate=whole(gates[0]) if gates else None,
-        )
+        for scoring in (scores + "_normed", scores):
+            kind: Any = {"scoring": scoring, "correction": correction, "groups": groups}
+            tried = replace(moe, **kind)
+            own_chosen, own_weights = _by_expert(*route(tried, x, own))
+            if not torch.equal(own_chosen, chosen):
+                break
+            scale = _ratio(weights, own_weights)
+            if torch.allclose(own_weights * scale, weights, rtol=1e-4, atol=1e-7):
+                return replace(tried, scale=named(scale, config, "the scale of its experts"))
+    raise Unreadable("how it chooses experts is not known")
+
+
+def _choice(arguments: Iterable[Any]) -> tuple[Tensor, Tensor]:
+    """Each token's experts and their weights, as the experts' module is handed them."""
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    chosen = next(each for each in tensors if not each.is_floating_point())
+    weights = [each for each in tensors if each.is_floating_point() and each.shape == chosen.shape]
+    if not weights:
+        raise Unreadable("its experts are handed no weights")
+    return chosen, weights[0]
+
+
+def _by_expert(chosen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Ordered by the numbers of the experts."""
+    order = chosen.argsort(-1)
+    return chosen.gather(-1, order), weights.gather(-1, order)
+
+
+def _groupings(moe: Moe, config: Any) -> Iterable[Groups]:
+    """Whose numbers are the config's."""
+    known = set(numbers(config).values())
+    for num_groups in range(2, moe.num_experts):
+        if num_groups in known and moe.num_experts % num_groups == 0:
+            for top_k, num_best in product(range(1, num_groups), (1, 2)):
+                if top_k in known and num_best <= moe.num_experts // num_groups:
+                    yield Groups(num_groups, top_k, num_best)
 
 
 def _shared(linears: Sequence[Call]) -> Mlp | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from model_server.recipe.recipe import (
     Attention,
     Delta,
+    Groups,
     Head,
     Layer,
     Linear,
@@ -35,7 +36,7 @@ from model_server.recipe.recording import (
     mixers_of,
     real,
 )
-from model_server.recipe.small import TOP_KS
+from model_server.recipe.small import NUM_GROUPS, TOP_GROUPS, TOP_KS
 
 
 def resolve(recipe: Recipe, small: Any, model: Any) -> Recipe:
@@ -218,21 +219,34 @@ class _Resolver:
         return replace(mlp, ins=tuple(map(self._whole, mlp.ins)), out=self._whole(mlp.out))
 
     def _moe(self, moe: Moe) -> Moe:
-        chosen = {
-            getattr(self._config, name)
-            for name in TOP_KS
-            if getattr(self._small, name, None) == moe.top_k
-        }
-        if len(chosen) != 1:
-            raise Unreadable("how many experts a token has is not clear")
         return replace(
             moe,
             router=self._whole(moe.router),
             num_experts=self._shapes[moe.gate_up][0],
-            top_k=chosen.pop(),
+            top_k=self._count(TOP_KS, moe.top_k, "how many experts a token has"),
             shared=None if moe.shared is None else self._mlp(moe.shared),
             shared_gate=None if moe.shared_gate is None else self._whole(moe.shared_gate),
+            groups=None if moe.groups is None else self._groups(moe.groups),
+            scale=self._scalar(moe.scale, "the scale of its experts"),
         )
+
+    def _groups(self, groups: Groups) -> Groups:
+        return Groups(
+            self._count((NUM_GROUPS,), groups.num_groups, "how many groups of experts there are"),
+            self._count((TOP_GROUPS,), groups.top_k, "how many groups a token chooses among"),
+            groups.num_best,
+        )
+
+    def _count(self, names: tuple[str, ...], small: int, what: str) -> int:
+        """The number of these names that is `small` in the narrow model."""
+        counts = {
+            getattr(self._config, name)
+            for name in names
+            if getattr(self._small, name, None) == small
+        }
+        if len(counts) != 1:
+            raise Unreadable(f"{what} is not clear")
+        return int(counts.pop())
 
     def _whole(self, linear: Linear) -> Linear:
         num_rows = self._shapes[linear.weight][1 if linear.transposed else 0]

@@ -17,6 +17,12 @@ from model_server.recipe.recipe import Unreadable
 from model_server.zoo import build_small
 
 TOP_KS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_k", "moe_topk")
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+# Groups of experts: how many there are, how many of them a token chooses among.
+NUM_GROUPS = "n_group"
+TOP_GROUPS = "topk_group"
+_GROUPS = 3
+_GROUP_LEN = 4
 _HEAD_DIM = 40  # and its multiples: every usual share of it that is rotated is even
 # Heads and heads of keys, where several share one.
 _NUM_HEADS = 6
@@ -31,13 +37,11 @@ _SIZES = {
     "vocab_size": 136,
     "sliding_window": _REACH,
     "attention_chunk_size": _REACH,
-    "num_local_experts": 7,
-    "num_experts": 7,
-    "n_routed_experts": 7,
     "pad_token_id": 0,
     "bos_token_id": 0,
     "eos_token_id": 0,
     **dict.fromkeys(TOP_KS, 3),
+    **dict.fromkeys(_EXPERT_COUNTS, 7),
 }
 # Of delta rules, whatever the real ones are: heads of keys and of values, keys and values, and
 # queries and heads of attention are unlike.
@@ -51,7 +55,15 @@ _LOUDNESS = 8.0
 _SHARE_OF_LOUD = 0.06
 # What no formula of a scalar knows: counts that many numbers equal by chance.
 NO_SCALARS = frozenset(
-    (*_SIZES, *_DELTA_SIZES, "num_attention_heads", "num_key_value_heads", "head_dim")
+    (
+        *_SIZES,
+        *_DELTA_SIZES,
+        NUM_GROUPS,
+        TOP_GROUPS,
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
 )
 
 
@@ -115,11 +127,24 @@ def _narrow_sizes(text: Any, taken: set[float]) -> None:
     for name, size in _DELTA_SIZES.items():
         if getattr(text, name, None):
             setattr(text, name, size)
+    _narrow_groups(text)
     for name, value in numbers(text).items():
         if "eps" in name.split("_") or "epsilon" in name:
             setattr(text, name, _unlike(taken, 0.03, 0.002))  # so large that a wrong one shows
         elif "softcap" in name and value:
             setattr(text, name, _unlike(taken, 4.3, 0.4))  # so small that it is felt
+
+
+def _narrow_groups(text: Any) -> None:
+    num_groups = getattr(text, NUM_GROUPS, None) or 1
+    if num_groups == 1:
+        return
+    has_choice = getattr(text, TOP_GROUPS) < num_groups  # else groups change nothing
+    setattr(text, NUM_GROUPS, _GROUPS if has_choice else 1)
+    setattr(text, TOP_GROUPS, _GROUPS - 1 if has_choice else 1)
+    for name in _EXPERT_COUNTS if has_choice else ():
+        if getattr(text, name, None):
+            setattr(text, name, _GROUPS * _GROUP_LEN)
 
 
 def _narrow_heads(text: Any, taken: set[float]) -> None:
@@ -196,3 +221,9 @@ def saved_buffers(model: nn.Module) -> dict[str, Tensor]:
         for name, buffer in model.named_buffers()
         if name in saved and buffer.is_floating_point()
     }
+
+
+def parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds, by name; tied parameters by each of their names."""
+    parameters = {n: p.detach() for n, p in model.named_parameters(remove_duplicate=False)}
+    return parameters | saved_buffers(model)

@@ -13,6 +13,8 @@ import torch
 import transformers
 from torch import nn
 
+from model_server.recipe.small import saved_buffers
+
 VOCAB_SIZE = 160
 WINDOW_LEN = 8
 
@@ -100,6 +102,48 @@ _YARN: dict[str, Any] = {
     "factor": 8.0,
     "original_max_position_embeddings": _ORIGINAL_LEN,
 }
+# Experts of every kind: how they are chosen and weighed, and what is computed beside them.
+_CHOSEN: dict[str, Any] = {
+    **_COMMON,
+    **_EXPERTS,
+    "moe_intermediate_size": 48,
+    "head_dim": 16,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+_BESIDE: dict[str, Any] = {
+    **_COMMON,
+    **_EXPERTS,
+    "num_local_experts": 4,
+    "shared_intermediate_size": 48,
+    "residual_multiplier": 0.5,
+}
+EXPERT_CONFIGS: dict[str, Callable[[], Any]] = {
+    "glm4_moe": lambda: transformers.Glm4MoeConfig(**_CHOSEN, use_qk_norm=True),
+    "dots1": lambda: transformers.Dots1Config(**{**_CHOSEN, "norm_topk_prob": False}),
+    "solar_open": lambda: transformers.SolarOpenConfig(**_CHOSEN),
+    "exaone_moe": lambda: transformers.ExaoneMoeConfig(**_CHOSEN, **_WINDOWED, num_experts=8),
+    "minimax_m2": lambda: transformers.MiniMaxM2Config(
+        **_COMMON, **_EXPERTS, num_local_experts=4, head_dim=16
+    ),
+    "ernie4_5_moe": lambda: transformers.Ernie4_5_MoeConfig(
+        **_COMMON, moe_num_experts=4, moe_k=2, moe_intermediate_size=48
+    ),
+    "hy_v3": lambda: transformers.HYV3Config(
+        **_COMMON, **_EXPERTS, num_experts=4, moe_intermediate_size=48, head_dim=16
+    ),
+    "granitemoeshared": lambda: transformers.GraniteMoeSharedConfig(**_BESIDE),
+    "granitemoehybrid-attention": lambda: transformers.GraniteMoeHybridConfig(
+        **_BESIDE, layer_types=["full_attention"] * 2
+    ),
+}
+CONFIGS |= EXPERT_CONFIGS
+
 # Of these something changes far out alone.
 FAR_CONFIGS: dict[str, Callable[[], Any]] = {
     "llama-yarn": lambda: transformers.LlamaConfig(**_COMMON, rope_parameters=_YARN),
@@ -116,9 +160,6 @@ FAR_CONFIGS: dict[str, Callable[[], Any]] = {
         no_rope_layers=[0, 1, 0, 0],
         floor_scale=64,
         attn_scale=2.0,
-    ),
-    "granitemoeshared": lambda: transformers.GraniteMoeSharedConfig(
-        **_COMMON, **_EXPERTS, num_local_experts=4, shared_intermediate_size=48
     ),
 }
 
@@ -274,6 +315,8 @@ def build(name: str, *, seed: int = 0, context_len: int | None = None) -> Any:
                 nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
             else:
                 parameter.data += 0.1 * torch.randn_like(parameter)
+        for buffer in saved_buffers(model).values():
+            buffer += 0.1 * torch.randn_like(buffer)
     # A model of random weights must be free to say anything for as long as a test asks.
     model.generation_config.eos_token_id = None
     model.config.get_text_config().eos_token_id = None

@@ -33,6 +33,15 @@ HYBRIDS_BY_NIGHT = tuple(
         *[name + IN_ITS_CLASS for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid")],
     )
 )
+# One of them by day.
+EXPERTS = (
+    "glm4_moe",
+    *(
+        pytest.param(name, marks=pytest.mark.nightly)
+        for name in tiny_models.EXPERT_CONFIGS
+        if name != "glm4_moe"
+    ),
+)
 NUM_NEW = 12
 # Shorter and longer than window and block, and one of a single token.
 PROMPT_LENS = (5, 41, 1, 18)
@@ -72,7 +81,7 @@ def case(name: str, device: str) -> Case:
 
 ON_DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 # Of these, blocks alone are a prefix; hybrids would need its state.
-PLAIN = (*tiny_models.ARCHITECTURES, *SEEING_BY_DAY, *SEEING_BY_NIGHT)
+PLAIN = (*tiny_models.ARCHITECTURES, *EXPERTS, *SEEING_BY_DAY, *SEEING_BY_NIGHT)
 
 
 def architectures(test: Callable[..., None]) -> Callable[..., None]:
@@ -89,6 +98,11 @@ def test_generate_says_something_that_a_fault_would_change(name: str, device: st
     assert all(len(tokens) == NUM_NEW for tokens in expected)
     assert len({tuple(tokens) for tokens in expected}) == len(expected)
     assert sum(len(set(tokens)) for tokens in expected) >= 2 * NUM_NEW
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_are_computed_by_recipe(name: str) -> None:
+    assert case(name, "cpu").model.fallback_reason is None
 
 
 @architectures
@@ -176,6 +190,7 @@ FAR_BY_DAY = ("ministral3", "llama4", "llama-yarn", "gpt_oss", "gpt2")
         name if name in FAR_BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
         for name in (
             *tiny_models.ARCHITECTURES,
+            *tiny_models.EXPERT_CONFIGS,
             *tiny_models.FAR_CONFIGS,
             *tiny_models.HYBRIDS,
         )

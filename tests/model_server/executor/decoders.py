@@ -25,7 +25,7 @@ from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe
 from model_server.recipe.recording import native_logits
-from model_server.recipe.small import randomise
+from model_server.recipe.small import parameters_of, randomise
 from model_server.step import SequenceStep, StateStep, StepInputs
 from proto.contract import KeptState
 from tests.model_server.recipe.families import FAMILIES, config
@@ -118,7 +118,7 @@ def decoder(family: str, **changes: Any) -> Decoder:
     randomise(model, seed=0)
     recipe = read(model)
     randomise(model, seed=1)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
+    parameters = parameters_of(model)
     positions = torch.arange(settings.max_position_embeddings)
     tables = tuple(angles(positions) for angles in angles_of(recipe, model))
     return Decoder(model, recipe, parameters, tables)

@@ -14,14 +14,17 @@ int main() {
   float logits[64], expected[4], weights[4], seen[4];
   int32_t chosen[4];
   for (int i = 0; i < 64; ++i) logits[i] = std::sin(i * 1.7f) * 3;
-  route(experts, logits, chosen, expected);
+  experts.scale = 1;
+  Router router;
+  router.route(experts, logits, chosen, expected);
 
   constexpr int kRuns = 60000;
   std::atomic<int> started{0}, ended{0};
   std::thread other([&] {
+    Router its_own;
     for (int run = 1; run <= kRuns; ++run) {
       while (started.load() < run) std::this_thread::yield();
-      route(experts, logits, chosen, weights);
+      its_own.route(experts, logits, chosen, weights);
       ended.fetch_add(1);
     }
   });
@@ -29,7 +32,7 @@ int main() {
   for (int run = 1; run <= kRuns; ++run) {
     for (float &weight : weights) weight = 0;
     started.store(run);
-    route(experts, logits, chosen, weights);
+    router.route(experts, logits, chosen, weights);
     std::memcpy(seen, weights, sizeof seen);
     while (ended.load() < run) std::this_thread::yield();
     num_wrong += std::memcmp(seen, expected, sizeof seen) != 0 ||

@@ -25,11 +25,10 @@ from tests.model_server.executor.decoders import (
     distance,
     random_tokens,
 )
-from tests.model_server.recipe.families import EXECUTED, WITH_STATES, by_night
+from tests.model_server.recipe.families import EXECUTED, MIXTURES, WITH_STATES, by_night
 
 # Weights and steps of a GPU's executor differ from a CPU's; the recipes are the same.
-EXPERTS = ("mixtral", "qwen3_moe", "qwen2_moe", "gpt_oss")
-DENSE = [name for name in EXECUTED if name not in (*EXPERTS, *WITH_STATES)]
+DENSE = [name for name in EXECUTED if name not in {*MIXTURES, *WITH_STATES}]
 NIGHTLY = {"mistral", "gemma2", "olmo", "starcoder2", "phi-qk", "glm4", "hunyuan", "arcee"}
 LENS = (37, 9, 1, 70)
 

@@ -43,6 +43,18 @@ EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 4,
     "moe_intermediate_size": 88,
 }
+_SIGMOID: dict[str, Any] = {
+    **EXPERTS,
+    "n_routed_experts": 12,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.7,
+    "first_k_dense_replace": 1,
+    "head_dim": 32,
+}
+_GROUPS: dict[str, Any] = {"n_group": 4, "topk_group": 2}
 _MULTIPLIERS: dict[str, Any] = {
     "embedding_multiplier": 12.3,
     "logits_scaling": 7.0,
@@ -118,6 +130,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("qwen2_moe", {**EXPERTS, "shared_expert_intermediate_size": 120}),
     "olmoe": ("olmoe", EXPERTS),
     "granitemoe": ("granitemoe", {**EXPERTS, **_MULTIPLIERS}),
+    "glm4_moe": ("glm4_moe", {**_SIGMOID, "use_qk_norm": True}),
+    "dots1": ("dots1", {**_SIGMOID, **_GROUPS, "norm_topk_prob": False}),
+    "solar_open": ("solar_open", {**_SIGMOID, **_GROUPS}),
+    "minimax_m2": ("minimax_m2", {**EXPERTS, "intermediate_size": 88, "head_dim": 32}),
+    "ernie4_5_moe": (
+        "ernie4_5_moe",
+        {**EXPERTS, "moe_num_experts": 12, "moe_k": 4, "moe_layer_start_index": 1},
+    ),
+    "exaone_moe": ("exaone_moe", {**_SIGMOID, **_GROUPS, **_MIXED, "num_shared_experts": 2}),
+    "hy_v3": ("hy_v3", {**EXPERTS, "head_dim": 32, "router_scaling_factor": 2.826}),
+    "granitemoeshared": (
+        "granitemoeshared",
+        {**EXPERTS, **_MULTIPLIERS, "shared_intermediate_size": 48},
+    ),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            **EXPERTS,
+            **_MULTIPLIERS,
+            "shared_intermediate_size": 48,
+            "layer_types": ["full_attention"] * 6,
+        },
+    ),
     "gpt_oss": (
         "gpt_oss",
         {**EXPERTS, **_MIXED, "head_dim": 32, "rope_parameters": _DEFAULT_ROPE},
@@ -163,6 +198,10 @@ EXECUTED = (
     "mixtral",
     "qwen3_moe",
     "qwen2_moe",
+    "glm4_moe",
+    "dots1",
+    "ernie4_5_moe",
+    "granitemoeshared",
     "gpt_oss",
     "qwen3_5",
     "qwen3_next",
@@ -170,6 +209,9 @@ EXECUTED = (
 )
 # Those with layers that keep a state of fixed size.
 WITH_STATES = ("qwen3_5", "qwen3_next", "olmo_hybrid")
+
+# Of these, those with experts.
+MIXTURES = frozenset(name for name in EXECUTED if "num_experts" in FAMILIES[name][1])
 
 
 def by_night(names: Collection[str], families: Iterable[str] = tuple(FAMILIES)) -> list[Any]:

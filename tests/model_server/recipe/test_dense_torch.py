@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from model_server.recipe.dense_torch import DenseTorch, Memory, angles_of
-from model_server.recipe.proof import parameters_of, read_recipe
+from model_server.recipe.proof import read_recipe
+from model_server.recipe.small import parameters_of
 from model_server.zoo import build_small
 from tests.model_server.recipe.families import family
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, DeepseekV2Config
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 
 from model_server.recipe import dense_torch
 from model_server.recipe.dense_torch import (
@@ -21,10 +22,10 @@ from model_server.recipe.dense_torch import (
     convolve,
     log_decay,
     normalise,
+    route,
 )
 from model_server.recipe.proof import (
     MAX_ERROR,
-    parameters_of,
     read_recipe,
     relative_error,
     require_near,
@@ -36,6 +37,7 @@ from model_server.recipe.recipe import (
     Attention,
     Conv,
     Delta,
+    Groups,
     Head,
     Layer,
     Linear,
@@ -49,7 +51,7 @@ from model_server.recipe.recipe import (
     Unreadable,
 )
 from model_server.recipe.recording import native_logits, real
-from model_server.recipe.small import randomise, small_model
+from model_server.recipe.small import parameters_of, randomise, small_model
 from model_server.zoo import build_empty, build_small
 from tests.model_server.recipe.families import EXECUTED, EXPERTS, FAMILIES, by_night, config, family
 
@@ -62,6 +64,7 @@ _OTHER_ACTIVATION = {
     "relu2": "relu",
     "clamped_swiglu": "silu",
 }
+_SCORINGS = ("softmax", "softmax_normed", "sigmoid", "sigmoid_normed")
 _OTHER_LAYOUT = {"gate_up": "gate_up_pairs", "gate_up_pairs": "gate_up"}
 _PLACES = ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
 
@@ -237,14 +240,24 @@ def _mlps(mlp: Mlp | Moe) -> Mutants:
 
 
 def _mixtures(moe: Moe) -> Mutants:
-    scoring: Any = "softmax" if moe.scoring == "softmax_normed" else "softmax_normed"
-    yield "scoring", replace(moe, scoring=scoring)
+    for scoring in _SCORINGS:
+        if scoring != moe.scoring:
+            yield f"scoring by {scoring}", replace(moe, scoring=scoring)  # type: ignore[arg-type]
     for top_k in (moe.top_k - 1, moe.top_k + 1):
         yield f"top {top_k}", replace(moe, top_k=top_k)
-    for name in ("gate_up_bias", "down_bias", "shared", "shared_gate"):
+    for name in ("gate_up_bias", "down_bias", "shared", "shared_gate", "correction", "groups"):
         if getattr(moe, name) is not None:
             without: Any = {name: None}
             yield f"{name} dropped", replace(moe, **without)
+    if moe.scale != 1:
+        yield "scale dropped", replace(moe, scale=1.0)
+    if (groups := moe.groups) is not None:
+        yield (
+            "groups by another sum",
+            replace(moe, groups=replace(groups, num_best=3 - groups.num_best)),
+        )
+        yield "one group more", replace(moe, groups=replace(groups, top_k=groups.top_k + 1))
+        yield "one group less", replace(moe, groups=replace(groups, top_k=groups.top_k - 1))
     for name, router in _linears(moe.router):
         yield f"router {name}", replace(moe, router=router)
     if moe.shared is not None:
@@ -255,7 +268,16 @@ def _mixtures(moe: Moe) -> Mutants:
 LENS = (23, 9, 1, 17)
 
 # Between them these have every mutant that any family has.
-MUTATED = ("gemma3_text", "persimmon", "qwen2_moe", "gemma2", "gpt_oss", "phi", "qwen3_next")
+MUTATED = (
+    "gemma3_text",
+    "persimmon",
+    "qwen2_moe",
+    "dots1",
+    "gemma2",
+    "gpt_oss",
+    "phi",
+    "qwen3_next",
+)
 
 # Families with a delta rule.
 RULED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid")
@@ -287,9 +309,11 @@ class Judge:
 
 # Of the others, each recipe is read by day by tests of executors or of mutants.
 READ_ELSEWHERE = {*EXECUTED, *MUTATED}
+# These are read as another is.
+ALIKE = {"solar_open", "exaone_moe", "granitemoehybrid"}
 
 
-@pytest.mark.parametrize("name", by_night(READ_ELSEWHERE))
+@pytest.mark.parametrize("name", by_night(READ_ELSEWHERE | ALIKE))
 def test_a_recipe_is_that_of_the_real_model_not_of_a_narrow_one(name: str) -> None:
     recipe = read_recipe(family(name), trust_remote_code=False)
     judge = Judge(build_small(family(name), trust_remote_code=False).module, recipe, seed=3)
@@ -361,21 +385,15 @@ def test_every_wrong_delta_rule_or_convolution_is_refused(
         ("bloom", {"hidden_size": 192, "n_layer": 6, "n_head": 8}, "0 of its 6 layers"),
         ("apertus", {}, "activation of its MLP"),
         ("olmo", {"clip_qkv": 8.0}, "values are no output of a linear layer"),
-        ("gpt_oss", {**EXPERTS, "head_dim": 32, "swiglu_limit": 10.0}, "what they compute"),
-        ("gpt_oss", {**EXPERTS, "head_dim": 32, "swiglu_alpha": 1.5}, "what they compute"),
+        ("gpt_oss", {**EXPERTS, "head_dim": 32, "swiglu_limit": 10.0}, "what its experts compute"),
+        ("gpt_oss", {**EXPERTS, "head_dim": 32, "swiglu_alpha": 1.5}, "what its experts compute"),
         (
             "deepseek_v3",
             {**EXPERTS, "n_group": 1, "topk_group": 1},
             "multi-head latent attention is not read",
         ),
-        ("glm4_moe", {**EXPERTS, "n_group": 1, "topk_group": 1}, "chooses experts"),
+        ("phimoe", EXPERTS, "how it chooses experts is not known"),
         ("llama4_text", {**EXPERTS, "head_dim": 32}, "how its queries or keys come about"),
-        ("granitemoeshared", {**EXPERTS, "shared_intermediate_size": 48}, "a shared expert"),
-        (
-            "granitemoehybrid",
-            {**EXPERTS, "shared_intermediate_size": 48, "layer_types": ["full_attention"] * 6},
-            "a shared expert",
-        ),
         # Its queries grow with the position, behind the original length.
         (
             "ministral3",
@@ -389,6 +407,39 @@ def test_what_no_recipe_describes_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(Unreadable, match=reason):
         read_recipe(config(kind, **changes), trust_remote_code=False)
+
+
+def test_groups_are_ranked_by_their_best_expert_where_the_class_does() -> None:
+    """A block of DeepSeek V2, whose attention no recipe describes, in layers of another class."""
+    model = small_model(family("dots1"), trust_remote_code=False)
+    settings = DeepseekV2Config(**{**model.config.to_dict(), "topk_method": "group_limited_greedy"})
+    for layer in model.model.layers[1:]:
+        layer.mlp = DeepseekV2Moe(settings)
+    randomise(model, seed=0)
+
+    recipe = read(model)
+
+    require_same(recipe, model)
+    moe = recipe.layers[1].mlp
+    assert isinstance(moe, Moe)
+    assert (moe.scoring, moe.correction) == ("softmax", None)
+    assert moe.groups == Groups(num_groups=3, top_k=2, num_best=1)
+
+
+def test_a_correction_that_reaches_the_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(family("glm4_moe"), trust_remote_code=False)
+    recipe = read(model)
+
+    def corrected(moe: Moe, x: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        experts, scores = route(replace(moe, scoring="sigmoid", scale=1.0), x, weights)
+        assert moe.correction is not None
+        scores = scores + weights[moe.correction][experts]
+        return experts, scores / scores.sum(-1, keepdim=True) * moe.scale
+
+    require_same(recipe, model)
+    monkeypatch.setattr("model_server.recipe.dense_torch.route", corrected)
+    with pytest.raises(Unreadable, match="computes something else"):
+        require_same(recipe, model)
 
 
 def test_what_shows_only_behind_a_number_of_the_config_is_refused_when_that_is_shortened() -> None:
