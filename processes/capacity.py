@@ -7,15 +7,19 @@ _UNITS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k"))
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The KV pool of one rank. All ranks' have as many blocks."""
+    """The KV pool of one rank, with the slots of a model with states. All ranks' are as large."""
 
     num_blocks: int
     block_size: int
     bytes_per_block: int
+    num_states: int = 0
+    state_bytes: int = 0
 
     def num_requests(self, total_len: int) -> int:
         """How many requests of that length it holds at once."""
-        return self.num_blocks // -(-total_len // self.block_size)
+        num_requests = self.num_blocks // -(-total_len // self.block_size)
+        # Each works in two.
+        return min(num_requests, self.num_states // 2) if self.state_bytes else num_requests
 
     def too_long(self, max_input_len: int | None, max_total_len: int | None) -> str | None:
         """Why requests may not be so long; None: they may. A prompt has an answer of a token."""
@@ -31,7 +35,10 @@ class Pool:
 
     def __str__(self) -> str:
         num_bytes = _size(self.num_blocks * self.bytes_per_block)
-        return f"a KV pool of {num_bytes} ({self.num_blocks} blocks of {self.block_size} tokens)"
+        pool = f"a KV pool of {num_bytes} ({self.num_blocks} blocks of {self.block_size} tokens)"
+        if not self.state_bytes:
+            return pool
+        return f"{pool}, {self.num_states} states of {_size(self.state_bytes)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ from router.http.server_info import capacity_of, limits_of, server_info
 from router.request.errors import Displaced, ShardFailed, StartupFailed, TemplateFailed
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.scheduler.states import StateSlots
 from router.shards.shards import Shards, ShardTimeouts
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import Tracer, start_tracing
@@ -288,6 +289,12 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         )
         key_limits = KeyLimits()
         about = server_info(config, shards.num_ranks, info, pool, limits)
+        if config.prefix_caching and not about.prefix_caching:
+            _logger.warning(
+                "prefix caching is off: the model has states beside keys and values, and its"
+                " executor (%s) keeps none with which a later request could begin",
+                info.executor,
+            )
         checks = ConstraintCheck(
             replace(vocabulary, max_len=limits.max_total_len),
             pool_rules,
@@ -301,7 +308,12 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             SchedulerLimits(
                 config.max_batch_prefill_tokens, config.batch_size, max_drafts=about.max_drafts
             ),
-            Allocator(pool.num_blocks, pool.block_size, config.prefix_caching),
+            Allocator(
+                pool.num_blocks,
+                pool.block_size,
+                about.prefix_caching,
+                StateSlots(pool.num_states) if info.state_bytes else None,
+            ),
             checks_steps=config.check_invariants,
         )
         batcher = Batcher(

@@ -38,6 +38,8 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         rank: int = 0,
         world_size: int = 1,
         checks_blocks: bool = True,
+        num_states: int = 0,
+        keeps_states: bool = False,
     ) -> None:
         self.script = script
         self.num_blocks = num_blocks
@@ -49,6 +51,8 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self.rank = rank
         self.world_size = world_size
         self.checks_blocks = checks_blocks
+        self.num_states = num_states
+        self.keeps_states = keeps_states
         self.urls: list[str] = []
         self.faults = Faults()
         self.followed = Followed()
@@ -112,6 +116,8 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             eos_token_ids=self.eos_token_ids,
             world_size=self.world_size,
             rank=self.rank,
+            state_bytes=1024 if self.num_states else 0,
+            keeps_states=self.keeps_states,
         )
 
     async def ServiceDiscovery(
@@ -130,6 +136,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             max_total_len=min(self.max_total_len, wanted_len or self.max_total_len),
+            num_states=self.num_states,
         )
 
     async def Prefill(self, request: pb.PrefillRequest, context: Context) -> pb.StepResponse:

@@ -138,6 +138,10 @@ class StepObserver:
         metrics.kv_blocks_total.set(stats.num_blocks_total)
         metrics.kv_blocks_used.set(stats.num_blocks_used)
         metrics.kv_blocks_cached.set(stats.num_blocks_cached)
+        if stats.num_states_total:
+            metrics.states_total.set(stats.num_states_total)
+            metrics.states_used.set(stats.num_states_used)
+            metrics.states_kept.set(stats.num_states_kept)
         metrics.constrained_sequences.set(stats.num_constrained)
         metrics.preemptions.set_total(stats.num_preemptions)
         metrics.prompt_tokens.set_total(stats.num_prompt_tokens)

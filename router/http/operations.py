@@ -278,6 +278,8 @@ class OperationsRoutes:
                 "num_shards": info.num_shards,
                 "num_blocks": info.num_blocks,
                 "block_size": info.block_size,
+                "num_states": info.num_states,
+                "prefix_caching": info.prefix_caching,
                 "executor": info.executor,
                 "executor_fallback": info.executor_fallback,
                 "same_answer_under_load": info.same_answer_under_load,

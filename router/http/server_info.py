@@ -53,6 +53,8 @@ class ServerInfo:
     max_batch_prefill_tokens: int | None = None
     max_batch_size: int | None = None
     max_drafts: int = 0
+    prefix_caching: bool = True
+    num_states: int = 0
 
     @property
     def short_names(self) -> tuple[str, ...]:
@@ -133,7 +135,12 @@ def limits_of(
     template_end_ids: tuple[int, ...] = (),
 ) -> Limits:
     """Raises StartupFailed when the flags ask for more than model and pool can hold."""
-    shown = Pool(pool.num_blocks, pool.block_size, info.bytes_per_block)
+    if info.state_bytes and pool.num_states < 2:
+        raise StartupFailed(
+            f"the shards have room for {pool.num_states} states of {info.state_bytes} bytes, and a"
+            " request works in two"
+        )
+    shown = _pool_of(info, pool)
     reason = shown.too_long(config.max_input_tokens, config.max_total_tokens)
     if reason is not None:
         raise StartupFailed(reason)
@@ -169,10 +176,15 @@ def limits_of(
 def max_drafts_of(config: RouterConfig, info: ModelInfo) -> int:
     """The most draft tokens of a sequence in a step.
 
-    Raises StartupFailed where they would change answers.
+    Raises StartupFailed where they would change answers, or cannot be taken back.
     """
     if config.speculate is None:
-        return _MAX_DRAFTS if info.is_invariant else 0
+        return _MAX_DRAFTS if info.is_invariant and not info.state_bytes else 0
+    if config.speculate and info.state_bytes:
+        raise StartupFailed(
+            f"--speculate {config.speculate}: the model keeps a state of a sequence, from which a"
+            " draft token that was wrong cannot be taken out again"
+        )
     if config.speculate and not info.is_invariant:
         raise StartupFailed(
             f"--speculate {config.speculate}: draft tokens would change answers, since those of the"
@@ -190,8 +202,26 @@ def capacity_of(info: ModelInfo, pool: PoolLimits, limits: Limits) -> Capacity:
         num_shards=info.world_size,
         max_total_len=limits.max_total_len,
         weights_bytes=info.weights_bytes,
-        pool=Pool(pool.num_blocks, pool.block_size, info.bytes_per_block),
+        pool=_pool_of(info, pool),
     )
+
+
+def _pool_of(info: ModelInfo, pool: PoolLimits) -> Pool:
+    return Pool(
+        pool.num_blocks,
+        pool.block_size,
+        info.bytes_per_block,
+        num_states=pool.num_states,
+        state_bytes=info.state_bytes,
+    )
+
+
+def caches_prefixes(config: RouterConfig, info: ModelInfo) -> bool:
+    """Whether a request may begin with what an earlier one computed.
+
+    One of a model with states begins where a state was kept.
+    """
+    return config.prefix_caching and (info.keeps_states or not info.state_bytes)
 
 
 def server_info(
@@ -220,6 +250,8 @@ def server_info(
         max_batch_prefill_tokens=config.max_batch_prefill_tokens,
         max_batch_size=config.batch_size,
         max_drafts=max_drafts_of(config, info),
+        prefix_caching=caches_prefixes(config, info),
+        num_states=pool.num_states,
     )
 
 

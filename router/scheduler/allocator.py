@@ -1,5 +1,7 @@
 """Allocates the KV blocks of sequences from a pool, and shares computed prefixes among them.
 
+Of a model with states it has their slots, too, which come and go with the blocks.
+
 It knows token ids and blocks, but no requests, steps or policy.
 
     tokens:  | cached_len: hit | computed and full: committed | partly full, or not computed yet |
@@ -21,12 +23,18 @@ prompt begins with; the salt stands for "no tokens".
 Whoever uses a path uses all of it, from the first block, so a block has at least as many users as
 those that continue it. One without users may be evicted: least recently used first. A path is left
 from its end, so that in that order a block always comes before the one that it continues.
+
+A sequence of a model with states can begin only where a state is kept. So it uses of the path that
+spells its tokens what ends in such a prefix, and computes the keys behind that anew, in its own
+blocks. A state goes with the block at whose end it stands, and may go before.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from router.scheduler.states import SequenceStates, StateSlots
 
 # The salt, or the prefix behind which a block comes, and its token ids.
 Key: TypeAlias = tuple[int | bytes, tuple[int, ...]]
@@ -50,7 +58,8 @@ class BlockAllocation:
 
     `cached_len` tokens were found in the cache; the first `committed_len` are whole blocks,
     computed, whose tokens the allocator knows; there is room for `capacity`. It shares with those
-    of the same `salt` alone.
+    of the same `salt` alone. `states`: its slots, of a model with states; without kept states
+    `found_len` tokens would have been found.
     """
 
     block_ids: list[int]
@@ -59,6 +68,8 @@ class BlockAllocation:
     capacity: int
     path: list[CachedBlock] = field(repr=False)
     salt: bytes = field(default=b"", repr=False)
+    states: SequenceStates | None = None
+    found_len: int = 0
 
     def private_ids(self) -> list[int]:
         """The blocks that nobody else can find: those behind the path, and duplicates on it."""
@@ -73,7 +84,7 @@ class BlockAllocation:
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """An allocation that was refused: so many blocks are missing."""
+    """An allocation that was refused: so many blocks are missing; 0: slots for states are."""
 
     num_blocks: int
 
@@ -82,16 +93,23 @@ class Allocator:
     """Allocates, extends and frees the blocks of sequences, and shares computed prefixes.
 
     Every method does all that it says or, when blocks are missing, changes nothing.
-    `prefix_caching` False: nothing is ever shared.
+    `prefix_caching` False: nothing is ever shared. `states`: the slots of a model with states.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        prefix_caching: bool = True,
+        states: StateSlots | None = None,
+    ) -> None:
         """Raises ValueError unless there is at least one block of at least one token."""
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 1")
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.states = states
         self._prefix_caching = prefix_caching
         self._num_prefixes = 0
         # A stack: what was freed last is handed out first, while it may still be in a CPU's cache.
@@ -123,7 +141,8 @@ class Allocator:
 
     def cached_len(self, token_ids: tuple[int, ...], max_len: int, salt: bytes = b"") -> int:
         """Of the first `max_len` tokens, those that an allocation would find in the cache now."""
-        return len(self._match(token_ids, max_len, salt)) * self.block_size
+        path = self._match(token_ids, max_len, salt)
+        return len(self._up_to_state(path)) * self.block_size
 
     def num_blocks_of(self, num_tokens: int) -> int:
         """Blocks that so many tokens fill, the last one perhaps in part."""
@@ -147,6 +166,14 @@ class Allocator:
         if max_cached_len is not None:
             most = min(most, max_cached_len)
         path = self._match(token_ids, most, salt)
+        found_len = len(path) * self.block_size
+        if self.states is not None:
+            path = self._up_to_state(path)
+            if path and not self.states.has_room(path[-1].prefix_id):
+                # It takes the slot of the state, rather than wait for another.
+                path = []
+            if not path and not self.states.has_room(None):
+                return Shortage(0)
         num_new = self.num_blocks_of(len(token_ids)) - len(path)
         # Blocks of the hit that nobody uses count as available until they are used.
         unused = [cached for cached in path if cached.num_users == 0]
@@ -160,7 +187,12 @@ class Allocator:
         block_ids = [cached.block_id for cached in path] + self._take(num_new)
         cached_len = len(path) * self.block_size
         capacity = len(block_ids) * self.block_size
-        return BlockAllocation(block_ids, cached_len, cached_len, capacity, path, salt)
+        states = None
+        if self.states is not None:
+            states = self.states.begin(path[-1].prefix_id if path else None)
+        return BlockAllocation(
+            block_ids, cached_len, cached_len, capacity, path, salt, states, found_len
+        )
 
     def has_room(self, allocation: BlockAllocation, num_tokens: int) -> bool:
         """Whether `extend` would make room for so many."""
@@ -186,9 +218,14 @@ class Allocator:
         """
         size = self.block_size
         for stop in range(size, len(token_ids) + 1, size):
+            allocation.committed_len += size
             if self._prefix_caching:
                 self._cache_next(allocation, token_ids[stop - size : stop])
-            allocation.committed_len += size
+
+    def let_go_of_state(self, allocation: BlockAllocation) -> None:
+        """The kept state with which it began was read, and may be evicted."""
+        if self.states is not None and allocation.states is not None:
+            self.states.was_read(allocation.states)
 
     def free(self, allocation: BlockAllocation, *, forget: bool = False) -> None:
         """Gives everything back; what was committed stays cached.
@@ -197,6 +234,9 @@ class Allocator:
         not to be trusted. The allocation must not be used again.
         """
         path = allocation.path
+        if self.states is not None and allocation.states is not None:
+            self.states.leave(allocation.states)
+            allocation.states = None
         self._free_ids += allocation.private_ids()
         for cached in reversed(path):
             cached.num_users -= 1
@@ -213,9 +253,16 @@ class Allocator:
         self._free_ids = list(range(self.num_blocks - 1, -1, -1))
         self._cached.clear()
         self._evictable.clear()
+        if self.states is not None:
+            self.states.clear()
 
     def check_invariants(self, allocations: Iterable[BlockAllocation]) -> None:
         """Pool, cache and all live allocations agree. Raises AssertionError."""
+        allocations = list(allocations)
+        if self.states is not None:
+            self.states.check_invariants(
+                allocation.states for allocation in allocations if allocation.states is not None
+            )
         places = self._free_ids + [cached.block_id for cached in self._cached.values()]
         num_users = dict.fromkeys(self._cached.values(), 0)
         for allocation in allocations:
@@ -229,6 +276,8 @@ class Allocator:
         assert sorted(places) == list(range(self.num_blocks)), "a block is lost, or in two places"
         assert {cached for cached, count in num_users.items() if not count} == set(self._evictable)
         by_prefix = {cached.prefix_id: cached for cached in self._cached.values()}
+        if self.states is not None:
+            assert by_prefix.keys() >= self.states.kept_ids, "a state is kept of what is forgotten"
         ages = {cached: age for age, cached in enumerate(self._evictable)}
         for key, cached in self._cached.items():
             assert cached.key == key, f"block {cached.block_id} is found by another key"
@@ -252,6 +301,15 @@ class Allocator:
             prefix_id = cached.prefix_id
         return path
 
+    def _up_to_state(self, path: list[CachedBlock]) -> list[CachedBlock]:
+        """What a sequence can use of a path: of a model with states, what ends in a kept one."""
+        if self.states is None:
+            return path
+        num_usable = len(path)
+        while num_usable and not self.states.keeps(path[num_usable - 1].prefix_id):
+            num_usable -= 1
+        return path[:num_usable]
+
     def _cache_next(self, allocation: BlockAllocation, token_ids: tuple[int, ...]) -> None:
         """Appends the next block to the allocation's path.
 
@@ -272,13 +330,14 @@ class Allocator:
             cached.block_id = block_id
         cached.num_users += 1
         path.append(cached)
+        if self.states is not None and allocation.states is not None:
+            self.states.keep(allocation.states, allocation.committed_len, cached.prefix_id)
 
     def _take(self, num_blocks: int) -> list[int]:
         """So many blocks, of those that are available."""
         while len(self._free_ids) < num_blocks:
             evicted, _ = self._evictable.popitem(last=False)
-            del self._cached[evicted.key]
-            self._free_ids.append(evicted.block_id)
+            self._drop(evicted)
         first = len(self._free_ids) - num_blocks
         block_ids = self._free_ids[first:]
         del self._free_ids[first:]
@@ -293,5 +352,12 @@ class Allocator:
             # What continues an unused block is unused, too.
             if cached is top or cached.key[0] in gone:
                 gone.add(cached.prefix_id)
-                del self._cached[cached.key], self._evictable[cached]
-                self._free_ids.append(cached.block_id)
+                del self._evictable[cached]
+                self._drop(cached)
+
+    def _drop(self, cached: CachedBlock) -> None:
+        """Frees a cached block that nobody uses."""
+        del self._cached[cached.key]
+        self._free_ids.append(cached.block_id)
+        if self.states is not None:
+            self.states.forget(cached.prefix_id)

@@ -9,6 +9,11 @@ sequence is preempted: its blocks are freed, it waits again, and is recomputed, 
 helped by what the prefix cache still holds. When blocks are about to be freed anyhow, nothing is
 preempted: the one in need sits the step out, as a paused one does.
 
+The slots of a model with states limit how many run, as the size of a batch does: who lacks them
+waits. Which states of a prompt are kept for later ones: that at the last block boundary before its
+end, where the next turn of a chat goes on; and that where it leaves what others began with, which
+is known once its keys are found and no state with them.
+
 Where several API keys have sequences, each is to have its share. What a key was served decides who
 is admitted next, and whether that comes before another key's prompt that is being computed. Where
 there is no room for a key that runs less than its share, the youngest sequence of the key that runs
@@ -27,6 +32,7 @@ from router.scheduler.allocator import Allocator, BlockAllocation, Shortage
 from router.scheduler.fair_shares import FairShares, RunningCounts
 from router.scheduler.queues import RunningBatch, WaitingQueue
 from router.scheduler.sequence import ScheduledChunk, Sequence, SequenceState
+from router.scheduler.states import SequenceStates
 
 # A step that is made before it is known how many tokens a constraint has forced has room for so
 # many. Where there are more, a further step computes them.
@@ -107,6 +113,8 @@ class Planner:
         self._max_step_tokens = max_step_tokens
         # Each running sequence must find a token in a step, those too that sit this one out.
         self._max_running = min(max_batch_size, max_step_tokens)
+        if allocator.states is not None:
+            self._max_running = min(self._max_running, allocator.states.max_sequences)
         self._max_drafts = max_drafts
         self._allocator = allocator
         self._waiting = waiting
@@ -340,6 +348,9 @@ class Planner:
             plan.num_prompt_tokens += sequence.known_len
             plan.num_cached_tokens += sequence.cached_len
         self._running.add(sequence)
+        states = allocation.states
+        if states is not None:
+            self._plan_kept(sequence, allocation, states)
         chunk_len = plan.schedule_prompt(sequence)
         request = sequence.request
         plan.new.append(
@@ -355,8 +366,33 @@ class Planner:
                 logprobs=request.logprobs,
                 constraint=request.shard_constraint,
                 pause_len=request.pause_len,
+                state_ids=() if states is None else states.state_ids,
+                from_state=None if states is None else states.from_state,
+                kept_states=() if states is None else tuple(states.unwritten),
             )
         )
+
+    def _plan_kept(
+        self, sequence: Sequence, allocation: BlockAllocation, states: SequenceStates
+    ) -> None:
+        """Chooses where the state of a prompt that is computed now is kept for later ones."""
+        slots = self._allocator.states
+        if slots is None or not self._allocator.shares_prefixes:
+            return
+        block_size = self._allocator.block_size
+        last_len = (sequence.prompt_len - 1) // block_size * block_size
+        found_len = allocation.found_len
+        kept_len = allocation.cached_len
+        for other in self._running.computing:
+            if other is not sequence:
+                # What it computes counts as found, and what it keeps is kept.
+                found_len = max(found_len, _shared_len(sequence, other, block_size))
+                kept_len = max(kept_len, _awaited_len(sequence, other, block_size))
+        wanted = dict.fromkeys((last_len, min(found_len, last_len)))
+        positions = [position for position in wanted if position > kept_len]
+        # Who waits, and one who comes, is not kept waiting by what is written for later ones.
+        num_next = min(len(self._waiting) + 1, self._max_running - len(self._running))
+        slots.plan(states, positions, num_next)
 
 
 def _plan_chunk(sequence: Sequence, plan: StepPlan) -> None:
@@ -370,13 +406,22 @@ def awaits_prefix(sequence: Sequence, computing: Iterable[Sequence], allocator: 
     block_size = allocator.block_size
     if not allocator.shares_prefixes or sequence.max_cached_len < _MIN_SHARED_BLOCKS * block_size:
         return False
-    shared_len = max((_shared_len(sequence, other, block_size) for other in computing), default=0)
+    shared_len = max((_awaited_len(sequence, other, block_size) for other in computing), default=0)
     if shared_len < _MIN_SHARED_BLOCKS * block_size:
         return False
     salt = sequence.request.cache_salt
     cached_len = allocator.cached_len(sequence.token_ids(), sequence.max_cached_len, salt)
     spared_len = shared_len - cached_len
     return spared_len >= max(_MIN_SHARED_BLOCKS * block_size, (sequence.known_len - cached_len) / 2)
+
+
+def _awaited_len(sequence: Sequence, other: Sequence, block_size: int) -> int:
+    """Tokens that will be found once `other` has computed them."""
+    shared_len = _shared_len(sequence, other, block_size)
+    if other.states is None:
+        return shared_len
+    kept = [each.position for each in other.states.unwritten if each.position <= shared_len]
+    return max(kept, default=0)
 
 
 def _shared_len(sequence: Sequence, other: Sequence, block_size: int) -> int:

@@ -122,6 +122,8 @@ class RunningBatch:
         self._retiring: dict[int, Sequence] = {}
         # What the shards hold and must forget; a dict for its order.
         self._to_drop: dict[int, None] = {}
+        # Those that begin with a kept state, until it was read.
+        self._readers: list[Sequence] = []
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -188,6 +190,9 @@ class RunningBatch:
     def add(self, sequence: Sequence) -> None:
         """Inserts an admitted sequence in order of arrival."""
         insort(self._sequences, sequence, key=_order)
+        states = sequence.states
+        if states is not None and states.pinned is not None:
+            self._readers.append(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Removes a sequence that the shards still hold: the next step drops it."""
@@ -226,6 +231,22 @@ class RunningBatch:
             del self._retiring[sequence.request_id]
             self._free(sequence)
 
+    def let_go_of_states(self) -> None:
+        """A step was answered: the kept states that were read may be evicted."""
+        if self._readers:
+            self._readers = [each for each in self._readers if not self._has_read(each)]
+
+    def _has_read(self, sequence: Sequence) -> bool:
+        """Whether it has gone on from the state that it began with, or is gone."""
+        allocation = sequence.allocation
+        if allocation is None:
+            return True
+        # A first step whose draw was late is computed again.
+        if sequence.computed_len == allocation.cached_len:
+            return False
+        self._allocator.let_go_of_state(allocation)
+        return True
+
     def take_drops(self) -> tuple[int, ...]:
         """The requests that the next step drops; they count as dropped from now on."""
         dropped_ids = tuple(self._to_drop)
@@ -239,6 +260,7 @@ class RunningBatch:
         self._sequences.clear()
         self._retiring.clear()
         self._to_drop.clear()
+        self._readers.clear()
         self._allocator.clear()
 
     def check_invariants(self) -> None:
@@ -255,6 +277,11 @@ class RunningBatch:
             assert sequence.allocation is not None, f"request {sequence.request_id} has no blocks"
             allocations.append(sequence.allocation)
         self._allocator.check_invariants(allocations)
+        readers = {sequence.request_id for sequence in self._readers}
+        for sequence in (*self._sequences, *self._retiring.values()):
+            states = sequence.states
+            is_reader = states is not None and states.pinned is not None
+            assert not is_reader or sequence.request_id in readers, "a state is pinned for ever"
 
     def _retire(self, sequence: Sequence) -> None:
         if sequence.num_steps_in_flight:

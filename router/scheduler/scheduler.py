@@ -57,7 +57,8 @@ class SchedulerStats:
     `num_blocks_used` are kept by requests, `num_blocks_cached` by the prefix cache alone; the
     rest is free. `num_constrained` of the running requests have a constraint. Cumulative:
     `num_preemptions`, and of first admissions `num_prompt_tokens` and `num_cached_tokens`, those
-    of them that were found in the prefix cache.
+    of them that were found in the prefix cache. Of a model with states requests hold
+    `num_states_used` of its slots, and the prefix cache `num_states_kept`.
     """
 
     num_waiting: int
@@ -69,6 +70,9 @@ class SchedulerStats:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_constrained: int
+    num_states_total: int = 0
+    num_states_used: int = 0
+    num_states_kept: int = 0
 
 
 class Scheduler:
@@ -234,6 +238,7 @@ class Scheduler:
                     counted.append(kept)
             is_gone = has_ended(generation) and request_id not in remaining_ids
             self._running.answered(sequence, has_ended=is_gone)
+        self._running.let_go_of_states()
         if self._checks_steps:
             self.check_invariants()
         return tuple(counted)
@@ -275,6 +280,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """The scheduler in numbers, now."""
+        states = self._allocator.states
         return SchedulerStats(
             num_waiting=len(self._waiting),
             num_running=len(self._live) - len(self._waiting),
@@ -285,6 +291,9 @@ class Scheduler:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._num_cached_tokens,
             num_constrained=self._running.num_constrained,
+            num_states_total=0 if states is None else states.num_states,
+            num_states_used=0 if states is None else states.num_used,
+            num_states_kept=0 if states is None else states.num_kept,
         )
 
     def check_invariants(self) -> None:
@@ -313,6 +322,7 @@ class Scheduler:
         assert waiting_ids <= self._live.keys(), "an ended request waits"
         if not self.has_work:
             assert self._allocator.num_used == 0, "blocks are kept for nobody"
+            assert self.stats().num_states_used == 0, "slots for states are held for nobody"
 
     def _refuse_unfit(self, sequence: Sequence) -> None:
         if sequence.prompt_len < 1:

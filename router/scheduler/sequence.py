@@ -25,6 +25,7 @@ from typing import NamedTuple
 from proto.contract import Generation
 from router.request.request import GenerateRequest, Work
 from router.scheduler.allocator import BlockAllocation
+from router.scheduler.states import SequenceStates
 
 
 class SequenceState(Enum):
@@ -178,6 +179,11 @@ class Sequence:
     def has_failed_alone(self) -> bool:
         """True once the shards have failed with no other one in the step."""
         return self.num_lost > _MAX_LOST
+
+    @property
+    def states(self) -> SequenceStates | None:
+        """The slots that it holds; None: it does not run, or its model has no states."""
+        return None if self.allocation is None else self.allocation.states
 
     @property
     def awaits_tokens(self) -> bool:

@@ -238,8 +238,14 @@ class Shards:
         self._warmed = (largest, limits)
         return limits
 
-    async def _warm_up(self, largest: Largest, num_blocks: int | None) -> PoolLimits:
-        request = wire.warmup_to_pb(self._epoch, *largest, num_blocks)
+    async def _warm_up(self, largest: Largest, before: PoolLimits | None) -> PoolLimits:
+        """`before`: the pool that there has been, to be made anew."""
+        request = wire.warmup_to_pb(
+            self._epoch,
+            *largest,
+            num_blocks=None if before is None else before.num_blocks,
+            num_states=None if before is None else before.num_states or None,
+        )
         answers = await self._call_state("Warmup", request, self._timeouts.warmup_s)
         limits = [wire.limits_from_pb(answer) for answer in answers]
         if len({limit.block_size for limit in limits}) > 1:
@@ -248,6 +254,7 @@ class Shards:
             num_blocks=min(limit.num_blocks for limit in limits),
             block_size=limits[0].block_size,
             max_total_len=min(limit.max_total_len for limit in limits),
+            num_states=min(limit.num_states for limit in limits),
         )
 
     async def prepare(self, constraint: Constraint) -> Prepared:
@@ -296,7 +303,7 @@ class Shards:
         answers = await self._begin_epoch(self._timeouts.control_s)
         if self._warmed is not None and not all(map(wire.is_warm, answers)):
             largest, limits = self._warmed
-            found = await self._warm_up(largest, limits.num_blocks)
+            found = await self._warm_up(largest, limits)
             if found != limits:
                 raise ShardUnfit(f"the shards began anew with {found}; they had {limits}")
 

@@ -363,6 +363,9 @@ class Metrics(Collector):
         self.kv_blocks_cached = Gauge(
             "tandem_kv_blocks_cached", "Blocks kept for reuse and held by no request"
         )
+        self.states_total = Gauge("tandem_states_total", "Slots for states, of a model with states")
+        self.states_used = Gauge("tandem_states_used", "Slots for states held by running requests")
+        self.states_kept = Gauge("tandem_states_kept", "States kept for reuse")
         self.prompt_tokens = Counter("tandem_prompt_tokens", "Prompt tokens of admitted requests")
         self.prefix_hit_tokens = Counter(
             "tandem_prefix_cache_hit_tokens", "Prompt tokens that were in the prefix cache"

@@ -33,6 +33,7 @@ from router.request.request import (
 )
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.scheduler.states import StateSlots
 from router.shards.shards import Shards, ShardTimeouts
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import NO_TRACES, Tracer
@@ -118,12 +119,13 @@ async def routing(
     tracer: Tracer = NO_TRACES,
     checks: ConstraintCheck | None = None,
     launcher: Launcher = NO_LAUNCHER,
+    states: StateSlots | None = None,
 ) -> AsyncIterator[Rig]:
     """A router that runs; in the end all blocks must be back and none may have been misused."""
     async with serving(*ranks) as address:
         shards = await Shards.connect(address, timeouts, first_epoch=1, tracer=tracer)
         pool = await shards.warmup(max_step_tokens, max_batch_size, None)
-        allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching)
+        allocator = Allocator(pool.num_blocks, pool.block_size, prefix_caching, states)
         scheduler = scheduler_class(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
         metrics = Metrics(CollectorRegistry(), max_input_len=64, max_total_len=128)
         observer = StepObserver(metrics, pool.block_size, tracer)

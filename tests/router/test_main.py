@@ -202,6 +202,21 @@ async def test_a_tokenizer_with_more_tokens_than_the_model_is_told(tokenizer: Pa
     assert f"up to {VOCAB_SIZE - 1}, and the model has {VOCAB_SIZE - 8} tokens" in line
 
 
+async def test_a_model_whose_states_are_not_kept_is_said_to_cache_no_prefixes(
+    tokenizer: Path,
+) -> None:
+    async with router_over(FakeShard(num_states=12), tokenizer) as router:
+        line = await router.until_logged("prefix caching is off")
+        assert "its executor (none) keeps none with which a later request could begin" in line
+        await router.until_logged("12 states of 1.0 KiB")
+        info = await ask(router.port, "GET", "/info")
+        await info.until(b'"num_states":12,"prefix_caching":false')
+        info.writer.close()
+        # It serves.
+        await (await stream(router.port, "Hello", 5)).events()
+        await router.until_logged("/generate_stream")
+
+
 async def test_log_lines_are_json_and_the_compute_type_another_when_asked_for(
     tokenizer: Path,
 ) -> None:

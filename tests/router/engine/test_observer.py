@@ -13,6 +13,7 @@ from processes.otlp import OtlpExporter
 from processes.spans import TRACE_KEY, TraceContext
 from proto import generate_pb2 as pb
 from router.request.request import GenerateRequest
+from router.scheduler.states import StateSlots
 from router.telemetry.tracing import Tracer
 from tests.fakes import FakeShard
 from tests.router.rig import asking, events_of, routing, settled
@@ -32,6 +33,16 @@ async def test_metrics_tell_what_happened() -> None:
         assert metrics.kv_blocks_total.value() == 64
         assert metrics.kv_blocks_used.value() == 0
         assert metrics.step_phase.count("rpc") == 6
+
+
+async def test_slots_for_states_are_told() -> None:
+    states = StateSlots(12)
+    async with routing(FakeShard(), states=states) as rig:
+        await events_of(rig.batcher.submit(asking("abcdefgh", max_new_tokens=6)))
+        await settled(rig)
+        metrics = rig.metrics
+        told = [each.value() for each in (metrics.states_total, metrics.states_used)]
+        assert (told, metrics.states_kept.value()) == ([12, 0], 1)
 
 
 async def test_what_can_fail_is_counted_from_zero() -> None:

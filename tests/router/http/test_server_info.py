@@ -9,7 +9,7 @@ from proto import generate_pb2 as pb
 from proto.contract import ModelInfo, PoolLimits
 from proto.convert import from_message, to_message
 from router.config import RouterConfig
-from router.http.server_info import limits_of, max_drafts_of, server_info
+from router.http.server_info import capacity_of, limits_of, max_drafts_of, server_info
 from router.request.errors import StartupFailed
 from tests.byte_tokenizer import byte_ids
 from tests.fake_script import saying
@@ -46,6 +46,47 @@ def test_drafts_are_off_and_refused_where_they_would_change_answers() -> None:
     assert max_drafts_of(RouterConfig(), zoo) == max_drafts_of(RouterConfig(speculate=0), zoo) == 0
     with pytest.raises(StartupFailed, match=r"--speculate 3: .* the executor `zoo, sdpa` depend"):
         max_drafts_of(RouterConfig(speculate=3), zoo)
+
+
+STATES = replace(served_by("zoo", is_invariant=True), state_bytes=1 << 20)
+
+
+def test_a_model_with_states_has_no_drafts_which_could_not_be_taken_back() -> None:
+    assert max_drafts_of(RouterConfig(), STATES) == 0
+    with pytest.raises(StartupFailed, match=r"--speculate 2: the model keeps a state"):
+        max_drafts_of(RouterConfig(speculate=2), STATES)
+
+
+@pytest.mark.parametrize(
+    ("is_asked_for", "state_bytes", "keeps_states", "is_on"),
+    [
+        (True, 0, False, True),
+        (False, 0, False, False),
+        (True, 8, False, False),
+        (True, 8, True, True),
+        (False, 8, True, False),
+    ],
+)
+def test_prefixes_are_cached_where_a_request_could_begin_behind_them(
+    is_asked_for: bool, state_bytes: int, keeps_states: bool, is_on: bool
+) -> None:
+    info = replace(STATES, state_bytes=state_bytes, keeps_states=keeps_states)
+    pool = PoolLimits(8, 16, 64, num_states=4)
+    config = RouterConfig(prefix_caching=is_asked_for)
+    told = server_info(config, 1, info, pool, limits_of(config, info, pool))
+    assert (told.prefix_caching, told.num_states) == (is_on, 4)
+
+
+def test_slots_for_states_bound_how_many_requests_are_said_to_run_at_once() -> None:
+    pool = PoolLimits(64, 16, 64, num_states=9)
+    capacity = str(capacity_of(STATES, pool, limits_of(RouterConfig(), STATES, pool)))
+    assert "(64 blocks of 16 tokens), 9 states of 1.0 MiB" in capacity
+    assert "64 tokens, 4 at once" in capacity
+
+
+def test_a_pool_in_which_no_request_has_its_two_states_is_refused() -> None:
+    with pytest.raises(StartupFailed, match="room for 1 states of 1048576 bytes"):
+        limits_of(RouterConfig(), STATES, PoolLimits(8, 16, 64, num_states=1))
 
 
 @pytest.mark.parametrize(("flag", "has_them"), [("auto", True), ("model", True), ("none", False)])

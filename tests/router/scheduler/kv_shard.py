@@ -8,8 +8,11 @@ Its tokens are a function of the prefix alone, as those of a real shard are of p
 `expected_output` knows what a request must get whatever happens to it on the way. Under a
 constraint some tokens are forced, so that a draw brings a run of them, and some draws are late.
 Where it may, it computes drafts, some of them wrong: these leave KV that nobody may read.
+
+Of a model with states a slot for states holds the prefix at whose end it stands.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from zlib import crc32
 
@@ -17,6 +20,7 @@ from proto.contract import (
     Batch,
     FinishReason,
     Generation,
+    KeptState,
     NewSequence,
     RunningUpdate,
     SampledToken,
@@ -102,6 +106,10 @@ class _Sequence:
     drafts: Prefix = ()
     num_late: int = 0
     has_ended: bool = False
+    state_ids: tuple[int, ...] = ()
+    kept_states: tuple[KeptState, ...] = ()
+    # Slots that it may read, by where they stand.
+    standing: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -129,14 +137,20 @@ class KvShard:
         is_ahead: bool,
         runs_late: bool,
         max_drafts: int = 0,
+        num_states: int = 0,
     ) -> None:
+        assert not (max_drafts and num_states), "a draft that is wrong has moved the state on"
         self._num_blocks = num_blocks
+        self._num_states = num_states
         self._block_size = block_size
         self._seed = seed
         self._is_ahead = is_ahead
         self._runs_late = runs_late
         self._max_drafts = max_drafts
         self._slots: dict[int, Prefix] = {}
+        self._states: dict[int, Prefix] = {}
+        # What each step reads and writes that is not answered.
+        self._states_in_flight: deque[tuple[set[int], set[int]]] = deque()
         self._sequences: dict[int, _Sequence] = {}
         # request id -> number of outputs after which its row fails
         self.faults: dict[int, int] = {}
@@ -149,6 +163,8 @@ class KvShard:
     def lose_everything(self) -> None:
         """As after a restart."""
         self._slots.clear()
+        self._states.clear()
+        self._states_in_flight.clear()
         self._sequences.clear()
 
     def run(self, batch: Batch) -> RunStep:
@@ -173,6 +189,7 @@ class KvShard:
             assert sum(num_tokens.values()) == batch.num_tokens
             assert num_decode_tokens == batch.num_decode_tokens
         writes: dict[int, Prefix] = {}
+        self._move_states(num_tokens if self._num_states else {})
         for request_id, count in num_tokens.items():
             self._write(self._sequences[request_id], count, writes)
         self._slots.update(writes)
@@ -187,6 +204,7 @@ class KvShard:
     def answer(self, step: RunStep) -> StepResult:
         """The step's answer; its writes land again, for until now nobody else may use its slots."""
         self._slots.update(step.writes)
+        self._states_in_flight.popleft()
         return step.result
 
     def _keep(self, batch: Batch) -> None:
@@ -210,7 +228,18 @@ class KvShard:
             tokens=new.token_ids,
             computed_len=new.cached_len,
             block_ids=list(new.block_ids),
+            state_ids=new.state_ids,
+            kept_states=new.kept_states,
+            standing={} if new.from_state is None else {new.cached_len: new.from_state},
         )
+        assert len(set(new.state_ids)) == len(new.state_ids) == (2 if self._num_states else 0)
+        for kept in new.kept_states:
+            assert new.cached_len < kept.position <= new.prompt_len
+            assert kept.position % self._block_size == 0
+        slots = {*new.state_ids, *(kept.state_id for kept in new.kept_states)}
+        for read, written in self._states_in_flight:
+            assert not slots & (read | written), "a slot is used by a step that is not answered"
+            assert new.from_state not in written, "a state is read that may fail to be written"
 
     def _grow(self, request_id: int, update: RunningUpdate | None) -> tuple[int, bool]:
         sequence = self._sequences[request_id]
@@ -239,6 +268,35 @@ class KvShard:
         assert 0 <= block_id < self._num_blocks
         return block_id * self._block_size + position % self._block_size
 
+    def _move_states(self, num_tokens: dict[int, int]) -> None:
+        """Every sequence of the step reads the state at its first position and writes another."""
+        read: set[int] = set()
+        writes: dict[int, Prefix] = {}
+        for request_id, count in num_tokens.items():
+            sequence = self._sequences[request_id]
+            start = sequence.computed_len
+            if not count:
+                continue
+            read_id = None
+            if start:
+                read_id = sequence.standing[start]
+                held = self._states.get(read_id)
+                assert held == sequence.tokens[:start], f"{request_id} begins with a foreign state"
+                read.add(read_id)
+            write_id = next(each for each in sequence.state_ids if each != read_id)
+            sequence.standing = {} if read_id is None else {start: read_id}
+            sequence.standing[start + count] = write_id
+            for position, state_id in (
+                (start + count, write_id),
+                *(kept for kept in sequence.kept_states if start < kept.position <= start + count),
+            ):
+                assert 0 <= state_id < self._num_states
+                assert state_id not in writes, "two rows of a step write one state"
+                writes[state_id] = sequence.tokens[:position]
+        assert not read & writes.keys(), "a state is written while it is read"
+        self._states.update(writes)
+        self._states_in_flight.append((read, {*writes}))
+
     def _write(self, sequence: _Sequence, count: int, writes: dict[int, Prefix]) -> None:
         start = sequence.computed_len
         tokens = sequence.tokens + sequence.drafts
@@ -261,6 +319,9 @@ class KvShard:
             for position in range(start, sequence.computed_len):
                 slot = self._slot(sequence, position)
                 self._slots[slot] = writes[slot] = _POISON
+            for state_id in sequence.standing.values():
+                if state_id in sequence.state_ids:
+                    self._states[state_id] = _POISON
             del self._sequences[request_id]
             return Generation(request_id, error="not a number")
         logprobs: tuple[float, ...] = ()
@@ -272,7 +333,9 @@ class KvShard:
             return Generation(request_id, prompt_logprobs=logprobs) if logprobs else None
         sequence.is_decoding = True
         if request.constraint is not None:
-            if sequence.num_late < num_late(sequence.tokens, self._seed):
+            # Where a state stands at its last token.
+            may_be_late = not self._num_states or count == 1
+            if may_be_late and sequence.num_late < num_late(sequence.tokens, self._seed):
                 sequence.num_late += 1
                 sequence.computed_len -= 1
                 return Generation(request_id, prompt_logprobs=logprobs, is_late=True)

@@ -3,6 +3,7 @@
 from proto.contract import Batch, FinishReason, Generation, SampledToken, StepResult
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.scheduler.states import StateSlots
 from tests.strategies import make_request
 
 
@@ -15,9 +16,11 @@ def make_scheduler(
     max_steps_in_flight: int = 1,
     prefix_caching: bool = True,
     max_drafts: int = 0,
+    num_states: int = 0,
 ) -> Scheduler:
     limits = SchedulerLimits(max_step_tokens, max_batch_size, max_steps_in_flight, max_drafts)
-    return Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching))
+    states = StateSlots(num_states) if num_states else None
+    return Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching, states))
 
 
 def step(scheduler: Scheduler) -> Batch:

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from router.scheduler.allocator import Allocator, BlockAllocation, Shortage
+from router.scheduler.states import StateSlots
 from tests.hypothesis_profiles import more_examples
 from tests.strategies import token_ids
 
@@ -214,6 +215,67 @@ def test_forgetting_takes_what_continues_the_path_and_spares_what_is_in_use() ->
     assert allocator.cached_len((1, 2, 3), 3) == 1
     assert (allocator.num_cached, allocator.num_used) == (0, 2)
     allocator.check_invariants([in_use])
+
+
+def with_states(num_blocks: int, block_size: int, num_states: int) -> Allocator:
+    return Allocator(num_blocks, block_size, states=StateSlots(num_states))
+
+
+def keep(allocator: Allocator, tokens: Tokens, *positions: int) -> BlockAllocation:
+    """An allocation all of whose tokens were computed, with states kept at these positions."""
+    allocation = allocate(allocator, tokens)
+    assert allocator.states is not None
+    assert allocation.states is not None
+    allocator.states.plan(allocation.states, positions, num_spared=0)
+    allocator.commit(allocation, tokens[allocation.committed_len :])
+    allocator.check_invariants([allocation])
+    return allocation
+
+
+def test_a_hit_ends_at_a_kept_state_and_keys_behind_it_are_computed_anew() -> None:
+    allocator = with_states(16, 2, num_states=6)
+    first = keep(allocator, (1, 2, 3, 4, 5, 6, 7), 4)
+    assert allocator.cached_len((1, 2, 3, 4, 5, 6, 7), 6) == 4
+    second = allocate(allocator, (1, 2, 3, 4, 5, 6, 7))
+    assert (second.cached_len, second.found_len) == (4, 6)
+    assert second.block_ids[:2] == first.block_ids[:2]
+    assert not set(second.block_ids[2:]) & set(first.block_ids)
+    allocator.commit(second, (5, 6))
+    allocator.check_invariants([first, second])
+
+
+def test_where_no_state_is_kept_nothing_is_found() -> None:
+    allocator = with_states(16, 2, num_states=6)
+    keep(allocator, (1, 2, 3, 4, 5))
+    second = allocate(allocator, (1, 2, 3, 4, 5))
+    assert (second.cached_len, second.found_len) == (0, 4)
+
+
+def test_a_state_goes_with_its_block_and_not_with_those_behind() -> None:
+    allocator = with_states(4, 1, num_states=5)
+    allocator.free(keep(allocator, (1, 2, 3), 2))
+    allocator.free(allocate(allocator, (9, 9)))
+    assert allocator.cached_len((1, 2, 3), 3) == 2
+    other = allocate(allocator, (9, 9, 9))
+    assert allocator.cached_len((1, 2, 3), 3) == 0
+    assert allocator.states is not None
+    assert (allocator.states.num_kept, allocator.states.num_available) == (0, 3)
+    allocator.check_invariants([other])
+
+
+def test_a_sequence_that_is_not_to_be_trusted_leaves_no_state_behind() -> None:
+    allocator = with_states(8, 1, num_states=5)
+    allocator.free(keep(allocator, (1, 2, 3), 1, 3), forget=True)
+    assert allocator.states is not None
+    assert (allocator.states.num_kept, allocator.states.num_available) == (0, 5)
+
+
+def test_without_slots_an_allocation_is_refused_and_changes_nothing() -> None:
+    allocator = with_states(8, 1, num_states=3)
+    live = keep(allocator, (1, 2), 1)
+    assert allocator.allocate((5, 6)) == Shortage(0)
+    assert (allocator.num_used, allocator.cached_len((1, 2), 1)) == (2, 1)
+    allocator.check_invariants([live])
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,14 @@
 
 import pytest
 
-from proto.contract import Batch, FinishReason, Generation, RunningUpdate, SampledToken
+from proto.contract import (
+    Batch,
+    FinishReason,
+    Generation,
+    NewSequence,
+    RunningUpdate,
+    SampledToken,
+)
 from router.request.errors import ShardFailed
 from router.scheduler.scheduler import Scheduler
 from tests.router.scheduler.steps import (
@@ -515,3 +522,201 @@ def test_more_accepted_drafts_than_tokens_are_the_shards_fault(
     scheduler = decoding(1)
     with pytest.raises(ShardFailed, match=fault):
         answer(scheduler, step(scheduler), generation)
+
+
+def kept_of(new: NewSequence) -> list[int]:
+    """Where states of its prompt are to be kept."""
+    return [kept.position for kept in new.kept_states]
+
+
+def end(request_id: int, token_id: int = 7) -> Generation:
+    return token(request_id, token_id, FinishReason.LENGTH)
+
+
+def test_of_a_model_without_states_nobody_has_slots() -> None:
+    scheduler = make_scheduler()
+    add(scheduler, 0, *SHARED)
+    (new,) = run(scheduler, token(0, 7)).new
+    assert (new.state_ids, new.from_state, new.kept_states) == ((), None, ())
+    assert scheduler.stats().num_states_total == 0
+
+
+def test_who_lacks_slots_waits_and_nobody_is_preempted() -> None:
+    scheduler = make_scheduler(num_blocks=40, num_states=5, prefix_caching=False)
+    for request_id in range(3):
+        add(scheduler, request_id, request_id, 1, 2)
+    first = run(scheduler, end(0), token(1, 7))
+    slots = [new.state_ids for new in first.new]
+    assert [new.request_id for new in first.new] == [0, 1]
+    assert [len(each) for each in slots] == [2, 2]
+    assert not set(slots[0]) & set(slots[1])
+    second = run(scheduler, token(1, 7), token(2, 7))
+    assert [(new.request_id, set(new.state_ids)) for new in second.new] == [(2, {*slots[0]})]
+    assert (scheduler.stats().num_preemptions, scheduler.stats().num_states_used) == (0, 4)
+
+
+def test_slots_come_back_with_the_answer_of_the_last_step_that_may_write_them() -> None:
+    scheduler = make_scheduler(num_states=2, max_steps_in_flight=2, prefix_caching=False)
+    add(scheduler, 0, 1, 2, 3)
+    add(scheduler, 1, 4, 5, 6)
+    first = step(scheduler)
+    second = step(scheduler)
+    scheduler.finish(0)
+    answer(scheduler, first, token(0, 7))
+    assert scheduler.stats().num_states_used == 2
+    assert scheduler.schedule(0.0) is None
+    answer(scheduler, second)
+    assert scheduler.stats().num_states_used == 0
+    assert new_of(step(scheduler)) == [(1, 0)]
+
+
+def test_a_preempted_one_gives_its_slots_back_and_gets_others() -> None:
+    scheduler = make_scheduler(num_blocks=4, block_size=1, num_states=4, prefix_caching=False)
+    add(scheduler, 0, 1)
+    add(scheduler, 1, 2)
+    run(scheduler, token(0, 7), token(1, 7))
+    run(scheduler, token(0, 7), token(1, 7))
+    assert run(scheduler, token(0, 7)).dropped_ids == (1,)
+    assert scheduler.stats().num_states_used == 2
+    run(scheduler, end(0))
+    (new,) = step(scheduler).new
+    assert (new.token_ids, new.cached_len, len(new.state_ids)) == ((2, 7, 7), 0, 2)
+
+
+def test_the_next_turn_goes_on_where_the_state_of_the_prompt_was_kept() -> None:
+    scheduler = make_scheduler(num_blocks=40, num_states=12)
+    add(scheduler, 0, 1, 2, 3, 4, 5, 6, 7, max_new_tokens=3)
+    (first,) = run(scheduler, token(0, 8)).new
+    assert kept_of(first) == [6]
+    run(scheduler, token(0, 9))
+    run(scheduler, end(0, 10))
+    assert scheduler.stats().num_states_kept == 1
+    add(scheduler, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
+    (second,) = step(scheduler).new
+    assert (second.cached_len, second.from_state) == (6, first.kept_states[0].state_id)
+    # Keys of the answer were found, too: where it goes on is known now.
+    assert kept_of(second) == [8, 12]
+    scheduler.check_invariants()
+
+
+def test_the_same_prompt_again_computes_its_last_block_alone() -> None:
+    scheduler = make_scheduler(num_blocks=40, num_states=12)
+    for request_id in range(2):
+        add(scheduler, request_id, *SHARED, max_new_tokens=1)
+        (new,) = run(scheduler, end(request_id)).new
+        assert new.cached_len == 10 * request_id
+    assert (kept_of(new), scheduler.stats().num_states_kept) == ([], 1)
+
+
+def test_where_prompts_part_is_known_with_the_second_and_hit_by_the_third() -> None:
+    scheduler = make_scheduler(num_blocks=60, num_states=20)
+    found = []
+    for request_id in range(3):
+        add(scheduler, request_id, *SHARED, request_id, 1, 2, max_new_tokens=1)
+        (new,) = run(scheduler, end(request_id)).new
+        found.append((new.cached_len, kept_of(new)))
+    assert found == [(0, [14]), (0, [12, 14]), (12, [14])]
+
+
+def test_a_state_is_found_once_its_step_was_answered() -> None:
+    scheduler = make_scheduler(num_blocks=40, num_states=20, max_steps_in_flight=3)
+    add(scheduler, 0, 1, 2, 3, 4, 5)
+    first = step(scheduler)
+    add(scheduler, 1, 1, 2, 3, 4, 5)
+    second = step(scheduler)
+    # The other one keeps what both have.
+    assert [(new.cached_len, kept_of(new)) for new in second.new] == [(0, [])]
+    answer(scheduler, first, token(0, 7))
+    add(scheduler, 2, 1, 2, 3, 4, 5)
+    (third,) = step(scheduler).new
+    assert (third.cached_len, third.from_state) == (4, first.new[0].kept_states[0].state_id)
+
+
+def test_equal_beginnings_are_waited_for_where_their_state_is_kept() -> None:
+    scheduler = make_scheduler(num_blocks=60, num_states=20, max_step_tokens=64)
+    add(scheduler, 0, *SHARED)
+    add(scheduler, 1, *SHARED)
+    # Of the first no state is kept where this one leaves it; it keeps one for the next.
+    add(scheduler, 2, *SHARED[:9], 1, 2, 3)
+    add(scheduler, 3, *SHARED[:9], 4, 5, 6)
+    first = run(scheduler, token(0, 7), token(2, 7))
+    assert [(new.request_id, kept_of(new)) for new in first.new] == [(0, [10]), (2, [8, 10])]
+    assert new_of(step(scheduler)) == [(1, 10), (3, 8)]
+
+
+def with_a_kept_state(num_states: int, max_steps_in_flight: int = 1) -> Scheduler:
+    """Of the first four tokens of (1, 2, 3, 4, ...)."""
+    scheduler = make_scheduler(
+        num_blocks=60, num_states=num_states, max_steps_in_flight=max_steps_in_flight
+    )
+    add(scheduler, 0, 1, 2, 3, 4, 5, max_new_tokens=1)
+    run(scheduler, end(0))
+    assert scheduler.stats().num_states_kept == 1
+    return scheduler
+
+
+def test_a_kept_state_makes_room_for_one_who_would_have_begun_there() -> None:
+    scheduler = with_a_kept_state(num_states=6)
+    add(scheduler, 1, 8, 9)
+    add(scheduler, 2, 9, 8)
+    add(scheduler, 3, 1, 2, 3, 4, 5)
+    batch = run(scheduler, token(1, 7), token(2, 7), token(3, 7))
+    assert new_of(batch) == [(1, 0), (2, 0), (3, 0)]
+    assert scheduler.stats().num_states_kept == 0
+
+
+def test_a_state_is_not_evicted_before_the_step_that_reads_it_was_answered() -> None:
+    scheduler = with_a_kept_state(num_states=6, max_steps_in_flight=2)
+    add(scheduler, 1, 1, 2, 3, 4, 6)
+    add(scheduler, 2, 8, 9)
+    add(scheduler, 3, 9, 8)
+    first = step(scheduler)
+    second = step(scheduler)
+    assert (new_of(first), new_of(second)) == ([(1, 4), (2, 0)], [])
+    answer(scheduler, first, token(1, 7), token(2, 7))
+    assert new_of(step(scheduler)) == [(3, 0)]
+    assert scheduler.stats().num_states_kept == 0
+    scheduler.check_invariants()
+
+
+def test_a_state_stays_for_a_first_step_that_drew_nothing() -> None:
+    scheduler = with_a_kept_state(num_states=6)
+    add(scheduler, 1, 1, 2, 3, 4, 6, is_constrained=True)
+    add(scheduler, 2, 8, 9)
+    add(scheduler, 3, 9, 8)
+    assert new_of(run(scheduler, late(1), token(2, 7))) == [(1, 4), (2, 0)]
+    assert new_of(run(scheduler, token(1, 7), token(2, 7))) == []
+    assert new_of(step(scheduler)) == [(3, 0)]
+
+
+def test_nothing_is_kept_where_others_would_wait_for_the_slots() -> None:
+    scheduler = make_scheduler(num_blocks=60, num_states=8)
+    for request_id in range(3):
+        add(scheduler, request_id, request_id, 2, 3, 4, 5)
+    batch = run(scheduler, token(0, 7), token(1, 7), token(2, 7))
+    assert [kept_of(new) for new in batch.new] == [[], [], []]
+    add(scheduler, 3, 3, 2, 3, 4, 5)
+    scheduler.finish(0)
+    scheduler.finish(1)
+    # Slots for one who comes are left now.
+    assert [kept_of(new) for new in step(scheduler).new] == [[4]]
+
+
+def test_without_prefix_caching_no_state_is_kept() -> None:
+    scheduler = make_scheduler(num_blocks=60, num_states=12, prefix_caching=False)
+    add(scheduler, 0, *SHARED)
+    (new,) = run(scheduler, token(0, 7)).new
+    assert (len(new.state_ids), kept_of(new)) == (2, [])
+
+
+def test_no_state_is_left_when_the_shards_lost_theirs() -> None:
+    scheduler = make_scheduler(num_blocks=60, num_states=12)
+    add(scheduler, 0, *SHARED)
+    run(scheduler, token(0, 7))
+    assert scheduler.stats().num_states_kept == 1
+    scheduler.fail()
+    stats = scheduler.stats()
+    assert (stats.num_states_used, stats.num_states_kept) == (0, 0)
+    (new,) = step(scheduler).new
+    assert (new.cached_len, new.from_state, kept_of(new)) == (0, None, [10])
+    scheduler.check_invariants()

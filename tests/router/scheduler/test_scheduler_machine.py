@@ -1,4 +1,4 @@
-"""The scheduler against a shard that checks every KV slot it reads, under any order of events.
+"""The scheduler against a shard that checks all that it reads, under any order of events.
 
 What a request gets must be what it would get alone, however it was chunked, preempted, resumed,
 served from the cache or run ahead of, and nobody passes one of its key that came before it.
@@ -17,9 +17,10 @@ from proto.contract import Batch, FinishReason, Generation
 from router.request.request import ApiKey, GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.scheduler.states import StateSlots
 from tests.hypothesis_profiles import more_examples
 from tests.router.scheduler.kv_shard import KvShard, RunStep, expected_output
-from tests.strategies import requests
+from tests.strategies import make_request, requests, token_ids
 
 KEYS = (ApiKey("one"), ApiKey("two"), ApiKey("heavy", weight=3.0))
 
@@ -35,49 +36,58 @@ class Tracked:
     is_held: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class World:
+    """A pool and a shard."""
+
+    num_blocks: int
+    block_size: int
+    limits: SchedulerLimits
+    prefix_caching: bool
+    runs_late: bool
+    seed: int
+    keys: tuple[ApiKey, ...]
+    num_states: int = 0
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Everything that the batcher may do, in any order."""
 
     @initialize(
-        num_blocks=st.integers(4, 16),
-        block_size=st.integers(1, 4),
-        limits=st.builds(
-            SchedulerLimits,
-            max_step_tokens=st.integers(1, 16),
-            max_batch_size=st.integers(1, 5),
-            max_steps_in_flight=st.integers(1, 3),
-            max_drafts=st.sampled_from([0, 0, 1, 3]),
-        ),
-        prefix_caching=st.sampled_from([True, True, True, False]),
-        runs_late=st.booleans(),
-        seed=st.integers(0, 2**32 - 1),
-        keys=st.sampled_from([KEYS[:1], KEYS[:2], KEYS]),
+        world=st.builds(
+            World,
+            num_blocks=st.integers(4, 16),
+            block_size=st.integers(1, 4),
+            limits=st.builds(
+                SchedulerLimits,
+                max_step_tokens=st.integers(1, 16),
+                max_batch_size=st.integers(1, 5),
+                max_steps_in_flight=st.integers(1, 3),
+                max_drafts=st.sampled_from([0, 0, 1, 3]),
+            ),
+            prefix_caching=st.sampled_from([True, True, True, False]),
+            runs_late=st.booleans(),
+            seed=st.integers(0, 2**32 - 1),
+            keys=st.sampled_from([KEYS[:1], KEYS[:2], KEYS]),
+        )
     )
-    def begin(
-        self,
-        num_blocks: int,
-        block_size: int,
-        limits: SchedulerLimits,
-        prefix_caching: bool,
-        runs_late: bool,
-        seed: int,
-        keys: tuple[ApiKey, ...],
-    ) -> None:
-        self.limits = limits
-        self.seed = seed
-        self.keys = keys
-        self.max_total_len = num_blocks * block_size
-        self.scheduler = Scheduler(limits, Allocator(num_blocks, block_size, prefix_caching))
-        self.block_size = block_size
-        self.prefix_caching = prefix_caching
-        is_ahead = limits.max_steps_in_flight > 1
+    def begin(self, world: World) -> None:
+        self.world = world
+        self.limits = world.limits
+        self.seed = world.seed
+        self.keys = world.keys
+        self.max_total_len = world.num_blocks * world.block_size
+        states = StateSlots(world.num_states) if world.num_states else None
+        allocator = Allocator(world.num_blocks, world.block_size, world.prefix_caching, states)
+        self.scheduler = Scheduler(world.limits, allocator)
         self.shard = KvShard(
-            num_blocks,
-            block_size,
-            seed,
-            is_ahead=is_ahead,
-            runs_late=runs_late,
-            max_drafts=limits.max_drafts,
+            world.num_blocks,
+            world.block_size,
+            world.seed,
+            is_ahead=world.limits.max_steps_in_flight > 1,
+            runs_late=world.runs_late,
+            max_drafts=world.limits.max_drafts,
+            num_states=world.num_states,
         )
         self.in_flight: deque[RunStep] = deque()
         self.tracked: dict[int, Tracked] = {}
@@ -91,6 +101,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add(self, data: st.DataObject, fault: int | None, is_ready: bool) -> None:
         request = data.draw(requests(self.max_total_len, self.keys))
+        self.submit(request, fault, is_ready=is_ready)
+
+    def submit(self, request: GenerateRequest, fault: int | None, *, is_ready: bool) -> None:
         request_id = len(self.tracked)
         self.tracked[request_id] = Tracked(request, is_held=not is_ready)
         if fault is not None:
@@ -175,6 +188,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.shard.lose_everything()
         assert self.scheduler.stats().num_blocks_used == 0
         assert self.scheduler.stats().num_blocks_cached == 0
+        assert self.scheduler.stats().num_states_used == 0
+        assert self.scheduler.stats().num_states_kept == 0
 
     @invariant()
     def books_agree(self) -> None:
@@ -203,6 +218,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert not self.live_ids()
         assert not self.shard.held_ids
         assert self.scheduler.stats().num_blocks_used == 0
+        assert self.scheduler.stats().num_states_used == 0
 
     def live_ids(self) -> list[int]:
         return [key for key, tracked in self.tracked.items() if tracked.end is None]
@@ -229,8 +245,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     def may_await_prefix(self, request_id: int) -> bool:
         """It begins as one that is in a batch, with blocks enough to be worth a step."""
         tokens = self.tokens_of(request_id)
-        return self.prefix_caching and any(
-            len(commonprefix([tokens, self.tokens_of(other)])) >= 4 * self.block_size
+        return self.world.prefix_caching and any(
+            len(commonprefix([tokens, self.tokens_of(other)])) >= 4 * self.world.block_size
             for other in self.resident
         )
 
@@ -262,9 +278,57 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert (tuple(tracked.outputs), generation.finish_reason) == (expected, reason)
 
 
+class StatesMachine(SchedulerMachine):
+    """Of a model with states: prompts that begin alike, and fewer slots than blocks."""
+
+    @initialize(
+        world=st.builds(
+            World,
+            num_blocks=st.integers(8, 40),
+            block_size=st.integers(1, 2),
+            limits=st.builds(
+                SchedulerLimits,
+                max_step_tokens=st.integers(4, 16),
+                max_batch_size=st.integers(1, 5),
+                max_steps_in_flight=st.integers(1, 3),
+            ),
+            prefix_caching=st.sampled_from([True, True, True, True, True, False]),
+            runs_late=st.booleans(),
+            seed=st.integers(0, 2**32 - 1),
+            keys=st.sampled_from([KEYS[:1], KEYS[:1], KEYS[:2]]),
+            num_states=st.integers(2, 9),
+        )
+    )
+    def begin(self, world: World) -> None:
+        super().begin(world)
+        self.max_total_len = min(16, self.max_total_len)
+
+    @precondition(lambda self: self.tracked)
+    @rule(data=st.data(), num_turns=st.integers(1, 8))
+    def go_on_with(self, data: st.DataObject, num_turns: int) -> None:
+        """Further turns of chats, the same again, or what leaves their beginning."""
+        for _ in range(num_turns):
+            before = self.tokens_of(data.draw(st.integers(0, len(self.tracked) - 1)))
+            most = self.max_total_len - 1
+            shared_len = data.draw(st.one_of(st.just(most), st.integers(1, len(before))))
+            prompt_ids = (before[:shared_len] + data.draw(token_ids(0, 3)))[:most]
+            room = self.max_total_len - len(prompt_ids)
+            request = make_request(
+                prompt_ids,
+                data.draw(st.integers(1, room)),
+                is_constrained=data.draw(st.booleans()),
+                key=data.draw(st.sampled_from(self.keys)),
+            )
+            fault = data.draw(st.sampled_from([None, None, None, None, None, 0, 1]))
+            self.submit(request, fault, is_ready=True)
+            self.go_on(data.draw(st.integers(0, 6)))
+
+
 TestScheduler = SchedulerMachine.TestCase
 TestScheduler.settings = settings(
     more_examples(3),
     stateful_step_count=40,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+TestStates = StatesMachine.TestCase
+TestStates.settings = settings(TestScheduler.settings, max_examples=more_examples(2).max_examples)

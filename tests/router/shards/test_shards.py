@@ -94,6 +94,19 @@ async def test_warm_up_answers_the_smallest_ranks_limits() -> None:
     assert (limits.num_blocks, limits.block_size, limits.max_total_len) == (60, 4, 240)
 
 
+async def test_a_shard_that_was_started_anew_is_asked_for_the_pool_that_it_had() -> None:
+    shard = FakeShard(num_states=12)
+    async with connected(shard) as shards:
+        limits = await shards.warmup(256, 16, None)
+        assert limits.num_states == 12
+        shard.is_warm = False
+        await shards.reset()
+    first, second = [request for method, request in shard.calls if method == "Warmup"]
+    assert not first.HasField("num_blocks")
+    assert not first.HasField("num_states")
+    assert (second.num_blocks, second.num_states) == (64, 12)
+
+
 async def test_a_prompt_then_decodes_until_the_shard_ends_it() -> None:
     shard = FakeShard()
     async with connected(shard) as shards:
