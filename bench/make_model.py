@@ -2,9 +2,11 @@
 
     python -m bench.make_model /tmp/llama-100m
     python -m bench.make_model /tmp/llama-1b --shape 1b
+    python -m bench.make_model /tmp/hybrid --shape hybrid
 
 Hidden 768, 12 layers, 12 heads of 4 key heads, intermediate 2048, vocabulary 32 000 (tied), 4096
-positions, bfloat16, 200 MB; `--shape 1b` is TinyLlama's, 1.1 B parameters, 2.2 GB.
+positions, bfloat16, 200 MB; `--shape 1b` is TinyLlama's, 1.1 B parameters, 2.2 GB; `--shape hybrid`
+is Qwen3.5-0.8B's but for its vocabulary: 24 layers, of which 18 have a gated delta rule, 1.06 GB.
 `--vocab-size 128000 --num-layers 1 --hidden-size 128` makes a quick one of a large vocabulary.
 Linear layers have unit gain (std = in_features ** -0.5): of the usual initialisation, with tied
 embeddings, greedy decoding repeats one token for ever. The tokenizer is a byte-level BPE trained on
@@ -20,7 +22,13 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 from bench.command_line import parser_of
 
@@ -33,6 +41,19 @@ _TINYLLAMA = {
     "num_key_value_heads": 4,
     "intermediate_size": 5632,
     "tie_word_embeddings": False,
+}
+_HYBRID = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "intermediate_size": 3584,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
 }
 _MADE_UP_WORDS = 200_000
 _SPECIAL_TOKENS = ("<s>", "</s>", "<unk>")
@@ -63,10 +84,10 @@ def config(
     return LlamaConfig(**sizes | changes, bos_token_id=0, eos_token_id=1)
 
 
-def model(shape: LlamaConfig, seed: int = 0) -> Any:
+def model(shape: PreTrainedConfig, seed: int = 0) -> Any:
     """Random weights of unit gain, in bfloat16."""
     torch.manual_seed(seed)
-    built: Any = LlamaForCausalLM(shape)
+    built: Any = AutoModelForCausalLM.from_config(shape)
     for module in built.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
@@ -107,10 +128,16 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=_HIDDEN_SIZE)
     parser.add_argument("--num-layers", type=int, default=_NUM_LAYERS)
     parser.add_argument("--max-len", type=int, help="positions (default: 4096)")
-    parser.add_argument("--shape", choices=("1b",), help="instead of the sizes above")
+    parser.add_argument("--shape", choices=("1b", "hybrid"), help="instead of the sizes above")
     args = parser.parse_args()
     sizes = (args.vocab_size, args.hidden_size, args.num_layers)
-    shape = config(VOCAB_SIZE, 2048, 22, **_TINYLLAMA) if args.shape else config(*sizes)
+    shape: Any
+    if args.shape == "1b":
+        shape = config(VOCAB_SIZE, 2048, 22, **_TINYLLAMA)
+    elif args.shape == "hybrid":
+        shape = AutoConfig.for_model("qwen3_5_text", **_HYBRID, bos_token_id=0, eos_token_id=1)
+    else:
+        shape = config(*sizes)
     shape.max_position_embeddings = args.max_len or shape.max_position_embeddings
     built = model(shape, args.seed)
     built.save_pretrained(args.folder)

@@ -561,7 +561,6 @@ def _cuda_mixer_reasons(mixer: Mixer) -> Iterator[str]:
 
 
 def _delta_reasons(delta: Delta) -> Iterator[str]:
-    yield "its gated delta rule is computed by its own class alone"
     for name, width in (("key_dim", delta.key_dim), ("value_dim", delta.value_dim)):
         if width % _VECTOR_LEN:
             yield f"{name} {width} of its gated delta rule is not a multiple of {_VECTOR_LEN}"
@@ -577,8 +576,6 @@ def _attention_reasons(attention: Attention) -> Iterator[str]:
     head_dim = attention.head_dim
     query = attention.query
     key = attention.key
-    if attention.gate is not None and attention.gate.rows.count != attention.num_heads * head_dim:
-        yield "the gate behind its attention has one number for each head"
     if head_dim % _VECTOR_LEN:
         yield f"head_dim {head_dim} is not a multiple of {_VECTOR_LEN}"
     if attention.num_heads % attention.num_kv_heads:

@@ -491,7 +491,10 @@ class PackedWeights:
             self._columns(attention.value),
         ]
         if attention.gate is not None:
-            parts.append(self._columns(attention.gate))
+            gate = self._columns(attention.gate)
+            # One number for each head is as many equal ones.
+            times = attention.num_heads * attention.head_dim // len(gate)
+            parts.append(gate.take(np.repeat(np.arange(len(gate)), times)))
         return Columns.concatenate(parts)
 
     def _delta_rows(self, delta: Delta) -> Columns:

@@ -34,7 +34,7 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.loading import load_model
-from model_server.recipe.recipe import Mixer, Recipe
+from model_server.recipe.recipe import Conv, Delta, Mixer, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.model_server.checkpoint import tiny_models
@@ -340,6 +340,24 @@ def test_the_reason_of_a_refusal_names_what_is_not_served() -> None:
     assert (
         unfit_reason(with_mixer(recipe, unlike), torch.float32)
         == "layer 0: queries and keys are rotated in different ways"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"value_dim": 24}, "value_dim 24 of its gated delta rule is not a multiple of 16"),
+        ({"num_key_heads": 3}, "3 key heads do not divide 8 heads"),
+        ({"conv": Conv("", None, 9)}, "its convolution reads 9 tokens, more than 8"),
+    ],
+)
+def test_a_delta_rule_of_odd_sizes_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
+    recipe = decoder("qwen3_5").recipe
+    assert unfit_reason(recipe, torch.bfloat16) is None
+    mixer = recipe.layers[0].mixer
+    assert isinstance(mixer, Delta)
+    assert unfit_reason(with_mixer(recipe, replace(mixer, **changes)), torch.bfloat16) == (
+        f"layer 0: {reason}"
     )
 
 

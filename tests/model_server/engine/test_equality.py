@@ -100,8 +100,18 @@ def test_generate_says_something_that_a_fault_would_change(name: str, device: st
     assert sum(len(set(tokens)) for tokens in expected) >= 2 * NUM_NEW
 
 
-@pytest.mark.parametrize("name", EXPERTS)
-def test_experts_are_computed_by_recipe(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *EXPERTS,
+        "qwen3_5",
+        *[
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ("qwen3_5_moe", "qwen3_next", "olmo_hybrid")
+        ],
+    ],
+)
+def test_they_are_computed_by_recipe(name: str) -> None:
     assert case(name, "cpu").model.fallback_reason is None
 
 
