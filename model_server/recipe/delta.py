@@ -6,7 +6,6 @@ forwards from every output, until one fits.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import permutations, product
 from typing import Any
@@ -25,22 +24,16 @@ _TINY = 1e-3  # inputs of a norm so small that its epsilon is what matters
 _ACTIVATIONS = ("silu", "swish")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadDelta:
-    """A rule, what it read and what it gave, [num_tokens, hidden_size] each."""
-
-    delta: Delta
-    source: Tensor
-    output: Tensor
-
-
 def read_delta(
     ruled: Ruled,
     inside: Sequence[Call],
     parameters: Mapping[str, Tensor],
     epsilons: Sequence[float],
-) -> ReadDelta:
-    """`inside`: all calls of its layer; `parameters`: of the model. Raises Unreadable."""
+) -> tuple[Delta, Tensor, Tensor]:
+    """A rule, what it read and what it gave, [num_tokens, hidden_size]. Raises Unreadable.
+
+    inside: all calls of its layer; parameters: of the model
+    """
     linears = [call for call in inside if is_linear(call)]
     products = _products(ruled, linears)
     calls = [call for call, _ in products]
@@ -71,7 +64,7 @@ def read_delta(
         value_dim=value_dim,
         output=whole(output),
     )
-    return ReadDelta(delta, rows(source), rows(output.output))
+    return delta, rows(source), rows(output.output)
 
 
 def _products(ruled: Ruled, linears: Sequence[Call]) -> list[tuple[Call, Linear]]:

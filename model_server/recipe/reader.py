@@ -58,7 +58,6 @@ from model_server.recipe.recording import (
     NUM_TOKENS,
     Attended,
     Call,
-    Convolved,
     Mixed,
     Recording,
     Ruled,
@@ -202,14 +201,15 @@ class _Reader:
         self, mixed: Mixed, x: Tensor, inside: Sequence[Call]
     ) -> tuple[Call | None, Mixer, Tensor]:
         """The norm before it, the mixer itself, and what it gives."""
+        mixer: Mixer
+        if isinstance(mixed, Attended):
+            return self._attention(mixed, x, inside)
         if isinstance(mixed, Ruled):
-            found = read_delta(mixed, inside, self._parameters, self._norms.epsilons)
-            return self._norm_before(found.source, x, inside), found.delta, found.output
-        if isinstance(mixed, Convolved):
-            read_conv = read_short_conv(mixed, inside, self._parameters)
-            before = self._norm_before(read_conv.source, x, inside)
-            return before, read_conv.short, read_conv.output
-        return self._attention(mixed, x, inside)
+            epsilons = self._norms.epsilons
+            mixer, source, output = read_delta(mixed, inside, self._parameters, epsilons)
+        else:
+            mixer, source, output = read_short_conv(mixed, inside, self._parameters)
+        return self._norm_before(source, x, inside), mixer, output
 
     def _norm_before(self, source: Tensor, x: Tensor, inside: Sequence[Call]) -> Call | None:
         """What made a mixer's source of its layer's input."""

@@ -1,7 +1,6 @@
 """Reads a convolution between two gates: of which linear layers these are outputs."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 from torch import Tensor
@@ -11,19 +10,15 @@ from model_server.recipe.recipe import Conv, Linear, Rows, ShortConv, Unreadable
 from model_server.recipe.recording import Call, Convolved, close, rows, same
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadShortConv:
-    """A convolution, what it read and what it gave, [num_tokens, hidden_size] each."""
-
-    short: ShortConv
-    source: Tensor
-    output: Tensor
-
-
 def read_short_conv(
     convolved: Convolved, inside: Sequence[Call], parameters: Mapping[str, Tensor]
-) -> ReadShortConv:
-    """`inside`: all calls of its layer; `parameters`: of the model. Raises Unreadable."""
+) -> tuple[ShortConv, Tensor, Tensor]:
+    """A convolution, what its layer's mixer read and what it gave, [num_tokens, hidden_size].
+
+    inside: all calls of its layer; parameters: of the model
+
+    Raises Unreadable.
+    """
     if convolved.activation is not None:
         raise Unreadable("an activation stands behind its convolution")
     linears = [call for call in inside if is_linear(call)]
@@ -40,7 +35,7 @@ def read_short_conv(
                 if output is not None:
                     conv = conv_of(convolved, parameters)
                     short = ShortConv(first, second, gate, conv, whole(output))
-                    return ReadShortConv(short, rows(call.source), rows(output.output))
+                    return short, rows(call.source), rows(output.output)
     raise Unreadable("what stands before or behind its convolution is not known")
 
 

@@ -171,6 +171,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "lfm2": ("lfm2", _CONVOLVED),
+    "lfm2_moe": ("lfm2_moe", {**_CONVOLVED, **EXPERTS, "num_dense_layers": 1}),
     "lfm2-bias": ("lfm2", {**_CONVOLVED, "conv_bias": True, "conv_L_cache": 4}),
 }
 

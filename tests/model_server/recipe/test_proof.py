@@ -317,7 +317,7 @@ ALIKE = {"solar_open", "exaone_moe", "granitemoehybrid"}
 def test_a_recipe_is_that_of_the_real_model_not_of_a_narrow_one(name: str) -> None:
     recipe = read_recipe(family(name), trust_remote_code=False)
     judge = Judge(build_small(family(name), trust_remote_code=False).module, recipe, seed=3)
-    assert judge.error(recipe) < 1e-5
+    assert judge.error(recipe) < 2e-5
 
 
 @pytest.mark.slow
