@@ -271,7 +271,7 @@ LENS = (23, 9, 1, 17)
 MUTATED = (
     "gemma3_text",
     "persimmon",
-    "qwen2_moe",
+    "lfm2-bias",
     "dots1",
     "gemma2",
     "gpt_oss",
