@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -362,19 +362,21 @@ def _dense_recipe(
     if settings.device.type == "cpu":
         unfit = unfit_reason(recipe, dtype, settings.quantize)
     else:
-        lens = tuple(_inner_len(layer.mlp, empty) for layer in recipe.layers)
+        lens = tuple(_inner_lens(layer.mlp, empty) for layer in recipe.layers)
         unfit = unfit_reason_on_cuda(recipe, lens, world_size, settings.quantize)
     if unfit is not None:
         raise Unreadable(unfit)
     return recipe
 
 
-def _inner_len(mlp: Mlp | Moe, empty: HfModel) -> int:
-    """Of what the last product of an MLP reads; 0 where there are several."""
+def _inner_lens(mlp: Mlp | Moe, empty: HfModel) -> tuple[int, ...]:
+    """Of what the last products of an MLP read; experts have one length."""
     if isinstance(mlp, Moe):
-        return 0
+        shape = empty.module.get_parameter(mlp.down).shape
+        shared = () if mlp.shared is None else _inner_lens(mlp.shared, empty)
+        return (int(shape[1 if mlp.transposed else 2]), *shared)
     shape = empty.module.get_parameter(mlp.out.weight).shape
-    return int(shape[0 if mlp.out.transposed else 1])
+    return (int(shape[0 if mlp.out.transposed else 1]),)
 
 
 def check_zoo(settings: ModelSettings, config: Any, facts: ModelFacts, reason: str) -> None:
@@ -462,6 +464,8 @@ def _require_divisible(class_name: str, config: Any, world_size: int) -> None:
 
 
 _VECTOR_LEN = 16
+# Of each layer's MLP, what its last product reads, or its last products.
+InnerLens: TypeAlias = tuple[tuple[int, ...], ...]
 
 
 def unfit_reason(recipe: Recipe, dtype: torch.dtype, quantize: str | None = None) -> str | None:
@@ -480,12 +484,9 @@ def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterat
 
 
 def unfit_reason_on_cuda(
-    recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int, quantize: str | None = None
+    recipe: Recipe, inner_lens: InnerLens, num_ranks: int, quantize: str | None = None
 ) -> str | None:
-    """Why DenseCuda cannot compute this recipe on so many ranks, or None when it can.
-
-    inner_lens: of each layer's MLP, what its last product reads
-    """
+    """Why DenseCuda cannot compute this recipe on so many ranks, or None when it can."""
     reason = next(_cuda_reasons(recipe, quantize), None)
     if reason is None and quantize is not None:
         reason = next(_float8_reasons(recipe, inner_lens, num_ranks), None)
@@ -496,33 +497,31 @@ def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
     if quantize not in (None, "fp8"):
         yield f"weights are quantized to fp8 on CUDA, not to {quantize}"
     for index, layer in enumerate(recipe.layers):
-        if not isinstance(layer.mlp, Mlp):
-            yield f"layer {index}: its MLP has experts, which are computed on a CPU alone"
+        if isinstance(layer.mlp, Moe) and quantize is not None:
+            yield f"layer {index}: its MLP has experts, which are not multiplied in {quantize}"
         for reason in (*_cuda_mixer_reasons(layer.mixer), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
 
 
-def _float8_reasons(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> Iterator[str]:
-    for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
-        for width in (layer.mixer.output.rows.count, inner_len // num_ranks):
+def _float8_reasons(recipe: Recipe, inner_lens: InnerLens, num_ranks: int) -> Iterator[str]:
+    for index, (layer, lens) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
+        parts = (inner_len // num_ranks for inner_len in lens)
+        for width in (layer.mixer.output.rows.count, *parts):
             if width % _VECTOR_LEN:
                 yield f"layer {index}: a product of {width} numbers is none in fp8"
 
 
-def _undivided_reason(recipe: Recipe, inner_lens: tuple[int, ...], num_ranks: int) -> str | None:
-    """Why the recipe cannot be divided, or None when it can.
-
-    inner_lens: of each layer's MLP, what its last product reads
-    """
+def _undivided_reason(recipe: Recipe, inner_lens: InnerLens, num_ranks: int) -> str | None:
+    """Why the recipe cannot be divided, or None when it can."""
     if num_ranks == 1:
         return None
-    for index, (layer, inner_len) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
-        for reason in _undivided_reasons(layer, inner_len, num_ranks):
+    for index, (layer, lens) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
+        for reason in _undivided_reasons(layer, lens, num_ranks):
             return f"layer {index}: {reason}"
     return None
 
 
-def _undivided_reasons(layer: Layer, inner_len: int, num_ranks: int) -> Iterator[str]:
+def _undivided_reasons(layer: Layer, inner_lens: tuple[int, ...], num_ranks: int) -> Iterator[str]:
     attention = layer.attention
     num_heads = attention.num_heads
     num_kv_heads = attention.num_kv_heads
@@ -533,8 +532,9 @@ def _undivided_reasons(layer: Layer, inner_len: int, num_ranks: int) -> Iterator
             f"{num_kv_heads} key heads can neither be divided among {num_ranks} ranks, nor held"
             " by as many ranks each"
         )
-    if isinstance(layer.mlp, Mlp) and inner_len % num_ranks:
-        yield f"an MLP of {inner_len} numbers cannot be divided among {num_ranks} ranks"
+    for inner_len in inner_lens:
+        if inner_len % num_ranks:
+            yield f"an MLP of {inner_len} numbers cannot be divided among {num_ranks} ranks"
     for head in (attention.query, attention.key):
         if head.norm is not None and head.norm.width != attention.head_dim:
             yield "a norm over all heads needs those of every rank"

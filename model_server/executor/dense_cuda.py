@@ -1,7 +1,8 @@
-"""The executor of dense recipes on CUDA: ten launches a layer, and decode steps as CUDA graphs.
+"""The executor of recipes on CUDA: ten launches a layer, and decode steps as CUDA graphs.
 
     a layer:  product, rotate and write, attention (two), product      all-reduce
               add and norm, product, activation, product, add and norm  all-reduce
+    experts:  score, choose, group, two products, combine; three more for a shared one
 
 Each rank computes its part of a layer; after the two products that give a layer's sums they are
 added up over the ranks, and rank 0 alone gets the logits. The operations are kernels where Triton
@@ -34,7 +35,9 @@ from model_server.attention.sdpa import GatherSdpaAttention
 from model_server.attention.select import select_backend
 from model_server.executor.device_weights import (
     DenseLayer,
+    DenseMlp,
     DenseWeights,
+    Mixture,
     Partition,
     PlainMatrix,
     matrices_of,
@@ -318,7 +321,7 @@ class DenseCuda:
                 )
             normed = ops.add_norm(
                 residual,
-                self._feed_forward(layer, read),
+                self._sum(self._feed_forward(layer.mlp, read)),
                 next_norm,
                 post_norm=layer.mlp_post_norm,
                 scale=layer.residual_scale,
@@ -348,10 +351,14 @@ class DenseCuda:
         attended = self._attention.read(cache, query, inputs, layer.attention)
         return self._sum(layer.output.multiply(attended.flatten(1)))
 
-    def _feed_forward(self, layer: DenseLayer, x: Tensor) -> Tensor:
-        inner = layer.ins.multiply(x)
-        activated = self._ops.activate(inner, layer.layout, layer.activation)
-        return self._sum(layer.out.multiply(activated))
+    def _feed_forward(self, mlp: DenseMlp | Mixture, x: Tensor) -> Tensor:
+        """This rank's part."""
+        if isinstance(mlp, Mixture):
+            shared = None if mlp.shared is None else self._feed_forward(mlp.shared, x)
+            chosen, weights = self._ops.route(x, mlp.router)
+            return self._ops.mix(x, mlp.experts, chosen, weights, shared)
+        inner = mlp.ins.multiply(x)
+        return mlp.out.multiply(self._ops.activate(inner, mlp.layout, mlp.activation))
 
     def _sum(self, part: Tensor) -> Tensor:
         """Over the ranks."""

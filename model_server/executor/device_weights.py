@@ -24,8 +24,25 @@ from torch.nn import functional as F
 
 from model_server.attention.base import LayerGeometry, LayerOptions
 from model_server.executor.int4 import Int4Weight, stacked
-from model_server.executor.layer_ops import HeadLayout, LayerOps, NormWeights, quantized
-from model_server.recipe.recipe import Activation, Attention, Head, Layer, Linear, Mlp, Norm, Recipe
+from model_server.executor.layer_ops import (
+    Experts,
+    HeadLayout,
+    LayerOps,
+    NormWeights,
+    Router,
+    quantized,
+)
+from model_server.recipe.recipe import (
+    Activation,
+    Attention,
+    Head,
+    Layer,
+    Linear,
+    Mlp,
+    Moe,
+    Norm,
+    Recipe,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +184,25 @@ _LEAST_GROUP_LEN = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class DenseMlp:
+    """An MLP of recipe.Mlp, for this rank."""
+
+    ins: Matrix
+    layout: str  # "plain" or "gate_up"
+    activation: Activation
+    out: Matrix
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixture:
+    """An MLP of recipe.Moe: every rank chooses the same experts, and has a part of each."""
+
+    router: Router
+    experts: Experts
+    shared: DenseMlp | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DenseLayer:
     """One layer of recipe.Recipe, for this rank."""
 
@@ -177,10 +213,7 @@ class DenseLayer:
     output: Matrix
     attention_post_norm: NormWeights | None
     mlp_norm: NormWeights | None  # the same object as attention_norm where the two are one
-    ins: Matrix
-    layout: str  # "plain" or "gate_up"
-    activation: Activation
-    out: Matrix
+    mlp: DenseMlp | Mixture
     mlp_post_norm: NormWeights | None
     is_parallel: bool
     residual_scale: float
@@ -272,8 +305,6 @@ class _Reader:
         self._int4 = int4
 
     def layer(self, layer: Layer) -> DenseLayer:
-        if not isinstance(layer.mlp, Mlp):
-            raise ValueError("its MLP has experts")
         attention = layer.attention
         mlp = layer.mlp
         attention_norm = self.norm(layer.attention_norm)
@@ -286,10 +317,7 @@ class _Reader:
             output=self._summed(attention.output, self._inputs_of_heads(attention)),
             attention_post_norm=self.norm(layer.attention_post_norm),
             mlp_norm=attention_norm if shares_norm else self.norm(layer.mlp_norm),
-            ins=self._ins(mlp),
-            layout="plain" if mlp.layout == "plain" else "gate_up",
-            activation=mlp.activation,
-            out=self._summed(mlp.out, self._partition.part(self._num_inputs(mlp.out))),
+            mlp=self._mixture(mlp) if isinstance(mlp, Moe) else self._mlp(mlp),
             mlp_post_norm=self.norm(layer.mlp_post_norm),
             is_parallel=layer.parallel,
             residual_scale=layer.residual_scale,
@@ -397,6 +425,65 @@ class _Reader:
             return self._int4[linear.weight].num_inputs
         return self._parameters[linear.weight].shape[0 if linear.transposed else 1]
 
+    def _mlp(self, mlp: Mlp) -> DenseMlp:
+        return DenseMlp(
+            ins=self._ins(mlp),
+            layout="plain" if mlp.layout == "plain" else "gate_up",
+            activation=mlp.activation,
+            out=self._summed(mlp.out, self._partition.part(self._num_inputs(mlp.out))),
+        )
+
+    def _mixture(self, moe: Moe) -> Mixture:
+        return Mixture(
+            router=self._router(moe),
+            experts=self._experts(moe),
+            shared=None if moe.shared is None else self._mlp(moe.shared),
+        )
+
+    def _router(self, moe: Moe) -> Router:
+        linears = [each for each in (moe.router, moe.shared_gate) if each is not None]
+        dtype = self._dtype
+        for linear in linears:
+            dtype = torch.promote_types(dtype, self._parameters[linear.weight].dtype)
+        parts = [
+            self._dense_rows(linear, np.arange(linear.rows.count), dtype=dtype)
+            for linear in linears
+        ]
+        weight, bias = _merged(parts, dtype)
+        assert isinstance(weight, Tensor)
+        correction = None
+        if moe.correction is not None:
+            correction = self._numbers([moe.correction], moe.num_experts, 0.0)
+        return Router(moe, weight, bias, correction)
+
+    def _experts(self, moe: Moe) -> Experts:
+        """Of each expert this rank's inner numbers; the biases of what is summed are rank 0's."""
+        outs = self._each_expert(moe.down, moe)
+        ins = self._each_expert(moe.gate_up, moe)
+        inner_len = outs.shape[2]
+        inner = self._partition.part(inner_len)
+        rows = np.arange(2 * inner_len).reshape(2, inner_len)[:, inner.start : inner.stop].ravel()
+        if moe.layout == "gate_up_pairs":
+            rows = np.arange(2 * inner.start, 2 * inner.stop)
+        ins_bias = outs_bias = None
+        if moe.gate_up_bias is not None:
+            ins_bias = self._moved(_taken(self._parameters[moe.gate_up_bias].detach(), rows, 1))
+        if moe.down_bias is not None and self._partition.rank == 0:
+            outs_bias = self.whole(moe.down_bias)
+        return Experts(
+            ins=self._moved(_taken(ins, rows, 1)).contiguous(),
+            ins_bias=ins_bias,
+            outs=self._moved(outs.narrow(2, inner.start, len(inner))).contiguous(),
+            outs_bias=outs_bias,
+            layout=moe.layout,
+            activation=moe.activation,
+        )
+
+    def _each_expert(self, name: str, moe: Moe) -> Tensor:
+        """[num_experts, num_outputs, num_inputs]"""
+        weight = self._parameters[name].detach()
+        return weight.transpose(1, 2) if moe.transposed else weight
+
     def _ins(self, mlp: Mlp) -> Matrix:
         """Gate rows, then up rows; or all rows of a plain layer."""
         # Which row of which layer: (layer, row) of the outputs side by side.
@@ -445,31 +532,35 @@ class _Reader:
         return taken, self._bias(linear, rows)
 
     def _dense_rows(
-        self, linear: Linear, chosen: npt.NDArray[np.int64], inputs: range | None = None
+        self,
+        linear: Linear,
+        chosen: npt.NDArray[np.int64],
+        inputs: range | None = None,
+        dtype: torch.dtype | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `_rows`, in the model's dtype."""
+        """As `_rows`, in the model's dtype or in another one."""
         weight = self._parameters[linear.weight].detach()
         weight = weight.T if linear.transposed else weight
         if inputs is not None:
             weight = weight.narrow(1, inputs.start, len(inputs))
         rows = np.array(linear.rows.indices())[chosen]
-        return self._moved(_taken(weight, rows)), self._bias(linear, rows)
+        return self._moved(_taken(weight, rows), dtype), self._bias(linear, rows)
 
     def _bias(self, linear: Linear, rows: npt.NDArray[np.int64]) -> Tensor | None:
         if linear.bias is None:
             return None
         return self._moved(_taken(self._parameters[linear.bias].detach(), rows))
 
-    def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype)
+    def _moved(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return tensor.to(self._device, dtype or self._dtype)
 
 
-def _taken(tensor: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+def _taken(tensor: Tensor, rows: npt.NDArray[np.int64], axis: int = 0) -> Tensor:
     """Some rows: a view where they follow one another."""
     first = int(rows[0])
     if np.array_equal(rows, np.arange(first, first + len(rows))):
-        return tensor.narrow(0, first, len(rows))
-    return tensor.index_select(0, torch.from_numpy(rows).to(tensor.device))
+        return tensor.narrow(axis, first, len(rows))
+    return tensor.index_select(axis, torch.from_numpy(rows).to(tensor.device))
 
 
 def _merged(parts: Sequence[Rows], dtype: torch.dtype) -> Rows:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from model_server.executor.int4 import Int4Weight
-from model_server.recipe.dense_torch import activate, rotate
-from model_server.recipe.recipe import Activation
+from model_server.recipe.dense_torch import activate, choose, rotate
+from model_server.recipe.recipe import Activation, Moe
 
 LARGEST_FLOAT8 = 448.0  # of e4m3
 
@@ -59,6 +59,41 @@ class HeadLayout:
     sin: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Router:
+    """What chooses each token's experts; see recipe.Moe for how.
+
+    weight:     [num_experts, hidden_size] of the model's dtype, or of a wider one that its
+                parameters have; a shared expert's gate is one more row
+    bias:       a number for each row, or None
+    correction: [num_experts] float32, or None
+    """
+
+    moe: Moe
+    weight: Tensor
+    bias: Tensor | None = None
+    correction: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Experts:
+    """The weights of all experts, of the model's dtype and contiguous.
+
+    ins:       [num_experts, 2 * inner_len, hidden_size], see recipe.Mlp for the layout of its rows
+    ins_bias:  [num_experts, 2 * inner_len], or None
+    outs:      [num_experts, hidden_size, inner_len]
+    outs_bias: [num_experts, hidden_size], or None
+    layout:    "gate_up" or "gate_up_pairs"
+    """
+
+    ins: Tensor
+    ins_bias: Tensor | None
+    outs: Tensor
+    outs_bias: Tensor | None
+    layout: str
+    activation: Activation
+
+
 class LayerOps(Protocol):
     """The operations of a layer; each returns a new tensor, contiguous."""
 
@@ -95,6 +130,25 @@ class LayerOps(Protocol):
 
     def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
         """What an MLP's last layer reads: see recipe.Mlp; "gate_up" is half as wide as `inner`."""
+
+    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        """Each token's experts [num_tokens, top_k] int32, and their weights in float32.
+
+        Where there is a shared expert, its weight is one more column. Scores are float32.
+        """
+
+    def mix(
+        self,
+        x: Tensor,
+        experts: Experts,
+        chosen: Tensor,
+        weights: Tensor,
+        shared: Tensor | None,
+    ) -> Tensor:
+        """The weighted sum of what each token's experts make of it: `route` gives which.
+
+        shared: [num_tokens, hidden_size] of a shared expert, which has the last weight
+        """
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows in float8_e4m3fn, and scales [num_rows, 1] float32: `x` is about their product."""
@@ -147,6 +201,41 @@ class TorchLayerOps:
     def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
         """See LayerOps.activate."""
         return activate(layout, activation, inner.float()).to(inner.dtype)
+
+    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        """See LayerOps.route."""
+        moe = router.moe
+        bias = None if router.bias is None else router.bias.float()
+        logits = functional.linear(x.float(), router.weight.float(), bias)
+        chosen, weights = choose(moe, logits[:, : moe.num_experts], router.correction)
+        if moe.shared is not None:
+            gate = logits[:, moe.num_experts :].sigmoid()
+            weights = torch.cat(
+                (weights, gate if gate.shape[1] else weights.new_ones(len(x), 1)), 1
+            )
+        return chosen.to(torch.int32), weights
+
+    def mix(
+        self,
+        x: Tensor,
+        experts: Experts,
+        chosen: Tensor,
+        weights: Tensor,
+        shared: Tensor | None,
+    ) -> Tensor:
+        """See LayerOps.mix."""
+        output = x.new_zeros(x.shape, dtype=torch.float32)
+        for expert in chosen.unique().tolist():
+            rows, places = torch.where(chosen == expert)
+            bias = None if experts.ins_bias is None else experts.ins_bias[expert]
+            inner = functional.linear(x[rows], experts.ins[expert], bias)
+            inner = self.activate(inner, experts.layout, experts.activation)
+            bias = None if experts.outs_bias is None else experts.outs_bias[expert]
+            outs = functional.linear(inner, experts.outs[expert], bias)
+            output.index_add_(0, rows, outs.float() * weights[rows, places, None])
+        if shared is not None:
+            output += shared.float() * weights[:, -1:]
+        return output.to(x.dtype)
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See LayerOps.quantize."""

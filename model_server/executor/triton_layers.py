@@ -2,9 +2,10 @@
 
 add_norm          residual += scale * post_norm(x), then norm(residual)
 rotate_and_write  norm and rotation of queries and keys; keys and values into the pool
-activate          what an MLP's last product reads
 multiply_int4     products with a weight in 4 bits, made 16-bit numbers on the way
 quantize_row      rows in 8-bit floating point, each with a scale of its own
+
+Activations are in triton_activations.py, experts in triton_experts.py.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -18,7 +19,15 @@ from torch import Tensor
 
 from model_server.attention.triton import multiply_add
 from model_server.executor.int4 import Int4Weight
-from model_server.executor.layer_ops import HeadLayout, NormWeights, normalised
+from model_server.executor.layer_ops import (
+    Experts,
+    HeadLayout,
+    NormWeights,
+    Router,
+    normalised,
+)
+from model_server.executor.triton_activations import activated
+from model_server.executor.triton_experts import mixed, routed
 from model_server.recipe.recipe import Activation
 from model_server.triton_launch import Launch, launch, padded
 
@@ -273,94 +282,6 @@ def _switches(name: str, norm: NormWeights | None) -> dict[str, bool]:
     }
 
 
-_KINDS: dict[Activation, int] = {
-    "silu": 0,
-    "gelu": 1,
-    "gelu_tanh": 2,
-    "relu": 3,
-    "relu2": 4,
-    "clamped_swiglu": 5,
-}
-
-
-_LAYOUTS = {"plain": 0, "gate_up": 1, "gate_up_pairs": 2}
-
-
-_BLOCK = 1024
-
-
-_SQRT_HALF = tl.constexpr(0.7071067811865476)
-
-
-_TANH_SCALE = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
-
-
-@triton.jit
-def _activated(x, KIND: tl.constexpr):
-    if KIND == 0:
-        return x / (1.0 + tl.exp(-x))
-    elif KIND == 1:
-        return 0.5 * x * (1.0 + tl.erf(x * _SQRT_HALF))
-    elif KIND == 2:
-        inner = _TANH_SCALE * (x + 0.044715 * x * x * x)
-        return x * (1.0 - 1.0 / (tl.exp(tl.minimum(2.0 * inner, 80.0)) + 1.0))  # (1 + tanh) / 2
-    elif KIND == 3:
-        return tl.maximum(x, 0.0)
-    else:
-        x = tl.maximum(x, 0.0)
-        return x * x
-
-
-@triton.jit
-def activate(
-    inner, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr, LAYOUT: tl.constexpr,
-    KIND: tl.constexpr,
-):  # fmt: skip
-    """Grid (rows, ceil(WIDTH / BLOCK)): WIDTH numbers of output a row."""
-    row = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = columns < WIDTH
-    if LAYOUT == 0:
-        x = tl.load(inner + row * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
-        result = _activated(x, KIND)
-    else:
-        at = inner + row * 2 * WIDTH
-        if LAYOUT == 1:
-            gate = tl.load(at + columns, mask=inside, other=0.0).to(tl.float32)
-            up = tl.load(at + WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
-        else:
-            gate = tl.load(at + 2 * columns, mask=inside, other=0.0).to(tl.float32)
-            up = tl.load(at + 2 * columns + 1, mask=inside, other=0.0).to(tl.float32)
-        if KIND == 5:
-            gate = tl.minimum(gate, 7.0)
-            up = tl.minimum(tl.maximum(up, -7.0), 7.0)
-            result = (up + 1.0) * (gate / (1.0 + tl.exp(-1.702 * gate)))
-        else:
-            result = _activated(gate, KIND) * up
-    tl.store(output + row * WIDTH + columns, result, mask=inside)
-
-
-def activated(
-    inner: Tensor, layout: str, activation: Activation, launch: Launch = launch
-) -> Tensor:
-    """See LayerOps.activate; `inner` is contiguous."""
-    num_rows, num_columns = inner.shape
-    width = num_columns if layout == "plain" else num_columns // 2
-    output = inner.new_empty((num_rows, width))
-    launch(
-        activate,
-        (num_rows, triton.cdiv(width, _BLOCK)),
-        inner,
-        output,
-        WIDTH=width,
-        BLOCK=_BLOCK,
-        LAYOUT=_LAYOUTS[layout],
-        KIND=_KINDS[activation],
-        num_warps=4,
-    )
-    return output
-
-
 # Inputs at a time, of one group: the longest that divides it.
 _INPUT_LENS = (64, 32, 16)
 
@@ -532,6 +453,21 @@ class TritonLayerOps:
     def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
         """See LayerOps.activate."""
         return activated(inner, layout, activation, self._launch)
+
+    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+        """See LayerOps.route."""
+        return routed(x, router, self._launch)
+
+    def mix(
+        self,
+        x: Tensor,
+        experts: Experts,
+        chosen: Tensor,
+        weights: Tensor,
+        shared: Tensor | None,
+    ) -> Tensor:
+        """See LayerOps.mix."""
+        return mixed(x, experts, chosen, weights, shared, self._launch)
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See LayerOps.quantize."""

@@ -148,11 +148,16 @@ def feed_forward(mlp: Mlp | Moe, x: Tensor, weights: Mapping[str, Tensor]) -> Te
 
 def route(moe: Moe, x: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Each token's experts and their weights, [num_tokens, top_k] both."""
-    logits = multiply(moe.router, x, weights)
+    correction = None if moe.correction is None else weights[moe.correction].to(x)
+    return choose(moe, multiply(moe.router, x, weights), correction)
+
+
+def choose(moe: Moe, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As `route`, of what the router gives, [num_tokens, num_experts]."""
     scores = logits.sigmoid() if moe.scoring.startswith("sigmoid") else logits.softmax(-1)
     rank = scores
-    if moe.correction is not None:
-        rank = scores + weights[moe.correction].to(scores).flatten()
+    if correction is not None:
+        rank = scores + correction.flatten()
     if moe.groups is not None:
         rank = _in_best_groups(moe.groups, rank)
     experts = rank.topk(moe.top_k, -1).indices

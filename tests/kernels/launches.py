@@ -7,8 +7,9 @@ from torch import Tensor
 from model_server.attention.base import LayerOptions, TokenMajorLayout
 from model_server.attention.triton import TritonAttention
 from model_server.executor.int4 import Int4Weight
-from model_server.executor.layer_ops import HeadLayout, NormWeights
+from model_server.executor.layer_ops import Experts, HeadLayout, NormWeights, Router
 from model_server.executor.triton_layers import TritonLayerOps
+from model_server.recipe.recipe import Groups, Linear, Mlp, Moe, Rows
 from model_server.sampling.edits import BITS_PER_WORD, DeviceMasks
 from model_server.sampling.filters import Filters
 from model_server.sampling.plan import Bias, Group, Kind, Penalties
@@ -115,6 +116,48 @@ def int4(recorder: Recorder) -> None:
         with recorder.case(f"{num_rows} rows"):
             x = torch.empty(num_rows, num_inputs, dtype=torch.bfloat16, device="meta")
             ops.multiply_int4(x, weight, None)
+
+
+def experts(recorder: Recorder) -> None:
+    """Of Qwen3 30B-A3B with a router like DeepSeek's: a decode step, and a prompt."""
+    hidden, inner, num_experts = (2048, 768, 128)
+    linear = Linear("router", None, transposed=False, rows=Rows(0, 1, num_experts, num_experts))
+    moe = Moe(
+        router=linear,
+        num_experts=num_experts,
+        top_k=8,
+        scoring="sigmoid_normed",
+        gate_up="ins",
+        gate_up_bias=None,
+        down="outs",
+        down_bias=None,
+        transposed=False,
+        layout="gate_up",
+        activation="silu",
+        shared=Mlp((linear,), "gate_up", "silu", linear),
+        correction="correction",
+        groups=Groups(8, 4, 2),
+    )
+    router = Router(
+        moe, _empty(num_experts, hidden), None, _empty(num_experts, dtype=torch.float32)
+    )
+    weights = Experts(
+        _empty(num_experts, 2 * inner, hidden),
+        None,
+        _empty(num_experts, hidden, inner),
+        None,
+        "gate_up",
+        "silu",
+    )
+    ops = TritonLayerOps(recorder)
+    with recorder.case("any step"):
+        ops.route(_empty(32, hidden), router)
+    for label, num_tokens in (("decode", 32), ("prompt", 4096)):
+        x = _empty(num_tokens, hidden)
+        chosen = _empty(num_tokens, moe.top_k, dtype=torch.int32)
+        shares = _empty(num_tokens, moe.top_k + 1, dtype=torch.float32)
+        with recorder.case(label):
+            ops.mix(x, weights, chosen, shares, x)
 
 
 _NUM_ROWS = 4

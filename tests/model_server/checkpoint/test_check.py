@@ -364,7 +364,7 @@ def test_a_delta_rule_of_odd_sizes_is_refused_by_name(changes: dict[str, Any], r
 def test_a_delta_rule_and_a_gate_behind_attention_are_refused_on_cuda() -> None:
     recipe = decoder("qwen3_5").recipe
     rule = "layer 0: its gated delta rule is computed on a CPU alone"
-    assert unfit_reason_on_cuda(recipe, (0,) * 6, 1) == rule
+    assert unfit_reason_on_cuda(recipe, ((0,),) * 6, 1) == rule
     attending = replace(recipe, layers=recipe.layers[2:3])
     gate = "layer 0: what its attention gives is gated, which is computed on a CPU alone"
-    assert unfit_reason_on_cuda(attending, (0,), 1) == gate
+    assert unfit_reason_on_cuda(attending, ((0,),), 1) == gate

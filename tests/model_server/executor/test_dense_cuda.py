@@ -14,7 +14,7 @@ from model_server.engine.distributed import World
 from model_server.executor.dense_cuda import DecodeGraphs, batch_sizes, build_dense_cuda
 from model_server.executor.device_weights import Partition, matrices_of
 from model_server.executor.layer_ops import TorchLayerOps
-from model_server.recipe.recipe import Mlp
+from model_server.recipe.recipe import Mlp, Moe
 from model_server.step import StepInputs
 from tests.model_server.engine.driver import on_two_ranks
 from tests.model_server.executor.decoders import (
@@ -25,11 +25,22 @@ from tests.model_server.executor.decoders import (
     distance,
     random_tokens,
 )
-from tests.model_server.recipe.families import EXECUTED, MIXTURES, WITH_STATES, by_night
+from tests.model_server.recipe.families import EXECUTED, WITH_STATES, by_night
 
-# Weights and steps of a GPU's executor differ from a CPU's; the recipes are the same.
-DENSE = [name for name in EXECUTED if name not in {*MIXTURES, *WITH_STATES}]
-NIGHTLY = {"mistral", "gemma2", "olmo", "starcoder2", "phi-qk", "glm4", "hunyuan", "arcee"}
+# Layers that keep states are computed on a CPU alone.
+ON_CUDA = tuple(name for name in EXECUTED if name not in WITH_STATES)
+NIGHTLY = {
+    "mistral",
+    "gemma2",
+    "olmo",
+    "starcoder2",
+    "phi-qk",
+    "glm4",
+    "hunyuan",
+    "arcee",
+    "mixtral",
+    "qwen3_moe",
+}
 LENS = (37, 9, 1, 70)
 
 
@@ -38,7 +49,7 @@ def run_again(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return run
 
 
-@pytest.mark.parametrize("family", by_night(NIGHTLY, DENSE))
+@pytest.mark.parametrize("family", by_night(NIGHTLY, ON_CUDA))
 def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str) -> None:
     own = decoder(family)
     pool = Pool(own.on_device(torch.float32))
@@ -61,20 +72,18 @@ def test_weights_in_8_bits_stay_near_float32() -> None:
 
 def test_widths_that_8_bits_do_not_serve_are_named() -> None:
     own = decoder("llama")
-    lens = (208,) * len(own.recipe.layers)
+    lens = ((208,),) * len(own.recipe.layers)
     assert unfit_reason_on_cuda(own.recipe, lens, num_ranks=1, quantize="fp8") is None
-    reason = unfit_reason_on_cuda(own.recipe, (72, *lens[1:]), num_ranks=1, quantize="fp8")
+    reason = unfit_reason_on_cuda(own.recipe, ((72,), *lens[1:]), num_ranks=1, quantize="fp8")
     assert reason == "layer 0: a product of 72 numbers is none in fp8"
     reason = unfit_reason_on_cuda(own.recipe, lens, num_ranks=1, quantize="int8")
     assert reason == "weights are quantized to fp8 on CUDA, not to int8"
 
 
-@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
-def test_a_recipe_with_experts_does_not_fit(family: str) -> None:
-    recipe = decoder(family).recipe
-    reason = unfit_reason_on_cuda(recipe, (0,) * len(recipe.layers), num_ranks=1)
-    assert reason is not None
-    assert "experts" in reason
+def test_experts_are_not_multiplied_in_8_bits() -> None:
+    own = decoder("qwen3_moe")
+    reason = unfit_reason_on_cuda(own.recipe, inner_lens(own), num_ranks=1, quantize="fp8")
+    assert reason == "layer 0: its MLP has experts, which are not multiplied in fp8"
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 3, 8, 11])
@@ -152,23 +161,46 @@ def test_a_rank_has_its_part_of_the_heads() -> None:
     assert third.longest(10) == range(6, 9)
 
 
-def inner_lens(own: Decoder) -> tuple[int, ...]:
-    lens = []
-    for layer in own.recipe.layers:
-        assert isinstance(layer.mlp, Mlp)
-        shape = own.parameters[layer.mlp.out.weight].shape
-        lens.append(shape[0 if layer.mlp.out.transposed else 1])
-    return tuple(lens)
+def inner_lens(own: Decoder) -> tuple[tuple[int, ...], ...]:
+    return tuple(_inner_lens(layer.mlp, own) for layer in own.recipe.layers)
 
 
-def test_heads_that_cannot_be_divided_are_named() -> None:
-    own = decoder("llama")
-    assert unfit_reason_on_cuda(own.recipe, inner_lens(own), 2) is None
-    reason = unfit_reason_on_cuda(own.recipe, inner_lens(own), 3)
-    assert reason == "layer 0: 8 heads cannot be divided among 3 ranks"
+def _inner_lens(mlp: Mlp | Moe, own: Decoder) -> tuple[int, ...]:
+    if isinstance(mlp, Moe):
+        shape = own.parameters[mlp.down].shape
+        shared = () if mlp.shared is None else _inner_lens(mlp.shared, own)
+        return (shape[1 if mlp.transposed else 2], *shared)
+    return (own.parameters[mlp.out.weight].shape[0 if mlp.out.transposed else 1],)
 
 
-RANK_FAMILIES = ("llama-bias-tied", "gemma3_text", "phi3-partial", "gpt_neox")
+@pytest.mark.parametrize(
+    ("family", "num_ranks", "reason"),
+    [
+        ("llama", 2, None),
+        ("llama", 3, "layer 0: 8 heads cannot be divided among 3 ranks"),
+        ("qwen2_moe", 2, None),
+    ],
+)
+def test_what_cannot_be_divided_is_named(family: str, num_ranks: int, reason: str | None) -> None:
+    own = decoder(family)
+    assert unfit_reason_on_cuda(own.recipe, inner_lens(own), num_ranks) == reason
+
+
+def test_experts_that_cannot_be_divided_are_named() -> None:
+    own = decoder("qwen2_moe")
+    lens = ((88, 121), *inner_lens(own)[1:])
+    reason = unfit_reason_on_cuda(own.recipe, lens, 2)
+    assert reason == "layer 0: an MLP of 121 numbers cannot be divided among 2 ranks"
+
+
+RANK_FAMILIES = (
+    "llama-bias-tied",
+    "gemma3_text",
+    "phi3-partial",
+    "gpt_neox",
+    "qwen2_moe",
+    "gpt_oss",
+)
 
 
 def _logits_of_ranks(device: torch.device, world: World) -> dict[str, Any]:

@@ -211,9 +211,6 @@ EXECUTED = (
 # Those with layers that keep a state of fixed size.
 WITH_STATES = ("qwen3_5", "qwen3_next", "olmo_hybrid")
 
-# Of these, those with experts.
-MIXTURES = frozenset(name for name in EXECUTED if "num_experts" in FAMILIES[name][1])
-
 
 def by_night(names: Collection[str], families: Iterable[str] = tuple(FAMILIES)) -> list[Any]:
     """Families as parameters of a test; these of them are left to the night."""
