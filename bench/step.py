@@ -6,8 +6,8 @@
 
 Sequences of `--contexts` tokens decode greedily in one batch. Each step's time is split into the
 model's forward, sampling, and the shard's bookkeeping. Prints JSON; `min` is the figure to compare
-on a shared machine, `median` the one to expect. `floor` is what reading weights and KV once takes
-at the bandwidth that all threads reach together: no step is faster.
+on a shared machine, `median` the one to expect. `floor` is what reading weights and KV once takes,
+and reading and writing states, at the bandwidth that all threads reach together: no step is faster.
 """
 
 import ctypes
@@ -77,18 +77,20 @@ def measure(model: PagedModel, batch_size: int, context_len: int, num_steps: int
     num_blocks = -(-(start_len + num_warm + num_steps + 1) // model.block_size)
     sampler = new_sampler(model, batch_size)
     runner = Runner(model, sampler, World())
-    runner.warmup(_MAX_PREFILL_TOKENS, batch_size, None, num_blocks * batch_size)
+    runner.warmup(_MAX_PREFILL_TOKENS, batch_size, None, num_blocks * batch_size, 2 * batch_size)
     rng = random.Random(0)
     new = [
         NewSequence(
             request_id=index,
             token_ids=tuple(rng.randrange(3, model.vocab_size) for _ in range(start_len)),
             prompt_len=start_len,
-            cached_len=start_len - 1,
-            chunk_len=1,
+            # A state stands behind tokens that are computed.
+            cached_len=0 if model.state_bytes else start_len - 1,
+            chunk_len=start_len if model.state_bytes else 1,
             block_ids=tuple(range(index * num_blocks, (index + 1) * num_blocks)),
             sampling=SamplingParams(),
             stop=StopParams(max_new_tokens=num_warm + num_steps + 1, ignore_eos=True),
+            state_ids=(2 * index, 2 * index + 1) if model.state_bytes else (),
         )
         for index in range(batch_size)
     ]
@@ -129,13 +131,16 @@ def read_gb_per_s() -> float:
 
 
 def _with_floor(times: StepTimes, model: PagedModel, folder: Path, gb_per_s: float) -> StepTimes:
-    """An embedding that is no head as well is not read; of the keys and values every one is."""
+    """An embedding that is no head as well is not read; of the keys and values every one is, and a
+    state is read and written.
+    """
     config = json.loads((folder / "config.json").read_text())
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if not config["tie_word_embeddings"]:
         weights -= 2 * config["vocab_size"] * config["hidden_size"]
-    kv_bytes = times.context_len * times.batch_size * model.bytes_per_block / model.block_size
-    return replace(times, floor_ms=round((weights + kv_bytes) / gb_per_s / 1e6, 3))
+    of_each = times.context_len * model.bytes_per_block / model.block_size
+    num_bytes = weights + times.batch_size * (of_each + 2 * model.state_bytes)
+    return replace(times, floor_ms=round(num_bytes / gb_per_s / 1e6, 3))
 
 
 def _chart(found: Sequence[StepTimes]) -> str:

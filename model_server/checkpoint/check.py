@@ -687,8 +687,21 @@ def _pool(
         for each in checked.recipe.attentions()
     )  # fmt: skip
     num_blocks = settings.kv_blocks
-    if num_blocks is None:
+    state_bytes = sum(delta.state_bytes for delta in checked.recipe.deltas())
+    num_states = 0
+    left = 0
+    if num_blocks is None or state_bytes:
         left = _bytes_left(settings, checked, device)
+    if state_bytes:
+        num_states = memory.states_that_fit(
+            device,
+            state_bytes,
+            left,
+            max_batch_size=settings.max_batch_size,
+            keeps_states=True,
+        )
+        left -= num_states * state_bytes
+    if num_blocks is None:
         # One of them is the scratch block.
         num_blocks = left // bytes_per_block - 1
         if device.type == "cpu":
@@ -696,7 +709,7 @@ def _pool(
             num_blocks = min(num_blocks, settings.max_batch_size * longest)
     if num_blocks < 1:
         raise OutOfMemory(f"no memory is left on {device} for a KV pool beside the weights")
-    return Pool(num_blocks, DEFAULT_BLOCK_SIZE, bytes_per_block)
+    return Pool(num_blocks, DEFAULT_BLOCK_SIZE, bytes_per_block, num_states, state_bytes)
 
 
 def _bytes_left(settings: CheckConfig, checked: CheckedCheckpoint, device: torch.device) -> int:

@@ -91,6 +91,26 @@ def host_pool_bytes(available: int | None, num_ranks: int) -> int:
     return min(share, _HOST_MAX_BYTES) // num_ranks
 
 
+def states_that_fit(
+    device: torch.device,
+    state_bytes: int,
+    room_bytes: int,
+    *,
+    max_batch_size: int,
+    keeps_states: bool,
+) -> int:
+    """The slots for states that fit on this rank: two for each sequence of the largest batch, and
+    as many to keep, in half of the room at most. Raises OutOfMemory where no sequence has its two.
+    """
+    most = room_bytes // 2 // state_bytes
+    if most < 2:
+        raise OutOfMemory(
+            f"{max(0, room_bytes)} bytes are left for pools on {device}, and a sequence has"
+            f" two states of {state_bytes}, beside its keys and values"
+        )
+    return min(most, (4 if keeps_states else 2) * max_batch_size)
+
+
 def require_room(device: torch.device, needed_bytes: int, host: HostMemory = _HOST) -> None:
     """Raise OutOfMemory when a device has less than that free for a KV pool.
 

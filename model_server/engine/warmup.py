@@ -75,7 +75,13 @@ def warm_up(
             num_ranks=world.world_size,
         )
     if num_states is None:
-        num_states = states_that_fit(model, room_bytes, largest.batch_size)
+        num_states = memory.states_that_fit(
+            model.device,
+            model.state_bytes,
+            room_bytes,
+            max_batch_size=largest.batch_size,
+            keeps_states=model.keeps_states,
+        )
     num_states = world.smallest(num_states)
     if num_blocks is None:
         room_bytes -= num_states * model.state_bytes
@@ -171,19 +177,6 @@ def try_largest_steps(model: PagedModel, largest: Largest, total_len: int) -> Pe
             f" {total_len} tokens, does not fit on {model.device}: lower"
             " --max-batch-prefill-tokens, --max-batch-size or --max-total-tokens"
         ) from error
-
-
-def states_that_fit(model: PagedModel, room_bytes: int, max_batch_size: int) -> int:
-    """The number of states that fit on this rank: two for each sequence of the largest batch, and
-    as many to keep, in half of the room at most. Raises OutOfMemory where no sequence has its two.
-    """
-    most = room_bytes // 2 // model.state_bytes
-    if most < 2:
-        raise OutOfMemory(
-            f"{max(0, room_bytes)} bytes are left for pools on {model.device}, and a sequence has"
-            f" two states of {model.state_bytes}, beside its keys and values"
-        )
-    return min(most, (4 if model.keeps_states else 2) * max_batch_size)
 
 
 def blocks_that_fit(

@@ -19,7 +19,6 @@ from model_server.errors import InvalidStep
 from model_server.executor.weights import (
     ELEMENT_NAMES,
     Arena,
-    DeltaStruct,
     PackedWeights,
     StepStruct,
     sizes,
@@ -120,7 +119,9 @@ class DenseCpu:
             release=release,
         )
         self._model = self._weights.model
-        self._has_states = self.state_bytes > 0
+        # Of each layer that has any.
+        self._state_bytes = [delta.state_bytes for delta in recipe.deltas()]
+        self.state_bytes = sum(self._state_bytes)
         self._step = StepStruct()
         self._step_address = ctypes.addressof(self._step)
         self._itemsize = dtype.itemsize
@@ -142,14 +143,6 @@ class DenseCpu:
         """See Executor."""
         return sum(2 * self._part_bytes(layer) for layer in self._weights.layers)
 
-    @property
-    def state_bytes(self) -> int:
-        """See Executor."""
-        return sum(delta.state_bytes for delta in self._deltas())
-
-    def _deltas(self) -> list[DeltaStruct]:
-        return [layer.delta.contents for layer in self._weights.layers if layer.delta]
-
     def _part_bytes(self, layer: ctypes.Structure) -> int:
         """Of a block's keys, or values, in one layer."""
         return _BLOCK_SIZE * layer.num_kv_heads * layer.head_dim * self._itemsize
@@ -158,11 +151,12 @@ class DenseCpu:
         """See Executor."""
         self.close()
         pool = Arena()
+        state_bytes = iter(self._state_bytes)
         for layer in self._weights.layers:
             layer.keys = pool.take(num_blocks * self._part_bytes(layer))
             layer.values = pool.take(num_blocks * self._part_bytes(layer))
-        for delta in self._deltas():
-            delta.states = pool.take(num_states * delta.state_bytes)
+            if layer.delta:
+                layer.delta.contents.states = pool.take(num_states * next(state_bytes))
         self._pool = pool
         self._num_states = num_states
         # The library keeps a copy of the model with the pool's addresses.
@@ -194,7 +188,7 @@ class DenseCpu:
         step.context_lens = inputs.device_context_lens.data_ptr()
         step.logits_rows = inputs.logits_indices.data_ptr()
         step.logits = logits.data_ptr()
-        if self._has_states:
+        if self.state_bytes:
             slots = _StateSlots.of(inputs, self._num_states)
             step.state_reads = slots.reads.ctypes.data
             step.cu_state_writes = slots.cu_writes.ctypes.data

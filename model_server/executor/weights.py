@@ -120,13 +120,6 @@ class DeltaStruct(Structure):
         *_pointers("taps conv_bias rates dt_bias states"),
     )
 
-    @property
-    def state_bytes(self) -> int:
-        """Of one slot of the pool: a matrix of every head, and the convolution's window."""
-        num_channels = 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
-        num_floats = self.num_heads * self.key_dim * self.value_dim
-        return 4 * int(num_floats + (self.num_taps - 1) * num_channels)
-
 
 class LayerStruct(Structure):
     """One decoder layer."""

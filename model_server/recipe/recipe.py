@@ -165,6 +165,13 @@ class Delta:
     value_dim: int
     output: Linear  # [hidden_size, num_heads * value_dim]
 
+    @property
+    def state_bytes(self) -> int:
+        """Of a window and matrices in float32."""
+        num_channels = 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
+        window_len = (self.conv.num_taps - 1) * num_channels
+        return 4 * (window_len + self.num_heads * self.key_dim * self.value_dim)
+
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
@@ -294,6 +301,10 @@ class Recipe:
     def attentions(self) -> Iterator[Attention]:
         """Of the layers that attend."""
         return (layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
+
+    def deltas(self) -> Iterator[Delta]:
+        """Of the layers with a gated delta rule."""
+        return (layer.mixer for layer in self.layers if isinstance(layer.mixer, Delta))
 
     def weights(self) -> set[str]:
         """Names of all parameters that it uses."""

@@ -38,7 +38,7 @@ from model_server.recipe.recipe import Conv, Delta, Mixer, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.driver import load
+from tests.model_server.engine.driver import load, runner_of
 from tests.model_server.executor.decoders import decoder
 
 
@@ -248,6 +248,11 @@ def test_bfloat16_is_refused_where_a_gpu_only_emulates_it(monkeypatch: pytest.Mo
 
 
 @pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_models.save("qwen3_5", tmp_path_factory.mktemp("qwen3_5"))
+
+
+@pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
 
@@ -266,6 +271,16 @@ def test_it_is_what_the_loaded_model_takes(llama: Path) -> None:
     assert capacity.weights_bytes == 4 * capacity.num_parameters
     num_blocks = 3 * -(-capacity.max_total_len // 16)
     assert capacity.pool == Pool(num_blocks, 16, expected.bytes_per_block)
+
+
+def test_slots_for_states_are_part_of_it(hybrid: Path) -> None:
+    expected = load(hybrid, World())
+    pool = check(hybrid, max_batch_size=3).pool
+    assert pool is not None
+    assert expected.state_bytes > 0
+    assert (pool.num_states, pool.state_bytes) == (12, expected.state_bytes)
+    limits = runner_of(expected, World()).warmup(32, 3, None, None)
+    assert (limits.num_blocks, limits.num_states) == (pool.num_blocks, pool.num_states)
 
 
 def test_the_pool_of_a_model_without_a_recipe_is_not_foretold(llama: Path) -> None:

@@ -88,9 +88,9 @@ class Rule:
             rates=self.rates.data_ptr(),
             dt_bias=self.dt_bias.data_ptr(),
         )
-        assert 4 * library.slot_floats(ctypes.byref(self._struct)) == self._struct.state_bytes
         # NaN wherever nothing was written: it would show.
-        self.pool = torch.full((NUM_SLOTS, self._struct.state_bytes // 4), torch.nan)
+        slot_floats = library.slot_floats(ctypes.byref(self._struct))
+        self.pool = torch.full((NUM_SLOTS, slot_floats), torch.nan)
         self._struct.states = self.pool.data_ptr()
         self.stride = library.row_floats(ctypes.byref(self._struct))
 
