@@ -160,34 +160,42 @@ def save_scripted_model(
     save_tokenizer(folder, template, tokens, ends[0])
     vocab_size = VOCAB_SIZE + len(tokens)
     end_ids = [ids_of(end, tokens)[0] for end in ends]
-    head = torch.zeros(vocab_size, max_len)
-    # Where nothing is said, the answer ends.
-    next_ids = [end_ids[0]] * max_len
-    for start, script in scripts.items():
-        for index, token_id in enumerate(ids_of(script, tokens)):
-            next_ids[start - 1 + index] = token_id
-    for position, token_id in enumerate(next_ids):
-        head[token_id, position] = 8.0
+    # What is said at a position. Where nothing is, the answer ends.
+    said = {
+        start - 1 + index: token_id
+        for start, script in scripts.items()
+        for index, token_id in enumerate(ids_of(script, tokens))
+    }
+    # A position's number in the embedding, 0 for all where nothing is said; heads of 16 numbers.
+    num_places = 1 + len(said)
+    width = num_places + -num_places % 256
+    positions = torch.zeros(max_len, width)
+    positions[:, 0] = 1.0
+    head = torch.zeros(vocab_size, width)
+    head[end_ids[0], 0] = 8.0
+    for place, (position, token_id) in enumerate(said.items(), 1):
+        positions[position] = torch.eye(width)[place]
+        head[token_id, place] = 8.0
     weights = {
         "lm_head.weight": head,
-        "transformer.wte.weight": torch.zeros(vocab_size, max_len),
-        "transformer.wpe.weight": torch.eye(max_len),
-        **_norm("transformer.ln_f", max_len),
-        **_norm("transformer.h.0.ln_1", max_len),
-        **_norm("transformer.h.0.ln_2", max_len),
-        **_zeros("transformer.h.0.attn.c_attn", max_len, 3 * max_len),
-        **_zeros("transformer.h.0.attn.c_proj", max_len, max_len),
-        **_zeros("transformer.h.0.mlp.c_fc", max_len, 1),
-        **_zeros("transformer.h.0.mlp.c_proj", 1, max_len),
+        "transformer.wte.weight": torch.zeros(vocab_size, width),
+        "transformer.wpe.weight": positions,
+        **_norm("transformer.ln_f", width),
+        **_norm("transformer.h.0.ln_1", width),
+        **_norm("transformer.h.0.ln_2", width),
+        **_zeros("transformer.h.0.attn.c_attn", width, 3 * width),
+        **_zeros("transformer.h.0.attn.c_proj", width, width),
+        **_zeros("transformer.h.0.mlp.c_fc", width, 1),
+        **_zeros("transformer.h.0.mlp.c_proj", 1, width),
     }
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "vocab_size": vocab_size,
         "n_positions": max_len,
-        "n_embd": max_len,
+        "n_embd": width,
         "n_layer": 1,
-        "n_head": 16,
+        "n_head": width // 16,
         "n_inner": 1,
         "tie_word_embeddings": False,
         "bos_token_id": None,

@@ -161,6 +161,7 @@ async def templated(server: RunningServer, *messages: dict[str, str]) -> Any:
     return answer.json()
 
 
+@pytest.mark.nightly
 async def test_a_thought_is_folded_and_goes_out_with_the_next_turn(tmp_path: Path) -> None:
     family = FAMILIES["channels"]
     with launched(model=family.save(tmp_path)) as server:
