@@ -26,14 +26,17 @@ class StateStep(NamedTuple):
     """The slots of a sequence's state in a step, in a model with states.
 
     read_id:  stands at cached_len; None: the sequence begins at 0, where its state is zeros
-    write_id: another one; stands behind the step's tokens afterwards
+    write_id: another one; stands behind the step's tokens afterwards, before its drafts
     kept:     boundaries behind cached_len that the step's tokens reach or pass, in their order, and
               the slots that stand there afterwards
+    num_drafts: the last of the step's tokens, of which write_id knows nothing; 0 where states are
+              not kept
     """
 
     read_id: int | None
     write_id: int
     kept: tuple[KeptState, ...] = ()
+    num_drafts: int = 0
 
 
 class SequenceStep(NamedTuple):

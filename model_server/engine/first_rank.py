@@ -352,7 +352,7 @@ class FirstRank:
         if before.sample is None or not awaiting:
             return
         places = {request_id: place for place, request_id in enumerate(before.sampling)}
-        ends = np.cumsum([chunk.chunk_len for chunk in chunks])
+        ends = np.cumsum([chunk.num_repeated + chunk.chunk_len for chunk in chunks])
         sources = [places[chunks[index].sequence.request_id] for index in awaiting]
         rows, taken = self._staging.to_device_all(
             (ends[awaiting] - 1, np.array(sources, dtype=np.int64))

@@ -177,6 +177,11 @@ class SequenceState:
         """Tokens whose keys and values are not in the pool."""
         return len(self.token_ids) - self.computed_len
 
+    @property
+    def takes_drafts(self) -> bool:
+        """Whether guesses may follow its last token in a step, and be taken back."""
+        return not self.is_constrained and (self.states is None or self.states.can_draft)
+
     def scored(self, chunk_len: int) -> range:
         """Positions of the prompt tokens that the next chunk's logits score."""
         if not self.logprobs.prompt:
@@ -248,7 +253,8 @@ class PlannedChunk(NamedTuple):
     `block_ids` are those that the sequence will have. `chunk_len` may be 0: it sits the step out.
     `samples`: the step ends with a new token of the sequence. `awaits`: its token is being drawn by
     the step before. `drafts`: guesses of what follows, computed and sampled behind the chunk's own
-    tokens. `state`: None where the model has none. A tuple, as `SequenceStep` is.
+    tokens. `state`: None where the model has none. `num_repeated`: tokens before `start` that are
+    computed again, since no state knows them. A tuple, as `SequenceStep` is.
     """
 
     sequence: SequenceState
@@ -260,6 +266,7 @@ class PlannedChunk(NamedTuple):
     awaits: bool = False
     drafts: tuple[int, ...] = ()
     state: StateStep | None = None
+    num_repeated: int = 0
 
     @classmethod
     def of(
@@ -301,18 +308,22 @@ class PlannedChunk(NamedTuple):
         drafts: tuple[int, ...] = ()
         if sequence.logprobs.prompt and (scored := sequence.scored(chunk_len)):
             num_logits = start + chunk_len - (scored.start - 1)
-        elif num_spare and not sequence.is_constrained and sequence.states is None:
+        elif num_spare and sequence.takes_drafts:
             room_len = len(block_ids) * block_size - start - chunk_len
             drafts = sequence.draft(min(num_spare, room_len), rules)
             num_logits = 1 + len(drafts)
         state = None
+        num_repeated = 0
         if sequence.states is not None and chunk_len:
             state = sequence.states.step(
                 start,
                 chunk_len,
                 None if before is None else before.state,
                 before_is_late=before_is_late,
+                num_drafts=len(drafts),
             )
+            if before is None:
+                num_repeated = sequence.states.num_repeated(start)
         return cls(
             sequence,
             start,
@@ -323,6 +334,7 @@ class PlannedChunk(NamedTuple):
             awaits=draws and samples,
             drafts=drafts,
             state=state,
+            num_repeated=num_repeated,
         )
 
     def settled(self) -> "PlannedChunk":
@@ -354,10 +366,11 @@ class PlannedChunk(NamedTuple):
 
     def step(self) -> SequenceStep:
         """The chunk as an input of `StepInputs.build`; a token that it awaits is 0."""
-        token_ids = self.sequence.token_ids[self.start : self.start + self.chunk_len]
+        start = self.start - self.num_repeated
+        token_ids = self.sequence.token_ids[start : self.start + self.chunk_len]
         if self.awaits or self.drafts:
             token_ids = [*token_ids, *(self.drafts or (0,))]
-        return SequenceStep(token_ids, self.start, self.block_ids, self.num_logits, self.state)
+        return SequenceStep(token_ids, start, self.block_ids, self.num_logits, self.state)
 
 
 def _covering(

@@ -10,6 +10,13 @@ again, or whose mask was late, is computed again from the slot before it. That h
 one token. Of a longer chunk the state before its last token is nowhere, so that this token cannot
 be computed again alone, and its mask is waited for: see `SequenceStates.can_repeat`.
 
+A slot knows nothing of drafts, which may be wrong. Those that were accepted are computed again with
+what follows them:
+
+    tokens:  | a | drafts: b c d | e | drafts ...
+    steps:   | a   b c d |                         writes the state behind a; b and c are accepted
+                 | b c   e   drafts |              reads it, and writes the one behind e
+
 These are numbers on the host: slots are never read to find them. The router owns the slots.
 """
 
@@ -31,6 +38,8 @@ class SequenceStates:
     first_len:  the tokens that from_state stands behind
     kept:       boundaries of its prompt, and the slots that are to stand there
     own_lens:   by slot, the tokens that it stands behind; it stands nowhere before it is written
+    can_draft:  whether a state can be written before a step's last tokens
+    num_drafts: of the last step
     """
 
     request_id: int
@@ -39,22 +48,38 @@ class SequenceStates:
     first_len: int
     kept: tuple[KeptState, ...]
     own_lens: dict[int, int] = field(default_factory=dict)
+    can_draft: bool = False
+    num_drafts: int = 0
 
     def step(
-        self, start: int, chunk_len: int, before: StateStep | None, *, before_is_late: bool
+        self,
+        start: int,
+        chunk_len: int,
+        before: StateStep | None,
+        *,
+        before_is_late: bool,
+        num_drafts: int = 0,
     ) -> StateStep:
-        """What a step of these tokens reads and writes. Raises InvalidStep without a state there.
+        """What a step of these tokens, and drafts behind them, reads and writes. Raises InvalidStep
+        without a state there.
 
         before: that of a step that has not ended; late, it is repeated
         """
         if before is None:
-            read_id = self._standing_at(start)
+            read_id = self._standing_at(start - self.num_repeated(start))
         else:
             read_id = before.read_id if before_is_late else before.write_id
         first, second = self.own
         end = start + chunk_len
         kept = tuple(each for each in self.kept if start < each.position <= end)
-        return StateStep(read_id, second if read_id == first else first, kept)
+        return StateStep(read_id, second if read_id == first else first, kept, num_drafts)
+
+    def num_repeated(self, start: int) -> int:
+        """Accepted drafts of the last step: tokens before `start` that no state knows."""
+        stands = [
+            each for each in self.own_lens.values() if start - self.num_drafts <= each <= start
+        ]
+        return start - max(stands, default=start)
 
     def can_repeat(self, step: StateStep, chunk_len: int) -> bool:
         """Whether the last token of a step can be computed again by a later one.
@@ -116,7 +141,12 @@ class StateBook:
             )
         first, second = new.state_ids
         return SequenceStates(
-            new.request_id, (first, second), from_state, new.cached_len, new.kept_states
+            new.request_id,
+            (first, second),
+            from_state,
+            new.cached_len,
+            new.kept_states,
+            can_draft=self._can_keep,
         )
 
     def enter(self, states: SequenceStates) -> None:
@@ -125,8 +155,9 @@ class StateBook:
             self._kept_lens.pop(state_id, None)
 
     def end(self, states: SequenceStates, step: StateStep, end: int) -> None:
-        """A step of the request has ended, behind so many of its tokens."""
+        """A step of the request has ended, behind so many of its tokens and before its drafts."""
         states.own_lens[step.write_id] = end
+        states.num_drafts = step.num_drafts
         for kept in step.kept:
             self._kept_lens[kept.state_id] = kept.position
 

@@ -70,7 +70,7 @@ class _StateSlots:
             query_len = inputs.query_lens[row]
             cached_len = inputs.context_lens[row] - query_len
             writes += [(kept.position - cached_len, kept.state_id) for kept in state.kept]
-            writes.append((query_len, state.write_id))
+            writes.append((query_len - state.num_drafts, state.write_id))
             bounds.append(len(writes))
         used = np.array(writes, dtype=np.int32)
         top = max(max(reads), int(used[:, 1].max()))

@@ -176,15 +176,10 @@ def limits_of(
 def max_drafts_of(config: RouterConfig, info: ModelInfo) -> int:
     """The most draft tokens of a sequence in a step.
 
-    Raises StartupFailed where they would change answers, or cannot be taken back.
+    Raises StartupFailed where they would change answers.
     """
     if config.speculate is None:
-        return _MAX_DRAFTS if info.is_invariant and not info.state_bytes else 0
-    if config.speculate and info.state_bytes:
-        raise StartupFailed(
-            f"--speculate {config.speculate}: the model keeps a state of a sequence, from which a"
-            " draft token that was wrong cannot be taken out again"
-        )
+        return _MAX_DRAFTS if info.is_invariant else 0
     if config.speculate and not info.is_invariant:
         raise StartupFailed(
             f"--speculate {config.speculate}: draft tokens would change answers, since those of the"

@@ -654,9 +654,9 @@ WATERMARKED = SamplingParams(do_sample=True, seed=3, watermark=True, logit_bias=
 
 
 @cache
-def _drafting_model() -> PagedModel:
+def _drafting_model(name: str) -> PagedModel:
     with TemporaryDirectory() as folder:
-        tiny_models.build("llama").save_pretrained(folder)
+        tiny_models.build(name).save_pretrained(folder)
         return load(Path(folder), World())
 
 
@@ -665,10 +665,10 @@ def answered(
     sampling: SamplingParams,
     stop: Mapping[str, Any],
     logprobs: LogprobParams,
-    step_tokens: int = 1 << 30,
+    name: str = "llama",
 ) -> tuple[Driver, int]:
     """A driver with the answers to three requests, and the number of its steps."""
-    driver = driver_of(_drafting_model(), num_drafts=num_drafts)
+    driver = driver_of(_drafting_model(name), num_drafts=num_drafts)
     for request_id, prompt_len in enumerate((3, 20, 9)):
         prompt = [5 + (request_id * 31 + place * 17) % 60 for place in range(prompt_len)]
         driver.add(
@@ -681,7 +681,7 @@ def answered(
         )
     num_steps = 0
     while not all(request.finish_reason for request in driver.requests.values()):
-        driver.step(step_tokens)
+        driver.step()
         num_steps += 1
     return driver, num_steps
 
@@ -729,9 +729,18 @@ def test_drafts_are_accepted_and_refused() -> None:
     assert all(each.num_accepted in (0, len(each.tokens) - 1) for each in generations)
 
 
-def test_without_room_in_a_step_or_after_preemption_the_answer_is_the_same() -> None:
-    plain, _ = answered(0, FEW_SAMPLED, {}, LogprobParams())
-    drafted = driver_of(_drafting_model(), num_drafts=4)
+@pytest.mark.parametrize("num_drafts", [1, 8])
+def test_a_state_knows_nothing_of_drafts_that_were_wrong(num_drafts: int) -> None:
+    plain, num_plain_steps = answered(0, FEW_SAMPLED, {}, LogprobParams(), "qwen3_5")
+    drafted, num_steps = answered(num_drafts, FEW_SAMPLED, {}, LogprobParams(), "qwen3_5")
+    assert tokens_of(drafted) == tokens_of(plain)
+    assert num_steps < num_plain_steps
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5"])
+def test_without_room_in_a_step_or_after_preemption_the_answer_is_the_same(name: str) -> None:
+    plain, _ = answered(0, FEW_SAMPLED, {}, LogprobParams(), name)
+    drafted = driver_of(_drafting_model(name), num_drafts=4)
     for request in plain.requests.values():
         drafted.add(
             request.request_id,

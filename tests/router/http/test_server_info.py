@@ -51,12 +51,6 @@ def test_drafts_are_off_and_refused_where_they_would_change_answers() -> None:
 STATES = replace(served_by("zoo", is_invariant=True), state_bytes=1 << 20)
 
 
-def test_a_model_with_states_has_no_drafts_which_could_not_be_taken_back() -> None:
-    assert max_drafts_of(RouterConfig(), STATES) == 0
-    with pytest.raises(StartupFailed, match=r"--speculate 2: the model keeps a state"):
-        max_drafts_of(RouterConfig(speculate=2), STATES)
-
-
 @pytest.mark.parametrize(
     ("is_asked_for", "state_bytes", "keeps_states", "is_on"),
     [
