@@ -48,6 +48,7 @@ from model_server.recipe.recipe import (
     Delta,
     Head,
     Layer,
+    Mamba2,
     Mixer,
     Mlp,
     Moe,
@@ -545,6 +546,8 @@ def _mixer_reasons(mixer: Mixer) -> Iterator[str]:
         yield from _delta_reasons(mixer)
     elif isinstance(mixer, ShortConv):
         yield "its short convolution is computed by its own class alone"
+    elif isinstance(mixer, Mamba2):
+        yield "its selective state space is computed by its own class alone"
     else:
         yield from _attention_reasons(mixer)
 
@@ -554,6 +557,8 @@ def _cuda_mixer_reasons(mixer: Mixer) -> Iterator[str]:
         yield "its gated delta rule is computed on a CPU alone"
     elif isinstance(mixer, ShortConv):
         yield "its short convolution is computed by its own class alone"
+    elif isinstance(mixer, Mamba2):
+        yield "its selective state space is computed by its own class alone"
     else:
         if mixer.gate is not None:
             yield "what its attention gives is gated, which is computed on a CPU alone"

@@ -7,21 +7,18 @@ forwards from every output, until one fits.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import permutations, product
-from typing import Any
+from itertools import permutations
 
-import torch
 from torch import Tensor
 
-from model_server.recipe.dense_torch import gated, log_decay
-from model_server.recipe.products import columns, is_linear, linear_of, whole
-from model_server.recipe.recipe import Delta, Linear, Norm, Rows, Unreadable
-from model_server.recipe.recording import Call, Ruled, close, rows, same
-from model_server.recipe.short_conv import conv_of
+from model_server.recipe.dense_torch import log_decay
+from model_server.recipe.gated_norm import read_gated_norm
+from model_server.recipe.products import is_linear, linear_of, whole
+from model_server.recipe.recipe import Delta, Linear, Rows, Unreadable
+from model_server.recipe.recording import Call, Ruled, rows, same
+from model_server.recipe.short_conv import conv_of, convolved_products
 
 _TOLERANCE = 3e-5  # of the largest number
-_TINY = 1e-3  # inputs of a norm so small that its epsilon is what matters
-_ACTIVATIONS = ("silu", "swish")
 
 
 def read_delta(
@@ -34,51 +31,32 @@ def read_delta(
 
     inside: all calls of its layer; parameters: of the model
     """
-    linears = [call for call in inside if is_linear(call)]
-    products = _products(ruled, linears)
-    calls = [call for call, _ in products]
-    source = calls[0].source
-    if not all(same(call.source, source) for call in calls):
-        raise Unreadable("its queries, keys and values are not made of the same")
-    beside = [call for call in linears if same(call.source, source)]
+    asked = (ruled.query, ruled.key, ruled.value)
+    source, (query, key, value) = convolved_products(asked, ruled.convolved, inside)
+    beside = [call for call in inside if is_linear(call) and same(call.source, source)]
     beta, beta_scale = _beta(ruled.beta, beside)
     alpha, a_log, dt_bias = _decay(ruled, beside, _vectors(ruled, inside, parameters))
     value_dim = ruled.value.shape[1] // ruled.num_heads
-    norm, gate, output = _end(ruled, value_dim, inside, beside, epsilons)
-    query, key, value = (linear for _, linear in products)
+    end = read_gated_norm(ruled.answer, (value_dim,), (False,), inside, beside, epsilons)
     delta = Delta(
         query=query,
         key=key,
         value=value,
-        gate=gate,
+        gate=end.gate,
         beta=beta,
         alpha=alpha,
         conv=conv_of(ruled.convolved, parameters),
         a_log=a_log,
         dt_bias=dt_bias,
-        norm=norm,
+        norm=end.norm,
         beta_scale=beta_scale,
         num_key_heads=ruled.num_key_heads,
         num_heads=ruled.num_heads,
         key_dim=ruled.key.shape[1] // ruled.num_key_heads,
         value_dim=value_dim,
-        output=whole(output),
+        output=whole(end.output),
     )
-    return delta, rows(source), rows(output.output)
-
-
-def _products(ruled: Ruled, linears: Sequence[Call]) -> list[tuple[Call, Linear]]:
-    """Where queries, keys and values come from, before they are convolved."""
-    convolved = ruled.convolved
-    asked = torch.cat((ruled.query, ruled.key, ruled.value), -1)
-    if convolved.activation not in _ACTIVATIONS or not same(asked, convolved.output):
-        raise Unreadable("its queries, keys and values are not what its convolution gives")
-    widths = [part.shape[1] for part in (ruled.query, ruled.key, ruled.value)]
-    found = [columns(part, linears) for part in convolved.source.split(widths, -1)]
-    known = [each for each in found if each is not None]
-    if len(known) != len(found):
-        raise Unreadable("its convolution reads something else than outputs of linear layers")
-    return known
+    return delta, source, rows(end.output.output)
 
 
 def _vectors(
@@ -148,38 +126,3 @@ def _as_rows(indices: Sequence[int]) -> Rows | None:
         if rest == 0 and chosen.indices() == list(indices):
             return chosen
     return None
-
-
-def _end(
-    ruled: Ruled,
-    value_dim: int,
-    inside: Sequence[Call],
-    linears: Sequence[Call],
-    epsilons: Sequence[float],
-) -> tuple[Norm, Linear, Call]:
-    """The norm of what it gives, its gate, and the linear layer that reads it."""
-    for call in inside:
-        if not same(call.source, ruled.answer):
-            continue
-        gates = [each for each in call.arguments if isinstance(each, Tensor)][1:]
-        outputs = [each for each in inside if is_linear(each) and same(each.source, call.output)]
-        if len(gates) != 1 or len(outputs) != 1:
-            continue
-        gate = columns(rows(gates[0]), linears)
-        if gate is None:
-            raise Unreadable("the gate of what it gives is no output of a linear layer")
-        return _norm(call, gates[0], value_dim, epsilons), gate[1], outputs[0]
-    raise Unreadable("what it gives is not normalised with a gate")
-
-
-def _norm(call: Call, gate: Tensor, value_dim: int, epsilons: Sequence[float]) -> Norm:
-    parameters = dict(call.module.named_parameters(prefix=call.name))
-    source: Any = call.source
-    for eps, plus_one in product(epsilons, (False, True)):
-        norm = Norm("rms", value_dim, eps, plus_one, tuple(parameters), ())
-        if all(
-            close(gated(norm, rows(x), rows(gate), parameters), call.module(x, gate))
-            for x in (source, source * _TINY)
-        ):
-            return norm
-    raise Unreadable("the norm of what it gives is not known")

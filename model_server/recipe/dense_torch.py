@@ -25,6 +25,7 @@ from model_server.recipe.recipe import (
     Head,
     Layer,
     Linear,
+    Mamba2,
     Mlp,
     Moe,
     Norm,
@@ -229,9 +230,37 @@ def log_decay(alpha: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
     return -a_log.to(alpha.dtype).exp() * F.softplus(alpha + dt_bias.to(alpha.dtype))
 
 
-def gated(norm: Norm, x: Tensor, gate: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """What the last product of a delta rule reads."""
+def gated(
+    norm: Norm, x: Tensor, gate: Tensor, weights: Mapping[str, Tensor], *, gate_first: bool = False
+) -> Tensor:
+    """What the last product of a delta rule or of a selective state space reads."""
+    if gate_first:
+        return normalise(norm, x * F.silu(gate), weights)
     return normalise(norm, x, weights) * F.silu(gate)
+
+
+def time_steps(dt: Tensor, dt_bias: Tensor, limits: tuple[float, float]) -> Tensor:
+    """Of a selective state space: how far a token moves each head."""
+    return F.softplus(dt + dt_bias.to(dt.dtype)).clamp(*limits)
+
+
+def scan(
+    v: Tensor, b: Tensor, c: Tensor, dt: Tensor, a_log: Tensor, skip: Tensor, matrices: Tensor
+) -> tuple[Tensor, Tensor]:
+    """A selective state space on one sequence: answers as v, the next matrices.
+
+    v:           [num_tokens, num_heads, head_dim]; b, c: [num_tokens, num_heads, state_size]
+    dt:          [num_tokens, num_heads]; a_log, skip: [num_heads]
+    matrices:    [num_heads, head_dim, state_size]
+    """
+    kept = (-a_log.to(dt.dtype).exp() * dt).exp()
+    written = v * dt[:, :, None]
+    answers = torch.empty_like(v)
+    for token in range(v.shape[0]):
+        matrices = matrices * kept[token][:, None, None]
+        matrices = matrices + written[token][:, :, None] * b[token][:, None, :]
+        answers[token] = torch.einsum("hs,hds->hd", c[token], matrices)
+    return answers + v * skip.to(v.dtype)[:, None], matrices
 
 
 def apply_rule(
@@ -259,7 +288,9 @@ def unit(x: Tensor) -> Tensor:
 
 
 def of_key_heads(x: Tensor, num_heads: int) -> Tensor:
-    """[num_tokens, num_heads, dim] of a delta rule's queries or keys: neighbours share one."""
+    """[num_tokens, num_heads, dim] of a delta rule's queries or keys, or of a selective state
+    space's b or c: neighbours share one.
+    """
     return x.repeat_interleave(num_heads // x.shape[1], 1)
 
 
@@ -278,7 +309,7 @@ class Memory:
     def __init__(self, position: int = 0) -> None:
         self.position = position
         # Of a layer that attends its keys and values, [num_tokens, num_kv_heads, head_dim]; of one
-        # with a delta rule its window and matrices: see recipe.Delta.
+        # with a delta rule or a scan its window and matrices: see recipe.Delta, recipe.Mamba2.
         # Of a short convolution its window alone.
         self.layers: dict[int, tuple[Tensor, ...]] = {}
 
@@ -341,6 +372,8 @@ class DenseTorch:
         source = self._norm(layer.attention_norm, x)
         if isinstance(layer.mixer, Delta):
             a = self._delta(index, layer.mixer, source, lens, memories)
+        elif isinstance(layer.mixer, Mamba2):
+            a = self._mamba2(index, layer.mixer, source, lens, memories)
         elif isinstance(layer.mixer, ShortConv):
             a = self._short_conv(index, layer.mixer, source, lens, memories)
         else:
@@ -370,7 +403,9 @@ class DenseTorch:
         answers = []
         sequences = (part.split(list(lens)) for part in (torch.cat(raw, -1), decay, beta))
         for raw_of, decay_of, beta_of, memory in zip(*sequences, memories, strict=True):
-            window, matrices = memory.layers.get(index) or self._forgotten(delta, raw_of, wide)
+            shape = (delta.num_heads, delta.key_dim, delta.value_dim)
+            nothing = self._nothing(delta.conv, raw_of, shape)
+            window, matrices = memory.layers.get(index, nothing)
             mixed, window = convolve(delta.conv, raw_of, window, self._weights)
             q, k, v = F.silu(mixed).to(wide).split(widths, -1)
             q = unit(q.unflatten(-1, (-1, delta.key_dim))) * delta.key_dim**-0.5
@@ -408,11 +443,52 @@ class DenseTorch:
         inner = multiply(short.gate_out, x, self._weights) * torch.cat(answers)
         return multiply(short.output, inner, self._weights)
 
-    def _forgotten(self, delta: Delta, raw: Tensor, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+    def _mamba2(
+        self,
+        index: int,
+        mamba: Mamba2,
+        x: Tensor,
+        lens: Sequence[int],
+        memories: Sequence[Memory],
+    ) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        raw = [multiply(each, x, self._weights) for each in (mamba.value, mamba.b, mamba.c)]
+        widths = [each.shape[1] for each in raw]
+        dt = time_steps(
+            multiply(mamba.dt, x, self._weights).to(wide),
+            self._weights[mamba.dt_bias],
+            mamba.dt_limits,
+        )
+        answers = []
+        sequences = (part.split(list(lens)) for part in (torch.cat(raw, -1), dt))
+        for raw_of, dt_of, memory in zip(*sequences, memories, strict=True):
+            shape = (mamba.num_heads, mamba.head_dim, mamba.state_size)
+            nothing = self._nothing(mamba.conv, raw_of, shape)
+            window, matrices = memory.layers.get(index, nothing)
+            mixed, window = convolve(mamba.conv, raw_of, window, self._weights)
+            v, b, c = F.silu(mixed).to(wide).split(widths, -1)
+            answer, matrices = scan(
+                v.unflatten(-1, (mamba.num_heads, -1)),
+                of_key_heads(b.unflatten(-1, (mamba.num_groups, -1)), mamba.num_heads),
+                of_key_heads(c.unflatten(-1, (mamba.num_groups, -1)), mamba.num_heads),
+                dt_of,
+                self._weights[mamba.a_log],
+                self._weights[mamba.skip],
+                matrices,
+            )
+            memory.layers[index] = (window, matrices)
+            answers.append(answer.flatten(1))
+        answer = torch.cat(answers).to(x.dtype)
+        gate = multiply(mamba.gate, x, self._weights)
+        inner = gated(mamba.norm, answer, gate, self._weights, gate_first=mamba.gate_first)
+        return multiply(mamba.output, inner, self._weights)
+
+    def _nothing(
+        self, conv: Conv, raw: Tensor, shape: tuple[int, int, int]
+    ) -> tuple[Tensor, Tensor]:
         """The window and the matrices of a sequence before its first token."""
-        window = raw.new_zeros(delta.conv.num_taps - 1, raw.shape[1])
-        shape = (delta.num_heads, delta.key_dim, delta.value_dim)
-        return window, torch.zeros(shape, device=raw.device, dtype=wide)
+        window = raw.new_zeros(conv.num_taps - 1, raw.shape[1])
+        return window, raw.new_zeros(shape, dtype=torch.promote_types(raw.dtype, torch.float32))
 
     def _attention(
         self,

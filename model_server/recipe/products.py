@@ -1,6 +1,6 @@
 """Linear layers of a recorded pass, and which of their outputs a tensor is."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
@@ -54,6 +54,14 @@ def whole(call: Call) -> Linear:
         raise Unreadable(f"{call.name} is no plain linear layer")
     num_rows = call.output.shape[-1]
     return linear_of(call, Rows(0, 1, num_rows, num_rows))
+
+
+def parameter_of(tensor: Tensor, parameters: Mapping[str, Tensor], what: str) -> str:
+    """The name of the parameter whose memory this is. Raises Unreadable if it is none's."""
+    for name, parameter in parameters.items():
+        if parameter.data_ptr() == tensor.data_ptr() and parameter.numel() == tensor.numel():
+            return name
+    raise Unreadable(f"{what} is no parameter")
 
 
 def linear_of(call: Call, chosen: Rows) -> Linear:

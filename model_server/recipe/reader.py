@@ -7,7 +7,7 @@ hypotheses add instead of multiplying:
     Norms       which calls are norms
     Heads       which rows of which linear layer, which norm and rope make queries and keys: what
                 may come after the linear layer is undone, until one is found that gives the rest
-    read_delta, read_short_conv
+    read_delta, read_mamba2, read_short_conv
                 how a layer without attention mixes tokens
     read_mlp    how a layer's MLP computes, dense or with experts
 
@@ -36,6 +36,7 @@ from model_server.recipe.dense_torch import (
     rotate,
     route,
 )
+from model_server.recipe.mamba2 import read_mamba2
 from model_server.recipe.products import columns, is_linear, whole
 from model_server.recipe.recipe import (
     Attention,
@@ -61,6 +62,7 @@ from model_server.recipe.recording import (
     Mixed,
     Recording,
     Ruled,
+    Scanned,
     close,
     named,
     record,
@@ -207,6 +209,9 @@ class _Reader:
         if isinstance(mixed, Ruled):
             epsilons = self._norms.epsilons
             mixer, source, output = read_delta(mixed, inside, self._parameters, epsilons)
+        elif isinstance(mixed, Scanned):
+            epsilons = self._norms.epsilons
+            mixer, source, output = read_mamba2(mixed, inside, self._parameters, epsilons)
         else:
             mixer, source, output = read_short_conv(mixed, inside, self._parameters)
         return self._norm_before(source, x, inside), mixer, output

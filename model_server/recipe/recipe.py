@@ -6,7 +6,7 @@ of that model; it holds no tensor and no module. `dense_torch.py` computes it, `
 
     x = embedding[ids] * embed_scale
     per layer:  a = o(attention(rope(q_norm(q(n1(x)))), rope(k_norm(k(n1(x)))), v(n1(x))))
-                or what another mixer of tokens gives: see Delta, ShortConv
+                or what another mixer of tokens gives: see Delta, Mamba2, ShortConv
                 y = x + residual_scale * n2(a)
                 m = mlp(n3(y))                       (parallel: mlp(n3(x)))
                 x = y + residual_scale * n4(m)
@@ -174,6 +174,40 @@ class Delta:
 
 
 @dataclass(frozen=True, slots=True)
+class Mamba2:
+    """A selective state space. What a head keeps of a sequence is a matrix S [head_dim,
+    state_size], zeros at first; of its token x it does
+
+        v, b, c = silu(conv(value(x), b(x), c(x)))          channels in this order, side by side
+        dt = min(max(softplus(dt(x) + dt_bias), dt_limits[0]), dt_limits[1])
+        S = exp(-exp(a_log) dt) S + dt vᵀ b
+        y = c Sᵀ + skip v
+        output(norm(y * silu(gate(x))))                     or norm(y) * silu(gate(x))
+
+    Head h has b and c of group h // (num_heads / num_groups). To go on with a sequence is to have
+    its window (see Conv) and S of every head, [num_heads, head_dim, state_size], in float32.
+    """
+
+    gate: Linear  # [num_heads * head_dim, hidden_size]
+    value: Linear  # as gate
+    b: Linear  # [num_groups * state_size, hidden_size]
+    c: Linear  # as b
+    dt: Linear  # [num_heads, hidden_size]
+    conv: Conv
+    a_log: str  # [num_heads]; in float32 whatever the dtype of the others
+    dt_bias: str  # as a_log
+    skip: str  # as a_log
+    dt_limits: tuple[float, float]
+    norm: Norm  # of the heads of a group or of all; as many weights as all have numbers
+    gate_first: bool  # what is gated is normalised, not what is normalised gated
+    num_groups: int
+    num_heads: int
+    head_dim: int
+    state_size: int
+    output: Linear  # [hidden_size, num_heads * head_dim]
+
+
+@dataclass(frozen=True, slots=True)
 class ShortConv:
     """A convolution between two gates: output(gate_out(x) * conv(gate_in(x) * value(x))).
 
@@ -187,7 +221,7 @@ class ShortConv:
     output: Linear  # [hidden_size, channels]
 
 
-Mixer: TypeAlias = Attention | Delta | ShortConv
+Mixer: TypeAlias = Attention | Delta | Mamba2 | ShortConv
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,8 +354,13 @@ class Recipe:
 
     def wide_names(self) -> set[str]:
         """Names of parameters that are read in float32 whatever the dtype of the others."""
-        deltas = [layer.mixer for layer in self.layers if isinstance(layer.mixer, Delta)]
-        return {name for delta in deltas for name in (delta.a_log, delta.dt_bias)}
+        names = set()
+        for layer in self.layers:
+            if isinstance(layer.mixer, Delta | Mamba2):
+                names |= {layer.mixer.a_log, layer.mixer.dt_bias}
+            if isinstance(layer.mixer, Mamba2):
+                names.add(layer.mixer.skip)
+        return names
 
     def last_uses(self) -> dict[str, int]:
         """The layer that reads each parameter last; len(layers) for what no layer reads."""
@@ -336,7 +375,7 @@ class Recipe:
 _NAME_FIELDS = frozenset(
     (
         "embedding weights biases sinks gate_up gate_up_bias down down_bias correction"
-        " a_log dt_bias"
+        " a_log dt_bias skip"
     ).split()
 )
 

@@ -9,6 +9,7 @@ scalar is 1, or a number of the config, its inverse or its root. The small confi
 that it changes unlike all others, so that a number says where it comes from.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -106,7 +107,26 @@ class Ruled:
     convolved: Convolved
 
 
-Mixed: TypeAlias = Attended | Ruled | Convolved
+@dataclass(frozen=True, slots=True, eq=False)
+class Scanned:
+    """What a layer asked of its selective scan; tensors are [num_tokens, heads * dim]."""
+
+    module: nn.Module
+    value: Tensor
+    b: Tensor
+    c: Tensor
+    dt: Tensor  # [num_tokens, num_heads], before its bias
+    a: Tensor  # [num_heads], the logarithm of what is kept over a dt of one
+    dt_bias: Tensor  # as a
+    skip: Tensor  # as a
+    dt_limits: tuple[float, float]
+    answer: Tensor
+    num_groups: int
+    num_heads: int
+    convolved: Convolved
+
+
+Mixed: TypeAlias = Attended | Ruled | Scanned | Convolved
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,6 +149,11 @@ class _Watch:
 
     def leave(self, *_: Any) -> None:
         self._inside.pop()
+
+    def add(self, index: int, mixed: Mixed) -> None:
+        if index in self.mixed:
+            raise Unreadable(f"layer {index} mixes its tokens more than once")
+        self.mixed[index] = mixed
 
     def layer(self) -> tuple[int, nn.Module]:
         """The innermost module that knows its layer. Raises Unreadable."""
@@ -187,8 +212,8 @@ def mixers_of(model: Any, token_ids: Tensor) -> tuple[Mapping[int, Mixed], Tenso
     mixed = {**watch.convolved, **watch.mixed}
     if sorted(mixed) != list(range(num_layers)):
         raise Unreadable(
-            f"{len(mixed)} of its {num_layers} layers attend, convolve or apply a gated delta rule"
-            " through a replaceable function"
+            f"{len(mixed)} of its {num_layers} layers attend, convolve, scan or apply a gated delta"
+            " rule through a replaceable function"
         )
     return mixed, logits
 
@@ -230,8 +255,7 @@ def _record_attention(
         raise Unreadable(f"layer {index} brings an attention mask of its own")
     if False in (getattr(module, "is_causal", True), options.get("is_causal", True)):
         raise Unreadable(f"layer {index} looks at later tokens")
-    watch = _watch.get()
-    if unknown or not isinstance(index, int) or index in watch.mixed:
+    if unknown or not isinstance(index, int):
         raise Unreadable(f"layer {index} attends in an unknown way: {', '.join(unknown)}")
     if not all(isinstance(each, Tensor) and each.dim() == 4 for each in (query, key, value)):
         raise Unreadable(f"layer {index} attends in an unknown way")
@@ -256,7 +280,7 @@ def _record_attention(
         softcap=options.get("softcap"),
         sinks=options.get("s_aux"),
     )
-    watch.mixed[index] = attended
+    _watch.get().add(index, attended)
     return answer, None
 
 
@@ -270,14 +294,7 @@ def _chunk_len(module: Any, index: int) -> int | None:
     return module.config.attention_chunk_size if is_chunked else None
 
 
-# As packages for Gated DeltaNet and Mamba name them; transformers' own have a prefix.
-_RULES = ("chunk_gated_delta_rule", "recurrent_gated_delta_rule")
-
-
-_CONVOLUTION = "causal_conv1d_fn"
-
-
-# Arguments of a rule beside its numbers that say how it is computed, not what.
+# Arguments of a rule or scan beside its numbers that say how it is computed, not what.
 _HOW = frozenset(("chunk_size", "use_qk_l2norm_in_kernel"))
 
 
@@ -292,9 +309,8 @@ def _recorded_kernels(model: Any, watch: _Watch) -> Iterator[None]:
         for code in {sys.modules[type(part).__module__] for part in model.modules()}:
             for name, function in list(vars(code).items()):
                 kind = name.removeprefix("torch_").removeprefix("fused_")
-                if callable(function) and (kind == _CONVOLUTION or kind in _RULES):
-                    record_call = _record_convolution if kind == _CONVOLUTION else _record_rule
-                    setattr(code, name, partial(record_call, watch, function))
+                if callable(function) and kind in _RECORDERS:
+                    setattr(code, name, partial(_RECORDERS[kind], watch, function))
                     stack.callback(setattr, code, name, function)
         yield
 
@@ -332,12 +348,7 @@ def _record_rule(
 ) -> tuple[Tensor, None]:
     """query, key, value: [1, tokens, heads, dim]; g, beta: [1, tokens, heads]"""
     index, module = watch.layer()
-    unknown = [
-        name
-        for name, given in options.items()
-        if name not in _HOW and given is not None and given is not False
-    ]
-    if unknown or index in watch.mixed:
+    if unknown := _unknown(options):
         raise Unreadable(f"layer {index} has an unknown delta rule: {', '.join(unknown)}")
     if options.get("use_qk_l2norm_in_kernel") is not True:
         raise Unreadable(f"layer {index} has queries and keys that are not of length one")
@@ -345,7 +356,7 @@ def _record_rule(
         raise Unreadable(f"layer {index} has a delta rule without a convolution")
     # Any answer will do, as in attention.
     answer = value.cumsum(1)
-    watch.mixed[index] = Ruled(
+    ruled = Ruled(
         module,
         query=rows(query),
         key=rows(key),
@@ -357,7 +368,72 @@ def _record_rule(
         num_heads=value.shape[2],
         convolved=watch.convolved[index],
     )
+    watch.add(index, ruled)
     return answer, None
+
+
+def _record_scan(
+    watch: _Watch,
+    _: Callable[..., Any],
+    x: Tensor,
+    dt: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    *,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, math.inf),
+    **options: Any,
+) -> Tensor:
+    """x: [1, tokens, heads, dim]; dt: [1, tokens, heads]; b, c: [1, tokens, groups, dim]"""
+    index, module = watch.layer()
+    skip = options.pop("D", None)
+    if unknown := _unknown(options):
+        raise Unreadable(f"layer {index} has an unknown selective scan: {', '.join(unknown)}")
+    if skip is None or skip.dim() != 1 or dt_bias is None or not dt_softplus:
+        raise Unreadable(f"layer {index} has a selective scan without D, dt_bias or softplus")
+    if index not in watch.convolved:
+        raise Unreadable(f"layer {index} has a selective scan without a convolution")
+    # Any answer will do, as in attention.
+    answer = x.cumsum(1)
+    low, high = dt_limit
+    scanned = Scanned(
+        module,
+        value=rows(x),
+        b=rows(b),
+        c=rows(c),
+        dt=rows(dt),
+        a=a,
+        dt_bias=dt_bias,
+        skip=skip,
+        dt_limits=(float(low), float(high)),
+        answer=rows(answer),
+        num_groups=b.shape[2],
+        num_heads=x.shape[2],
+        convolved=watch.convolved[index],
+    )
+    watch.add(index, scanned)
+    return answer
+
+
+def _unknown(options: Mapping[str, Any]) -> list[str]:
+    return [
+        name
+        for name, given in options.items()
+        if name not in _HOW and given is not None and given is not False
+    ]
+
+
+# By the names that packages for Gated DeltaNet and Mamba give them; transformers' own have a prefix
+# or a name of their own.
+_RECORDERS: Mapping[str, Callable[..., Any]] = {
+    "causal_conv1d_fn": _record_convolution,
+    "chunk_gated_delta_rule": _record_rule,
+    "recurrent_gated_delta_rule": _record_rule,
+    "mamba_chunk_scan_combined": _record_scan,
+    "mamba2_chunk_scan": _record_scan,
+}
 
 
 def _copy(value: Any) -> Any:

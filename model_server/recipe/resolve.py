@@ -18,6 +18,7 @@ from model_server.recipe.recipe import (
     Head,
     Layer,
     Linear,
+    Mamba2,
     Mixer,
     Mlp,
     Moe,
@@ -33,6 +34,7 @@ from model_server.recipe.recording import (
     Convolved,
     Mixed,
     Ruled,
+    Scanned,
     mixers_of,
     real,
 )
@@ -112,6 +114,8 @@ class _Resolver:
             return self._attention(mixer, mixed)
         if isinstance(mixer, Delta) and isinstance(mixed, Ruled):
             return self._delta(mixer, mixed)
+        if isinstance(mixer, Mamba2) and isinstance(mixed, Scanned):
+            return self._mamba2(mixer, mixed)
         if isinstance(mixer, ShortConv) and isinstance(mixed, Convolved):
             return self._short_conv(mixer, mixed)
         raise Unreadable("a narrow model has other kinds of layers")
@@ -141,6 +145,35 @@ class _Resolver:
             key_dim=num_keys // ruled.num_key_heads,
             value_dim=value_dim,
             output=self._whole(delta.output),
+        )
+
+    def _mamba2(self, mamba: Mamba2, scanned: Scanned) -> Mamba2:
+        inner_len = scanned.value.shape[1]
+        b_len = scanned.b.shape[1]
+        gate, value, b, c, dt = _slices(
+            (mamba.gate, mamba.value, mamba.b, mamba.c, mamba.dt),
+            (inner_len, inner_len, b_len, b_len, scanned.num_heads),
+            {},
+        )
+        is_of_all = mamba.norm.width == mamba.num_heads * mamba.head_dim
+        if is_of_all and mamba.num_groups == 1 < scanned.num_groups:
+            raise Unreadable("its groups do not show in a narrow model")
+        width = inner_len if is_of_all else inner_len // scanned.num_groups
+        return replace(
+            mamba,
+            gate=gate,
+            value=value,
+            b=b,
+            c=c,
+            dt=dt,
+            conv=replace(mamba.conv, num_taps=scanned.convolved.weight.shape[-1]),
+            dt_limits=scanned.dt_limits,
+            norm=replace(mamba.norm, width=width, eps=self._eps(mamba.norm)),
+            num_groups=scanned.num_groups,
+            num_heads=scanned.num_heads,
+            head_dim=inner_len // scanned.num_heads,
+            state_size=b_len // scanned.num_groups,
+            output=self._whole(mamba.output),
         )
 
     def _short_conv(self, short: ShortConv, convolved: Convolved) -> ShortConv:

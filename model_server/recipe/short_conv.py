@@ -3,11 +3,14 @@
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
+import torch
 from torch import Tensor
 
-from model_server.recipe.products import is_linear, linear_of, whole
+from model_server.recipe.products import columns, is_linear, linear_of, parameter_of, whole
 from model_server.recipe.recipe import Conv, Linear, Rows, ShortConv, Unreadable
 from model_server.recipe.recording import Call, Convolved, close, rows, same
+
+_SILU = ("silu", "swish")
 
 
 def read_short_conv(
@@ -47,15 +50,29 @@ def _parts(call: Call, channels: int) -> Iterator[tuple[Linear, Tensor]]:
             yield linear_of(call, Rows(index * channels, 1, channels, channels)), part
 
 
+def convolved_products(
+    asked: Sequence[Tensor], convolved: Convolved, inside: Sequence[Call]
+) -> tuple[Tensor, list[Linear]]:
+    """Where what a mixer asks comes from, if it is convolved together: the one source
+    [num_tokens, hidden_size] of all, and of each the product. Raises Unreadable.
+    """
+    if convolved.activation not in _SILU or not same(torch.cat(list(asked), -1), convolved.output):
+        raise Unreadable("what it asks of its memory is not what its convolution gives")
+    linears = [call for call in inside if is_linear(call)]
+    parts = convolved.source.split([part.shape[1] for part in asked], -1)
+    found = [each for part in parts if (each := columns(part, linears)) is not None]
+    if len(found) != len(parts):
+        raise Unreadable("its convolution reads something else than outputs of linear layers")
+    source = found[0][0].source
+    if not all(same(call.source, source) for call, _ in found):
+        raise Unreadable("what it asks of its memory is not made of the same")
+    return rows(source), [linear for _, linear in found]
+
+
 def conv_of(convolved: Convolved, parameters: Mapping[str, Tensor]) -> Conv:
     """Raises Unreadable where its weight or bias is no parameter."""
-    weight = _name(convolved.weight, parameters)
-    bias = None if convolved.bias is None else _name(convolved.bias, parameters)
+    weight = parameter_of(convolved.weight, parameters, "the weight of its convolution")
+    bias = None
+    if convolved.bias is not None:
+        bias = parameter_of(convolved.bias, parameters, "the bias of its convolution")
     return Conv(weight, bias, convolved.weight.shape[-1])
-
-
-def _name(tensor: Tensor, parameters: Mapping[str, Tensor]) -> str:
-    for name, parameter in parameters.items():
-        if parameter.data_ptr() == tensor.data_ptr() and parameter.numel() == tensor.numel():
-            return name
-    raise Unreadable("the weight of its convolution is no parameter")

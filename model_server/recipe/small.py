@@ -6,6 +6,7 @@ is measured in the small model is found again in the config, and so in the real 
 """
 
 import copy
+import math
 from collections.abc import Collection, Mapping
 from itertools import count
 from typing import Any
@@ -51,6 +52,20 @@ _DELTA_SIZES = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 6,
 }
+# Of selective state spaces, whatever the real ones are; the width of a head follows from them. A
+# prompt passes the ends of chunks.
+_MAMBA_HEADS = 8
+_MAMBA_EXPANSION = 2
+_MAMBA_SIZES = {
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads"), _MAMBA_HEADS),
+    **dict.fromkeys(("mamba_expand", "expand"), _MAMBA_EXPANSION),
+    **dict.fromkeys(("mamba_n_groups", "n_groups"), 2),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size"), 12),
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size"), _REACH),
+}
+_MAMBA_LENS = ("mamba_d_ssm",)
+_MAMBA_HEAD_DIMS = ("mamba_d_head", "mamba_head_dim")
+_MAMBA_LIMITS = (0.3, 2.0)  # of time steps, such that many feel them
 _LOUDNESS = 8.0
 _SHARE_OF_LOUD = 0.06
 # What no formula of a scalar knows: counts that many numbers equal by chance.
@@ -58,6 +73,9 @@ NO_SCALARS = frozenset(
     (
         *_SIZES,
         *_DELTA_SIZES,
+        *_MAMBA_SIZES,
+        *_MAMBA_LENS,
+        *_MAMBA_HEAD_DIMS,
         NUM_GROUPS,
         TOP_GROUPS,
         "num_attention_heads",
@@ -124,15 +142,30 @@ def _narrow_sizes(text: Any, taken: set[float]) -> None:
             setattr(text, name, [size] * len(value))
         elif value:
             setattr(text, name, min(size, value))
-    for name, size in _DELTA_SIZES.items():
+    for name, size in {**_DELTA_SIZES, **_MAMBA_SIZES}.items():
         if getattr(text, name, None):
             setattr(text, name, size)
+    _narrow_scans(text)
     _narrow_groups(text)
     for name, value in numbers(text).items():
         if "eps" in name.split("_") or "epsilon" in name:
             setattr(text, name, _unlike(taken, 0.03, 0.002))  # so large that a wrong one shows
         elif "softcap" in name and value:
             setattr(text, name, _unlike(taken, 4.3, 0.4))  # so small that it is felt
+
+
+def _narrow_scans(text: Any) -> None:
+    inner_len = _MAMBA_EXPANSION * text.hidden_size
+    for names, width in ((_MAMBA_LENS, inner_len), (_MAMBA_HEAD_DIMS, inner_len // _MAMBA_HEADS)):
+        for name in names:
+            if getattr(text, name, None):
+                setattr(text, name, width)
+    low, high = _MAMBA_LIMITS
+    if limits := getattr(text, "time_step_limit", None):
+        limits = (low if limits[0] > 0 else 0.0, high if limits[1] < math.inf else math.inf)
+        text.time_step_limit = limits
+    if getattr(text, "time_step_min", None):
+        text.time_step_min = low
 
 
 def _narrow_groups(text: Any) -> None:

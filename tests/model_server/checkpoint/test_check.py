@@ -34,7 +34,7 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.loading import load_model
-from model_server.recipe.recipe import Conv, Delta, Mixer, Recipe
+from model_server.recipe.recipe import Conv, Delta, Mamba2, Mixer, Norm, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.model_server.checkpoint import tiny_models
@@ -374,6 +374,33 @@ def test_a_delta_rule_of_odd_sizes_is_refused_by_name(changes: dict[str, Any], r
     assert unfit_reason(with_mixer(recipe, replace(mixer, **changes)), torch.bfloat16) == (
         f"layer 0: {reason}"
     )
+
+
+def test_a_selective_state_space_is_refused_by_name() -> None:
+    recipe = decoder("llama").recipe
+    linear = recipe.layers[0].attention.value
+    mamba = Mamba2(
+        gate=linear,
+        value=linear,
+        b=linear,
+        c=linear,
+        dt=linear,
+        conv=Conv("", None, 4),
+        a_log="",
+        dt_bias="",
+        skip="",
+        dt_limits=(0.0, torch.inf),
+        norm=Norm("rms", 64, 1e-5, False, (), ()),
+        gate_first=True,
+        num_groups=1,
+        num_heads=4,
+        head_dim=16,
+        state_size=16,
+        output=recipe.layers[0].attention.output,
+    )
+    reason = "layer 0: its selective state space is computed by its own class alone"
+    assert unfit_reason(with_mixer(recipe, mamba), torch.bfloat16) == reason
+    assert unfit_reason_on_cuda(with_mixer(recipe, mamba), ((0,),), 1) == reason
 
 
 def test_a_delta_rule_and_a_gate_behind_attention_are_refused_on_cuda() -> None:

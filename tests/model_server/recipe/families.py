@@ -75,6 +75,13 @@ _CONVOLVED: dict[str, Any] = {
     "layer_types": ["conv", "conv", "full_attention"] * 2,
     "block_auto_adjust_ff_dim": False,
 }
+_SCANNED: dict[str, Any] = {
+    "mamba_n_heads": 16,
+    "mamba_d_head": 24,
+    "mamba_n_groups": 4,
+    "mamba_d_state": 20,
+    "mamba_chunk_size": 16,
+}
 _SHARED: dict[str, Any] = {**EXPERTS, "shared_expert_intermediate_size": 120}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -172,6 +179,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "lfm2": ("lfm2", _CONVOLVED),
     "lfm2_moe": ("lfm2_moe", {**_CONVOLVED, **EXPERTS, "num_dense_layers": 1}),
+    "granite4": (
+        "granitemoehybrid",
+        {
+            **EXPERTS,
+            **_MULTIPLIERS,
+            **_SCANNED,
+            "shared_intermediate_size": 48,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
+        },
+    ),
+    "bamba": (
+        "bamba",
+        {
+            **_SCANNED,
+            "attn_layer_indices": [2, 5],
+            "time_step_limit": (0.4, 1.5),
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+        },
+    ),
     "lfm2-bias": ("lfm2", {**_CONVOLVED, "conv_bias": True, "conv_L_cache": 4}),
 }
 

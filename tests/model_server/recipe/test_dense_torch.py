@@ -46,7 +46,7 @@ def test_stored_bfloat16_is_computed_in_float32() -> None:
     assert torch.equal(actual, DenseTorch(recipe, raised, rotary).logits(token_ids, (7,)))
 
 
-@pytest.mark.parametrize("name", ["olmo3", "qwen3_next"])
+@pytest.mark.parametrize("name", ["olmo3", "qwen3_next", "bamba"])
 def test_a_sequence_goes_on_from_its_memory_wherever_it_is_cut(name: str) -> None:
     """Beside others, and from one memory as often as one likes: nothing in it is changed."""
     model = build_small(family(name), trust_remote_code=False).module

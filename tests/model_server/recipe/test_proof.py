@@ -23,6 +23,8 @@ from model_server.recipe.dense_torch import (
     log_decay,
     normalise,
     route,
+    scan,
+    time_steps,
 )
 from model_server.recipe.proof import (
     MAX_ERROR,
@@ -41,6 +43,7 @@ from model_server.recipe.recipe import (
     Head,
     Layer,
     Linear,
+    Mamba2,
     Mixer,
     Mlp,
     Moe,
@@ -118,6 +121,9 @@ def _mixers(mixer: Mixer, recipe: Recipe) -> Mutants:
     elif isinstance(mixer, Delta):
         for name, delta in _deltas(mixer):
             yield f"delta {name}", delta
+    elif isinstance(mixer, Mamba2):
+        for name, mamba in _mamba2s(mixer):
+            yield f"mamba {name}", mamba
     else:
         for name, short in _short_convs(mixer):
             yield f"conv {name}", short
@@ -132,6 +138,26 @@ def _short_convs(short: ShortConv) -> Mutants:
             yield f"{side} {name}", replace(short, **{side: linear})
     if short.conv.bias is not None:
         yield "bias dropped", replace(short, conv=replace(short.conv, bias=None))
+
+
+def _mamba2s(mamba: Mamba2) -> Mutants:
+    for side in ("gate", "value", "b", "c", "dt", "output"):
+        for name, linear in _linears(getattr(mamba, side)):
+            yield f"{side} {name}", replace(mamba, **{side: linear})
+    for first, second in (("b", "c"), ("value", "gate"), ("a_log", "dt_bias"), ("skip", "dt_bias")):
+        exchanged: Any = {first: getattr(mamba, second), second: getattr(mamba, first)}
+        yield f"{first} and {second} exchanged", replace(mamba, **exchanged)
+    no_limits = (0.0, torch.inf)
+    limits = (0.3, 2.0) if mamba.dt_limits == no_limits else no_limits
+    yield "limits dropped or added", replace(mamba, dt_limits=limits)
+    yield "gate on the other side", replace(mamba, gate_first=not mamba.gate_first)
+    of_all = replace(mamba.norm, width=mamba.num_heads * mamba.head_dim)
+    yield "norm over all groups", replace(mamba, norm=of_all)
+    for name, norm in _norms(mamba.norm):
+        if norm is not None:
+            yield f"norm {name}", replace(mamba, norm=norm)
+    if mamba.conv.bias is not None:
+        yield "bias dropped", replace(mamba, conv=replace(mamba.conv, bias=None))
 
 
 def _deltas(delta: Delta) -> Mutants:
@@ -267,7 +293,7 @@ def _mixtures(moe: Moe) -> Mutants:
 
 LENS = (23, 9, 1, 17)
 
-# Between them these have every mutant that any family has.
+# Between them these have every mutant that any family has, but those of selective state spaces.
 MUTATED = (
     "gemma3_text",
     "persimmon",
@@ -279,8 +305,9 @@ MUTATED = (
     "qwen3_next",
 )
 
-# Families with a delta rule.
+# Families with a delta rule, and with a selective state space.
 RULED = ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid")
+SCANNED = ("bamba", "granite4")
 
 
 class Judge:
@@ -310,7 +337,7 @@ class Judge:
 # Of the others, each recipe is read by day by tests of executors or of mutants.
 READ_ELSEWHERE = {*EXECUTED, *MUTATED}
 # These are read as another is.
-ALIKE = {"solar_open", "exaone_moe", "granitemoehybrid"}
+ALIKE = {"solar_open", "exaone_moe", "granitemoehybrid", "granite4"}
 
 
 @pytest.mark.parametrize("name", by_night(READ_ELSEWHERE | ALIKE))
@@ -349,21 +376,43 @@ def _gate_first(norm: Norm, x: Tensor, gate: Tensor, weights: Mapping[str, Tenso
     return normalise(norm, x * torch.nn.functional.silu(gate), weights)
 
 
+def _unbiased(dt: Tensor, dt_bias: Tensor, limits: tuple[float, float]) -> Tensor:
+    return time_steps(dt, torch.zeros_like(dt_bias), limits)
+
+
+def _no_skip(
+    v: Tensor, b: Tensor, c: Tensor, dt: Tensor, a_log: Tensor, skip: Tensor, matrices: Tensor
+) -> tuple[Tensor, Tensor]:
+    return scan(v, b, c, dt, a_log, torch.zeros_like(skip), matrices)
+
+
 # Name of a piece of the oracle -> the piece, wrong in one place.
-WRONG_RULES: dict[str, Callable[..., Any]] = {
-    "unit": lambda x: x,
-    "log_decay": _no_bias,
+Pieces = dict[str, Callable[..., Any]]
+WRONG_MIXERS: Pieces = {
     "convolve": _reversed,
-    "gated": _gate_first,
     "of_key_heads": lambda x, num_heads: x.repeat(1, num_heads // x.shape[1], 1),
 }
+WRONG_RULES: Pieces = {
+    **WRONG_MIXERS,
+    "unit": lambda x: x,
+    "log_decay": _no_bias,
+    "gated": _gate_first,
+}
+WRONG_SCANS: Pieces = {**WRONG_MIXERS, "time_steps": _unbiased, "scan": _no_skip}
 
 
-@pytest.mark.parametrize("name", by_night(set(RULED) - {"qwen3_next"}, (*RULED, "lfm2")))
-def test_every_wrong_delta_rule_or_convolution_is_refused(
+@pytest.mark.parametrize(
+    "name",
+    by_night(set(RULED) - {"qwen3_next"} | {"granite4"}, (*RULED, *SCANNED, "lfm2")),
+)
+def test_every_wrong_rule_scan_or_convolution_is_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces = WRONG_RULES if name in RULED else {"convolve": _reversed}
+    pieces: Pieces = {"convolve": _reversed}
+    if name in RULED:
+        pieces = WRONG_RULES
+    elif name in SCANNED:
+        pieces = WRONG_SCANS
     model = small_model(family(name), trust_remote_code=False)
     recipe = read(model)
     judge = Judge(model, recipe, seed=1)
@@ -372,6 +421,9 @@ def test_every_wrong_delta_rule_or_convolution_is_refused(
         with monkeypatch.context() as patched:
             patched.setattr(dense_torch, piece, wrong)
             errors[piece] = judge.error(recipe)
+    for mutant, wrong in mutants(recipe):
+        if mutant.startswith("mamba"):
+            errors[mutant] = judge.error(wrong)
 
     assert [each for each, error in errors.items() if error <= MAX_ERROR] == []
     assert judge.error(recipe) <= MAX_ERROR
@@ -392,6 +444,8 @@ def test_every_wrong_delta_rule_or_convolution_is_refused(
             {**EXPERTS, "n_group": 1, "topk_group": 1},
             "multi-head latent attention is not read",
         ),
+        # Attention and a selective state space beside each other.
+        ("falcon_h1", {"mamba_d_ssm": 384, "mamba_n_heads": 16}, "mixes its tokens more than once"),
         ("phimoe", EXPERTS, "how it chooses experts is not known"),
         ("llama4_text", {**EXPERTS, "head_dim": 32}, "how its queries or keys come about"),
         # Its queries grow with the position, behind the original length.
