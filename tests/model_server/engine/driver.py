@@ -29,6 +29,7 @@ from processes.addresses import free_port
 from proto.contract import (
     FinishReason,
     Generation,
+    KeptState,
     LogprobParams,
     NewSequence,
     OutputConstraint,
@@ -57,6 +58,8 @@ class Request:
     finish_reason: FinishReason | None = None
     generations: list[Generation] = field(default_factory=list)
     state_ids: tuple[int, ...] = ()
+    from_state: int | None = None
+    kept_states: tuple[KeptState, ...] = ()
 
     @property
     def uncomputed_len(self) -> int:
@@ -106,9 +109,14 @@ class Driver:
         logprobs: LogprobParams | None = None,
         shared: tuple[Sequence[int], int] = ((), 0),
         constraint: OutputConstraint | None = None,
+        from_state: int | None = None,
+        kept_states: tuple[KeptState, ...] = (),
         **stop: Any,
     ) -> Request:
-        """Queue a request. `shared`: blocks of its prefix that are computed, and their length."""
+        """Queue a request. `shared`: blocks of its prefix that are computed, and their length.
+
+        from_state: the slot that stands behind them
+        """
         block_ids, cached_len = shared
         request = Request(
             request_id,
@@ -120,6 +128,8 @@ class Driver:
             constraint,
             list(block_ids),
             cached_len,
+            from_state=from_state,
+            kept_states=kept_states,
         )
         self.requests[request_id] = request
         return request
@@ -130,6 +140,7 @@ class Driver:
         self.runner.filter([other for other in self.requests if other != request_id])
         self._free(request)
         request.computed_len = 0
+        request.from_state = None
 
     def run(self, step_tokens: int = 1 << 30, max_steps: int = 10_000) -> None:
         """Step until every request has ended."""
@@ -187,6 +198,8 @@ class Driver:
             logprobs=request.logprobs,
             constraint=request.constraint,
             state_ids=request.state_ids,
+            from_state=request.from_state,
+            kept_states=request.kept_states,
         )
 
     def _num_drafts(self, request: Request) -> int:

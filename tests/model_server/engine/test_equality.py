@@ -12,6 +12,7 @@ import torch
 
 from model_server.engine.distributed import World
 from model_server.executor.executor import PagedModel
+from proto.contract import KeptState
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import Driver, driver_of, load, runner_of
 
@@ -32,6 +33,14 @@ HYBRIDS_BY_NIGHT = tuple(
         *[name for name in tiny_models.HYBRIDS if name not in HYBRIDS_BY_DAY],
         *[name + IN_ITS_CLASS for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid")],
     )
+)
+# With a delta rule, which recipes describe.
+RULED = (
+    "qwen3_5",
+    *[
+        pytest.param(name, marks=pytest.mark.nightly)
+        for name in ("qwen3_5_moe", "qwen3_next", "olmo_hybrid")
+    ],
 )
 # One of them by day.
 EXPERTS = (
@@ -100,17 +109,7 @@ def test_generate_says_something_that_a_fault_would_change(name: str, device: st
     assert sum(len(set(tokens)) for tokens in expected) >= 2 * NUM_NEW
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *EXPERTS,
-        "qwen3_5",
-        *[
-            pytest.param(name, marks=pytest.mark.nightly)
-            for name in ("qwen3_5_moe", "qwen3_next", "olmo_hybrid")
-        ],
-    ],
-)
+@pytest.mark.parametrize("name", [*EXPERTS, *RULED])
 def test_they_are_computed_by_recipe(name: str) -> None:
     assert case(name, "cpu").model.fallback_reason is None
 
@@ -150,6 +149,21 @@ def test_on_a_prefix_that_another_request_computed(name: str, device: str) -> No
     driver.add(2, prompt_ids, NUM_NEW, shared=(first.block_ids[:num_shared], cached_len))
     driver.run()
     assert driver.outputs[1] == driver.outputs[2] == case(name, device).expected[1]
+
+
+@pytest.mark.parametrize("name", RULED)
+def test_on_a_prefix_whose_state_another_request_kept(name: str) -> None:
+    driver = case(name, "cpu").driver()
+    prompt_ids = case(name, "cpu").prompts[1]
+    state_id = driver.free_states.pop()
+    first = driver.add(1, prompt_ids, NUM_NEW, kept_states=(KeptState(32, state_id),))
+    driver.step(20)
+    driver.step(20)
+    for index in (2, 3):
+        shared = (first.block_ids[:2], 32)
+        driver.add(index, prompt_ids, NUM_NEW, shared=shared, from_state=state_id)
+    driver.run()
+    assert list(driver.outputs.values()) == [case(name, "cpu").expected[1]] * 3
 
 
 @architectures
