@@ -386,8 +386,9 @@ class Planner:
         for other in self._running.computing:
             if other is not sequence:
                 # What it computes counts as found, and what it keeps is kept.
-                found_len = max(found_len, _shared_len(sequence, other, block_size))
-                kept_len = max(kept_len, _awaited_len(sequence, other, block_size))
+                shared_len = _shared_len(sequence, other, block_size)
+                found_len = max(found_len, shared_len)
+                kept_len = max(kept_len, _usable_len(other, shared_len))
         wanted = dict.fromkeys((last_len, min(found_len, last_len)))
         positions = [position for position in wanted if position > kept_len]
         # Who waits, and one who comes, is not kept waiting by what is written for later ones.
@@ -406,7 +407,10 @@ def awaits_prefix(sequence: Sequence, computing: Iterable[Sequence], allocator: 
     block_size = allocator.block_size
     if not allocator.shares_prefixes or sequence.max_cached_len < _MIN_SHARED_BLOCKS * block_size:
         return False
-    shared_len = max((_awaited_len(sequence, other, block_size) for other in computing), default=0)
+    shared_lens = [
+        _usable_len(other, _shared_len(sequence, other, block_size)) for other in computing
+    ]
+    shared_len = max(shared_lens, default=0)
     if shared_len < _MIN_SHARED_BLOCKS * block_size:
         return False
     salt = sequence.request.cache_salt
@@ -415,9 +419,8 @@ def awaits_prefix(sequence: Sequence, computing: Iterable[Sequence], allocator: 
     return spared_len >= max(_MIN_SHARED_BLOCKS * block_size, (sequence.known_len - cached_len) / 2)
 
 
-def _awaited_len(sequence: Sequence, other: Sequence, block_size: int) -> int:
-    """Tokens that will be found once `other` has computed them."""
-    shared_len = _shared_len(sequence, other, block_size)
+def _usable_len(other: Sequence, shared_len: int) -> int:
+    """Of so many tokens that `other` computes, those behind which another one can begin then."""
     if other.states is None:
         return shared_len
     kept = [each.position for each in other.states.unwritten if each.position <= shared_len]

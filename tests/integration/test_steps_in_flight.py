@@ -1,4 +1,7 @@
-"""Scheduler and shard with one step in flight and with two: every request gets the same tokens."""
+"""Scheduler and shard with one step in flight and with two: every request gets the same tokens.
+
+So it does of a model with states, whether it begins with kept ones or not.
+"""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -21,15 +24,23 @@ from proto.contract import (
 from router.request.request import GenerateRequest
 from router.scheduler.allocator import Allocator
 from router.scheduler.scheduler import Scheduler, SchedulerLimits
+from router.scheduler.states import StateSlots
+from tests.hypothesis_profiles import fewer_examples
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import load, runner_of
 
 _POOL_BLOCKS = 6
+_POOL_STATES = 12
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
     return load(tiny_models.save("llama", tmp_path_factory.mktemp("llama")), World())
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
+    return load(tiny_models.save("qwen3_5", tmp_path_factory.mktemp("qwen3_5")), World())
 
 
 @dataclass(frozen=True)
@@ -74,17 +85,31 @@ class Answer:
 class Loop:
     """The router's loop around a shard, without text and without a wire."""
 
-    def __init__(self, model: PagedModel, clients: Sequence[Client], num_in_flight: int) -> None:
+    def __init__(
+        self,
+        model: PagedModel,
+        clients: Sequence[Client],
+        num_in_flight: int,
+        *,
+        prefix_caching: bool = True,
+    ) -> None:
         self._runner = runner_of(model, World())
         self._runner.warmup(
-            max_step_tokens=32, max_batch_size=4, max_total_len=None, num_blocks=_POOL_BLOCKS
+            max_step_tokens=32,
+            max_batch_size=4,
+            max_total_len=None,
+            num_blocks=_POOL_BLOCKS,
+            num_states=_POOL_STATES,
         )
         limits = SchedulerLimits(24, 4, num_in_flight)
-        self._scheduler = Scheduler(limits, Allocator(_POOL_BLOCKS, model.block_size))
+        states = StateSlots(_POOL_STATES) if model.state_bytes else None
+        allocator = Allocator(_POOL_BLOCKS, model.block_size, prefix_caching, states)
+        self._scheduler = Scheduler(limits, allocator)
         self._clients = clients
         self._num_in_flight = num_in_flight
         self.answers = [Answer() for _ in clients]
         self.num_preemptions = 0
+        self.num_cached_tokens = 0
 
     def run(self) -> None:
         """Until all requests have ended."""
@@ -102,6 +127,7 @@ class Loop:
             turn += 1
             assert turn < 3000, "requests starve"
         self.num_preemptions = self._scheduler.stats().num_preemptions
+        self.num_cached_tokens = self._scheduler.stats().num_cached_tokens
         assert self._scheduler.stats().num_blocks_used == 0
 
     def _arrive(self, turn: int) -> None:
@@ -130,8 +156,10 @@ class Loop:
                 self._scheduler.finish(generation.request_id)
 
 
-def _answers(model: PagedModel, each: Sequence[Client], num_in_flight: int) -> Loop:
-    loop = Loop(model, each, num_in_flight)
+def _answers(
+    model: PagedModel, each: Sequence[Client], num_in_flight: int, *, prefix_caching: bool = True
+) -> Loop:
+    loop = Loop(model, each, num_in_flight, prefix_caching=prefix_caching)
     loop.run()
     return loop
 
@@ -147,6 +175,33 @@ def test_leavers_stops_pauses_and_preemption_change_no_token(
 ) -> None:
     one, two = (_answers(model, each, num_in_flight) for num_in_flight in (1, 2))
     assert one.answers == two.answers
+
+
+@given(st.lists(clients(), min_size=1, max_size=6))
+@settings(
+    fewer_examples(5),
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_nor_do_states_that_are_kept_and_begun_with(
+    hybrid: PagedModel, each: Sequence[Client]
+) -> None:
+    one = _answers(hybrid, each, 1, prefix_caching=False)
+    two = _answers(hybrid, each, 2)
+    assert one.answers == two.answers
+
+
+def test_kept_states_are_begun_with(hybrid: PagedModel) -> None:
+    assert hybrid.keeps_states
+    stop = StopParams(6, ignore_eos=True)
+    each = [
+        Client(GenerateRequest((9,) * num_tokens, "", SamplingParams(), stop), turn, None, False)
+        for turn, num_tokens in ((0, 40), (20, 40), (20, 50), (40, 60))
+    ]
+    whole = _answers(hybrid, each, 1, prefix_caching=False)
+    kept = _answers(hybrid, each, 2)
+    assert kept.answers == whole.answers
+    assert kept.num_cached_tokens >= 32 * 3
 
 
 def test_the_pool_of_these_tests_preempts(model: PagedModel) -> None:
