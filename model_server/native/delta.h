@@ -1,12 +1,12 @@
-// The phases of a gated delta rule: each token's channels mixed with those before it, and each head's
-// matrix S taken from token to token.
+// The phases of a gated delta rule: each token's channels mixed with those before it, and each
+// head's matrix S taken from token to token.
 //
 //     row of the product  | queries | keys | values | gates | betas | alphas |
 //     mixed row           | queries | keys | values | gates | decays | betas | products |
 //
 // S is cut into panels of columns, which never meet: an item takes one panel through all of its
-// sequence's tokens, one by one, so that bits depend neither on threads nor on how tokens are cut into
-// steps. A slot of the pool holds S of all heads and the convolution's window at one position:
+// sequence's tokens, one by one, so that bits depend neither on threads nor on how tokens are cut
+// into steps. A slot of the pool holds S of all heads and the convolution's window at one position:
 //
 //     [head][panel][key_dim][columns] floats, [num_taps - 1][channels] floats
 //
@@ -207,7 +207,9 @@ class DeltaRunner {
     const int64_t end_write = s_.cu_state_writes[seq + 1];
     for (int64_t t = first; t < end; ++t) {
       const float *row = buffers_.mixed + t * buffers_.mixed_stride;
-      const auto is_due = [&] { return write < end_write && s_.state_write_lens[write] == t + 1 - first; };
+      const auto is_due = [&] {
+        return write < end_write && s_.state_write_lens[write] == t + 1 - first;
+      };
       float *const to = is_due() ? written_slot(write++) + offset : panel_;
       advance<V>({row + at_.query + key_head * d_.key_dim, row + at_.key + key_head * d_.key_dim,
                   row + at_.value + column, row[at_.decay + head], row[at_.mixed_beta + head],

@@ -200,7 +200,8 @@ class Forward {
     run_product(in);
   }
 
-  // to = from + residual_scale * norm(rows * matrix), the product in `branch`; `heads` of rows or null
+  // to = from + residual_scale * norm(rows * matrix), the product in `branch`; `heads`: of the rows,
+  // or null.
   void add_branch(const Layer &layer, const Matrix &matrix, const float *rows, int64_t stride,
                   const GatedHeads *heads, const Norm &norm, float *branch, const float *from,
                   float *to) {

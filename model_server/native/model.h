@@ -91,8 +91,8 @@ struct Step {
   const int32_t *block_tables, *cu_query_lens, *context_lens;
   const int64_t *logits_rows;
   float *logits;  // [num_logits][vocab]
-  // Of models with states: the slot that each sequence begins with, negative for zeros; and the slots
-  // that it writes, the w-th of the step behind so many of its tokens, in their order.
+  // Of models with states: the slot that each sequence begins with, negative for zeros; and the
+  // slots that it writes, the w-th of the step behind so many of its tokens, in their order.
   const int32_t *state_reads, *cu_state_writes, *state_write_lens, *state_write_slots;
 };
 
