@@ -6,7 +6,8 @@
 
 Hidden 768, 12 layers, 12 heads of 4 key heads, intermediate 2048, vocabulary 32 000 (tied), 4096
 positions, bfloat16, 200 MB; `--shape 1b` is TinyLlama's, 1.1 B parameters, 2.2 GB; `--shape hybrid`
-is Qwen3.5-0.8B's but for its vocabulary: 24 layers, of which 18 have a gated delta rule, 1.06 GB.
+is Qwen3.5-0.8B's but for its vocabulary: 24 layers, of which 18 have a gated delta rule, 1.06 GB;
+`--shape experts` GLM-4.5's, made narrow: a token uses 8 of 64 experts and a shared one, 600 MB.
 `--vocab-size 128000 --num-layers 1 --hidden-size 128` makes a quick one of a large vocabulary.
 Linear layers have unit gain (std = in_features ** -0.5): of the usual initialisation, with tied
 embeddings, greedy decoding repeats one token for ever. The tokenizer is a byte-level BPE trained on
@@ -40,6 +41,22 @@ _HEAD_LEN = 64
 _TINYLLAMA = {
     "num_key_value_heads": 4,
     "intermediate_size": 5632,
+    "tie_word_embeddings": False,
+}
+_EXPERTS = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": _HIDDEN_SIZE,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "head_dim": _HEAD_LEN,
+    "intermediate_size": 2048,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 224,
+    "routed_scaling_factor": 2.5,
+    "use_qk_norm": True,
+    "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
 _HYBRID = {
@@ -88,9 +105,9 @@ def model(shape: PreTrainedConfig, seed: int = 0) -> Any:
     """Random weights of unit gain, in bfloat16."""
     torch.manual_seed(seed)
     built: Any = AutoModelForCausalLM.from_config(shape)
-    for module in built.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+    for parameter in built.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
     return built.to(torch.bfloat16).eval()
 
 
@@ -128,7 +145,8 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=_HIDDEN_SIZE)
     parser.add_argument("--num-layers", type=int, default=_NUM_LAYERS)
     parser.add_argument("--max-len", type=int, help="positions (default: 4096)")
-    parser.add_argument("--shape", choices=("1b", "hybrid"), help="instead of the sizes above")
+    shapes = ("1b", "hybrid", "experts")
+    parser.add_argument("--shape", choices=shapes, help="instead of the sizes above")
     args = parser.parse_args()
     sizes = (args.vocab_size, args.hidden_size, args.num_layers)
     shape: Any
@@ -136,6 +154,8 @@ def main() -> None:
         shape = config(VOCAB_SIZE, 2048, 22, **_TINYLLAMA)
     elif args.shape == "hybrid":
         shape = AutoConfig.for_model("qwen3_5_text", **_HYBRID, bos_token_id=0, eos_token_id=1)
+    elif args.shape == "experts":
+        shape = AutoConfig.for_model("glm4_moe", **_EXPERTS, bos_token_id=0, eos_token_id=1)
     else:
         shape = config(*sizes)
     shape.max_position_embeddings = args.max_len or shape.max_position_embeddings

@@ -7,6 +7,7 @@ transformers' module, mapped from the checkpoint's files -> logits of some token
 import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -18,8 +19,9 @@ from torch import Tensor
 from model_server.executor.executor import Executor
 from model_server.executor.int4 import Int4Parameters
 from model_server.recipe.dense_torch import Angles, DenseTorch, angles_of
-from model_server.recipe.proof import relative_error, require_near
-from model_server.recipe.recipe import Recipe, Unreadable
+from model_server.recipe.proof import relative_error, require_choices, require_near
+from model_server.recipe.recipe import Moe, Recipe, Unreadable
+from model_server.recipe.recording import handed_to
 from model_server.step import SequenceStep, StateStep, StepInputs
 from model_server.zoo import HfModel
 
@@ -55,6 +57,7 @@ class _Evidence:
 
     token_ids: Tensor
     exact: Tensor  # by the oracle in float32
+    exact_of_chosen: Tensor  # the same, of the experts that transformers chose
     native: Tensor  # by transformers in the dtype in which the weights were read
 
 
@@ -72,7 +75,7 @@ def load_dense(
     executor = load_unproven(model, recipe, build)
     actual = _logits(executor, evidence.token_ids)
     if quantize is None:
-        require_near(actual, evidence.native, evidence.exact, dtype)
+        require_near(actual, evidence.native, evidence.exact, dtype, evidence.exact_of_chosen)
     else:
         _require_within(MAX_QUANTIZED_ERROR, actual, evidence.exact, quantize)
     return executor
@@ -142,12 +145,23 @@ def _device_of(parameters: Mapping[str, Tensor]) -> torch.device:
 @torch.inference_mode()
 def _evidence(model: HfModel, recipe: Recipe) -> _Evidence:
     parameters = _parameters(model)
-    num_tokens = sum(_CHUNK_LENS)
     token_ids = _token_ids(model.facts.vocab_size, _device_of(parameters))
-    oracle = DenseTorch(recipe, parameters, angles_of(recipe, model.module))
-    return _Evidence(
-        token_ids, oracle.logits(token_ids, [num_tokens]), model.native_logits(token_ids)
-    )
+    angles = angles_of(recipe, model.module)
+    with ExitStack() as stack:
+        handed = {
+            index: stack.enter_context(handed_to(model.module.get_submodule(layer.mlp.module)))
+            for index, layer in enumerate(recipe.layers)
+            if isinstance(layer.mlp, Moe)
+        }
+        native = model.native_logits(token_ids)
+    lens = [len(token_ids)]
+    exact = DenseTorch(recipe, parameters, angles).logits(token_ids, lens)
+    chosen = require_choices(recipe, handed, parameters)
+    exact_of_chosen = exact
+    if chosen and native.dtype != torch.float32:
+        oracle = DenseTorch(recipe, parameters, angles, chosen=chosen)
+        exact_of_chosen = oracle.logits(token_ids, lens)
+    return _Evidence(token_ids, exact, exact_of_chosen, native)
 
 
 def _token_ids(vocab_size: int, device: torch.device) -> Tensor:

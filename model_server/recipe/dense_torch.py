@@ -11,6 +11,7 @@ them are part of the model anyway. An executor asks them once, for a table of al
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -140,32 +141,41 @@ def activate(layout: str, activation: str, inner: Tensor) -> Tensor:
     return ACTIVATIONS[activation](gate) * up
 
 
-def feed_forward(mlp: Mlp | Moe, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+def feed_forward(
+    mlp: Mlp | Moe, x: Tensor, weights: Mapping[str, Tensor], chosen: Tensor | None = None
+) -> Tensor:
+    """chosen: see `choose`"""
     if isinstance(mlp, Moe):
-        return _mixture(mlp, x, weights)
+        return _mixture(mlp, x, weights, chosen)
     inner = torch.cat([multiply(linear, x, weights) for linear in mlp.ins], -1)
     return multiply(mlp.out, activate(mlp.layout, mlp.activation, inner), weights)
 
 
-def route(moe: Moe, x: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def route(
+    moe: Moe, x: Tensor, weights: Mapping[str, Tensor], chosen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Each token's experts and their weights, [num_tokens, top_k] both."""
     correction = None if moe.correction is None else weights[moe.correction].to(x)
-    return choose(moe, multiply(moe.router, x, weights), correction)
+    return choose(moe, multiply(moe.router, x, weights), correction, chosen)
 
 
-def choose(moe: Moe, logits: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
-    """As `route`, of what the router gives, [num_tokens, num_experts]."""
+def choose(
+    moe: Moe, logits: Tensor, correction: Tensor | None, chosen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """As `route`, of what the router gives, [num_tokens, num_experts].
+
+    chosen: experts that are taken in place of the best
+    """
     scores = logits.sigmoid() if moe.scoring.startswith("sigmoid") else logits.softmax(-1)
-    rank = scores
-    if correction is not None:
-        rank = scores + correction.flatten()
-    if moe.groups is not None:
-        rank = _in_best_groups(moe.groups, rank)
-    experts = rank.topk(moe.top_k, -1).indices
-    chosen = scores.gather(-1, experts)
+    if chosen is None:
+        rank = scores if correction is None else scores + correction.flatten()
+        if moe.groups is not None:
+            rank = _in_best_groups(moe.groups, rank)
+        chosen = rank.topk(moe.top_k, -1).indices
+    shares = scores.gather(-1, chosen)
     if moe.scoring.endswith("normed"):
-        chosen = chosen / chosen.sum(-1, keepdim=True)
-    return experts, chosen * moe.scale
+        shares = shares / shares.sum(-1, keepdim=True)
+    return chosen, shares * moe.scale
 
 
 def _in_best_groups(groups: Groups, rank: Tensor) -> Tensor:
@@ -177,8 +187,8 @@ def _in_best_groups(groups: Groups, rank: Tensor) -> Tensor:
     return grouped.masked_fill(~is_best[..., None], -torch.inf).flatten(-2)
 
 
-def _mixture(moe: Moe, x: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    experts, scores = route(moe, x, weights)
+def _mixture(moe: Moe, x: Tensor, weights: Mapping[str, Tensor], chosen: Tensor | None) -> Tensor:
+    experts, scores = route(moe, x, weights, chosen)
     output = torch.zeros_like(x)
     for expert in experts.unique().tolist():
         rows, slots = torch.where(experts == expert)
@@ -315,7 +325,10 @@ class Memory:
 
 
 class DenseTorch:
-    """Computes logits in `dtype`. `weights` are the parameters that the recipe names."""
+    """Computes logits in `dtype`. `weights` are the parameters that the recipe names.
+
+    chosen: experts [num_tokens, top_k] of the tokens of a step, by layer, in place of the best
+    """
 
     def __init__(
         self,
@@ -323,11 +336,13 @@ class DenseTorch:
         weights: Mapping[str, Tensor],
         rotary: Sequence[Angles],
         dtype: torch.dtype = torch.float32,
+        chosen: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
         self._recipe = recipe
         self._weights = weights
         self._rotary = rotary
         self._dtype = dtype
+        self._chosen = chosen
 
     @torch.inference_mode()
     def logits(
@@ -380,7 +395,7 @@ class DenseTorch:
             a = self._attention(index, layer.mixer, source, angles, lens, memories)
         y = x + self._norm(layer.attention_post_norm, a) * layer.residual_scale
         read = self._norm(layer.mlp_norm, x if layer.parallel else y)
-        m = feed_forward(layer.mlp, read, self._weights)
+        m = feed_forward(layer.mlp, read, self._weights, self._chosen.get(index))
         return y + self._norm(layer.mlp_post_norm, m) * layer.residual_scale
 
     def _delta(

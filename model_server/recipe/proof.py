@@ -3,11 +3,12 @@
 read_recipe:        config -> the recipe, proven by the next two
 require_same:       a narrow model's logits in float32, all its weights random
 require_used_once:  every parameter of the real model has its place, once
+require_choices:    loaded weights: the experts that transformers chooses
 require_near:       loaded weights: nearly as close to float32 as transformers itself
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +16,10 @@ import torch
 from torch import Tensor
 
 from model_server.errors import ModelRefused
-from model_server.recipe.dense_torch import DenseTorch, Memory, angles_of
+from model_server.recipe.dense_torch import DenseTorch, Memory, angles_of, route
 from model_server.recipe.reader import read
-from model_server.recipe.recipe import Recipe, Rows, Unreadable
-from model_server.recipe.recording import native_logits
+from model_server.recipe.recipe import Moe, Recipe, Rows, Unreadable
+from model_server.recipe.recording import choice_of, native_logits
 from model_server.recipe.resolve import resolve
 from model_server.recipe.small import parameters_of, randomise, saved_buffers, small_model
 from model_server.zoo import build_empty, facts_of, quiet
@@ -35,6 +36,8 @@ _MAX_NOISE = 5e-5
 MAX_ERRORS = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 _MAX_RATIO = 1.3
 _ROUNDING = 1e-4  # of float32, in a deep model
+# Of the experts that transformers chooses, how many the recipe must choose, too.
+_MIN_SHARE = 0.9
 # A ragged batch, longer than the windows of a narrow model; the last sequence ends at the last
 # position of all.
 _LENS = (23, 9, 1, 17)
@@ -153,20 +156,49 @@ def require_used_once(recipe: Recipe, model: Any) -> None:
         raise Unreadable(f"what its weights do is not known: {', '.join(unused[:3])}")
 
 
-def require_near(actual: Tensor, native: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+def require_choices(
+    recipe: Recipe, handed: Mapping[int, Sequence[Any]], parameters: Mapping[str, Tensor]
+) -> dict[int, Tensor]:
+    """Each layer's experts [num_tokens, top_k] that transformers chose, of loaded weights.
+
+    handed: to the experts of each layer. Raises Unreadable if the recipe chooses others of what
+    they read, more often than rounding explains.
+    """
+    chosen: dict[int, Tensor] = {}
+    shares = []
+    for index, arguments in handed.items():
+        moe = recipe.layers[index].mlp
+        if not isinstance(moe, Moe):
+            raise AssertionError("a layer without experts was listened to")
+        chosen[index], _ = choice_of(arguments)
+        own, _ = route(moe, arguments[0].float().flatten(0, -2), parameters)
+        is_shared = own.unsqueeze(-1) == chosen[index].unsqueeze(-2)
+        shares.append(float(is_shared.sum() / chosen[index].numel()))
+    if shares and not sum(shares) / len(shares) >= _MIN_SHARE:
+        raise Unreadable("with the loaded weights other experts are chosen")
+    return chosen
+
+
+def require_near(
+    actual: Tensor,
+    native: Tensor,
+    exact: Tensor,
+    dtype: torch.dtype,
+    exact_of_chosen: Tensor | None = None,
+) -> None:
     """Compare logits [num_tokens, vocab_size] of loaded weights, of some 20 tokens.
 
     actual: an executor's, which computes in `dtype`; native: transformers', in that or a narrower
-    one; exact: DenseTorch's in float32. Raises Unreadable if the executor is farther from exact
-    than transformers by more than a little, or if transformers itself is far from it: then the
-    recipe is wrong.
+    one; exact: DenseTorch's in float32; exact_of_chosen: the same of the experts that transformers
+    chose, if there are any. Raises Unreadable if the executor is farther from exact than
+    transformers by more than a little, or if transformers itself is far from it: then the recipe is
+    wrong. (Of scores that are nearly equal, rounding decides; what other experts compute is far.)
     """
     error = relative_error(actual, exact)
     native_error = relative_error(native, exact)
-    if not native_error <= MAX_ERRORS[native.dtype]:
-        raise Unreadable(
-            f"the loaded weights give other logits (relative error {native_error:.2g})"
-        )
+    least = relative_error(native, exact if exact_of_chosen is None else exact_of_chosen)
+    if not least <= MAX_ERRORS[native.dtype]:
+        raise Unreadable(f"the loaded weights give other logits (relative error {least:.2g})")
     most = max(_MAX_RATIO * native_error, _ROUNDING) if native.dtype == dtype else _ROUNDING
     if not error <= most:
         raise Unreadable(

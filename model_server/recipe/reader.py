@@ -63,7 +63,9 @@ from model_server.recipe.recording import (
     Recording,
     Ruled,
     Scanned,
+    choice_of,
     close,
+    handed_to,
     named,
     record,
     rows,
@@ -566,7 +568,7 @@ def _mixture(experts: Call, own: dict[str, Tensor], rest: Sequence[Call], width:
     return Moe(
         router=router,
         num_experts=num_experts,
-        top_k=_choice(experts.arguments)[0].shape[-1],
+        top_k=choice_of(experts.arguments)[0].shape[-1],
         scoring="softmax",
         gate_up=gate_up,
         gate_up_bias=biases[0],
@@ -595,15 +597,9 @@ def _routed(
     """
     x = torch.randn(_NUM_ROUTED, source.shape[-1], generator=torch.Generator().manual_seed(3))
     x = x * _QUIET * source.std()
-    handed: list[Tensor] = []
-    handle = experts.module.register_forward_pre_hook(
-        lambda _, args, kwargs: handed.extend((*args, *kwargs.values())), with_kwargs=True
-    )
-    try:
+    with handed_to(experts.module) as handed:
         block(x[None])
-    finally:
-        handle.remove()
-    chosen, weights = _by_expert(*_choice(handed))
+    chosen, weights = _by_expert(*choice_of(handed))
     corrections = [
         name
         for name, tensor in own.items()
@@ -624,16 +620,6 @@ def _routed(
             if torch.allclose(own_weights * scale, weights, rtol=1e-4, atol=1e-7):
                 return replace(tried, scale=named(scale, config, "the scale of its experts"))
     raise Unreadable("how it chooses experts is not known")
-
-
-def _choice(arguments: Iterable[Any]) -> tuple[Tensor, Tensor]:
-    """Each token's experts and their weights, as the experts' module is handed them."""
-    tensors = [each for each in arguments if isinstance(each, Tensor)]
-    chosen = next(each for each in tensors if not each.is_floating_point())
-    weights = [each for each in tensors if each.is_floating_point() and each.shape == chosen.shape]
-    if not weights:
-        raise Unreadable("its experts are handed no weights")
-    return chosen, weights[0]
 
 
 def _by_expert(chosen: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -277,6 +277,11 @@ class Moe:
     groups: Groups | None = None
     scale: float = 1.0  # of the chosen experts, not of the shared one
 
+    @property
+    def module(self) -> str:
+        """That of the experts, in the transformers model."""
+        return self.gate_up.rpartition(".")[0]
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:

@@ -11,7 +11,7 @@ that it changes unlike all others, so that a number says where it comes from.
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -438,6 +438,29 @@ _RECORDERS: Mapping[str, Callable[..., Any]] = {
 
 def _copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+@contextmanager
+def handed_to(module: nn.Module) -> Iterator[list[Any]]:
+    """What the module is handed from now on, by place and by name."""
+    arguments: list[Any] = []
+    handle = module.register_forward_pre_hook(
+        lambda _, args, kwargs: arguments.extend((*args, *kwargs.values())), with_kwargs=True
+    )
+    try:
+        yield arguments
+    finally:
+        handle.remove()
+
+
+def choice_of(arguments: Iterable[Any]) -> tuple[Tensor, Tensor]:
+    """Each token's experts and their weights, of what a module of experts was handed."""
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    chosen = next(each for each in tensors if not each.is_floating_point())
+    weights = [each for each in tensors if each.is_floating_point() and each.shape == chosen.shape]
+    if not weights:
+        raise Unreadable("its experts are handed no weights")
+    return chosen, weights[0]
 
 
 def rows(tensor: Tensor | None) -> Tensor:

@@ -61,7 +61,7 @@ def _mixed(model: Any, recipe: Recipe) -> Mapping[int, Mixed]:
     for layer in recipe.layers:
         if isinstance(layer.mlp, Moe):
             # Which experts run depends on data, and how layers attend does not depend on experts.
-            model.get_submodule(layer.mlp.gate_up.rpartition(".")[0]).forward = _unchanged
+            model.get_submodule(layer.mlp.module).forward = _unchanged
     for rotary in recipe.rotary:
         # So do frequencies that grow with a sequence.
         module = model.get_submodule(rotary.module)

@@ -137,6 +137,15 @@ EXPERT_CONFIGS: dict[str, Callable[[], Any]] = {
     "hy_v3": lambda: transformers.HYV3Config(
         **_COMMON, **_EXPERTS, num_experts=4, moe_intermediate_size=48, head_dim=16
     ),
+    "afmoe": lambda: transformers.AfmoeConfig(
+        **_COMMON,
+        **_EXPERTS,
+        **_WINDOWED,
+        num_experts=4,
+        num_dense_layers=1,
+        moe_intermediate_size=48,
+        head_dim=16,
+    ),
     "granitemoeshared": lambda: transformers.GraniteMoeSharedConfig(**_BESIDE),
     "granitemoehybrid-attention": lambda: transformers.GraniteMoeHybridConfig(
         **_BESIDE, layer_types=["full_attention"] * 2

@@ -178,6 +178,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "lfm2": ("lfm2", _CONVOLVED),
+    "afmoe": (
+        "afmoe",
+        {**EXPERTS, **_MIXED, "num_dense_layers": 1, "head_dim": 32, "route_scale": 2.8},
+    ),
     "lfm2_moe": ("lfm2_moe", {**_CONVOLVED, **EXPERTS, "num_dense_layers": 1}),
     "granite4": (
         "granitemoehybrid",

@@ -30,6 +30,7 @@ from model_server.recipe.proof import (
     MAX_ERROR,
     read_recipe,
     relative_error,
+    require_choices,
     require_near,
     require_same,
     require_used_once,
@@ -53,7 +54,7 @@ from model_server.recipe.recipe import (
     ShortConv,
     Unreadable,
 )
-from model_server.recipe.recording import native_logits, real
+from model_server.recipe.recording import handed_to, native_logits, real
 from model_server.recipe.small import parameters_of, randomise, small_model
 from model_server.zoo import build_empty, build_small
 from tests.model_server.recipe.families import EXECUTED, EXPERTS, FAMILIES, by_night, config, family
@@ -337,7 +338,7 @@ class Judge:
 # Of the others, each recipe is read by day by tests of executors or of mutants.
 READ_ELSEWHERE = {*EXECUTED, *MUTATED}
 # These are read as another is.
-ALIKE = {"solar_open", "exaone_moe", "granitemoehybrid", "granite4"}
+ALIKE = {"solar_open", "exaone_moe", "granitemoehybrid", "granite4", "afmoe"}
 
 
 @pytest.mark.parametrize("name", by_night(READ_ELSEWHERE | ALIKE))
@@ -586,6 +587,31 @@ def test_an_executor_may_be_a_little_farther_from_float32_than_transformers() ->
 def test_a_recipe_from_which_transformers_is_far_is_refused() -> None:
     with pytest.raises(Unreadable, match="the loaded weights give other logits"):
         require_near(EXACT, (EXACT + 20 * NOISE).bfloat16(), EXACT, torch.bfloat16)
+
+
+def test_experts_that_rounding_exchanged_are_no_fault_of_a_recipe() -> None:
+    """Of the experts that transformers chose, it is near; and the executor is as far as it is."""
+    native = (EXACT + 20 * NOISE).bfloat16()
+    require_near(EXACT + 20 * NOISE, native, EXACT, torch.bfloat16, EXACT + 19 * NOISE)
+    with pytest.raises(Unreadable, match="the loaded weights give other logits"):
+        require_near(EXACT, native, EXACT, torch.bfloat16, EXACT + NOISE)
+
+
+def test_the_experts_of_loaded_weights_are_those_that_the_recipe_chooses() -> None:
+    model = small_model(family("dots1"), trust_remote_code=False)
+    recipe = read(model)
+    moe = recipe.layers[1].mlp
+    assert isinstance(moe, Moe)
+    with handed_to(model.get_submodule(moe.module)) as handed:
+        native_logits(model, torch.arange(20))
+
+    chosen = require_choices(recipe, {1: handed}, parameters_of(model))
+
+    assert chosen[1].shape == (20, moe.top_k)
+    for wrong in (replace(moe, groups=None), replace(moe, correction=None)):
+        layers = (recipe.layers[0], replace(recipe.layers[1], mlp=wrong))
+        with pytest.raises(Unreadable, match="other experts are chosen"):
+            require_choices(replace(recipe, layers=layers), {1: handed}, parameters_of(model))
 
 
 def test_in_float32_a_recipe_must_agree_but_for_rounding() -> None:
