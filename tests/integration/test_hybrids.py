@@ -1,10 +1,13 @@
 """A model whose layers keep states, behind real HTTP: preempted, from kept states, and killed."""
 
+import hashlib
+import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +59,16 @@ def server(folder: Path) -> Iterator[RunningServer]:
 
 
 def answer(server: RunningServer, prompt: str, num_new: int = _NUM_NEW) -> list[int]:
+    return [token["id"] for token in tokens_of(server, prompt, num_new)]
+
+
+def tokens_of(server: RunningServer, prompt: str, num_new: int = _NUM_NEW) -> list[dict[str, Any]]:
     parameters = {"max_new_tokens": num_new, "ignore_eos": True, "details": True}
     body = {"inputs": prompt, "parameters": parameters, "add_special_tokens": False}
     said = server.http.post("/generate", json=body, timeout=60)
     assert said.status_code == 200, said.text
-    details: dict[str, Any] = said.json()["details"]
-    return [token["id"] for token in details["tokens"]]
+    tokens: list[dict[str, Any]] = said.json()["details"]["tokens"]
+    return tokens
 
 
 def asked(
@@ -125,3 +132,27 @@ def test_answers_are_the_same_when_the_shard_is_killed(
             assert [each.result() for each in told] == expected
     assert metric(server, "tandem_shard_failures_total") == 3
     assert metric(server, "tandem_states_used") == 0
+
+
+@pytest.mark.nightly
+def test_bits_are_the_same_alone_together_from_kept_states_and_after_a_kill(folder: Path) -> None:
+    """Of every token's log-probability."""
+
+    def hash_of(answers: Iterable[list[dict[str, Any]]]) -> str:
+        numbers = [[(token["id"], token["logprob"]) for token in answer] for answer in answers]
+        return hashlib.sha256(json.dumps(numbers).encode()).hexdigest()
+
+    flags = ("--dtype", "float32", "--kv-blocks", _NUM_BLOCKS, "--max-restarts", "2")
+    with launched(*flags, model=folder) as server, ThreadPoolExecutor(len(_PROMPTS)) as pool:
+        hashes = [hash_of(tokens_of(server, prompt) for prompt in _PROMPTS) for _ in range(2)]
+        assert metric(server, "tandem_prefix_cache_hit_tokens_total") > 0
+        hashes += [hash_of(pool.map(partial(tokens_of, server), _PROMPTS)) for _ in range(3)]
+        assert metric(server, "tandem_preemptions_total") > 0
+        told = [pool.submit(tokens_of, server, prompt) for prompt in _PROMPTS]
+        before = metric(server, "tandem_output_tokens_total")
+        while metric(server, "tandem_output_tokens_total") == before:
+            time.sleep(0.005)
+        os.kill(server.pid_of("model_server"), signal.SIGKILL)
+        hashes.append(hash_of(each.result() for each in told))
+        assert metric(server, "tandem_shard_failures_total") == 1
+    assert len(set(hashes)) == 1
