@@ -24,6 +24,7 @@ from bench.gpu_check.server import (
     config_of,
     free_memory,
     new_sequence,
+    num_read,
     prompt_ids,
     served,
 )
@@ -50,6 +51,7 @@ _DECODES = {
         Load(8, 8192),
     ),
     "Qwen3 8B": (Load(1, 1024), Load(64, 1024)),
+    "Qwen3 30B-A3B, 24 layers": (Load(1, 1024), Load(8, 1024), Load(64, 1024), Load(256, 1024)),
     "Qwen3 0.6B": (Load(1, 1024, wanted_tokens_per_s=800), Load(64, 1024)),
 }
 _TINY_DECODES = (Load(1, 64), Load(3, 64))
@@ -209,7 +211,8 @@ def _prefill_rows(shape: str, server: Server, sizes: Sizes) -> list[Row]:
         took_s = _steps_s(server, [step], sizes, num_runs=5)
         heads_len = config.num_attention_heads * config.head_dim
         attention = 2 * config.num_hidden_layers * heads_len * prompt_len**2
-        linear = 2 * (server.num_parameters - config.vocab_size * config.hidden_size) * prompt_len
+        head = config.vocab_size * config.hidden_size
+        linear = 2 * (num_read(config, prompt_len) - head) * prompt_len
         flops = (linear + attention) / took_s
         name = f"{shape}, prompt of {prompt_len}"
         rows.append(Row(f"{name}: rate", prompt_len / took_s, "tok/s"))

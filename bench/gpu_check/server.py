@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from bench.gpu_check.rows import Sizes
 from model_server import zoo
@@ -62,6 +62,21 @@ SHAPES: dict[str, Any] = {
         tie_word_embeddings=True,
         max_position_embeddings=_MAX_POSITIONS,
     ),
+    # 48 layers of these weigh 61 GB.
+    "Qwen3 30B-A3B, 24 layers": Qwen3MoeConfig(
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        num_hidden_layers=24,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,  # type: ignore[call-arg]
+        max_position_embeddings=_MAX_POSITIONS,
+    ),
 }
 _TINY = {
     "vocab_size": 4096,
@@ -74,11 +89,16 @@ _TINY = {
     "max_position_embeddings": 512,
 }
 
+_TINY_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+
 
 def config_of(shape: str, sizes: Sizes) -> Any:
     """The configuration of a shape; in a rehearsal a tiny one of its family."""
     config = SHAPES[shape]
-    return type(config)(**_TINY) if sizes.is_rehearsal else config
+    if not sizes.is_rehearsal:
+        return config
+    is_mixed = isinstance(config, Qwen3MoeConfig)
+    return type(config)(**_TINY, **(_TINY_EXPERTS if is_mixed else {}))
 
 
 def random_model(config: Any, device: torch.device) -> PagedModel:
@@ -117,7 +137,7 @@ def _random_parameters(empty: Any, device: torch.device) -> dict[str, Tensor]:
             made[id(parameter)] = (
                 weight.fill_(1.0)
                 if weight.dim() == 1
-                else weight.normal_(0, weight.shape[1] ** -0.5)
+                else weight.normal_(0, weight.shape[-1] ** -0.5)
             )
         parameters[name] = made[id(parameter)]
     return parameters
@@ -148,12 +168,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Server:
-    """A random model, its runner and the bytes of its weights."""
+    """A random model and its runner."""
 
     config: Any
     model: PagedModel
     runner: Runner
-    num_parameters: int  # that a decode step reads
 
     def enter(self, load: Load, num_steps: int, constraint: OutputConstraint | None = None) -> None:
         """Enter a batch that decodes for so many steps; contexts are zeros, read as any others."""
@@ -201,7 +220,9 @@ class Server:
     def floor_s(self, load: Load, bytes_per_s: float) -> float:
         """What reading weights and keys and values once takes."""
         kv_bytes = self.model.bytes_per_block / self.model.block_size * load.context_len
-        return (2 * self.num_parameters + load.batch_size * kv_bytes) / bytes_per_s
+        return (
+            2 * num_read(self.config, load.batch_size) + load.batch_size * kv_bytes
+        ) / bytes_per_s
 
 
 def prompt_ids(index: int, prompt_len: int) -> tuple[int, ...]:
@@ -252,15 +273,19 @@ def served(
     max_len = 512 if sizes.is_rehearsal else 8192 + 128
     num_blocks = max(max_batch_size * 1152, 8 * max_len) // model.block_size
     runner.warmup(128 if sizes.is_rehearsal else 8192, max_batch_size, max_len, num_blocks)
-    yield Server(config, model, runner, _num_read(config))
+    yield Server(config, model, runner)
     runner.clear()
 
 
-def _num_read(config: Any) -> int:
-    """Parameters of the layers and the head."""
+def num_read(config: Any, num_tokens: int) -> int:
+    """Parameters of layers and head that so many tokens read; experts are chosen evenly."""
     num_heads = config.num_attention_heads + config.num_key_value_heads
     attention = 2 * config.hidden_size * config.head_dim * num_heads
-    layer = attention + 3 * config.hidden_size * config.intermediate_size
+    inner_len = config.intermediate_size
+    if isinstance(config, Qwen3MoeConfig):
+        unread = (1 - config.num_experts_per_tok / config.num_experts) ** num_tokens
+        inner_len = config.moe_intermediate_size * config.num_experts * (1 - unread)
+    layer = attention + 3 * config.hidden_size * inner_len
     return int(config.num_hidden_layers * layer + config.vocab_size * config.hidden_size)
 
 

@@ -355,8 +355,7 @@ class DenseCuda:
         """This rank's part."""
         if isinstance(mlp, Mixture):
             shared = None if mlp.shared is None else self._feed_forward(mlp.shared, x)
-            chosen, weights = self._ops.route(x, mlp.router)
-            return self._ops.mix(x, mlp.experts, chosen, weights, shared)
+            return self._ops.mix(x, mlp.experts, self._ops.route(x, mlp.router), shared)
         inner = mlp.ins.multiply(x)
         return mlp.out.multiply(self._ops.activate(inner, mlp.layout, mlp.activation))
 

@@ -94,6 +94,17 @@ class Experts:
     activation: Activation
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Routes:
+    """Each token's experts [num_tokens, top_k] int32, and their weights in float32.
+
+    Where there is a shared expert, its weight is one more column.
+    """
+
+    experts: Tensor
+    weights: Tensor
+
+
 class LayerOps(Protocol):
     """The operations of a layer; each returns a new tensor, contiguous."""
 
@@ -131,24 +142,11 @@ class LayerOps(Protocol):
     def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
         """What an MLP's last layer reads: see recipe.Mlp; "gate_up" is half as wide as `inner`."""
 
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-        """Each token's experts [num_tokens, top_k] int32, and their weights in float32.
+    def route(self, x: Tensor, router: Router) -> Routes:
+        """Chooses by scores in float32; of equal ones the first, but in plain torch."""
 
-        Where there is a shared expert, its weight is one more column. Scores are float32.
-        """
-
-    def mix(
-        self,
-        x: Tensor,
-        experts: Experts,
-        chosen: Tensor,
-        weights: Tensor,
-        shared: Tensor | None,
-    ) -> Tensor:
-        """The weighted sum of what each token's experts make of it: `route` gives which.
-
-        shared: [num_tokens, hidden_size] of a shared expert, which has the last weight
-        """
+    def mix(self, x: Tensor, experts: Experts, routes: Routes, shared: Tensor | None) -> Tensor:
+        """The weighted sum of what each token's experts make of it, and of `shared`, if any."""
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Rows in float8_e4m3fn, and scales [num_rows, 1] float32: `x` is about their product."""
@@ -202,7 +200,7 @@ class TorchLayerOps:
         """See LayerOps.activate."""
         return activate(layout, activation, inner.float()).to(inner.dtype)
 
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: Router) -> Routes:
         """See LayerOps.route."""
         moe = router.moe
         bias = None if router.bias is None else router.bias.float()
@@ -213,28 +211,21 @@ class TorchLayerOps:
             weights = torch.cat(
                 (weights, gate if gate.shape[1] else weights.new_ones(len(x), 1)), 1
             )
-        return chosen.to(torch.int32), weights
+        return Routes(chosen.to(torch.int32), weights)
 
-    def mix(
-        self,
-        x: Tensor,
-        experts: Experts,
-        chosen: Tensor,
-        weights: Tensor,
-        shared: Tensor | None,
-    ) -> Tensor:
+    def mix(self, x: Tensor, experts: Experts, routes: Routes, shared: Tensor | None) -> Tensor:
         """See LayerOps.mix."""
         output = x.new_zeros(x.shape, dtype=torch.float32)
-        for expert in chosen.unique().tolist():
-            rows, places = torch.where(chosen == expert)
+        for expert in routes.experts.unique().tolist():
+            rows, places = torch.where(routes.experts == expert)
             bias = None if experts.ins_bias is None else experts.ins_bias[expert]
             inner = functional.linear(x[rows], experts.ins[expert], bias)
             inner = self.activate(inner, experts.layout, experts.activation)
             bias = None if experts.outs_bias is None else experts.outs_bias[expert]
             outs = functional.linear(inner, experts.outs[expert], bias)
-            output.index_add_(0, rows, outs.float() * weights[rows, places, None])
+            output.index_add_(0, rows, outs.float() * routes.weights[rows, places, None])
         if shared is not None:
-            output += shared.float() * weights[:, -1:]
+            output += shared.float() * routes.weights[:, -1:]
         return output.to(x.dtype)
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model_server.attention.triton import multiply_add
-from model_server.executor.layer_ops import Experts, Router
+from model_server.executor.layer_ops import Experts, Router, Routes
 from model_server.executor.triton_activations import KINDS, gated
 from model_server.triton_launch import Launch, launch, padded
 
@@ -152,7 +152,7 @@ _SCORE_ROWS = 16
 _SCORE_INPUTS = 128
 
 
-def routed(x: Tensor, router: Router, launch: Launch = launch) -> tuple[Tensor, Tensor]:
+def routed(x: Tensor, router: Router, launch: Launch = launch) -> Routes:
     """See LayerOps.route; all contiguous."""
     moe = router.moe
     num_tokens, hidden_size = x.shape
@@ -202,7 +202,7 @@ def routed(x: Tensor, router: Router, launch: Launch = launch) -> tuple[Tensor, 
         HAS_CORRECTION=router.correction is not None,
         num_warps=1 if moe.num_experts <= 128 else 4,
     )
-    return chosen, weights
+    return Routes(chosen, weights)
 
 
 @triton.jit(do_not_specialize=["num_slots", "most_tiles"])
@@ -334,12 +334,12 @@ def most_tiles(num_slots: int, num_experts: int, block_rows: int) -> int:
 def mixed(
     x: Tensor,
     experts: Experts,
-    chosen: Tensor,
-    weights: Tensor,
+    routes: Routes,
     shared: Tensor | None,
     launch: Launch = launch,
 ) -> Tensor:
     """See LayerOps.mix; all contiguous."""
+    chosen = routes.experts
     num_tokens, top_k = chosen.shape
     num_experts, width, inner_len = experts.outs.shape
     num_slots = num_tokens * top_k
@@ -397,7 +397,7 @@ def mixed(
         combine_slots,
         (num_tokens, triton.cdiv(width, _COMBINED)),
         outs,
-        weights,
+        routes.weights,
         x if shared is None else shared,
         output,
         WIDTH=width,

@@ -24,6 +24,7 @@ from model_server.executor.layer_ops import (
     HeadLayout,
     NormWeights,
     Router,
+    Routes,
     normalised,
 )
 from model_server.executor.triton_activations import activated
@@ -454,20 +455,13 @@ class TritonLayerOps:
         """See LayerOps.activate."""
         return activated(inner, layout, activation, self._launch)
 
-    def route(self, x: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    def route(self, x: Tensor, router: Router) -> Routes:
         """See LayerOps.route."""
         return routed(x, router, self._launch)
 
-    def mix(
-        self,
-        x: Tensor,
-        experts: Experts,
-        chosen: Tensor,
-        weights: Tensor,
-        shared: Tensor | None,
-    ) -> Tensor:
+    def mix(self, x: Tensor, experts: Experts, routes: Routes, shared: Tensor | None) -> Tensor:
         """See LayerOps.mix."""
-        return mixed(x, experts, chosen, weights, shared, self._launch)
+        return mixed(x, experts, routes, shared, self._launch)
 
     def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See LayerOps.quantize."""

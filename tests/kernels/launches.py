@@ -7,7 +7,7 @@ from torch import Tensor
 from model_server.attention.base import LayerOptions, TokenMajorLayout
 from model_server.attention.triton import TritonAttention
 from model_server.executor.int4 import Int4Weight
-from model_server.executor.layer_ops import Experts, HeadLayout, NormWeights, Router
+from model_server.executor.layer_ops import Experts, HeadLayout, NormWeights, Router, Routes
 from model_server.executor.triton_layers import TritonLayerOps
 from model_server.recipe.recipe import Groups, Linear, Mlp, Moe, Rows
 from model_server.sampling.edits import BITS_PER_WORD, DeviceMasks
@@ -154,10 +154,12 @@ def experts(recorder: Recorder) -> None:
         ops.route(_empty(32, hidden), router)
     for label, num_tokens in (("decode", 32), ("prompt", 4096)):
         x = _empty(num_tokens, hidden)
-        chosen = _empty(num_tokens, moe.top_k, dtype=torch.int32)
-        shares = _empty(num_tokens, moe.top_k + 1, dtype=torch.float32)
+        routes = Routes(
+            _empty(num_tokens, moe.top_k, dtype=torch.int32),
+            _empty(num_tokens, moe.top_k + 1, dtype=torch.float32),
+        )
         with recorder.case(label):
-            ops.mix(x, weights, chosen, shares, x)
+            ops.mix(x, weights, routes, x)
 
 
 _NUM_ROWS = 4

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from model_server.executor.layer_ops import Experts, LayerOps, Router, TorchLayerOps
+from model_server.executor.layer_ops import Experts, LayerOps, Router, Routes, TorchLayerOps
 from model_server.executor.triton_experts import most_tiles
 from model_server.executor.triton_layers import TritonLayerOps
 from model_server.recipe.dense_torch import feed_forward, route
@@ -131,8 +131,7 @@ class Mixed:
         """The weighted sum, [num_tokens, WIDTH]."""
         shared = self.moe.shared
         answer = None if shared is None else feed_forward(shared, x, self.weights)
-        chosen, weights = ops.route(x, self.router)
-        return ops.mix(x, self.experts, chosen, weights, answer)
+        return ops.mix(x, self.experts, ops.route(x, self.router), answer)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3])
@@ -143,11 +142,11 @@ def test_experts_are_chosen_and_mixed_as_the_oracle_does(kind: str, num_tokens: 
     weights = weights_of(moe, torch.float32)
     mixed = Mixed.of(moe, weights)
     x = numbers(num_tokens, WIDTH, seed=99)
-    chosen, shares = TritonLayerOps().route(x, mixed.router)
-    expected, expected_shares = route(moe, x, weights)
-    assert torch.equal(chosen.long(), expected)
+    routes = TritonLayerOps().route(x, mixed.router)
+    expected, expected_weights = route(moe, x, weights)
+    assert torch.equal(routes.experts.long(), expected)
     assert len(expected.unique()) < NUM_EXPERTS
-    torch.testing.assert_close(shares[:, : moe.top_k], expected_shares)
+    torch.testing.assert_close(routes.weights[:, : moe.top_k], expected_weights)
     actual = mixed(TritonLayerOps(), x)
     torch.testing.assert_close(actual, feed_forward(moe, x, weights), rtol=1e-4, atol=1e-5)
 
@@ -159,9 +158,9 @@ def test_an_expert_of_many_tokens_takes_several_tiles(dtype: torch.dtype) -> Non
     x = numbers(70, WIDTH, seed=99, dtype=dtype)
     chosen = torch.tensor([2, 0, 3], dtype=torch.int32, device=DEVICE).repeat(70, 1)
     chosen[0] = torch.tensor([3, 1, 2], device=DEVICE)
-    shares = numbers(70, 3, seed=98).abs()
+    routes = Routes(chosen, numbers(70, 3, seed=98).abs())
     actual, expected = (
-        ops.mix(x, mixed.experts, chosen, shares, None).float()
+        ops.mix(x, mixed.experts, routes, None).float()
         for ops in (TritonLayerOps(), TorchLayerOps())
     )
     # The interpreter truncates to bfloat16.
@@ -186,7 +185,7 @@ def test_a_token_has_the_same_bits_alone_and_in_a_batch(monkeypatch: pytest.Monk
 
     def answer(rows: slice) -> Tensor:
         ops = TritonLayerOps()
-        return ops.mix(x[rows], mixed.experts, *ops.route(x[rows], mixed.router), shared[rows])
+        return ops.mix(x[rows], mixed.experts, ops.route(x[rows], mixed.router), shared[rows])
 
     together = answer(slice(0, 32))
     for token in (0, 5, 31):
@@ -202,7 +201,7 @@ def test_a_token_that_is_no_number_disturbs_nobody(kind: str) -> None:
     x = numbers(3, WIDTH, seed=99)
     expected = mixed(TritonLayerOps(), x)
     x[1] = torch.nan
-    chosen, _ = TritonLayerOps().route(x, mixed.router)
+    chosen = TritonLayerOps().route(x, mixed.router).experts
     assert ((chosen >= 0) & (chosen < NUM_EXPERTS)).all()
     actual = mixed(TritonLayerOps(), x)
     assert torch.equal(actual[::2], expected[::2])
@@ -211,9 +210,9 @@ def test_a_token_that_is_no_number_disturbs_nobody(kind: str) -> None:
 
 def test_of_equal_scores_the_first_experts_are_chosen() -> None:
     router = Router(PLAIN, torch.zeros(NUM_EXPERTS, WIDTH, device=DEVICE))
-    chosen, weights = TritonLayerOps().route(numbers(2, WIDTH, seed=1), router)
-    assert chosen.tolist() == [[0, 1, 2]] * 2
-    torch.testing.assert_close(weights, torch.full((2, 3), 1 / NUM_EXPERTS, device=DEVICE))
+    routes = TritonLayerOps().route(numbers(2, WIDTH, seed=1), router)
+    assert routes.experts.tolist() == [[0, 1, 2]] * 2
+    torch.testing.assert_close(routes.weights, torch.full((2, 3), 1 / NUM_EXPERTS, device=DEVICE))
 
 
 @pytest.mark.parametrize("counts", [(1,) * 8, (17, 16, 1), (0, 0, 64), (15, 33, 2, 0)])
@@ -236,9 +235,9 @@ def test_no_step_waits_for_what_was_chosen() -> None:
         }
         mixed = Mixed.of(moe, weights)
         x = torch.empty(6, WIDTH, device="cuda")
-        chosen, shares = ops.route(x, mixed.router)
-        assert shares.shape == (6, 4)
-        assert ops.mix(x, mixed.experts, chosen, shares, x).shape == x.shape
+        routes = ops.route(x, mixed.router)
+        assert routes.weights.shape == (6, 4)
+        assert ops.mix(x, mixed.experts, routes, x).shape == x.shape
 
 
 @pytest.mark.slow
