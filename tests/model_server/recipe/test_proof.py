@@ -485,7 +485,9 @@ def test_a_correction_that_reaches_the_weights_is_refused(monkeypatch: pytest.Mo
     model = small_model(family("glm4_moe"), trust_remote_code=False)
     recipe = read(model)
 
-    def corrected(moe: Moe, x: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def corrected(
+        moe: Moe, x: Tensor, weights: Mapping[str, Tensor], _: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         experts, scores = route(replace(moe, scoring="sigmoid", scale=1.0), x, weights)
         assert moe.correction is not None
         scores = scores + weights[moe.correction][experts]
