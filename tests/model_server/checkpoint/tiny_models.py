@@ -241,6 +241,8 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         mamba_head_dim=16,
         n_groups=2,
         chunk_size=16,
+        # Several tokens are held to it and a single one is not, in transformers itself.
+        time_step_min=1e-12,
         n_routed_experts=4,
         moe_shared_expert_intermediate_size=48,
     ),
