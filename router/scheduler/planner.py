@@ -10,9 +10,9 @@ helped by what the prefix cache still holds. When blocks are about to be freed a
 preempted: the one in need sits the step out, as a paused one does.
 
 The slots of a model with states limit how many run, as the size of a batch does: who lacks them
-waits. Which states of a prompt are kept for later ones: that at the last block boundary before its
-end, where the next turn of a chat goes on; and that where it leaves what others began with, which
-is known once its keys are found and no state with them.
+waits. Which states of a prompt are kept for later ones: that at the last block boundary before what
+asks for the answer, where the next turn of a chat goes on; and that where it leaves what others
+began with, which is known once its keys are found and no state with them.
 
 Where several API keys have sequences, each is to have its share. What a key was served decides who
 is admitted next, and whether that comes before another key's prompt that is being computed. Where
@@ -45,6 +45,9 @@ _MAX_DRAFT_ROWS = 32
 # So many shared blocks at least are worth a step's wait. They must be half of what is left to
 # compute, too: then waiting never takes much longer than computing.
 _MIN_SHARED_BLOCKS = 4
+# The last tokens of a chat's prompt may ask for an answer in a way of which its history knows
+# nothing: with a thought that is begun, or that is empty.
+_ASKING_LEN = 4
 
 
 @dataclass(slots=True)
@@ -380,7 +383,7 @@ class Planner:
         if slots is None or not self._allocator.shares_prefixes:
             return
         block_size = self._allocator.block_size
-        last_len = (sequence.prompt_len - 1) // block_size * block_size
+        last_len = max(0, sequence.prompt_len - _ASKING_LEN) // block_size * block_size
         found_len = allocation.found_len
         kept_len = allocation.cached_len
         for other in self._running.computing:

@@ -110,6 +110,8 @@ class _Sequence:
     kept_states: tuple[KeptState, ...] = ()
     # Slots that it may read, by where they stand.
     standing: dict[int, int] = field(default_factory=dict)
+    # Of its last step: no state knows those that were accepted, which are computed again.
+    num_drafts: int = 0
 
 
 @dataclass(slots=True)
@@ -139,7 +141,6 @@ class KvShard:
         max_drafts: int = 0,
         num_states: int = 0,
     ) -> None:
-        assert not (max_drafts and num_states), "a draft that is wrong has moved the state on"
         self._num_blocks = num_blocks
         self._num_states = num_states
         self._block_size = block_size
@@ -278,17 +279,21 @@ class KvShard:
             if not count:
                 continue
             read_id = None
+            stop = start + count - len(sequence.drafts)
             if start:
-                read_id = sequence.standing[start]
+                first = max(each for each in sequence.standing if each <= start)
+                assert first >= start - sequence.num_drafts, f"{request_id} has lost its state"
+                read_id = sequence.standing[first]
                 held = self._states.get(read_id)
-                assert held == sequence.tokens[:start], f"{request_id} begins with a foreign state"
+                assert held == sequence.tokens[:first], f"{request_id} begins with a foreign state"
                 read.add(read_id)
+                sequence.standing = {first: read_id}
             write_id = next(each for each in sequence.state_ids if each != read_id)
-            sequence.standing = {} if read_id is None else {start: read_id}
-            sequence.standing[start + count] = write_id
+            sequence.standing[stop] = write_id
+            sequence.num_drafts = len(sequence.drafts)
             for position, state_id in (
-                (start + count, write_id),
-                *(kept for kept in sequence.kept_states if start < kept.position <= start + count),
+                (stop, write_id),
+                *(kept for kept in sequence.kept_states if start < kept.position <= stop),
             ):
                 assert 0 <= state_id < self._num_states
                 assert state_id not in writes, "two rows of a step write one state"

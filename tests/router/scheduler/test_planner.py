@@ -585,17 +585,18 @@ def test_a_preempted_one_gives_its_slots_back_and_gets_others() -> None:
 
 def test_the_next_turn_goes_on_where_the_state_of_the_prompt_was_kept() -> None:
     scheduler = make_scheduler(num_blocks=40, num_states=12)
-    add(scheduler, 0, 1, 2, 3, 4, 5, 6, 7, max_new_tokens=3)
-    (first,) = run(scheduler, token(0, 8)).new
-    assert kept_of(first) == [6]
-    run(scheduler, token(0, 9))
-    run(scheduler, end(0, 10))
+    add(scheduler, 0, *SHARED, max_new_tokens=3)
+    (first,) = run(scheduler, token(0, 7)).new
+    # The last four tokens may ask for the answer.
+    assert kept_of(first) == [8]
+    run(scheduler, token(0, 8))
+    run(scheduler, end(0, 9))
     assert scheduler.stats().num_states_kept == 1
-    add(scheduler, 1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)
+    add(scheduler, 1, *SHARED, 7, 8, 9, *range(50, 60))
     (second,) = step(scheduler).new
-    assert (second.cached_len, second.from_state) == (6, first.kept_states[0].state_id)
+    assert (second.cached_len, second.from_state) == (8, first.kept_states[0].state_id)
     # Keys of the answer were found, too: where it goes on is known now.
-    assert kept_of(second) == [8, 12]
+    assert kept_of(second) == [14, 20]
     scheduler.check_invariants()
 
 
@@ -604,15 +605,15 @@ def test_the_same_prompt_again_computes_its_last_block_alone() -> None:
     for request_id in range(2):
         add(scheduler, request_id, *SHARED, max_new_tokens=1)
         (new,) = run(scheduler, end(request_id)).new
-        assert new.cached_len == 10 * request_id
+        assert new.cached_len == 8 * request_id
     assert (kept_of(new), scheduler.stats().num_states_kept) == ([], 1)
 
 
 def test_where_prompts_part_is_known_with_the_second_and_hit_by_the_third() -> None:
-    scheduler = make_scheduler(num_blocks=60, num_states=20)
+    scheduler = make_scheduler(num_blocks=60, num_states=20, max_step_tokens=64)
     found = []
     for request_id in range(3):
-        add(scheduler, request_id, *SHARED, request_id, 1, 2, max_new_tokens=1)
+        add(scheduler, request_id, *SHARED, request_id, *range(50, 56), max_new_tokens=1)
         (new,) = run(scheduler, end(request_id)).new
         found.append((new.cached_len, kept_of(new)))
     assert found == [(0, [14]), (0, [12, 14]), (12, [14])]
@@ -620,28 +621,28 @@ def test_where_prompts_part_is_known_with_the_second_and_hit_by_the_third() -> N
 
 def test_a_state_is_found_once_its_step_was_answered() -> None:
     scheduler = make_scheduler(num_blocks=40, num_states=20, max_steps_in_flight=3)
-    add(scheduler, 0, 1, 2, 3, 4, 5)
+    add(scheduler, 0, *range(1, 9))
     first = step(scheduler)
-    add(scheduler, 1, 1, 2, 3, 4, 5)
+    add(scheduler, 1, *range(1, 9))
     second = step(scheduler)
     # The other one keeps what both have.
     assert [(new.cached_len, kept_of(new)) for new in second.new] == [(0, [])]
     answer(scheduler, first, token(0, 7))
-    add(scheduler, 2, 1, 2, 3, 4, 5)
+    add(scheduler, 2, *range(1, 9))
     (third,) = step(scheduler).new
     assert (third.cached_len, third.from_state) == (4, first.new[0].kept_states[0].state_id)
 
 
 def test_equal_beginnings_are_waited_for_where_their_state_is_kept() -> None:
-    scheduler = make_scheduler(num_blocks=60, num_states=20, max_step_tokens=64)
+    scheduler = make_scheduler(num_blocks=60, block_size=1, num_states=20, max_step_tokens=64)
     add(scheduler, 0, *SHARED)
     add(scheduler, 1, *SHARED)
     # Of the first no state is kept where this one leaves it; it keeps one for the next.
-    add(scheduler, 2, *SHARED[:9], 1, 2, 3)
-    add(scheduler, 3, *SHARED[:9], 4, 5, 6)
+    add(scheduler, 2, *SHARED[:7], 1, 2, 3, 4, 5)
+    add(scheduler, 3, *SHARED[:7], 5, 4, 3, 2, 1)
     first = run(scheduler, token(0, 7), token(2, 7))
-    assert [(new.request_id, kept_of(new)) for new in first.new] == [(0, [10]), (2, [8, 10])]
-    assert new_of(step(scheduler)) == [(1, 10), (3, 8)]
+    assert [(new.request_id, kept_of(new)) for new in first.new] == [(0, [8]), (2, [7, 8])]
+    assert new_of(step(scheduler)) == [(1, 8), (3, 7)]
 
 
 def with_a_kept_state(num_states: int, max_steps_in_flight: int = 1) -> Scheduler:
@@ -649,7 +650,7 @@ def with_a_kept_state(num_states: int, max_steps_in_flight: int = 1) -> Schedule
     scheduler = make_scheduler(
         num_blocks=60, num_states=num_states, max_steps_in_flight=max_steps_in_flight
     )
-    add(scheduler, 0, 1, 2, 3, 4, 5, max_new_tokens=1)
+    add(scheduler, 0, *range(1, 9), max_new_tokens=1)
     run(scheduler, end(0))
     assert scheduler.stats().num_states_kept == 1
     return scheduler
@@ -690,12 +691,12 @@ def test_a_state_stays_for_a_first_step_that_drew_nothing() -> None:
 
 
 def test_nothing_is_kept_where_others_would_wait_for_the_slots() -> None:
-    scheduler = make_scheduler(num_blocks=60, num_states=8)
+    scheduler = make_scheduler(num_blocks=60, num_states=8, max_step_tokens=64)
     for request_id in range(3):
-        add(scheduler, request_id, request_id, 2, 3, 4, 5)
+        add(scheduler, request_id, request_id, *range(50, 57))
     batch = run(scheduler, token(0, 7), token(1, 7), token(2, 7))
     assert [kept_of(new) for new in batch.new] == [[], [], []]
-    add(scheduler, 3, 3, 2, 3, 4, 5)
+    add(scheduler, 3, 3, *range(50, 57))
     scheduler.finish(0)
     scheduler.finish(1)
     # Slots for one who comes are left now.
@@ -718,5 +719,5 @@ def test_no_state_is_left_when_the_shards_lost_theirs() -> None:
     stats = scheduler.stats()
     assert (stats.num_states_used, stats.num_states_kept) == (0, 0)
     (new,) = step(scheduler).new
-    assert (new.cached_len, new.from_state, kept_of(new)) == (0, None, [10])
+    assert (new.cached_len, new.from_state, kept_of(new)) == (0, None, [8])
     scheduler.check_invariants()

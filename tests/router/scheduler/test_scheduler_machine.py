@@ -291,6 +291,7 @@ class StatesMachine(SchedulerMachine):
                 max_step_tokens=st.integers(4, 16),
                 max_batch_size=st.integers(1, 5),
                 max_steps_in_flight=st.integers(1, 3),
+                max_drafts=st.sampled_from([0, 0, 3]),
             ),
             prefix_caching=st.sampled_from([True, True, True, True, True, False]),
             runs_late=st.booleans(),
