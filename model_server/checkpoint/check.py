@@ -370,8 +370,10 @@ def _dense_recipe(
     return recipe
 
 
-def _inner_lens(mlp: Mlp | Moe, empty: HfModel) -> tuple[int, ...]:
+def _inner_lens(mlp: Mlp | Moe | None, empty: HfModel) -> tuple[int, ...]:
     """Of what the last products of an MLP read; experts have one length."""
+    if mlp is None:
+        return ()
     if isinstance(mlp, Moe):
         shape = empty.module.get_parameter(mlp.down).shape
         shared = () if mlp.shared is None else _inner_lens(mlp.shared, empty)
@@ -480,7 +482,8 @@ def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterat
     if quantize not in (None, "int8"):
         yield f"it quantizes weights to int8, not to {quantize}"
     for index, layer in enumerate(recipe.layers):
-        for reason in (*_mixer_reasons(layer.mixer), *_norm_reasons(layer)):
+        of_mixer = _mixer_reasons(layer.mixer)
+        for reason in (*of_mixer, *_mlp_reasons(layer.mlp), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
 
 
@@ -500,7 +503,8 @@ def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
     for index, layer in enumerate(recipe.layers):
         if isinstance(layer.mlp, Moe) and quantize is not None:
             yield f"layer {index}: its MLP has experts, which are not multiplied in {quantize}"
-        for reason in (*_cuda_mixer_reasons(layer.mixer), *_norm_reasons(layer)):
+        of_mixer = _cuda_mixer_reasons(layer.mixer)
+        for reason in (*of_mixer, *_mlp_reasons(layer.mlp), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
 
 
@@ -602,6 +606,13 @@ def _head_norm_reasons(head: Head, head_dim: int) -> Iterator[str]:
         yield f"a norm of {head.norm.width} numbers is neither of a head nor of all heads"
     elif head.norm_after_rope:
         yield "all heads together are normalised after they are rotated"
+
+
+def _mlp_reasons(mlp: Mlp | Moe | None) -> Iterator[str]:
+    if mlp is None:
+        yield "it has no MLP"
+    elif isinstance(mlp, Moe) and mlp.layout == "plain":
+        yield "its experts have no gate"
 
 
 def _norm_reasons(layer: Layer) -> Iterator[str]:

@@ -306,7 +306,7 @@ class _Reader:
 
     def layer(self, layer: Layer) -> DenseLayer:
         attention = layer.attention
-        mlp = layer.mlp
+        mlp = layer.feed_forward
         attention_norm = self.norm(layer.attention_norm)
         shares_norm = layer.mlp_norm is not None and layer.mlp_norm == layer.attention_norm
         return DenseLayer(

@@ -449,10 +449,11 @@ class PackedWeights:
         else:
             self._set_attention(struct, layer.attention)
         struct.output = self._matrix(layer.mixer.output)
-        if isinstance(layer.mlp, Mlp):
-            struct.mlp = self._mlp(layer.mlp)
+        mlp = layer.feed_forward
+        if isinstance(mlp, Mlp):
+            struct.mlp = self._mlp(mlp)
         else:
-            struct.experts = self._experts(layer.mlp)
+            struct.experts = self._experts(mlp)
         return struct
 
     def _set_attention(self, struct: LayerStruct, attention: Attention) -> None:

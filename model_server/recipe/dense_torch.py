@@ -394,6 +394,8 @@ class DenseTorch:
         else:
             a = self._attention(index, layer.mixer, source, angles, lens, memories)
         y = x + self._norm(layer.attention_post_norm, a) * layer.residual_scale
+        if layer.mlp is None:
+            return y
         read = self._norm(layer.mlp_norm, x if layer.parallel else y)
         m = feed_forward(layer.mlp, read, self._weights, self._chosen.get(index))
         return y + self._norm(layer.mlp_post_norm, m) * layer.residual_scale

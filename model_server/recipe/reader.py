@@ -114,12 +114,13 @@ class _Reader:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
 
     def recipe(self) -> Recipe:
-        blocks = [self._block(self._mixed[index]) for index in range(len(self._mixed))]
+        parts = self._parts()
+        blocks = [block for _, own in parts for block in own]
         embedding, embed_scale = self._embedding(rows(blocks[0].source))
         layers = []
-        for index, block in enumerate(blocks):
+        for index, (mixed, own) in enumerate(parts):
             try:
-                layers.append(self._layer(self._mixed[index], block))
+                layers.append(self._layer(mixed, own))
             except Unreadable as error:
                 raise Unreadable(f"layer {index}: {error}") from error
         for before, after in pairwise(blocks):
@@ -141,6 +142,21 @@ class _Reader:
             softcap=softcap,
             rotary=self._heads.rotary,
         )
+
+    def _parts(self) -> list[tuple[Mixed, list[Call]]]:
+        """Of each layer how it mixes its tokens, and its blocks: its MLP may be one of its own."""
+        mixers = {self._block(mixed).name: mixed for mixed in self._mixed.values()}
+        stacks = {name.rpartition(".")[0] for name in mixers}
+        parts: list[tuple[Mixed, list[Call]]] = []
+        for call in self._calls:
+            stack, _, number = call.name.rpartition(".")
+            if call.name in mixers:
+                parts.append((mixers[call.name], [call]))
+            elif stack in stacks and number.isdigit():
+                if not parts:
+                    raise Unreadable(f"{call.name} does not mix tokens in a way that is known")
+                parts[-1][1].append(call)
+        return parts
 
     def _block(self, mixed: Mixed) -> Call:
         """The call of the decoder layer around its mixer."""
@@ -170,16 +186,31 @@ class _Reader:
         is_tied = call.module.weight is self._model.get_input_embeddings().weight
         return Linear(embedding, head.bias, head.transposed, head.rows) if is_tied else head
 
-    def _layer(self, mixed: Mixed, block: Call) -> Layer:
-        inside = [call for call in self._calls if call.name.startswith(block.name + ".")]
-        x = rows(block.source)
-        out = rows(_first(block.output))
+    def _layer(self, mixed: Mixed, blocks: Sequence[Call]) -> Layer:
+        prefixes = tuple(block.name + "." for block in blocks)
+        inside = [call for call in self._calls if call.name.startswith(prefixes)]
+        x = rows(blocks[0].source)
+        out = rows(_first(blocks[-1].output))
         before_attention, mixer, a = self._mixer(mixed, x, inside)
         post = self._norms.reading(a, inside)
         a = a if post is None else rows(post.output)
         used_names = {use.name for use in uses_of(mixer)}
         rest = [c for c in inside if is_linear(c) and f"{c.name}.weight" not in used_names]
         found = read_mlp(self._model, rest, inside)
+        if found is None:
+            scale = named(_ratio(out - x, a), self._config, "the scale of its residuals")
+            if not close(x + scale * a, out):
+                raise Unreadable("its sum is not that of a residual stream")
+            return Layer(
+                attention_norm=self._norm(before_attention),
+                mixer=mixer,
+                attention_post_norm=self._norm(post),
+                mlp_norm=None,
+                mlp=None,
+                mlp_post_norm=None,
+                parallel=False,
+                residual_scale=scale,
+            )
         mlp_post = self._norms.reading(found.output, inside)
         m = found.output if mlp_post is None else rows(mlp_post.output)
         before_mlp = self._norms.writing(found.source, inside)
@@ -500,14 +531,14 @@ class ReadMlp:
     output: Tensor
 
 
-def read_mlp(model: Any, rest: Sequence[Call], inside: Sequence[Call]) -> ReadMlp:
+def read_mlp(model: Any, rest: Sequence[Call], inside: Sequence[Call]) -> ReadMlp | None:
     """`rest`: a layer's linear layers beside attention's; `inside`: all its calls.
 
-    Raises Unreadable.
+    None if it has no MLP. Raises Unreadable.
     """
     experts = [c for c in inside if any(p.dim() == 3 for p in c.module.parameters(recurse=False))]
     if not experts:
-        return _dense(rest)
+        return _dense(rest) if rest else None
     if len(experts) > 1:
         raise Unreadable("its experts are more than one module")
     return _experts(model, experts[0], rest, inside)
@@ -542,11 +573,17 @@ def _experts(model: Any, experts: Call, rest: Sequence[Call], inside: Sequence[C
         output = output + rows(beside[-1].output)
     weights = parameters_of(model)
     own = {each: tensor for each, tensor in weights.items() if each.startswith(name + ".")}
-    moe = _mixture(experts, own, rest, source.shape[-1])
+    width = source.shape[-1]
+    moe = _mixture(experts, own, rest, width)
     moe = _routed(moe, block.module, experts, own, source, model.config.get_text_config())
-    for layout, activation, transposed in product(_GATED, (*ACTIVATIONS, CLAMPED), (False, True)):
+    gated = product(_GATED, (*ACTIVATIONS, CLAMPED), (False, True))
+    plain = product(("plain",), ACTIVATIONS, (False, True))
+    first = own[moe.gate_up].shape
+    last = own[moe.down].shape
+    for layout, activation, transposed in (*gated, *plain):
         axis = 1 if transposed else 2
-        if own[moe.gate_up].shape[axis] != own[moe.down].shape[3 - axis]:
+        is_plain = first[3 - axis] == last[axis]
+        if {first[axis], last[3 - axis]} != {width} or is_plain != (layout == "plain"):
             continue
         tried: Any = {"layout": layout, "activation": activation, "transposed": transposed}
         if close(feed_forward(replace(moe, **tried), source, weights), output):

@@ -269,7 +269,7 @@ class Moe:
     down: str
     down_bias: str | None
     transposed: bool
-    layout: Literal["gate_up", "gate_up_pairs"]
+    layout: Literal["plain", "gate_up", "gate_up_pairs"]  # as of an MLP
     activation: Activation
     shared: Mlp | None = None  # beside the chosen experts, for every token
     shared_gate: Linear | None = None  # its sigmoid is the weight of `shared`
@@ -291,7 +291,7 @@ class Layer:
     mixer: Mixer
     attention_post_norm: Norm | None
     mlp_norm: Norm | None
-    mlp: Mlp | Moe
+    mlp: Mlp | Moe | None  # None: y is what it gives
     mlp_post_norm: Norm | None
     parallel: bool  # the MLP reads the layer's input, not the sum after attention
     residual_scale: float
@@ -302,6 +302,13 @@ class Layer:
         if not isinstance(self.mixer, Attention):
             raise AssertionError(f"a layer mixes its tokens by {type(self.mixer).__name__}")
         return self.mixer
+
+    @property
+    def feed_forward(self) -> Mlp | Moe:
+        """Its MLP, where only layers that have one are served."""
+        if self.mlp is None:
+            raise AssertionError("a layer has no MLP")
+        return self.mlp
 
 
 @dataclass(frozen=True, slots=True)

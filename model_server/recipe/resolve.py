@@ -85,7 +85,10 @@ class _Resolver:
         }
 
     def recipe(self, recipe: Recipe, mixed: Mapping[int, Mixed]) -> Recipe:
-        layers = tuple(self._layer(each, mixed[i]) for i, each in enumerate(recipe.layers))
+        if len(mixed) != len(recipe.layers):
+            raise Unreadable("a narrow model has other kinds of layers")
+        in_order = (mixed[index] for index in sorted(mixed))
+        layers = tuple(map(self._layer, recipe.layers, in_order))
         softcap = recipe.softcap
         return replace(
             recipe,
@@ -103,7 +106,7 @@ class _Resolver:
             mixer=self._mixer(layer.mixer, mixed),
             attention_post_norm=self._norm(layer.attention_post_norm),
             mlp_norm=self._norm(layer.mlp_norm),
-            mlp=self._moe(layer.mlp) if isinstance(layer.mlp, Moe) else self._mlp(layer.mlp),
+            mlp=self._feed_forward(layer.mlp),
             mlp_post_norm=self._norm(layer.mlp_post_norm),
             parallel=layer.parallel,
             residual_scale=self._scalar(layer.residual_scale, "the scale of its residuals"),
@@ -247,6 +250,11 @@ class _Resolver:
 
     def _eps(self, norm: Norm) -> float:
         return self._scalar(norm.eps, "the epsilon of a norm")
+
+    def _feed_forward(self, mlp: Mlp | Moe | None) -> Mlp | Moe | None:
+        if mlp is None:
+            return None
+        return self._moe(mlp) if isinstance(mlp, Moe) else self._mlp(mlp)
 
     def _mlp(self, mlp: Mlp) -> Mlp:
         return replace(mlp, ins=tuple(map(self._whole, mlp.ins)), out=self._whole(mlp.out))

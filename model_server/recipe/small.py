@@ -34,6 +34,7 @@ _SIZES = {
     "ffn_dim": 104,
     "moe_intermediate_size": 56,
     "shared_expert_intermediate_size": 72,
+    "moe_shared_expert_intermediate_size": 72,
     "shared_intermediate_size": 72,
     "vocab_size": 136,
     "sliding_window": _REACH,

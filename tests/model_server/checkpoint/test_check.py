@@ -34,7 +34,7 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.loading import load_model
-from model_server.recipe.recipe import Conv, Delta, Mamba2, Mixer, Norm, Recipe
+from model_server.recipe.recipe import Conv, Delta, Mamba2, Mixer, Moe, Norm, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.model_server.checkpoint import tiny_models
@@ -401,6 +401,18 @@ def test_a_selective_state_space_is_refused_by_name() -> None:
     reason = "layer 0: its selective state space is computed by its own class alone"
     assert unfit_reason(with_mixer(recipe, mamba), torch.bfloat16) == reason
     assert unfit_reason_on_cuda(with_mixer(recipe, mamba), ((0,),), 1) == reason
+
+
+def test_layers_without_an_mlp_and_experts_without_a_gate_are_refused_by_name() -> None:
+    first, *_ = decoder("mixtral").recipe.layers
+    assert isinstance(first.mlp, Moe)
+    for mlp, reason in (
+        (None, "layer 0: it has no MLP"),
+        (replace(first.mlp, layout="plain"), "layer 0: its experts have no gate"),
+    ):
+        recipe = replace(decoder("mixtral").recipe, layers=(replace(first, mlp=mlp),))
+        assert unfit_reason(recipe, torch.bfloat16) == reason
+        assert unfit_reason_on_cuda(recipe, ((0,),), 1) == reason
 
 
 def test_a_delta_rule_and_a_gate_behind_attention_are_refused_on_cuda() -> None:

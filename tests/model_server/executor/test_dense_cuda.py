@@ -162,7 +162,7 @@ def test_a_rank_has_its_part_of_the_heads() -> None:
 
 
 def inner_lens(own: Decoder) -> tuple[tuple[int, ...], ...]:
-    return tuple(_inner_lens(layer.mlp, own) for layer in own.recipe.layers)
+    return tuple(_inner_lens(layer.feed_forward, own) for layer in own.recipe.layers)
 
 
 def _inner_lens(mlp: Mlp | Moe, own: Decoder) -> tuple[int, ...]:

@@ -203,6 +203,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_conv_bias": False,
         },
     ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            **_SIGMOID,
+            "layers_block_type": [
+                *("linear_attention", "mlp", "linear_attention"),
+                *("full_attention", "moe", "linear_attention"),
+            ],
+            "moe_shared_expert_intermediate_size": 72,
+            "mamba_num_heads": 16,
+            "mamba_head_dim": 20,
+            "n_groups": 4,
+            "ssm_state_size": 28,
+            "use_bias": True,
+            "chunk_size": 16,
+        },
+    ),
     "lfm2-bias": ("lfm2", {**_CONVOLVED, "conv_bias": True, "conv_L_cache": 4}),
 }
 
