@@ -17,7 +17,7 @@ from model_server.checkpoint import gate
 from model_server.checkpoint.gate import WINDOW_LEN, shrink
 from model_server.errors import ArchitectureUnfit
 from model_server.executor.zoo_executor import LayerPlan
-from model_server.mixers import Memory
+from model_server.mixers import Memory, Mixer, StateKey, StatePool
 from model_server.step import StepInputs
 from model_server.zoo import HfModel
 from tests.model_server.checkpoint import tiny_models
@@ -25,16 +25,18 @@ from tests.model_server.checkpoint import tiny_models
 build_small = partial(zoo.build_small, trust_remote_code=False)
 
 # Configs as a checkpoint has them: full size, nothing shrunk by hand.
-SERVED = "Gemma2 GPT2 OPT GptOss Llama4Text DeepseekV3 Gemma3nText".split()
+SERVED = "Gemma2 GPT2 OPT GptOss Llama4Text DeepseekV3 Gemma3nText Qwen3Next".split()
 SERVED_BY_NIGHT = (
     "Llama Qwen2 Qwen3 Mistral Gemma3Text GPTNeoX Phi3 Mixtral Qwen3Moe Cohere2 Olmo2 Granite"
-    " SmolLM3 Starcoder2 Gemma4Text"
+    " SmolLM3 Starcoder2 Gemma4Text Qwen3_5Text NemotronH FalconH1 KimiLinear OlmoHybrid Zaya"
 ).split()
 REFUSED = {
     "Bloom": "does not route its attention",
     "Falcon": "does not route its attention",
     "Mamba": "none of its layers attends",
     "MiniMax": "wants more of its cache than keys, values and states.*get_linear_cache",
+    # transformers' own chunk behind a state begins from zeros.
+    "Jamba": "its logits are not its own",
     "Bert": "is not causal",
     "DiffLlama": "layer 0 attends more than once",
     "Doge": "brings an attention mask of its own",
@@ -106,6 +108,35 @@ def test_the_self_test_notices_attention_that_forgets(
     )
     with pytest.raises(ArchitectureUnfit, match="its logits are not its own"):
         gate.self_test(_config(name), build_small)
+
+
+@pytest.mark.parametrize("forgotten", ["convolution", "recurrent"])
+def test_the_self_test_notices_a_state_that_is_forgotten(
+    forgotten: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = StatePool.read
+
+    def read_less(self: StatePool, mixer: Mixer, slots: Tensor) -> dict[StateKey, Tensor]:
+        states = read(self, mixer, slots)
+        return {
+            key: torch.zeros_like(state) if key.sort == forgotten else state
+            for key, state in states.items()
+        }
+
+    monkeypatch.setattr(StatePool, "read", read_less)
+    with pytest.raises(ArchitectureUnfit, match="its logits are not its own"):
+        gate.self_test(_config("Qwen3Next"), build_small)
+
+
+def test_the_probe_learns_which_layers_have_keys_and_values() -> None:
+    wrapped = HfModel(tiny_models.build("nemotron_h"))
+    device = torch.device("cpu")
+    expected = gate.expected_logits(wrapped, device)
+    memory = gate.learn_memory(wrapped, device)
+    plans = gate.probe_layers(
+        wrapped, memory, ReferenceAttention(), torch.float32, device, expected
+    )
+    assert [plan is not None for plan in plans] == [False, False, True, False]
 
 
 def test_the_self_test_reaches_behind_what_a_config_calls_far(

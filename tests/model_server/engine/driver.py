@@ -242,6 +242,11 @@ def load(
     return load_model(settings, world)
 
 
+def num_states(model: PagedModel) -> int:
+    """Slots that tests use for states."""
+    return _NUM_STATES if model.state_bytes else 0
+
+
 def runner_of(model: PagedModel, world: World, *, runs_ahead: bool | None = None) -> Runner:
     """A runner, with a sampler where there has to be one."""
     sampler = None
@@ -260,7 +265,7 @@ def warmed_up(
         max_batch_size=4,
         max_total_len=None,
         num_blocks=NUM_BLOCKS,
-        num_states=_NUM_STATES,
+        num_states=num_states(model),
     )
     return runner
 
@@ -269,10 +274,8 @@ def driver_of(
     model: PagedModel, world: World | None = None, seed: int = 0, num_drafts: int = 0
 ) -> Driver:
     """A driver of such a runner."""
-    num_states = _NUM_STATES if model.state_bytes else 0
-    return Driver(
-        warmed_up(model, world), NUM_BLOCKS, model.block_size, seed, num_drafts, num_states
-    )
+    runner = warmed_up(model, world)
+    return Driver(runner, NUM_BLOCKS, model.block_size, seed, num_drafts, num_states(model))
 
 
 class AheadDriver(Driver):

@@ -22,6 +22,7 @@ from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.errors import InvalidStep, NoBatch, OutOfMemory
 from model_server.executor.executor import PagedModel
+from model_server.mixers import Mixer, MixerCache
 from model_server.step import StepInputs, StepOutput
 from proto.contract import (
     FinishReason,
@@ -38,6 +39,7 @@ from tests.model_server.engine.driver import (
     Driver,
     driver_of,
     load,
+    num_states,
     runner_of,
     warmed_up,
 )
@@ -370,7 +372,13 @@ KINDS = (
 
 
 def ahead(model: PagedModel, seed: int = 0) -> AheadDriver:
-    return AheadDriver(warmed_up(model, runs_ahead=True), NUM_BLOCKS, model.block_size, seed)
+    return AheadDriver(
+        warmed_up(model, runs_ahead=True),
+        NUM_BLOCKS,
+        model.block_size,
+        seed,
+        num_states=num_states(model),
+    )
 
 
 def add_requests(driver: Driver, seed: int, num_kinds: int) -> None:
@@ -641,6 +649,71 @@ def test_a_step_of_which_nothing_fits_fails_as_a_whole_and_is_outlived(
             poisoned_runner.step([new(request_id) for request_id in range(2, 7)])
     poisoned_runner.clear()
     assert token_ids(poisoned_runner.step([new(1)])) == token_ids(first)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
+    """In its own class, though a recipe describes it: there a forward may fail in any layer."""
+    folder = tiny_models.save("qwen3_5", tmp_path_factory.mktemp("hybrid"))
+    return load(folder, World(), attention="cpu")
+
+
+def test_a_forward_that_fails_in_the_middle_leaves_every_state_as_it_was(
+    hybrid: PagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers before have written theirs by then."""
+    run = MixerCache.run
+    num_failed = 0
+
+    def fails(cache: MixerCache, mixer: Mixer, *arguments: Any) -> Any:
+        nonlocal num_failed
+        num_tokens = cache.get_seq_length(0).shape[0]
+        if mixer.name.startswith("model.layers.1.") and num_tokens > 30:
+            num_failed += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(cache, mixer, *arguments)
+
+    driver = driver_of(hybrid)
+    alone = driver_of(hybrid)
+    for each in (driver, alone):
+        each.add(1, PROMPT, 8)
+        each.add(2, PROMPT[:3], 8)
+    alone.run()
+    monkeypatch.setattr(MixerCache, "run", fails)
+    driver.step()
+    # Beside a chunk, whose request fails, tokens are computed a second time.
+    for request_id in (3, 4):
+        failed = driver.add(request_id, PROMPT * 2, 8)
+        driver.step()
+        assert failed.finish_reason is FinishReason.ERROR
+    driver.run()
+    assert num_failed == 2
+    assert {i: driver.outputs[i] for i in (1, 2)} == alone.outputs
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_states_are_right_behind_a_step_in_flight(hybrid: PagedModel, seed: int) -> None:
+    drivers = ahead(hybrid, seed), driver_of(hybrid, seed=seed)
+    for driver in drivers:
+        add_requests(driver, seed, 5)
+        driver.run(7)
+    assert drivers[0].num_ahead > 5
+    assert drivers[0].outputs == drivers[1].outputs
+
+
+def test_a_request_without_slots_is_refused_and_changes_nothing(hybrid: PagedModel) -> None:
+    driver = driver_of(hybrid)
+    driver.add(1, PROMPT, 4)
+    driver.step()
+    with pytest.raises(InvalidStep, match=r"request 2: state_ids \[\]"):
+        driver.runner.step([new(2)])
+    with pytest.raises(InvalidStep, match="request 2: none of its states stands at 16"):
+        driver.runner.step([new(2, cached_len=16, chunk_len=4, state_ids=(20, 21))])
+    driver.run()
+    alone = driver_of(hybrid)
+    alone.add(1, PROMPT, 4)
+    alone.run()
+    assert driver.outputs == alone.outputs
 
 
 NUM_DRAFTED = 40

@@ -32,26 +32,44 @@ DEMO = Path(models.demo.__path__[0])
 VOCAB_SIZE = 4096
 EOS_ID = 0
 NUM_BLOCKS = 256
+_NUM_STATES = 16
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "bos_token_id": 1,
+    "eos_token_id": EOS_ID,
+    "tie_word_embeddings": False,
+}
 
 
 def save(folder: Path) -> Path:
     """A checkpoint of a small llama that says anything, with a tokenizer."""
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=1024,
-        bos_token_id=1,
-        eos_token_id=EOS_ID,
-        tie_word_embeddings=False,
+    return _save(transformers.LlamaConfig(**_SIZES), folder)
+
+
+def save_hybrid(folder: Path) -> Path:
+    """As `save`, of a model whose first layer keeps a state."""
+    config = transformers.Qwen3_5TextConfig(
+        **_SIZES,
+        head_dim=32,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        layer_types=["linear_attention", "full_attention"],
     )
+    return _save(config, folder)
+
+
+def _save(config: Any, folder: Path) -> Path:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(config)
+        model = transformers.AutoModelForCausalLM.from_config(config)
         for parameter in model.parameters():
             if parameter.ndim >= 2:
                 nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
@@ -68,8 +86,8 @@ class Shard:
     languages: ConstraintCache
 
     @classmethod
-    def load(cls, folder: Path, world: World | None = None) -> "Shard":
-        model = load(folder, world or World())
+    def load(cls, folder: Path, world: World | None = None, attention: str = "auto") -> "Shard":
+        model = load(folder, world or World(), attention=attention)
         return cls(model, ConstraintCache(folder, model.vocab_size, model.eos_token_ids))
 
     def guides(
@@ -106,12 +124,23 @@ class Shard:
             guides = guides or self.guides()
         runner = Runner(self.model, sampler, world, guides=guides, runs_ahead=runs_ahead)
         runner.warmup(
-            max_step_tokens=64, max_batch_size=8, max_total_len=None, num_blocks=NUM_BLOCKS
+            max_step_tokens=64,
+            max_batch_size=8,
+            max_total_len=None,
+            num_blocks=NUM_BLOCKS,
+            num_states=self.num_states,
         )
         return runner
 
+    @property
+    def num_states(self) -> int:
+        """Slots for states."""
+        return _NUM_STATES if self.model.state_bytes else 0
+
     def driver(self, guides: MaskScheduler | None = None, world: World | None = None) -> Driver:
-        return Driver(self.runner(guides, world), NUM_BLOCKS, self.model.block_size)
+        runner = self.runner(guides, world)
+        block_size = self.model.block_size
+        return Driver(runner, NUM_BLOCKS, block_size, num_states=self.num_states)
 
     def text(self, token_ids: Sequence[int]) -> str:
         """Of an output; an end token stands for nothing."""

@@ -53,6 +53,7 @@ from tests.model_server.masking.shard import (
     Shard,
     of,
     save,
+    save_hybrid,
 )
 
 PROMPT = tuple(range(300, 320))
@@ -103,6 +104,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shard(folder: Path) -> Shard:
     return Shard.load(folder)
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Shard:
+    """Its states are another's whenever a token is computed again from the wrong one."""
+    return Shard.load(save_hybrid(tmp_path_factory.mktemp("hybrid")), attention="cpu")
 
 
 def num_forced(request: Request) -> int:
@@ -693,7 +700,8 @@ FILTERED = replace(HOT, temperature=1.2, top_p=0.8)
 
 def ahead_of(shard: Shard, seed: int = 0, guides: MaskScheduler | None = None) -> AheadDriver:
     runner = shard.runner(guides, runs_ahead=True)
-    return AheadDriver(runner, NUM_BLOCKS, shard.model.block_size, seed)
+    block_size = shard.model.block_size
+    return AheadDriver(runner, NUM_BLOCKS, block_size, seed, num_states=shard.num_states)
 
 
 def add_mixed(driver: Driver, seed: int, samplings: tuple[SamplingParams, ...]) -> None:
@@ -794,6 +802,48 @@ def test_rows_whose_masks_are_late_go_on_later_and_the_others_do_not_wait(shard:
     late = [generation.is_late for generation in ahead.requests[1].generations]
     assert any(late)
     assert not any(generation.is_late for generation in ahead.requests[2].generations)
+
+
+def test_a_hybrids_rows_that_draw_again_or_later_say_what_they_would_have(
+    hybrid: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A late mask of one token, a token that is refused behind a launched step, forced runs."""
+    slow = FaultyLanguages(hybrid.languages, lambda: time.sleep(0.06), num_good=2)
+    outputs = []
+    num_late = 0
+    for make in (
+        lambda: ahead_of(hybrid, guides=Shard(hybrid.model, slow).guides(hold_s=0.001)),
+        lambda: Shard(hybrid.model, slow).driver(),
+    ):
+        with monkeypatch.context() as patch:
+            refuse_every_third(patch)
+            driver: Driver = make()
+            add_mixed(driver, 3, (HOT,))
+            driver.add(6, range(300, 310), 9, sampling=HOT, constraint=FAULTY)
+            driver.run(9)
+        outputs.append(driver.outputs)
+        late = [r.generations for r in driver.requests.values()]
+        num_late += sum(generation.is_late for made in late for generation in made)
+        assert any(num_forced(request) > 1 for request in driver.requests.values())
+    assert outputs[0] == outputs[1]
+    assert num_late > 5
+
+
+def test_a_hybrids_prompt_waits_for_its_mask_and_its_tokens_do_not(hybrid: Shard) -> None:
+    """Of a chunk of many tokens no last one can be computed again alone."""
+    slow = FaultyLanguages(hybrid.languages, lambda: time.sleep(0.1), num_good=0)
+    driver = Shard(hybrid.model, slow).driver(Shard(hybrid.model, slow).guides(hold_s=0.001))
+    undisturbed = hybrid.driver()
+    for each in (driver, undisturbed):
+        each.add(1, PROMPT, 6, sampling=HOT, constraint=FAULTY)
+        each.add(2, PROMPT, 30, sampling=HOT)
+    assert driver.step().mask_wait_ns > 80_000_000
+    driver.run()
+    undisturbed.run()
+    first, *others = driver.requests[1].generations
+    assert not first.is_late
+    assert any(generation.is_late for generation in others)
+    assert driver.outputs == undisturbed.outputs
 
 
 @pytest.mark.parametrize("constraint", [None, PERSON])
