@@ -20,16 +20,26 @@ from processes.addresses import free_port
 from proto.contract import SamplingParams
 from tests.listeners import is_every_interface, listening_at
 from tests.model_server.checkpoint import tiny_models
-from tests.model_server.engine.driver import NUM_BLOCKS, Driver, Work, load, on_two_ranks, warmed_up
+from tests.model_server.engine.driver import (
+    NUM_BLOCKS,
+    Driver,
+    Work,
+    load,
+    num_states,
+    on_two_ranks,
+    warmed_up,
+)
 
 pytestmark = pytest.mark.slow
 
 NUM_NEW = 10
 CPU = torch.device("cpu")
-# One that is divided, one whose fused weights are, experts, one of which each rank holds all, and
-# one that is a part of what it was trained in.
-FAMILIES = ("llama", "gpt_neox", "qwen3_moe", "gpt2", "qwen2_5_vl")
-OTHERS = tuple(name for name in tiny_models.CONFIGS if name not in FAMILIES)
+# One that is divided, one whose fused weights are, experts, one of which each rank holds all, one
+# that is a part of what it was trained in, and one with states, which each rank has whole.
+FAMILIES = ("llama", "gpt_neox", "qwen3_moe", "gpt2", "qwen2_5_vl", "qwen3_5")
+OTHERS = tuple(
+    name for name in (*tiny_models.CONFIGS, *tiny_models.HYBRIDS) if name not in FAMILIES
+)
 # Of one key head in a block: two layers, 16 tokens, keys and values of 16 floats.
 _HEAD_BYTES = 2 * 16 * 2 * 16 * 4
 PROMPTS = tuple(
@@ -55,7 +65,9 @@ class Mirror:
 
     def _answers(self, name: str, world: World) -> dict[str, Any]:
         model = load(self.folders[name], world)
-        driver = ShadowDriver(warmed_up(model, world), NUM_BLOCKS, model.block_size)
+        driver = ShadowDriver(
+            warmed_up(model, world), NUM_BLOCKS, model.block_size, num_states=num_states(model)
+        )
         for index, prompt in enumerate(PROMPTS):
             driver.add(index, prompt, NUM_NEW)
         for _ in range(6):

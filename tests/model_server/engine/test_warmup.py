@@ -2,6 +2,7 @@
 
 import pytest
 
+from model_server.engine import memory
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
 from model_server.errors import OutOfMemory
@@ -13,6 +14,11 @@ from tests.model_server.engine.driver import load, runner_of
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
     return load(tiny_models.save("llama", tmp_path_factory.mktemp("llama")), World())
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
+    return load(tiny_models.save("lfm2", tmp_path_factory.mktemp("lfm2")), World())
 
 
 def test_warmup_answers_what_was_asked_for(model: PagedModel) -> None:
@@ -35,6 +41,37 @@ def test_the_size_that_the_shard_was_started_with_holds(model: PagedModel) -> No
     runner = Runner(model, runner_of(model, World())._sampler, World(), num_blocks=17)
     assert runner.warmup(64, 4, None, None).num_blocks == 17
     assert runner.warmup(64, 4, None, 18).num_blocks == 18
+
+
+def test_each_sequence_of_a_hybrid_has_two_states_beside_its_blocks(hybrid: PagedModel) -> None:
+    limits = runner_of(hybrid, World()).warmup(64, 3, 100, None)
+    assert limits.num_states == 6
+    assert limits.num_blocks == 3 * -(-100 // hybrid.block_size)
+    assert runner_of(hybrid, World()).warmup(64, 3, 100, 9, 4).num_states == 4
+
+
+@pytest.mark.parametrize(("num_bytes", "num_states"), [(20, 6), (10, 5)])
+def test_states_take_half_of_the_room_at_most_and_blocks_what_they_leave(
+    hybrid: PagedModel, num_bytes: int, num_states: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room_bytes = num_bytes * hybrid.state_bytes
+    monkeypatch.setattr(memory, "pool_bytes", lambda *_, **__: room_bytes)
+    limits = runner_of(hybrid, World()).warmup(64, 3, None, None)
+    assert limits.num_states == num_states
+    left_bytes = room_bytes - num_states * hybrid.state_bytes
+    assert limits.num_blocks == left_bytes // hybrid.bytes_per_block - 1
+
+
+def test_a_host_without_room_for_the_states_of_one_sequence_is_refused(
+    hybrid: PagedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "pool_bytes", lambda *_, **__: 3 * hybrid.state_bytes)
+    with pytest.raises(OutOfMemory, match=f"two states of {hybrid.state_bytes}"):
+        runner_of(hybrid, World()).warmup(64, 3, None, None)
+
+
+def test_a_model_without_states_has_no_slots(model: PagedModel) -> None:
+    assert runner_of(model, World()).warmup(64, 3, 100, None, 4).num_states == 0
 
 
 def test_a_pool_beyond_the_memory_is_refused_with_the_numbers(model: PagedModel) -> None:
