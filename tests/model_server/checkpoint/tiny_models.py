@@ -247,6 +247,12 @@ HYBRIDS: dict[str, Callable[[], Any]] = {
         moe_shared_expert_intermediate_size=48,
     ),
     "lfm2": lambda: transformers.Lfm2Config(**_SHORT, block_auto_adjust_ff_dim=False),
+    "lfm3": lambda: transformers.Lfm3Config(
+        **{**_COMMON, "num_hidden_layers": 4},
+        head_dim=16,
+        sliding_window=WINDOW_LEN,
+        layer_types=["sliding_attention", "conv", "full_attention", "conv"],
+    ),
     "lfm2_moe": lambda: transformers.Lfm2MoeConfig(
         **_SHORT, **_SPARSE, num_experts=4, num_dense_layers=1
     ),
