@@ -110,8 +110,14 @@ def test_answers_are_those_of_the_class_preempted_or_from_kept_states(
 @pytest.mark.nightly
 def test_its_own_class_computes_every_prompt_whole(folder: Path, expected: Answers) -> None:
     flags = ("--dtype", "float32", "--kv-blocks", _NUM_BLOCKS, "--attention", "cpu")
-    with launched(*flags, model=folder) as server:
+    with launched(*flags, "--max-restarts", "1", model=folder) as server:
         require_equal_rounds(server, expected)
+        with ThreadPoolExecutor(len(_PROMPTS)) as pool:
+            told = asked(pool, server)
+            while not metric(server, "tandem_states_used"):
+                time.sleep(0.005)
+            os.kill(server.pid_of("model_server"), signal.SIGKILL)
+            assert [each.result() for each in told] == expected
         assert not info(server)["prefix_caching"]
         assert "prefix caching is off" in server.said
         assert metric(server, "tandem_states_kept") == 0
