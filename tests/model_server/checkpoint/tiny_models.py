@@ -295,6 +295,11 @@ _SEEING: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"head_dim": 16, **_mrope([2, 1, 1], partial_rotary_factor=0.5)},
     ),
     "aya_vision": ("aya_vision", "cohere2", _WINDOWED),
+    "qwen3_5_vl": (
+        "qwen3_5",
+        "qwen3_5_text",
+        {**_MIXED, **_DELTA, **_mrope([2, 1, 1], partial_rotary_factor=0.25)},
+    ),
 }
 SEEING = tuple(_SEEING)
 

@@ -18,10 +18,11 @@ from tests.model_server.engine.driver import Driver, driver_of, load, runner_of
 
 # What also sees: positions of three axes, and names that differ from the checkpoint's.
 SEEING_BY_DAY = ("qwen2_5_vl", "llava")
+SEEING_HYBRID = "qwen3_5_vl"
 SEEING_BY_NIGHT = tuple(
     pytest.param(name, marks=pytest.mark.nightly)
     for name in tiny_models.SEEING
-    if name not in SEEING_BY_DAY
+    if name not in (*SEEING_BY_DAY, SEEING_HYBRID)
 )
 # A delta rule, a state space beside an MLP without attention, convolutions alone.
 HYBRIDS_BY_DAY = ("qwen3_5", "nemotron_h", "lfm2")
@@ -30,7 +31,7 @@ IN_ITS_CLASS = "-in-its-class"
 HYBRIDS_BY_NIGHT = tuple(
     pytest.param(name, marks=pytest.mark.nightly)
     for name in (
-        *[name for name in tiny_models.HYBRIDS if name not in HYBRIDS_BY_DAY],
+        *[name for name in (*tiny_models.HYBRIDS, SEEING_HYBRID) if name not in HYBRIDS_BY_DAY],
         *[name + IN_ITS_CLASS for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid")],
     )
 )
