@@ -549,7 +549,7 @@ def _mixer_reasons(mixer: Mixer) -> Iterator[str]:
     if isinstance(mixer, Delta):
         yield from _delta_reasons(mixer)
     elif isinstance(mixer, ShortConv):
-        yield "its short convolution is computed by its own class alone"
+        yield from _short_conv_reasons(mixer)
     elif isinstance(mixer, Mamba2):
         yield "its selective state space is computed by its own class alone"
     else:
@@ -567,6 +567,14 @@ def _cuda_mixer_reasons(mixer: Mixer) -> Iterator[str]:
         if mixer.gate is not None:
             yield "what its attention gives is gated, which is computed on a CPU alone"
         yield from _attention_reasons(mixer)
+
+
+def _short_conv_reasons(conv: ShortConv) -> Iterator[str]:
+    if conv.value.rows.count % _VECTOR_LEN:
+        yield (
+            f"its short convolution has {conv.value.rows.count} channels, no multiple of"
+            f" {_VECTOR_LEN}"
+        )
 
 
 def _delta_reasons(delta: Delta) -> Iterator[str]:
@@ -703,7 +711,7 @@ def _pool(
         for each in checked.recipe.attentions()
     )  # fmt: skip
     num_blocks = settings.kv_blocks
-    state_bytes = sum(delta.state_bytes for delta in checked.recipe.deltas())
+    state_bytes = checked.recipe.state_bytes
     num_states = 0
     left = 0
     if num_blocks is None or state_bytes:

@@ -23,7 +23,7 @@ from model_server.executor.weights import (
     StepStruct,
     sizes,
 )
-from model_server.recipe.recipe import Recipe
+from model_server.recipe.recipe import Delta, Recipe, ShortConv
 from model_server.step import StepInputs
 from native.library import NativeUnavailable, Threads, instruction_set_of, load_native
 
@@ -119,9 +119,8 @@ class DenseCpu:
             release=release,
         )
         self._model = self._weights.model
-        # Of each layer that has any.
-        self._state_bytes = [delta.state_bytes for delta in recipe.deltas()]
-        self.state_bytes = sum(self._state_bytes)
+        self._recipe = recipe
+        self.state_bytes = recipe.state_bytes
         self._step = StepStruct()
         self._step_address = ctypes.addressof(self._step)
         self._itemsize = dtype.itemsize
@@ -151,12 +150,14 @@ class DenseCpu:
         """See Executor."""
         self.close()
         pool = Arena()
-        state_bytes = iter(self._state_bytes)
-        for layer in self._weights.layers:
+        for layer, described in zip(self._weights.layers, self._recipe.layers, strict=True):
+            mixer = described.mixer
+            if isinstance(mixer, Delta):
+                layer.delta.contents.states = pool.take(num_states * mixer.state_bytes)
+            elif isinstance(mixer, ShortConv):
+                layer.conv.contents.states = pool.take(num_states * mixer.state_bytes)
             layer.keys = pool.take(num_blocks * self._part_bytes(layer))
             layer.values = pool.take(num_blocks * self._part_bytes(layer))
-            if layer.delta:
-                layer.delta.contents.states = pool.take(num_states * next(state_bytes))
         self._pool = pool
         self._num_states = num_states
         # The library keeps a copy of the model with the pool's addresses.

@@ -27,6 +27,7 @@ from torch import Tensor
 from model_server.executor.device_weights import rows_of_heads
 from model_server.recipe.recipe import (
     Attention,
+    Conv,
     Delta,
     Head,
     Layer,
@@ -35,6 +36,7 @@ from model_server.recipe.recipe import (
     Moe,
     Norm,
     Recipe,
+    ShortConv,
 )
 
 # "wide" is bfloat16 weights for rows of float32, with the results of "f32".
@@ -121,6 +123,12 @@ class DeltaStruct(Structure):
     )
 
 
+class ShortConvStruct(Structure):
+    """A short convolution between two gates; `states` is its part of the pool."""
+
+    _fields_ = (*_integers("num_channels num_taps"), *_pointers("taps bias states"))
+
+
 class LayerStruct(Structure):
     """One decoder layer."""
 
@@ -137,6 +145,7 @@ class LayerStruct(Structure):
         ("experts", POINTER(ExpertsStruct)),
         *_pointers("keys values"),
         ("delta", POINTER(DeltaStruct)),
+        ("conv", POINTER(ShortConvStruct)),
         *_integers("is_gated"),
     )
 
@@ -174,6 +183,7 @@ def sizes() -> int:
         + 1000_000 * ctypes.sizeof(ExpertsStruct)
         + 1000_000_000 * ctypes.sizeof(StepStruct)
         + 1000_000_000_000 * ctypes.sizeof(DeltaStruct)
+        + 1000_000_000_000_000 * ctypes.sizeof(ShortConvStruct)
     )
 
 
@@ -446,6 +456,9 @@ class PackedWeights:
         if isinstance(layer.mixer, Delta):
             struct.qkv = self._packed(self._delta_rows(layer.mixer))
             struct.delta = self._delta(layer.mixer)
+        elif isinstance(layer.mixer, ShortConv):
+            struct.qkv = self._packed(self._conv_rows(layer.mixer))
+            struct.conv = self._short_conv(layer.mixer)
         else:
             self._set_attention(struct, layer.attention)
         struct.output = self._matrix(layer.mixer.output)
@@ -496,7 +509,6 @@ class PackedWeights:
         return Columns.concatenate([self._columns(linear) for linear in parts])
 
     def _delta(self, delta: Delta) -> "ctypes._Pointer[DeltaStruct]":
-        taps = _array(self._parameters[delta.conv.weight]).reshape(-1, delta.conv.num_taps)
         struct = DeltaStruct(
             num_key_heads=delta.num_key_heads,
             num_heads=delta.num_heads,
@@ -505,13 +517,31 @@ class PackedWeights:
             num_taps=delta.conv.num_taps,
             beta_scale=delta.beta_scale,
             norm=self._norm(delta.norm, delta.value_dim),
-            taps=self.arena.put(taps.T),
+            taps=self._taps(delta.conv),
             conv_bias=delta.conv.bias and self._floats(delta.conv.bias),
             rates=self.arena.put(np.exp(_array(self._parameters[delta.a_log]))),
             dt_bias=self._floats(delta.dt_bias),
         )
         self._keep.append(struct)
         return ctypes.pointer(struct)
+
+    def _conv_rows(self, conv: ShortConv) -> Columns:
+        parts = (conv.gate_in, conv.value, conv.gate_out)
+        return Columns.concatenate([self._columns(linear) for linear in parts])
+
+    def _short_conv(self, conv: ShortConv) -> "ctypes._Pointer[ShortConvStruct]":
+        struct = ShortConvStruct(
+            num_channels=conv.value.rows.count,
+            num_taps=conv.conv.num_taps,
+            taps=self._taps(conv.conv),
+            bias=conv.conv.bias and self._floats(conv.conv.bias),
+        )
+        self._keep.append(struct)
+        return ctypes.pointer(struct)
+
+    def _taps(self, conv: Conv) -> int:
+        """The address of a convolution's weights [num_taps, channels]."""
+        return self.arena.put(_array(self._parameters[conv.weight]).reshape(-1, conv.num_taps).T)
 
     def _floats(self, name: str) -> int:
         """The address of a parameter's copy in float32."""

@@ -6,7 +6,8 @@
 //
 //     norm, qkv | rope, cache, attention | output, sum | norm, in, activation | out, sum
 //
-// A layer with a gated delta rule has two phases where others attend: see delta.h.
+// A layer with a gated delta rule has two phases where others attend, and one with a short
+// convolution has one: see delta.h and short_conv.h.
 // Steps with prompts have one more, since tokens of a sequence read each other's keys; a norm after
 // a branch is one more too. The residual stream, norms and what lies between products are float32;
 // products, keys and values are of the model's element type.
@@ -17,6 +18,7 @@
 
 #include "attention.h"
 #include "delta.h"
+#include "short_conv.h"
 
 namespace {
 
@@ -78,6 +80,7 @@ struct Engine {
       for (auto &each : own) each->delta.reserve(*layer.delta);
       return plan_of.push_back(-1);
     }
+    if (layer.conv != nullptr) return plan_of.push_back(-1);
     for (auto &each : own) each->attention.reserve(layer);
     size_t plan = 0;
     while (plan < plans.size() && !plans[plan].serves(layer)) ++plan;
@@ -147,6 +150,8 @@ class Forward {
     GatedHeads heads;
     if (layer.delta != nullptr)
       heads = run_delta(*layer.delta, base);
+    else if (layer.conv != nullptr)
+      run_short_conv(*layer.conv, base);
     else
       attend(layer, e_.plans[e_.plan_of[index]], base);
 
@@ -191,6 +196,12 @@ class Forward {
     DeltaRunner(worker_, late_, own_.delta, s_, delta, buffers).run();
     return {delta.value_dim, static_cast<float>(delta.norm.eps),
             buffers.mixed + DeltaRow(delta).gate, e_.mixed_stride};
+  }
+
+  void run_short_conv(const ShortConv &conv, float *base) {
+    const ShortConvBuffers buffers{base + e_.layout.qkv, base + e_.layout.attended, e_.qkv_stride,
+                                   e_.attended_stride};
+    ShortConvRunner(worker_, late_, s_, conv, buffers).run();
   }
 
   void run_mlp_in(const Mlp &mlp, const Norm &norm, const float *rows, float *to) {
@@ -341,7 +352,8 @@ void forward(Engine &e, const Step &s) {
 extern "C" {
 int64_t tandem_dense_sizes() {
   return static_cast<int64_t>(sizeof(Model) + 1000 * sizeof(Layer) + 1000000 * sizeof(Experts) +
-                              1000000000 * sizeof(Step) + 1000000000000 * sizeof(Delta));
+                              1000000000 * sizeof(Step) + 1000000000000 * sizeof(Delta) +
+                              1000000000000000 * sizeof(ShortConv));
 }
 
 Engine *tandem_dense_open(const Model *model, int32_t num_threads) {

@@ -60,6 +60,15 @@ struct Delta {
   }
 };
 
+// A short convolution between two gates: rows of the layer's `qkv` are what short_conv.h says.
+struct ShortConv {
+  int64_t num_channels, num_taps;
+  const float *taps, *bias;  // [num_taps][channels], and [channels] or null
+  float *states;             // the pool, [slots][slot_floats()]
+
+  int64_t slot_floats() const { return (num_taps - 1) * num_channels; }
+};
+
 struct Layer {
   Norm attention_norm, query_norm, key_norm, attention_post_norm, mlp_norm, mlp_post_norm;
   Matrix qkv, output;
@@ -71,6 +80,7 @@ struct Layer {
   const Experts *experts;  // instead of mlp
   void *keys, *values;
   const Delta *delta;  // instead of attention
+  const ShortConv *conv;  // as well
   int64_t is_gated;    // rows of `qkv` end in gates of what attention gives
 };
 

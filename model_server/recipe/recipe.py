@@ -220,6 +220,11 @@ class ShortConv:
     conv: Conv
     output: Linear  # [hidden_size, channels]
 
+    @property
+    def state_bytes(self) -> int:
+        """Of a window in float32."""
+        return 4 * (self.conv.num_taps - 1) * self.value.rows.count
+
 
 Mixer: TypeAlias = Attention | Delta | Mamba2 | ShortConv
 
@@ -348,9 +353,11 @@ class Recipe:
         """Of the layers that attend."""
         return (layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention))
 
-    def deltas(self) -> Iterator[Delta]:
-        """Of the layers with a gated delta rule."""
-        return (layer.mixer for layer in self.layers if isinstance(layer.mixer, Delta))
+    @property
+    def state_bytes(self) -> int:
+        """Of one sequence, by the layers that the native forward computes."""
+        mixers = (layer.mixer for layer in self.layers)
+        return sum(each.state_bytes for each in mixers if isinstance(each, Delta | ShortConv))
 
     def weights(self) -> set[str]:
         """Names of all parameters that it uses."""

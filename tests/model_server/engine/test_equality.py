@@ -32,15 +32,18 @@ HYBRIDS_BY_NIGHT = tuple(
     pytest.param(name, marks=pytest.mark.nightly)
     for name in (
         *[name for name in (*tiny_models.HYBRIDS, SEEING_HYBRID) if name not in HYBRIDS_BY_DAY],
-        *[name + IN_ITS_CLASS for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid")],
+        *[
+            name + IN_ITS_CLASS
+            for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "lfm2")
+        ],
     )
 )
-# With a delta rule, which recipes describe.
-RULED = (
+# Hybrids that recipes describe.
+DESCRIBED = (
     "qwen3_5",
     *[
         pytest.param(name, marks=pytest.mark.nightly)
-        for name in ("qwen3_5_moe", "qwen3_next", "olmo_hybrid")
+        for name in ("qwen3_5_moe", "qwen3_next", "olmo_hybrid", "lfm2")
     ],
 )
 # One of them by day.
@@ -110,7 +113,7 @@ def test_generate_says_something_that_a_fault_would_change(name: str, device: st
     assert sum(len(set(tokens)) for tokens in expected) >= 2 * NUM_NEW
 
 
-@pytest.mark.parametrize("name", [*EXPERTS, *RULED])
+@pytest.mark.parametrize("name", [*EXPERTS, *DESCRIBED])
 def test_they_are_computed_by_recipe(name: str) -> None:
     assert case(name, "cpu").model.fallback_reason is None
 
@@ -152,7 +155,7 @@ def test_on_a_prefix_that_another_request_computed(name: str, device: str) -> No
     assert driver.outputs[1] == driver.outputs[2] == case(name, device).expected[1]
 
 
-@pytest.mark.parametrize("name", RULED)
+@pytest.mark.parametrize("name", DESCRIBED)
 def test_on_a_prefix_whose_state_another_request_kept(name: str) -> None:
     driver = case(name, "cpu").driver()
     prompt_ids = case(name, "cpu").prompts[1]

@@ -255,9 +255,10 @@ EXECUTED = (
     "qwen3_5",
     "qwen3_next",
     "olmo_hybrid",
+    "lfm2-bias",
 )
 # Those with layers that keep a state of fixed size.
-WITH_STATES = ("qwen3_5", "qwen3_next", "olmo_hybrid")
+WITH_STATES = ("qwen3_5", "qwen3_next", "olmo_hybrid", "lfm2-bias")
 
 
 def by_night(names: Collection[str], families: Iterable[str] = tuple(FAMILIES)) -> list[Any]:
