@@ -197,7 +197,7 @@ class Mamba2:
     a_log: str  # [num_heads]; in float32 whatever the dtype of the others
     dt_bias: str  # as a_log
     skip: str  # as a_log
-    dt_limits: tuple[float, float]
+    dt_limits: tuple[float, float]  # of every token; transformers' own step of one has none
     norm: Norm  # of the heads of a group or of all; as many weights as all have numbers
     gate_first: bool  # what is gated is normalised, not what is normalised gated
     num_groups: int
