@@ -455,7 +455,9 @@ def handed_to(module: nn.Module) -> Iterator[list[Any]]:
 def choice_of(arguments: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """Each token's experts and their weights, of what a module of experts was handed."""
     tensors = [each for each in arguments if isinstance(each, Tensor)]
-    chosen = next(each for each in tensors if not each.is_floating_point())
+    chosen = next((each for each in tensors if not each.is_floating_point()), None)
+    if chosen is None:
+        raise Unreadable("its experts are not told which of them a token takes")
     weights = [each for each in tensors if each.is_floating_point() and each.shape == chosen.shape]
     if not weights:
         raise Unreadable("its experts are handed no weights")

@@ -304,12 +304,17 @@ _SEEING: dict[str, tuple[str, str, dict[str, Any]]] = {
 SEEING = tuple(_SEEING)
 
 
-def _seeing_config(name: str) -> Any:
-    kind, text_kind, own = _SEEING[name]
+def text_config(kind: str, **own: Any) -> Any:
+    """Of a language model of this kind, small but for what is its own."""
+    return transformers.AutoConfig.for_model(kind, **{**_COMMON, **own})
+
+
+def seeing_config(kind: str, text_kind: str, **own: Any) -> Any:
+    """Of a model of this kind that sees. `own` is set in its language model."""
     default = transformers.AutoConfig.for_model(kind)
     parts: dict[str, Any] = {}
     for part in default.sub_configs:
-        settings = getattr(default, part).to_dict()
+        settings = (getattr(default, part) or default.sub_configs[part]()).to_dict()
         small = {key: value for key, value in _EYE.items() if key in settings}
         parts[part] = {"model_type": settings["model_type"], **small}
     text = {**_COMMON, **own, "model_type": text_kind}
@@ -317,18 +322,26 @@ def _seeing_config(name: str) -> Any:
     return kind_of_config(**{**parts, "text_config": text}, tie_word_embeddings=False)
 
 
-CONFIGS |= {name: partial(_seeing_config, name) for name in SEEING}
+CONFIGS |= {
+    name: partial(seeing_config, kind, text_kind, **own)
+    for name, (kind, text_kind, own) in _SEEING.items()
+}
 
 
 def build(name: str, *, seed: int = 0, context_len: int | None = None) -> Any:
-    """A model of random float32 weights with unit gain. context_len: its longest, if another."""
+    """A model of one of the configs above; see `of_config`."""
     config = {**CONFIGS, **FAR_CONFIGS, **HYBRIDS}[name]()
+    return of_config(config, seed=seed, context_len=context_len)
+
+
+def of_config(config: Any, *, seed: int = 0, context_len: int | None = None) -> Any:
+    """A model of random float32 weights with unit gain. context_len: its longest, if another."""
     if context_len is not None:
         config.get_text_config().max_position_embeddings = context_len
+    sees = type(config) in transformers.AutoModelForImageTextToText._model_mapping
+    kind = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(seed)
-        sees = name in SEEING
-        kind = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
         model: Any = getattr(transformers, kind).from_config(
             config, dtype=torch.float32, attn_implementation="eager"
         )
