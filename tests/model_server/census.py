@@ -127,6 +127,9 @@ BY_RECIPE: Configs = {
     "jais2": _text("jais2"),
     "starcoder2": _text("starcoder2"),
     "afmoe": _text("afmoe", _BESIDE, _WINDOWED, head_dim=16, num_dense_layers=1),
+    **_tiny("lfm2"),
+    "lfm3": _text("lfm3", _SHORT, head_dim=16),
+    "lfm2_vl": _seeing("lfm2_vl", "lfm2", _SHORT, block_auto_adjust_ff_dim=False),
     "step3p7": _seeing(
         "step3p7",
         "step3p5",
@@ -230,14 +233,10 @@ IN_ITS_CLASS: Mapping[str, Configs] = {
     },
     "its experts are not told which of them a token takes": _tiny("llama4"),
     "at its last positions": _tiny("ministral3"),
-    "selective state space is computed by its own class": _tiny("granitemoehybrid", "bamba"),
+    "selective state space is computed by its own class": _tiny(
+        "granitemoehybrid", "bamba", "nemotron_h"
+    ),
     "mixes its tokens more than once": _tiny("falcon_h1"),
-    "of its 4 layers attend, convolve, scan or": _tiny("nemotron_h"),
-    "short convolution is computed by its own class": {
-        **_tiny("lfm2"),
-        "lfm3": _text("lfm3", _SHORT, head_dim=16),
-        "lfm2_vl": _seeing("lfm2_vl", "lfm2", _SHORT, block_auto_adjust_ff_dim=False),
-    },
     "what its experts compute is not known": _tiny("lfm2_moe"),
 }
 
