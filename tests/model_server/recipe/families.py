@@ -256,9 +256,10 @@ EXECUTED = (
     "qwen3_next",
     "olmo_hybrid",
     "lfm2-bias",
+    "lfm3",
 )
 # Those with layers that keep a state of fixed size.
-WITH_STATES = ("qwen3_5", "qwen3_next", "olmo_hybrid", "lfm2-bias")
+WITH_STATES = ("qwen3_5", "qwen3_next", "olmo_hybrid", "lfm2-bias", "lfm3")
 
 
 def by_night(names: Collection[str], families: Iterable[str] = tuple(FAMILIES)) -> list[Any]:
