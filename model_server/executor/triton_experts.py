@@ -386,7 +386,7 @@ def mixed(
             BLOCK_OUTPUTS=block_outputs,
             BLOCK_INPUTS=64,
             num_warps=4,
-            num_stages=4,
+            num_stages=3 if is_many else 4,
         )
         return output
 

@@ -8,6 +8,7 @@ from model_server.attention.base import LayerOptions, TokenMajorLayout
 from model_server.attention.triton import TritonAttention
 from model_server.executor.int4 import Int4Weight
 from model_server.executor.layer_ops import Experts, HeadLayout, NormWeights, Router, Routes
+from model_server.executor.triton_delta import DeltaHeads, DeltaStates, DeltaStep, apply_rule
 from model_server.executor.triton_layers import TritonLayerOps
 from model_server.recipe.recipe import Groups, Linear, Mlp, Moe, Rows
 from model_server.sampling.edits import BITS_PER_WORD, DeviceMasks
@@ -160,6 +161,32 @@ def experts(recorder: Recorder) -> None:
         )
         with recorder.case(label):
             ops.mix(x, weights, routes, x)
+
+
+def delta(recorder: Recorder) -> None:
+    """Of Qwen3.5 9B."""
+    heads, dim, channels = (32, 128, 8192)
+    numbers = _empty(channels, dtype=torch.float32)
+    places = _empty(4, dtype=torch.int32)
+    with recorder.case("9B"):
+        apply_rule(
+            _empty(4, channels + heads * dim + 2 * heads),
+            DeltaHeads(
+                num_key_heads=16,
+                num_heads=heads,
+                key_dim=dim,
+                value_dim=dim,
+                conv_weight=_empty(channels, 4, dtype=torch.float32),
+                conv_bias=None,
+                a_log=numbers,
+                dt_bias=numbers,
+                beta_scale=1.0,
+                norm=_norm(dim, dim),
+            ),
+            DeltaStates(_empty(9, 3, channels), _empty(9, heads, dim, dim, dtype=torch.float32)),
+            DeltaStep(places, places, places, places, kept=places),
+            recorder,
+        )
 
 
 _NUM_ROWS = 4
