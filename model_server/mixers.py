@@ -173,6 +173,8 @@ def find_mixers(model: HfModel, token_ids: Tensor) -> Memory:
     handles += [module.register_forward_hook(end) for module in names]
     try:
         model.paged_logits(token_ids, positions, positions[-1:], _attend_nothing, spy)
+    except torch.OutOfMemoryError:
+        raise
     # The classes of other people fail in every way there is.
     except Exception as error:
         raise ArchitectureUnfit(

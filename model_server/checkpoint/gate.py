@@ -408,14 +408,20 @@ def _run(
             scratch_block_id=num_blocks,
             device=device,
         )
+        cache = MixerCache(step, states) if memory.mixers else None
         probe.begin(step)
-        logits = model.paged_logits(
-            step.token_ids,
-            step.positions,
-            step.logits_indices,
-            probe,
-            MixerCache(step, states) if memory.mixers else None,
-        )
+        try:
+            logits = model.paged_logits(
+                step.token_ids, step.positions, step.logits_indices, probe, cache
+            )
+        except (ArchitectureUnfit, torch.OutOfMemoryError):
+            raise
+        # The classes of other people fail in every way there is.
+        except Exception as error:
+            raise ArchitectureUnfit(
+                f"{model.facts.class_name} cannot be served: it does not run on paged, flattened"
+                f" batches: {type(error).__name__}: {error}"
+            ) from error
         probe.end()
         parts = logits.split([chunk_lens[index] for index in active])
         for index, part in zip(active, parts, strict=True):

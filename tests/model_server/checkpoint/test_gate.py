@@ -160,6 +160,18 @@ def test_a_reach_is_a_number_that_shows_only_behind_it(
     assert gate.find_reaches(_config(name), build_small) == reaches
 
 
+def test_a_class_that_fails_on_flattened_batches_is_refused_in_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(zoo.StepCache, "update", fail)
+    said = "LlamaForCausalLM cannot be served: it does not run on paged.*IndexError: list index"
+    with pytest.raises(ArchitectureUnfit, match=said):
+        gate.self_test(_config("Llama"), build_small)
+
+
 def test_a_config_of_which_nothing_small_can_be_built_says_why() -> None:
     config = transformers.LlamaConfig(hidden_act="no such function")
     reason = gate.self_test(config, build_small)
