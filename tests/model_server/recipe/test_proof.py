@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, DeepseekV2Config
+from transformers import AutoConfig, DeepseekV2Config, DeepseekV3Config
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 
 from model_server.recipe import dense_torch
 from model_server.recipe.dense_torch import (
@@ -469,21 +470,26 @@ def test_what_no_recipe_describes_is_refused_with_the_reason(
         read_recipe(config(kind, **changes), trust_remote_code=False)
 
 
-def test_groups_are_ranked_by_their_best_expert_where_the_class_does() -> None:
-    """A block of DeepSeek V2, whose attention no recipe describes, in layers of another class."""
+def test_deepseek_experts_are_read_in_layers_whose_attention_is() -> None:
+    """V3's, and V2's, whose groups are ranked by their best expert."""
     model = small_model(family("dots1"), trust_remote_code=False)
-    settings = DeepseekV2Config(**{**model.config.to_dict(), "topk_method": "group_limited_greedy"})
-    for layer in model.model.layers[1:]:
-        layer.mlp = DeepseekV2Moe(settings)
+    settings = model.config.to_dict()
+    second = DeepseekV2Config(**{**settings, "topk_method": "group_limited_greedy"})
+    for layer in model.model.layers[1:3]:
+        layer.mlp = DeepseekV2Moe(second)
+    for layer in model.model.layers[3:]:
+        layer.mlp = DeepseekV3MoE(DeepseekV3Config(**settings))
     randomise(model, seed=0)
 
     recipe = read(model)
 
     require_same(recipe, model)
-    moe = recipe.layers[1].mlp
-    assert isinstance(moe, Moe)
-    assert (moe.scoring, moe.correction) == ("softmax", None)
-    assert moe.groups == Groups(num_groups=3, top_k=2, num_best=1)
+    found = []
+    for layer in recipe.layers[1:]:
+        assert isinstance(layer.mlp, Moe)
+        found.append((layer.mlp.scoring, layer.mlp.correction is None, layer.mlp.groups))
+    assert found[:2] == [("softmax", True, Groups(num_groups=3, top_k=2, num_best=1))] * 2
+    assert found[2:] == [("sigmoid", False, Groups(num_groups=3, top_k=2, num_best=2))] * 3
 
 
 def test_a_correction_that_reaches_the_weights_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
