@@ -7,7 +7,6 @@ transformers' module, mapped from the checkpoint's files -> logits of some token
 import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -19,9 +18,13 @@ from torch import Tensor
 from model_server.executor.executor import Executor
 from model_server.executor.int4 import Int4Parameters
 from model_server.recipe.dense_torch import Angles, DenseTorch, angles_of
-from model_server.recipe.proof import relative_error, require_choices, require_near
-from model_server.recipe.recipe import Moe, Recipe, Unreadable
-from model_server.recipe.recording import handed_to
+from model_server.recipe.proof import (
+    handed_to_experts,
+    relative_error,
+    require_choices,
+    require_near,
+)
+from model_server.recipe.recipe import Recipe, Unreadable
 from model_server.step import SequenceStep, StateStep, StepInputs
 from model_server.zoo import HfModel
 
@@ -146,21 +149,16 @@ def _device_of(parameters: Mapping[str, Tensor]) -> torch.device:
 def _evidence(model: HfModel, recipe: Recipe) -> _Evidence:
     parameters = _parameters(model)
     token_ids = _token_ids(model.facts.vocab_size, _device_of(parameters))
-    angles = angles_of(recipe, model.module)
-    with ExitStack() as stack:
-        handed = {
-            index: stack.enter_context(handed_to(model.module.get_submodule(layer.mlp.module)))
-            for index, layer in enumerate(recipe.layers)
-            if isinstance(layer.mlp, Moe)
-        }
+    with handed_to_experts(recipe, model.module) as handed:
         native = model.native_logits(token_ids)
+    chosen = {
+        index: calls[0] for index, calls in require_choices(recipe, handed, parameters).items()
+    }
+    oracle = DenseTorch(recipe, parameters, angles_of(recipe, model.module))
     lens = [len(token_ids)]
-    exact = DenseTorch(recipe, parameters, angles).logits(token_ids, lens)
-    chosen = require_choices(recipe, handed, parameters)
-    exact_of_chosen = exact
+    exact = exact_of_chosen = oracle.logits(token_ids, lens)
     if chosen and native.dtype != torch.float32:
-        oracle = DenseTorch(recipe, parameters, angles, chosen=chosen)
-        exact_of_chosen = oracle.logits(token_ids, lens)
+        exact_of_chosen = oracle.logits(token_ids, lens, chosen=chosen)
     return _Evidence(token_ids, exact, exact_of_chosen, native)
 
 

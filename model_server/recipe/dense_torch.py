@@ -11,7 +11,6 @@ them are part of the model anyway. An executor asks them once, for a table of al
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
@@ -325,10 +324,7 @@ class Memory:
 
 
 class DenseTorch:
-    """Computes logits in `dtype`. `weights` are the parameters that the recipe names.
-
-    chosen: experts [num_tokens, top_k] of the tokens of a step, by layer, in place of the best
-    """
+    """Computes logits in `dtype`. `weights` are the parameters that the recipe names."""
 
     def __init__(
         self,
@@ -336,26 +332,30 @@ class DenseTorch:
         weights: Mapping[str, Tensor],
         rotary: Sequence[Angles],
         dtype: torch.dtype = torch.float32,
-        chosen: Mapping[int, Tensor] = MappingProxyType({}),
     ) -> None:
         self._recipe = recipe
         self._weights = weights
         self._rotary = rotary
         self._dtype = dtype
-        self._chosen = chosen
 
     @torch.inference_mode()
     def logits(
-        self, token_ids: Tensor, lens: Sequence[int], memories: Sequence[Memory] | None = None
+        self,
+        token_ids: Tensor,
+        lens: Sequence[int],
+        memories: Sequence[Memory] | None = None,
+        chosen: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """[num_tokens, vocab_size] of ragged sequences.
 
         token_ids: [num_tokens] int64, one sequence after the other
         lens:      tokens of each; their sum is num_tokens
         memories:  of each, from which it goes on; they are brought up to its last token
+        chosen:    experts of the tokens by layer, [num_tokens, top_k], in place of the best
         """
         recipe = self._recipe
         memories = [Memory() for _ in lens] if memories is None else memories
+        chosen = {} if chosen is None else chosen
         positions = torch.cat(
             [
                 torch.arange(memory.position, memory.position + each, device=token_ids.device)
@@ -366,7 +366,7 @@ class DenseTorch:
         x = x * recipe.embed_scale
         angles = [each(positions) for each in self._rotary]
         for index, layer in enumerate(recipe.layers):
-            x = self._layer(index, layer, x, angles, lens, memories)
+            x = self._layer(index, layer, x, angles, lens, memories, chosen.get(index))
         x = self._norm(recipe.final_norm, x)
         logits = multiply(recipe.head, x, self._weights) * recipe.logit_scale
         if recipe.softcap is not None:
@@ -383,6 +383,7 @@ class DenseTorch:
         angles: Sequence[tuple[Tensor, Tensor]],
         lens: Sequence[int],
         memories: Sequence[Memory],
+        chosen: Tensor | None,
     ) -> Tensor:
         source = self._norm(layer.attention_norm, x)
         if isinstance(layer.mixer, Delta):
@@ -397,7 +398,7 @@ class DenseTorch:
         if layer.mlp is None:
             return y
         read = self._norm(layer.mlp_norm, x if layer.parallel else y)
-        m = feed_forward(layer.mlp, read, self._weights, self._chosen.get(index))
+        m = feed_forward(layer.mlp, read, self._weights, chosen)
         return y + self._norm(layer.mlp_post_norm, m) * layer.residual_scale
 
     def _delta(

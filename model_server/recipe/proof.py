@@ -3,23 +3,23 @@
 read_recipe:        config -> the recipe, proven by the next two
 require_same:       a narrow model's logits in float32, all its weights random
 require_used_once:  every parameter of the real model has its place, once
-require_choices:    loaded weights: the experts that transformers chooses
+require_choices:    the experts that transformers chooses, in a narrow model and of loaded weights
 require_near:       loaded weights: nearly as close to float32 as transformers itself
 """
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_server.errors import ModelRefused
 from model_server.recipe.dense_torch import DenseTorch, Memory, angles_of, route
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Moe, Recipe, Rows, Unreadable
-from model_server.recipe.recording import choice_of, native_logits
+from model_server.recipe.recording import choice_of, handed_to, native_logits
 from model_server.recipe.resolve import resolve
 from model_server.recipe.small import parameters_of, randomise, saved_buffers, small_model
 from model_server.zoo import build_empty, facts_of, quiet
@@ -36,8 +36,9 @@ _MAX_NOISE = 5e-5
 MAX_ERRORS = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.15}
 _MAX_RATIO = 1.3
 _ROUNDING = 1e-4  # of float32, in a deep model
-# Of the experts that transformers chooses, how many the recipe must choose, too.
-_MIN_SHARE = 0.9
+# Of the experts that transformers chooses, how many the recipe must choose, too, by the dtype of
+# what they read: routers are computed in it by some classes.
+_MIN_SHARES = {torch.float32: 0.999, torch.float16: 0.9, torch.bfloat16: 0.9}
 # A ragged batch, longer than the windows of a narrow model; the last sequence ends at the last
 # position of all.
 _LENS = (23, 9, 1, 17)
@@ -97,18 +98,20 @@ def require_same(recipe: Recipe, model: Any) -> None:
     token_ids = torch.randint(0, vocab_size, (sum(_LENS),), generator=generator)
     context_len = facts_of(model).max_position_embeddings or 0
     starts = [0] * (len(_LENS) - 1) + [max(0, context_len - _LENS[-1])]
-    actual = _in_two_steps(oracle, token_ids, starts)
-    expected = [
-        native_logits(model, ids, start)
-        for ids, start in zip(token_ids.split(list(_LENS)), starts, strict=True)
-    ]
+    with handed_to_experts(recipe, model) as handed:
+        expected = [
+            native_logits(model, ids, start)
+            for ids, start in zip(token_ids.split(list(_LENS)), starts, strict=True)
+        ]
+    chosen = require_choices(recipe, handed, parameters_of(model))
+    actual = _in_two_steps(oracle, token_ids, starts, chosen)
     most = MAX_ERROR * max(1, len(recipe.layers) / _NUM_LAYERS)
-    for place, chosen in (("", slice(-1)), (" at its last positions", slice(-1, None))):
-        error = relative_error(torch.cat(actual[chosen]), torch.cat(expected[chosen]))
+    for place, compared in (("", slice(-1)), (" at its last positions", slice(-1, None))):
+        error = relative_error(torch.cat(actual[compared]), torch.cat(expected[compared]))
         if not error <= most:
             wide = DenseTorch(recipe, parameters_of(model), angles_of(recipe, model), torch.float64)
-            exact = _in_two_steps(wide, token_ids, starts)
-            noise = relative_error(torch.cat(actual[chosen]), torch.cat(exact[chosen]))
+            exact = _in_two_steps(wide, token_ids, starts, chosen)
+            noise = relative_error(torch.cat(actual[compared]), torch.cat(exact[compared]))
             most = max(most, _MAX_NOISES * min(noise, _MAX_NOISE))
         # Written so that NaN does not pass.
         if not error <= most:
@@ -117,16 +120,28 @@ def require_same(recipe: Recipe, model: Any) -> None:
             )
 
 
-def _in_two_steps(oracle: DenseTorch, token_ids: Tensor, starts: Sequence[int]) -> list[Tensor]:
-    """Logits of each of the sequences, whose second half goes on from what the first left."""
+def _in_two_steps(
+    oracle: DenseTorch,
+    token_ids: Tensor,
+    starts: Sequence[int],
+    chosen: Mapping[int, Sequence[Tensor]],
+) -> list[Tensor]:
+    """Logits of each of the sequences, whose second half goes on from what the first left.
+
+    chosen: the experts of each sequence's tokens, by layer
+    """
     memories = [Memory(start) for start in starts]
     sequences = token_ids.split(list(_LENS))
-    heads = [ids[: (len(ids) + 1) // 2] for ids in sequences]
-    tails = [ids[(len(ids) + 1) // 2 :] for ids in sequences]
+    middles = [(length + 1) // 2 for length in _LENS]
     steps = []
-    for parts in (heads, tails):
-        lens = [len(ids) for ids in parts]
-        steps.append(oracle.logits(torch.cat(parts), lens, memories).split(lens))
+    for parts in ([slice(each) for each in middles], [slice(each, None) for each in middles]):
+        tokens = [ids[part] for ids, part in zip(sequences, parts, strict=True)]
+        experts = {
+            index: torch.cat([each[part] for each, part in zip(calls, parts, strict=True)])
+            for index, calls in chosen.items()
+        }
+        lens = [len(ids) for ids in tokens]
+        steps.append(oracle.logits(torch.cat(tokens), lens, memories, experts).split(lens))
     return [torch.cat(parts) for parts in zip(*steps, strict=True)]
 
 
@@ -156,26 +171,45 @@ def require_used_once(recipe: Recipe, model: Any) -> None:
         raise Unreadable(f"what its weights do is not known: {', '.join(unused[:3])}")
 
 
-def require_choices(
-    recipe: Recipe, handed: Mapping[int, Sequence[Any]], parameters: Mapping[str, Tensor]
-) -> dict[int, Tensor]:
-    """Each layer's experts [num_tokens, top_k] that transformers chose, of loaded weights.
+@contextmanager
+def handed_to_experts(
+    recipe: Recipe, model: nn.Module
+) -> Iterator[dict[int, list[tuple[Any, ...]]]]:
+    """What the experts of each layer that has some are handed from now on, call by call."""
+    with ExitStack() as stack:
+        yield {
+            index: stack.enter_context(handed_to(model.get_submodule(layer.mlp.module)))
+            for index, layer in enumerate(recipe.layers)
+            if isinstance(layer.mlp, Moe)
+        }
 
-    handed: to the experts of each layer. Raises Unreadable if the recipe chooses others of what
-    they read, more often than rounding explains.
+
+def require_choices(
+    recipe: Recipe,
+    handed: Mapping[int, Sequence[tuple[Any, ...]]],
+    parameters: Mapping[str, Tensor],
+) -> dict[int, list[Tensor]]:
+    """The experts [num_tokens, top_k] that transformers chose in each layer, call by call.
+
+    Of scores that are nearly equal rounding decides, and what other experts compute is far: so the
+    choice is compared here, on what the class's own experts read, and logits with the same experts.
+    Raises Unreadable if the recipe chooses others more often than rounding explains.
     """
-    chosen: dict[int, Tensor] = {}
-    shares = []
-    for index, arguments in handed.items():
+    chosen: dict[int, list[Tensor]] = {}
+    num_shared = 0
+    least = 0.0
+    for index, calls in handed.items():
         moe = recipe.layers[index].mlp
         if not isinstance(moe, Moe):
             raise AssertionError("a layer without experts was listened to")
-        chosen[index], _ = choice_of(arguments)
-        own, _ = route(moe, arguments[0].float().flatten(0, -2), parameters)
-        is_shared = own.unsqueeze(-1) == chosen[index].unsqueeze(-2)
-        shares.append(float(is_shared.sum() / chosen[index].numel()))
-    if shares and not sum(shares) / len(shares) >= _MIN_SHARE:
-        raise Unreadable("with the loaded weights other experts are chosen")
+        chosen[index] = [choice_of(arguments)[0] for arguments in calls]
+        for (source, *_), experts in zip(calls, chosen[index], strict=True):
+            own, _ = route(moe, source.float().flatten(0, -2), parameters)
+            if own.shape == experts.shape:
+                num_shared += int((own.unsqueeze(-1) == experts.unsqueeze(-2)).sum())
+            least += _MIN_SHARES[source.dtype] * experts.numel()
+    if num_shared < least:
+        raise Unreadable("other experts are chosen")
     return chosen
 
 
@@ -192,7 +226,7 @@ def require_near(
     one; exact: DenseTorch's in float32; exact_of_chosen: the same of the experts that transformers
     chose, if there are any. Raises Unreadable if the executor is farther from exact than
     transformers by more than a little, or if transformers itself is far from it: then the recipe is
-    wrong. (Of scores that are nearly equal, rounding decides; what other experts compute is far.)
+    wrong.
     """
     error = relative_error(actual, exact)
     native_error = relative_error(native, exact)

@@ -512,7 +512,7 @@ def _layout(cos: Tensor) -> Literal["cat", "repeat", "half"]:
     return "repeat" if torch.equal(cos[:, ::2], cos[:, 1::2]) else "half"
 
 
-_NUM_ROUTED = 300  # tokens
+_NUM_ROUTED = 150  # tokens of each loudness
 _QUIET = 0.3
 
 
@@ -629,14 +629,15 @@ def _routed(
 ) -> Moe:
     """The mixture with the routing that gives what its experts are handed.
 
-    They are asked of many more tokens, since on a few one way to rank groups often is like another,
-    and of quieter ones: classes keep sums of scores from zero, each in its way.
+    They are asked of many more tokens, since on a few one way to rank groups often is like another.
+    Weights are compared where tokens are quiet: classes keep sums of scores from zero, each in its
+    way.
     """
-    x = torch.randn(_NUM_ROUTED, source.shape[-1], generator=torch.Generator().manual_seed(3))
-    x = x * _QUIET * source.std()
-    with handed_to(experts.module) as handed:
+    x = torch.randn(2, _NUM_ROUTED, source.shape[-1], generator=torch.Generator().manual_seed(3))
+    x = torch.cat((x[0] * _QUIET * source.std(), x[1] * source.std(), source))
+    with handed_to(experts.module) as calls:
         block(x[None])
-    chosen, weights = _by_expert(*choice_of(handed))
+    chosen, weights = _by_expert(*choice_of(calls[0]))
     corrections = [
         name
         for name, tensor in own.items()
@@ -653,8 +654,10 @@ def _routed(
             own_chosen, own_weights = _by_expert(*route(tried, x, own))
             if not torch.equal(own_chosen, chosen):
                 break
-            scale = _ratio(weights, own_weights)
-            if torch.allclose(own_weights * scale, weights, rtol=1e-4, atol=1e-7):
+            quiet = weights[:_NUM_ROUTED]
+            own_quiet = own_weights[:_NUM_ROUTED]
+            scale = _ratio(quiet, own_quiet)
+            if torch.allclose(own_quiet * scale, quiet, rtol=1e-4, atol=1e-7):
                 return replace(tried, scale=named(scale, config, "the scale of its experts"))
     raise Unreadable("how it chooses experts is not known")
 

@@ -440,14 +440,14 @@ def _copy(value: Any) -> Any:
 
 
 @contextmanager
-def handed_to(module: nn.Module) -> Iterator[list[Any]]:
-    """What the module is handed from now on, by place and by name."""
-    arguments: list[Any] = []
+def handed_to(module: nn.Module) -> Iterator[list[tuple[Any, ...]]]:
+    """What the module is handed from now on, call by call, by place and by name."""
+    calls: list[tuple[Any, ...]] = []
     handle = module.register_forward_pre_hook(
-        lambda _, args, kwargs: arguments.extend((*args, *kwargs.values())), with_kwargs=True
+        lambda _, args, kwargs: calls.append((*args, *kwargs.values())), with_kwargs=True
     )
     try:
-        yield arguments
+        yield calls
     finally:
         handle.remove()
 

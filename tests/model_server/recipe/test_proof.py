@@ -31,7 +31,6 @@ from model_server.recipe.proof import (
     MAX_ERROR,
     read_recipe,
     relative_error,
-    require_choices,
     require_near,
     require_same,
     require_used_once,
@@ -55,7 +54,7 @@ from model_server.recipe.recipe import (
     ShortConv,
     Unreadable,
 )
-from model_server.recipe.recording import handed_to, native_logits, real
+from model_server.recipe.recording import native_logits, real
 from model_server.recipe.small import parameters_of, randomise, small_model
 from model_server.zoo import build_empty, build_small
 from tests.model_server.recipe.families import EXECUTED, EXPERTS, FAMILIES, by_night, config, family
@@ -610,21 +609,27 @@ def test_experts_that_rounding_exchanged_are_no_fault_of_a_recipe() -> None:
         require_near(EXACT, native, EXACT, torch.bfloat16, EXACT + NOISE)
 
 
-def test_the_experts_of_loaded_weights_are_those_that_the_recipe_chooses() -> None:
+def test_a_recipe_that_chooses_other_experts_is_refused() -> None:
+    """Logits do not show it: they are compared with the experts that the class chose."""
     model = small_model(family("dots1"), trust_remote_code=False)
     recipe = read(model)
     moe = recipe.layers[1].mlp
     assert isinstance(moe, Moe)
-    with handed_to(model.get_submodule(moe.module)) as handed:
-        native_logits(model, torch.arange(20))
-
-    chosen = require_choices(recipe, {1: handed}, parameters_of(model))
-
-    assert chosen[1].shape == (20, moe.top_k)
-    for wrong in (replace(moe, groups=None), replace(moe, correction=None)):
-        layers = (recipe.layers[0], replace(recipe.layers[1], mlp=wrong))
+    assert moe.groups is not None
+    for change in (
+        {"correction": None},
+        {"groups": None},
+        {"groups": replace(moe.groups, num_best=1)},
+        {"groups": replace(moe.groups, top_k=1)},
+        {"top_k": moe.top_k + 1},
+    ):
+        wrong: Any = change
+        layers = tuple(
+            replace(layer, mlp=replace(layer.mlp, **wrong)) if isinstance(layer.mlp, Moe) else layer
+            for layer in recipe.layers
+        )
         with pytest.raises(Unreadable, match="other experts are chosen"):
-            require_choices(replace(recipe, layers=layers), {1: handed}, parameters_of(model))
+            require_same(replace(recipe, layers=layers), model)
 
 
 def test_in_float32_a_recipe_must_agree_but_for_rounding() -> None:
