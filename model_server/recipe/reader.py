@@ -14,7 +14,7 @@ hypotheses add instead of multiplying:
 No family is known here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, permutations, product
 from typing import Any, Literal
@@ -111,7 +111,7 @@ class _Reader:
         self._norms = Norms(self._config)
         self._heads = Heads(recording.calls, self._norms)
         self._names = {module: name for name, module in model.named_modules()}
-        self._parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._parameters = parameters_of(model)
 
     def recipe(self) -> Recipe:
         parts = self._parts()
@@ -196,7 +196,7 @@ class _Reader:
         a = a if post is None else rows(post.output)
         used_names = {use.name for use in uses_of(mixer)}
         rest = [c for c in inside if is_linear(c) and f"{c.name}.weight" not in used_names]
-        found = read_mlp(self._model, rest, inside)
+        found = read_mlp(self._config, self._parameters, rest, inside)
         if found is None:
             scale = named(_ratio(out - x, a), self._config, "the scale of its residuals")
             if not close(x + scale * a, out):
@@ -531,7 +531,9 @@ class ReadMlp:
     output: Tensor
 
 
-def read_mlp(model: Any, rest: Sequence[Call], inside: Sequence[Call]) -> ReadMlp | None:
+def read_mlp(
+    config: Any, parameters: Mapping[str, Tensor], rest: Sequence[Call], inside: Sequence[Call]
+) -> ReadMlp | None:
     """`rest`: a layer's linear layers beside attention's; `inside`: all its calls.
 
     None if it has no MLP. Raises Unreadable.
@@ -541,7 +543,7 @@ def read_mlp(model: Any, rest: Sequence[Call], inside: Sequence[Call]) -> ReadMl
         return _dense(rest) if rest else None
     if len(experts) > 1:
         raise Unreadable("its experts are more than one module")
-    return _experts(model, experts[0], rest, inside)
+    return _experts(config, parameters, experts[0], rest, inside)
 
 
 def _dense(linears: Sequence[Call]) -> ReadMlp:
@@ -562,7 +564,13 @@ def _dense(linears: Sequence[Call]) -> ReadMlp:
     raise Unreadable("the activation of its MLP is not known")
 
 
-def _experts(model: Any, experts: Call, rest: Sequence[Call], inside: Sequence[Call]) -> ReadMlp:
+def _experts(
+    config: Any,
+    weights: Mapping[str, Tensor],
+    experts: Call,
+    rest: Sequence[Call],
+    inside: Sequence[Call],
+) -> ReadMlp:
     name = experts.name.rpartition(".")[0]
     block = next(call for call in inside if call.name == name)
     source = rows(block.source)
@@ -571,11 +579,10 @@ def _experts(model: Any, experts: Call, rest: Sequence[Call], inside: Sequence[C
         if not same(beside[0].source, source):
             raise Unreadable("a shared expert outside of the experts' block reads something else")
         output = output + rows(beside[-1].output)
-    weights = parameters_of(model)
     own = {each: tensor for each, tensor in weights.items() if each.startswith(name + ".")}
     width = source.shape[-1]
     moe = _mixture(experts, own, rest, width)
-    moe = _routed(moe, block.module, experts, own, source, model.config.get_text_config())
+    moe = _routed(moe, block.module, experts, own, source, config)
     gated = product(_GATED, (*ACTIVATIONS, CLAMPED), (False, True))
     plain = product(("plain",), ACTIVATIONS, (False, True))
     first = own[moe.gate_up].shape
