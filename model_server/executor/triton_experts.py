@@ -105,7 +105,6 @@ def choose_experts(
     ranks = scores
     if HAS_CORRECTION:
         ranks += tl.load(correction + experts, mask=is_there, other=0.0)
-    ranks = tl.where(ranks == ranks, ranks, -1e30)
     ranks = tl.where(is_there, ranks, -float("inf"))
     if TOP_GROUPS < NUM_GROUPS:
         rest = ranks
@@ -127,7 +126,7 @@ def choose_experts(
     shares = tl.zeros((TOP_K_PADDED,), tl.float32)
     for slot in tl.static_range(TOP_K):
         _, expert = _first_best(ranks, experts, NUM_EXPERTS)
-        expert = tl.minimum(expert, NUM_EXPERTS - 1)
+        expert = tl.minimum(expert, NUM_EXPERTS - 1)  # no rank is the best of those that are none
         share = tl.sum(tl.where((experts == expert) & is_there, scores, 0.0))
         found = tl.where(slots == slot, expert, found)
         shares = tl.where(slots == slot, share, shares)
@@ -343,7 +342,8 @@ def mixed(
     num_tokens, top_k = chosen.shape
     num_experts, width, inner_len = experts.outs.shape
     num_slots = num_tokens * top_k
-    is_many = num_slots > 2 * _FEW_ROWS * num_experts
+    # Large tiles of float32 do not fit into registers.
+    is_many = x.element_size() == 2 and num_slots > 2 * _FEW_ROWS * num_experts
     block_rows = _MANY_ROWS if is_many else _FEW_ROWS
     num_tiles = most_tiles(num_slots, num_experts, block_rows)
     slots = torch.empty_like(chosen)
