@@ -109,7 +109,7 @@ class FinishReason(Enum):
 
 
 class KeptState(NamedTuple):
-    """A block boundary of a prompt, and the slot that is to hold the state at it."""
+    """A block boundary, and the slot that is to hold the state at it."""
 
     position: int
     state_id: int
@@ -128,7 +128,7 @@ class NewSequence:
 
     Of a model with states it has two slots, `state_ids`: each step reads one and writes the other.
     `from_state`: the kept slot that it begins with, which stands at cached_len; None: it begins at
-    position 0. `kept_states`: boundaries behind cached_len and up to prompt_len, in their order.
+    position 0. `kept_states`: block boundaries of token_ids behind cached_len, in their order.
     """
 
     request_id: int
@@ -163,10 +163,10 @@ class NewSequence:
             )
         before = self.cached_len
         for kept in self.kept_states:
-            if not before < kept.position <= self.prompt_len:
+            if not before < kept.position <= total_len:
                 raise ValueError(
                     f"request {self.request_id}: a state is to be kept at {kept.position}, which is"
-                    f" not in {before + 1}..{self.prompt_len}"
+                    f" not in {before + 1}..{total_len}"
                 )
             before = kept.position
 

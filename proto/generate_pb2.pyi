@@ -862,7 +862,7 @@ class Request(_message.Message):
 
     @_builtins.property
     def kept_states(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptState]:
-        """Where the state is to be kept while the prompt is computed, in the order of positions."""
+        """Where the state is to be kept while token_ids are computed, in the order of positions."""
 
     def __init__(
         self,
@@ -899,7 +899,7 @@ Global___Request: _TypeAlias = Request  # noqa: Y015
 
 @_typing.final
 class KeptState(_message.Message):
-    """A block boundary behind cached_len and up to prompt_len, and the slot that is to stand there."""
+    """A block boundary of token_ids behind cached_len, and the slot that is to stand there."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

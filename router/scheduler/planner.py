@@ -10,9 +10,10 @@ helped by what the prefix cache still holds. When blocks are about to be freed a
 preempted: the one in need sits the step out, as a paused one does.
 
 The slots of a model with states limit how many run, as the size of a batch does: who lacks them
-waits. Which states of a prompt are kept for later ones: that at the last block boundary before what
-asks for the answer, where the next turn of a chat goes on; and that where it leaves what others
-began with, which is known once its keys are found and no state with them.
+waits. Which states are kept for later ones: that at the last block boundary before what asks for
+the answer, where the next turn of a chat goes on; of an output that goes on, by another request or
+after a preemption, that before its last tokens; and that where a sequence leaves what others began
+with, which is known once its keys are found and no state with them.
 
 Where several API keys have sequences, each is to have its share. What a key was served decides who
 is admitted next, and whether that comes before another key's prompt that is being computed. Where
@@ -378,12 +379,13 @@ class Planner:
     def _plan_kept(
         self, sequence: Sequence, allocation: BlockAllocation, states: SequenceStates
     ) -> None:
-        """Chooses where the state of a prompt that is computed now is kept for later ones."""
+        """Chooses where the state of what is to be computed is kept for later ones."""
         slots = self._allocator.states
         if slots is None or not self._allocator.shares_prefixes:
             return
         block_size = self._allocator.block_size
-        last_len = max(0, sequence.prompt_len - _ASKING_LEN) // block_size * block_size
+        prompt_len = max(0, sequence.prompt_len - _ASKING_LEN) // block_size * block_size
+        last_len = max(0, sequence.known_len - _ASKING_LEN) // block_size * block_size
         found_len = allocation.found_len
         kept_len = allocation.cached_len
         for other in self._running.computing:
@@ -392,7 +394,7 @@ class Planner:
                 shared_len = _shared_len(sequence, other, block_size)
                 found_len = max(found_len, shared_len)
                 kept_len = max(kept_len, _usable_len(other, shared_len))
-        wanted = dict.fromkeys((last_len, min(found_len, last_len)))
+        wanted = dict.fromkeys((prompt_len, last_len, min(found_len, last_len)))
         positions = [position for position in wanted if position > kept_len]
         # Who waits, and one who comes, is not kept waiting by what is written for later ones.
         num_next = min(len(self._waiting) + 1, self._max_running - len(self._running))

@@ -514,9 +514,9 @@ def test_an_update_of_zero_tokens_is_not_the_default() -> None:
         pytest.param(new_request(prompt_len=8), "prompt_len 8 is not in 1..3", id="prompt"),
         pytest.param(pb.Request(id=3), "prompt_len 0", id="empty"),
         pytest.param(
-            new_request(prompt_len=2, kept_states=[pb.KeptState(position=3)]),
-            "a state is to be kept at 3, which is not in 1..2",
-            id="kept behind the prompt",
+            new_request(prompt_len=2, kept_states=[pb.KeptState(position=4)]),
+            "a state is to be kept at 4, which is not in 1..3",
+            id="kept behind the end",
         ),
         pytest.param(
             new_request(prompt_len=3, kept_states=[pb.KeptState(position=2)] * 2),

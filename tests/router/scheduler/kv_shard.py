@@ -235,7 +235,7 @@ class KvShard:
         )
         assert len(set(new.state_ids)) == len(new.state_ids) == (2 if self._num_states else 0)
         for kept in new.kept_states:
-            assert new.cached_len < kept.position <= new.prompt_len
+            assert new.cached_len < kept.position < len(new.token_ids)
             assert kept.position % self._block_size == 0
         slots = {*new.state_ids, *(kept.state_id for kept in new.kept_states)}
         for read, written in self._states_in_flight:

@@ -609,6 +609,18 @@ def test_the_same_prompt_again_computes_its_last_block_alone() -> None:
     assert (kept_of(new), scheduler.stats().num_states_kept) == ([], 1)
 
 
+def test_an_output_that_goes_on_is_begun_near_its_end() -> None:
+    scheduler = make_scheduler(num_blocks=60, num_states=20, max_step_tokens=64)
+    output_ids = tuple(range(50, 60))
+    found = []
+    for request_id in range(3):
+        made = output_ids[: 8 + request_id]
+        add(scheduler, request_id, *SHARED, output_ids=made, max_new_tokens=len(made) + 1)
+        (new,) = run(scheduler, end(request_id)).new
+        found.append((new.cached_len, kept_of(new)))
+    assert found == [(0, [8, 16]), (16, []), (16, [18])]
+
+
 def test_where_prompts_part_is_known_with_the_second_and_hit_by_the_third() -> None:
     scheduler = make_scheduler(num_blocks=60, num_states=20, max_step_tokens=64)
     found = []
