@@ -97,7 +97,7 @@ class FleetConfig(FrontConfig):
             if self.model.count(name) > 1:
                 raise BadConfig(f"MODEL_ID {name!r} is given twice")
             # What cannot be an id of the hub; of one model the loader says so.
-            if name.startswith(("/", ".", "~")) and not os.path.isdir(os.path.expanduser(name)):
+            if name.startswith(("/", ".", "~")) and not os.path.exists(os.path.expanduser(name)):
                 raise BadConfig(f"MODEL_ID {name!r}: must be a folder that exists, or a hub id")
 
     @property

@@ -151,8 +151,8 @@ class LaunchedServers:
         self._num_started = 0
 
     def is_local(self, model: Model) -> bool:
-        """Whether the model is a folder, or its weights are in the hub's cache."""
-        return os.path.isdir(model.source) or self._is_cached(model.source)
+        """Whether the model is a folder or a file, or its weights are in the hub's cache."""
+        return os.path.exists(model.source) or self._is_cached(model.source)
 
     async def download(self, model: Model) -> None:
         """Download a model in a child process. Raises DidNotStart."""

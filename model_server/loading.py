@@ -29,6 +29,7 @@ from model_server.checkpoint.check import (
     check_zoo,
     preflight,
 )
+from model_server.checkpoint.gguf_file import GgufFile
 from model_server.checkpoint.int4_checkpoint import Int4Format, read_int4
 from model_server.checkpoint.tensor_files import TensorFiles
 from model_server.config import ServeConfig
@@ -40,7 +41,7 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.engine.runner import Runner
-from model_server.errors import CheckpointBroken
+from model_server.errors import CheckpointBroken, ModelRefused
 from model_server.executor.dense import (
     MAX_QUANTIZED_ERROR,
     Build,
@@ -253,6 +254,12 @@ def _read_weights(
     device: torch.device,
     num_shards: int,
 ) -> HfModel:
+    gguf = GgufFile.of_folder(settings.folder)
+    if gguf is not None and num_shards > 1:
+        raise ModelRefused(
+            f"{gguf.path}: a model that runs in its own class on several ranks cannot be read from"
+            " a GGUF file; serve its safetensors, or with --num-shard 1"
+        )
     return zoo.load(
         settings.folder,
         checked.config,
@@ -261,6 +268,7 @@ def _read_weights(
         trust_remote_code=settings.trust_remote_code,
         num_shards=num_shards,
         left_out=checked.left_out,
+        tensors=None if gguf is None else gguf.read(dtype),
     )
 
 

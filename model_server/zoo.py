@@ -486,10 +486,12 @@ def load(
     trust_remote_code: bool,
     num_shards: int,
     left_out: tuple[str, ...] = (),
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> HfModel:
     """The model with its weights on `device`: this rank's of `num_shards` parts of them.
 
     left_out: names of parts that are not loaded, as `build_empty` found them
+    tensors:  in place of the files of `folder`, by the class's names
 
     Raises CheckpointBroken when a weight is missing or misshapen, ModelRefused when transformers
     cannot load it or has no plan to shard it, OutOfMemory when it does not fit.
@@ -500,15 +502,17 @@ def load(
     else:
         options = {"device_map": _device_map(device)}
     model_class: Any = _auto_class(config) or AutoModelForCausalLM
-    if left_out:
+    if left_out or tensors is not None:
+        # One that is made with `trust_remote_code` wants files.
         model_class = _class_without(_get_model_class(config, model_class._model_mapping), left_out)
     else:
         options["trust_remote_code"] = trust_remote_code
     try:
         with _refusing(folder):
             module, report = model_class.from_pretrained(
-                folder,
+                folder if tensors is None else None,
                 config=config,
+                state_dict=tensors,
                 dtype=dtype,
                 use_safetensors=True,
                 local_files_only=True,

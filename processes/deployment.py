@@ -64,6 +64,11 @@ class Deployment:
         ]
         return [*argv, "--trust-remote-code"] if self.trusts_code else argv
 
+    def gguf_argv(self, file: Path, target: Path) -> list[str]:
+        """The command that makes a checkpoint's folder of a GGUF file."""
+        module = "model_server.checkpoint.gguf_conversion"
+        return [sys.executable, "-m", module, str(file), str(target)]
+
     def download_argv(self) -> list[str]:
         """The command that fetches the checkpoint and prints its folder."""
         revision = [] if self.revision is None else [f"--revision={self.revision}"]

@@ -1,15 +1,14 @@
 """The folder of a model's tokenizer: with the checkpoint, which may have to be fetched from the
 hub, or made of files that the router cannot read. Child processes do both.
 
-GGUF files are refused here, with what to do instead: Tandem computes with weights as they were
-trained, or quantizes them itself; transformers reads most GGUF files, and writes what Tandem
-serves.
+Of a GGUF file a folder is made that has all but the weights, which stay in the file: it is the
+model's folder and the tokenizer's.
 """
 
 import asyncio
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from processes.child import Child, ChildFailed
@@ -25,28 +24,39 @@ async def fetch_tokenizer(
 ) -> Path:
     """The folder of the tokenizer; the checkpoint is on this machine then. Raises ChildFailed."""
     folder = await _fetch(deployment, environ, console)
+    if deployment.own_folder is None:
+        return folder
+    gguf = _gguf_file(folder)
+    if gguf is not None:
+        console.say(f"reading {gguf.name}")
+        target = Path(tempfile.mkdtemp(prefix="gguf-", dir=deployment.own_folder))
+        await _make("gguf", deployment.gguf_argv(gguf, target), environ, console)
+        return target
     others = [path.name for pattern in _OTHER_FILES for path in sorted(folder.glob(pattern))]
-    if deployment.own_folder is None or not others or (folder / "tokenizer.json").is_file():
+    if not others or (folder / "tokenizer.json").is_file():
         return folder
     console.say(f"converting the tokenizer of {deployment.model_id} ({others[0]})")
     target = Path(tempfile.mkdtemp(prefix="tokenizer-", dir=deployment.own_folder))
-    argv = deployment.conversion_argv(folder, target)
-    child = await Child.start("tokenizer", argv, environ, console)
+    await _make("tokenizer", deployment.conversion_argv(folder, target), environ, console)
+    return target
+
+
+async def _make(
+    name: str, argv: Sequence[str], environ: Mapping[str, str], console: Console
+) -> None:
+    """Run a command that makes files. Raises ChildFailed."""
+    child = await Child.start(name, argv, environ, console)
     try:
         code = await child.wait()
     finally:
         child.kill_group()
     if code:
         raise ChildFailed(child.death_notice())
-    return target
 
 
 async def _fetch(deployment: Deployment, environ: Mapping[str, str], console: Console) -> Path:
     folder = os.path.expanduser(deployment.model_id)
-    refusal = gguf_refusal(Path(folder))
-    if refusal is not None:
-        raise ChildFailed(refusal)
-    if os.path.isdir(folder):
+    if os.path.isdir(folder) or _gguf_file(Path(folder)) is not None:
         return Path(folder).resolve()
     console.say(f"fetching {deployment.model_id}")
     process = await asyncio.create_subprocess_exec(
@@ -68,27 +78,17 @@ async def _fetch(deployment: Deployment, environ: Mapping[str, str], console: Co
     return Path(last_line)
 
 
-_GGUF_COMMAND = """\
-python -c "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; \
-from transformers import GgufConfig as Q; \
-f = dict(pretrained_model_name_or_path={folder!r}, gguf_file={name!r}); t = {target!r}; \
-M.from_pretrained(**f, quantization_config=Q(dequantize=True)).save_pretrained(t); \
-T.from_pretrained(**f).save_pretrained(t)\""""
+def _gguf_file(path: Path) -> Path | None:
+    """The GGUF file that is named, or the only one of a folder that has no other weights.
 
-
-def gguf_refusal(path: Path) -> str | None:
-    """Why a GGUF file, or a folder of nothing else, is not served; None: it is neither."""
-    if path.is_dir():
-        files = sorted(path.glob("*.gguf"))
-        if not files or any(path.glob("*.safetensors")):
-            return None
-        path = files[0]
-    elif path.suffix != ".gguf":
+    Raises ChildFailed for one of several.
+    """
+    if not path.is_dir():
+        return path.resolve() if path.suffix == ".gguf" and path.is_file() else None
+    files = sorted(path.glob("*.gguf"))
+    if not files or any(path.glob("*.safetensors")):
         return None
-    target = path.with_suffix("")
-    values = {"folder": str(path.parent), "name": path.name, "target": str(target)}
-    return (
-        f"{path}: GGUF files are not served. Serve the model's safetensors, as its makers offer "
-        f"them, or make some of this file and serve {target} (needs pip install gguf):\n"
-        f"    {_GGUF_COMMAND.format(**values)}"
-    )
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise ChildFailed(f"{path}: has several GGUF files; name one of them: {names}")
+    return files[0].resolve()

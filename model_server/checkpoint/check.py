@@ -29,6 +29,7 @@ from model_server import zoo
 from model_server.attention.base import DEFAULT_BLOCK_SIZE
 from model_server.checkpoint import checkpoint, gate
 from model_server.checkpoint.checkpoint import find_checkpoint
+from model_server.checkpoint.gguf_file import GGUF_INDEX_NAME
 from model_server.checkpoint.int4_checkpoint import Int4Format
 from model_server.checkpoint.sampling_defaults import read_sampling_defaults
 from model_server.config import CheckConfig, ServeConfig, num_gpus
@@ -152,7 +153,7 @@ def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     of_model = ModelSettings(
-        folder=find_checkpoint(settings.model_id, settings.revision),
+        folder=_folder(settings),
         dtype=settings.dtype,
         device=device,
         trust_remote_code=settings.trust_remote_code,
@@ -165,6 +166,19 @@ def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
     if max_len is not None:
         _require_lengths(settings, max_len)
     return of_model, checked
+
+
+def _folder(settings: ServeConfig) -> Path:
+    """What the launcher has made of a GGUF file is the folder of model and tokenizer."""
+    made = settings.tokenizer_folder
+    if made is not None and (made / GGUF_INDEX_NAME).is_file():
+        return made
+    found = find_checkpoint(settings.model_id, settings.revision)
+    if found.suffix == ".gguf":
+        raise ModelRefused(
+            f"{found}: a GGUF file is read by `launcher serve`, not by a shard alone"
+        )
+    return found
 
 
 def _require_lengths(settings: ServeConfig, max_len: int) -> None:

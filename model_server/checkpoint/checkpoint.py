@@ -1,6 +1,7 @@
 """A checkpoint's folder: found or downloaded by name, and its files checked before the load.
 
     model.safetensors  |  model.safetensors.index.json + the files that it names
+    gguf_index.json + the GGUF file that it names, where the launcher has read one
 
 A safetensors file opens with the length of its JSON header (8 bytes, little endian), the header,
 and then the tensors at the offsets that the header gives; so a file that was cut off is known by
@@ -13,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from model_server.checkpoint.gguf_file import GgufFile
 from model_server.errors import CheckpointBroken, FetchStalled, ModelRefused
 from processes.hub import DownloadStalled, HubError, find_folder
 
@@ -46,24 +48,32 @@ _ITEM_BITS = {
 def find_checkpoint(model_id: str, revision: str | None) -> Path:
     """The folder of `model_id`, a local folder or a hub id; downloads what is missing.
 
-    Weights are safetensors only: unpickling runs code. Raises ModelRefused with the reason.
+    Of OWNER/NAME/FILE.gguf it is that file. Other weights are safetensors only: unpickling runs
+    code. Raises ModelRefused with the reason.
     """
+    repository, _, gguf_name = model_id.rpartition("/")
+    is_gguf = bool(repository) and gguf_name.endswith(".gguf")
     try:
-        path = find_folder(model_id, revision, (*_SMALL_FILES, "*.safetensors"))
+        if is_gguf:
+            path = find_folder(repository, revision, (gguf_name,)) / gguf_name
+        else:
+            path = find_folder(model_id, revision, (*_SMALL_FILES, "*.safetensors"))
     except DownloadStalled as error:
         raise FetchStalled(str(error)) from error
     except HubError as error:
         raise ModelRefused(str(error)) from error
-    if Path(model_id).expanduser().is_dir() or any(path.glob("*.safetensors")):
+    if is_gguf and not path.is_file():
+        raise ModelRefused(f"{repository!r} has no file {gguf_name}")
+    if is_gguf or Path(model_id).expanduser().is_dir() or any(path.glob("*.safetensors")):
         return path
     raise ModelRefused(
-        f"{model_id!r} offers no .safetensors weights: pickled ones run code when they are loaded, "
-        "and GGUF files are not served; name a repository that has safetensors"
+        f"{model_id!r} offers no .safetensors weights: pickled ones run code when they are loaded; "
+        f"name a repository that has safetensors, or one of its GGUF files as {model_id}/FILE.gguf"
     )
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a safetensors file; `dtype` in the format's own words, as "BF16"."""
+    """A tensor of a file; `dtype` in the format's own words, as "BF16"."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -78,6 +88,9 @@ def check(folder: Path) -> Mapping[str, StoredTensor]:
         raise CheckpointBroken(f"model folder {str(folder)!r} does not exist")
     _require_no_adapter(folder)
     _json_object(folder / CONFIG_NAME)
+    gguf = GgufFile.of_folder(folder)
+    if gguf is not None:
+        return {name: StoredTensor(each.shape, each.kind) for name, each in gguf.tensors.items()}
     if (folder / WEIGHTS_NAME).is_file():
         return _stored_tensors(folder / WEIGHTS_NAME)
     if (folder / INDEX_NAME).is_file():

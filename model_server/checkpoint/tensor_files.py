@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from model_server.checkpoint.checkpoint import INDEX_NAME, WEIGHTS_NAME
+from model_server.checkpoint.gguf_file import GgufFile
 from model_server.errors import CheckpointBroken
 
 Shape: TypeAlias = tuple[int, ...]
@@ -28,6 +29,9 @@ class TensorFiles:
     def open(
         cls, folder: Path, names: Mapping[str, str], device: torch.device, stack: ExitStack
     ) -> "TensorFiles":
+        gguf = GgufFile.of_folder(folder)
+        if gguf is not None:
+            return cls(folder, names, dict.fromkeys(gguf.tensors, gguf))
         paths = [folder / WEIGHTS_NAME]
         if not paths[0].is_file():
             weight_map = json.loads((folder / INDEX_NAME).read_text())["weight_map"]

@@ -18,6 +18,7 @@ import pytest
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 from tests.integration.server import launched
+from tests.model_server.checkpoint.gguf_files import small_model, write_gguf
 from tests.model_server.checkpoint.test_tokenizer_conversion import sentencepiece_folder
 
 pytestmark = pytest.mark.slow
@@ -79,6 +80,18 @@ def index_of_missing(folder: Path) -> None:
     folder.joinpath("model-00001-of-00001.safetensors").unlink()
 
 
+def as_gguf(folder: Path) -> None:
+    """A small Llama in the place of everything."""
+    for path in folder.iterdir():
+        path.unlink()
+    write_gguf(folder / "model.gguf", small_model("llama"))
+
+
+def cut_off_gguf(folder: Path) -> None:
+    path = folder / "model.gguf"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, made of the bundled one, and flags. `is_right`: it can be served."""
@@ -99,6 +112,8 @@ CONFIG = "config.json"
 TOKENIZER = "tokenizer_config.json"
 CASES = (
     Case("as it is", True),
+    Case("a GGUF file", True, (as_gguf,)),
+    Case("a GGUF file that is cut off", False, (as_gguf, cut_off_gguf)),
     Case("int8", True, flags=("--quantize", "int8")),
     Case("two shards", True, flags=("--num-shard", "2", "--device", "cpu")),
     Case("float16 in its own class", True, flags=("--dtype", "float16")),

@@ -1,21 +1,56 @@
+"""The folder of the tokenizer, found or made."""
+
+import json
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
-from processes.fetching import gguf_refusal
+import pytest
+
+from launcher import BUNDLED_MODEL
+from processes.child import ChildFailed
+from processes.fetching import fetch_tokenizer
+from processes.logs import Console
+from tests.model_server.checkpoint.gguf_files import small_model, write_gguf
+from tests.processes.test_deployment import deployment
 
 
-def test_a_gguf_file_is_refused_with_a_command_that_helps(tmp_path: Path) -> None:
-    file = tmp_path / "tiny-Q4_K_M.gguf"
-    file.touch()
-    for path in (tmp_path, file):
-        refusal = gguf_refusal(path)
-        assert refusal is not None
-        assert refusal.startswith(f"{file}: GGUF files are not served.")
-        assert f"t = '{tmp_path}/tiny-Q4_K_M'; M.from_pretrained" in refusal
+async def fetched(model: Path, own_folder: Path) -> Path:
+    of_model = replace(deployment(model_id=str(model)), own_folder=own_folder)
+    console = Console(as_json=False)
+    try:
+        return await fetch_tokenizer(of_model, os.environ, console)
+    finally:
+        console.flush()
 
 
-def test_a_folder_that_has_safetensors_as_well_is_served(tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_a_gguf_file_becomes_a_folder_without_weights(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", small_model("llama"))
+    own = tmp_path / "own"
+    own.mkdir()
+    made = await fetched(path, own)
+    assert made.parent == own
+    assert json.loads((made / "gguf_index.json").read_text())["file"] == str(path)
+    assert (made / "tokenizer.json").is_file()
+    assert "llama, 100 % F32: 32.00 bits a weight" in capfd.readouterr().err
+    path.write_bytes(path.read_bytes()[:50])
+    # The only one of a folder is meant by the folder's name.
+    with pytest.raises(ChildFailed, match="is no whole GGUF file"):
+        await fetched(tmp_path, own)
+
+
+async def test_of_several_gguf_files_one_has_to_be_named(tmp_path: Path) -> None:
+    for name in ("b-Q8_0.gguf", "a-Q4_0.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(ChildFailed, match=r"name one of them: a-Q4_0\.gguf, b-Q8_0\.gguf"):
+        await fetched(tmp_path, tmp_path)
+
+
+async def test_safetensors_go_before_a_gguf_file_beside_them(tmp_path: Path) -> None:
+    shutil.copytree(BUNDLED_MODEL, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tiny.gguf").touch()
-    (tmp_path / "model.safetensors").touch()
-    assert gguf_refusal(tmp_path) is None
-    assert gguf_refusal(tmp_path / "model.safetensors") is None
-    assert gguf_refusal(Path("owner/name")) is None
+    assert await fetched(tmp_path, tmp_path) == tmp_path

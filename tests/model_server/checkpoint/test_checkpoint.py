@@ -132,6 +132,7 @@ REPOS = {
     "someone/safe": {"config.json": b"{}", "model.safetensors": b"weights", "notes.md": b"no"},
     "someone/stuck": {"config.json": b"{}", "model.safetensors": b"x" * 1000},
     "someone/pickled": {"config.json": b"{}", "pytorch_model.bin": b"pickle"},
+    "someone/packed": {"a.gguf": b"of a", "b.gguf": b"of b"},
 }
 
 
@@ -248,6 +249,15 @@ def test_weights_and_small_files_are_fetched_and_the_cache_has_to_do_without_the
     cached, missing = download(unreachable, "someone/safe", "someone/other")
     assert cached == found
     assert "could not be fetched" in missing
+
+
+def test_of_a_repository_of_gguf_files_the_one_that_is_named_is_fetched(
+    hub_environ: dict[str, str],
+) -> None:
+    found, missing = download(hub_environ, "someone/packed/b.gguf", "someone/packed/c.gguf")
+    assert [path.name for path in Path(found).parent.iterdir()] == ["b.gguf"]
+    assert Path(found).read_bytes() == b"of b"
+    assert missing == "refused: 'someone/packed' has no file c.gguf"
 
 
 def test_a_fetch_to_which_nothing_comes_any_more_is_given_up(hub_environ: dict[str, str]) -> None:

@@ -1,0 +1,277 @@
+"""Makes a checkpoint's folder of a GGUF file: small files, and an index in place of weights.
+
+    python -m model_server.checkpoint.gguf_conversion FILE TARGET
+
+config.json, the tokenizer and the chat templates are made of the file's metadata; of the weights
+only the places are written (gguf_file). Whatever could change a number and is not known is refused:
+a tensor that the model's class does not have, a rotation that is scaled in another way.
+
+Exit codes: 0 made, with a line about the file on stdout; 1 not, with a line on stderr.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import (
+    GGML_QUANT_SIZES,
+    MODEL_ARCH,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFReader,
+    get_tensor_name_map,
+)
+from transformers import CONFIG_MAPPING
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from model_server import zoo
+from model_server.checkpoint.gguf_file import GgufFile, GgufTensor, StoredRows
+from model_server.checkpoint.gguf_tokenizer import write_tokenizer
+from model_server.errors import ModelRefused, ShardError
+
+# By the file's word for an architecture, the class's for the same.
+_MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3_text",
+    "phi3": "phi3",
+}
+_INTERLEAVED = ("llama",)  # rows of queries and keys, for rotation by neighbours
+_NORMS_PLUS_ONE = ("gemma2", "gemma3")
+_SAME_IN_ALL = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "context_length": "max_position_embeddings",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+_IN_SOME = {
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "rope.freq_base": "rope_theta",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+# Llama 3's scale of rotations, of which a file has only what it does to each frequency.
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+_FREQUENCIES = "rope_freqs.weight"
+
+
+class _Source:
+    """A file's metadata and tensors. Raises ModelRefused where it is none of ours."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            reader = GGUFReader(path)
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise ModelRefused(f"is no whole GGUF file: {error}") from error
+        self.metadata: dict[str, Any] = {
+            name: field.contents() for name, field in reader.fields.items()
+        }
+        self.tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.architecture = str(self.metadata.get("general.architecture"))
+        num_files = self.metadata.get("split.count", 1)
+        if num_files > 1:
+            raise ModelRefused(
+                f"is one of {num_files} parts; join them with llama-gguf-split --merge"
+            )
+        if self.architecture not in _MODEL_TYPES:
+            raise ModelRefused(
+                f"general.architecture {self.architecture!r}: of GGUF files"
+                f" {', '.join(_MODEL_TYPES)} are served; serve the model's safetensors"
+            )
+
+    def value(self, name: str) -> Any:
+        """Of the architecture's own; None: absent. Of a float32 the shortest decimals."""
+        value = self.metadata.get(f"{self.architecture}.{name}")
+        return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def convert(path: Path, target: Path) -> str:
+    """Write the folder; answers what the file is, in one line. Raises ModelRefused and the like."""
+    source = _Source(path.resolve())
+    (target / "config.json").write_text(json.dumps(_config(source)))
+    write_tokenizer(source.path, source.metadata, target)
+    config = zoo.read_config(target, trust_remote_code=False)
+    module = zoo.build_empty(config, trust_remote_code=False).module
+    tensors = _placed(source, config, {n: tuple(p.shape) for n, p in module.named_parameters()})
+    _require_readable({tensor.kind for tensor in tensors.values()})
+    GgufFile(source.path, tensors).write_index(target)
+    return _described(source, tensors)
+
+
+def _config(source: _Source) -> dict[str, Any]:
+    config: dict[str, Any] = {"model_type": _MODEL_TYPES[source.architecture]}
+    for key, name in (_SAME_IN_ALL | _IN_SOME).items():
+        value = source.value(key)
+        if value is not None:
+            config[name] = value
+        elif key in _SAME_IN_ALL:
+            raise ModelRefused(f"has no {source.architecture}.{key}")
+    unlike = [name for name, value in config.items() if isinstance(value, list)]
+    if unlike:
+        raise ModelRefused(f"{unlike[0]} differs between layers")
+    num_heads = config["num_attention_heads"]
+    head_dim = config.setdefault("head_dim", config["hidden_size"] // num_heads)
+    config.setdefault("num_key_value_heads", num_heads)
+    rotary_dim = source.value("rope.dimension_count") or head_dim
+    if rotary_dim != head_dim:
+        config["partial_rotary_factor"] = rotary_dim / head_dim
+    config["vocab_size"] = int(source.tensors["token_embd.weight"].shape[1])
+    config["tie_word_embeddings"] = "output.weight" not in source.tensors
+    if source.architecture == "llama":
+        config["attention_bias"] = "blk.0.attn_q.bias" in source.tensors
+    if source.architecture in _NORMS_PLUS_ONE:
+        config["query_pre_attn_scalar"] = _scale_of_queries(config)
+    config |= _rope(source, config) | _named_tokens(source)
+    return config
+
+
+def _scale_of_queries(config: Mapping[str, Any]) -> int:
+    """No file has it; the largest model of each Gemma has another than the others, as llama.cpp."""
+    is_largest = config["num_hidden_layers"] == {"gemma2": 46}.get(config["model_type"], 62)
+    width = config["hidden_size"] // config["num_attention_heads"]
+    return int(width if is_largest else config["head_dim"])
+
+
+def _rope(source: _Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    kind = source.value("rope.scaling.type") or "none"
+    factor = source.value("rope.scaling.factor")
+    if _FREQUENCIES in source.tensors:
+        return {"rope_scaling": _llama3_rope(source, config)}
+    if kind == "none" or (kind == "linear" and factor in (None, 0.0, 1.0)):
+        return {}
+    if kind == "linear":
+        return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    original_len = source.value("rope.scaling.original_context_length")
+    if kind == "yarn" and factor and original_len:
+        scaling = {"rope_type": "yarn", "factor": factor}
+        return {"rope_scaling": {**scaling, "original_max_position_embeddings": original_len}}
+    raise ModelRefused(f"{source.architecture}.rope.scaling.type {kind!r} is not served")
+
+
+def _llama3_rope(source: _Source, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Raises ModelRefused where the file divides frequencies otherwise."""
+    divisors = source.tensors[_FREQUENCIES].data.astype(np.float64)
+    scaling = {**_LLAMA3_ROPE, "factor": float(divisors.max())}
+    rope = {"rope_theta": config.get("rope_theta", 10000.0)}
+    model = CONFIG_MAPPING["llama"](**{**config, "rope_scaling": {**scaling, **rope}})
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model, None)
+    half = np.arange(len(divisors)) / len(divisors)
+    expected = rope["rope_theta"] ** -half / divisors
+    if not np.allclose(scaled.numpy(), expected, rtol=1e-4):
+        raise ModelRefused(f"{_FREQUENCIES}: its frequencies are not scaled as Llama 3's")
+    return scaling
+
+
+def _named_tokens(source: _Source) -> dict[str, Any]:
+    """Every token that ends an answer is one of config.json's."""
+
+    def token_id(name: str) -> int | None:
+        return source.metadata.get(f"tokenizer.ggml.{name}_token_id")
+
+    ends = {token_id(name) for name in ("eos", "eot", "eom")} - {None}
+    return {
+        "bos_token_id": token_id("bos"),
+        "eos_token_id": sorted(ends),
+        "pad_token_id": token_id("padding"),
+    }
+
+
+def _placed(
+    source: _Source, config: Any, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, GgufTensor]:
+    """Each of the model's parameters in the file. Raises ModelRefused unless all of both agree."""
+    (architecture,) = [a for a, name in MODEL_ARCH_NAMES.items() if name == source.architecture]
+    names = get_tensor_name_map(MODEL_ARCH(architecture), config.num_hidden_layers)
+    placed: dict[str, GgufTensor] = {}
+    unused = set(source.tensors) - {_FREQUENCIES}
+    for name, shape in shapes.items():
+        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if stored_name not in unused:
+            raise ModelRefused(f"lacks {stored_name or name}, which its architecture has")
+        unused.remove(stored_name)
+        placed[name] = _tensor(source, config, stored_name, shape)
+    if unused:
+        raise ModelRefused(
+            f"has {len(unused)} tensors that are not served with its architecture, as {min(unused)}"
+        )
+    return placed
+
+
+def _tensor(source: _Source, config: Any, stored_name: str, shape: tuple[int, ...]) -> GgufTensor:
+    stored = source.tensors[stored_name]
+    if tuple(map(int, reversed(stored.shape))) != shape:
+        raise ModelRefused(
+            f"{stored_name} has the shape {[*map(int, reversed(stored.shape))]}, and by its"
+            f" metadata the model's is {list(shape)}"
+        )
+    num_heads = None
+    if source.architecture in _INTERLEAVED and ".attn_q." in stored_name:
+        num_heads = config.num_attention_heads
+    if source.architecture in _INTERLEAVED and ".attn_k." in stored_name:
+        num_heads = config.num_key_value_heads
+    is_more = source.architecture in _NORMS_PLUS_ONE and stored_name.endswith("norm.weight")
+    return GgufTensor(
+        kind=stored.tensor_type.name,
+        shape=shape,
+        offset=int(stored.data_offset),
+        num_heads=num_heads,
+        subtrahend=float(is_more),
+    )
+
+
+def _require_readable(kinds: Iterable[str]) -> None:
+    """Raises ModelRefused for a kind whose blocks nobody here can read."""
+    for kind in kinds:
+        _, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        try:
+            StoredRows(kind, np.zeros((1, block_bytes), np.uint8)).numbers()
+        except NotImplementedError as error:
+            raise ModelRefused(f"has tensors of {kind}, which cannot be dequantized") from error
+
+
+def _described(source: _Source, tensors: Mapping[str, GgufTensor]) -> str:
+    numbers: Counter[str] = Counter()
+    for tensor in tensors.values():
+        numbers[tensor.kind] += int(np.prod(tensor.shape, dtype=np.int64))
+    total = numbers.total()
+    num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
+    shares = ", ".join(f"{100 * n / total:.0f} % {kind}" for kind, n in numbers.most_common(3))
+    return (
+        f"{source.path}: {source.architecture}, {shares}: {8 * num_bytes / total:.2f} bits a"
+        f" weight, {num_bytes / 2**20:.0f} MiB; dequantized when they are read"
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Convert one file; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m model_server.checkpoint.gguf_conversion")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("target", type=Path)
+    given = parser.parse_args(argv)
+    try:
+        sys.stdout.write(f"{convert(given.file, given.target)}\n")
+    except ShardError as error:
+        sys.stderr.write(f"error: {given.file}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

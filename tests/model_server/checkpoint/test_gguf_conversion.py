@@ -1,0 +1,136 @@
+"""A GGUF file is served as the model that it was made of, or refused with the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from model_server.checkpoint.check import ModelSettings
+from model_server.checkpoint.gguf_conversion import convert, main
+from model_server.engine.distributed import World
+from model_server.errors import ModelRefused
+from model_server.loading import load_model
+from model_server.step import SequenceStep, StepInputs
+from tests.model_server.checkpoint.gguf_files import (
+    CONFIGS,
+    dequantized,
+    small_model,
+    write_gguf,
+)
+from tests.model_server.checkpoint.tiny_models import greedy
+
+CPU = torch.device("cpu")
+# Longer than the windows of the models that have some.
+PROMPT = [3 + 7 * index % 250 for index in range(20)]
+NUM_TOKENS = 8
+
+
+def answer(folder: Path) -> tuple[torch.Tensor, list[int]]:
+    """Of the folder's model, as the shard loads it: the prompt's logits, and greedy tokens."""
+    model = load_model(ModelSettings(folder, CPU, dtype="float32"), World())
+    assert model.fallback_reason is None
+    model.allocate(8)
+    token_ids = list(PROMPT)
+    rows: list[torch.Tensor] = []
+    for _ in range(NUM_TOKENS):
+        step = SequenceStep(token_ids, 0, range(4), len(token_ids))
+        inputs = StepInputs.build([step], block_size=16, scratch_block_id=7, device=CPU)
+        rows.append(model.forward(inputs)[-1].clone())
+        token_ids.append(int(rows[-1].argmax()))
+    return rows[0], token_ids[len(PROMPT) :]
+
+
+def served_as_before(model: Any, folder: Path, kind: Kind, **metadata: Any) -> bool:
+    convert(write_gguf(folder / "model.gguf", model, kind, **metadata), folder)
+    model.generation_config.eos_token_id = None
+    logits, token_ids = answer(folder)
+    with torch.inference_mode():
+        expected = dequantized(model, folder)(torch.tensor([PROMPT])).logits[0, -1]
+    assert torch.allclose(logits, expected, atol=1e-4)
+    return token_ids == greedy(model, PROMPT, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_greedy_tokens_are_those_of_transformers(architecture: str, tmp_path: Path) -> None:
+    assert served_as_before(small_model(architecture), tmp_path, Kind.Q8_0)
+
+
+def test_a_llama_without_a_head_uses_its_embedding_and_may_have_biases(tmp_path: Path) -> None:
+    model = small_model("llama", tie_word_embeddings=True, attention_bias=True)
+    assert served_as_before(model, tmp_path, Kind.F16)
+
+
+def test_weights_read_back_are_those_of_the_model(tmp_path: Path) -> None:
+    for architecture in CONFIGS:
+        model = small_model(architecture)
+        expected = {name: each.clone() for name, each in model.named_parameters()}
+        convert(write_gguf(tmp_path / "model.gguf", model), tmp_path)
+        for name, each in dequantized(model, tmp_path).named_parameters():
+            assert torch.allclose(each, expected[name], atol=1e-6), (architecture, name)
+
+
+def test_the_scale_of_llama_3s_rotations_is_found_in_its_frequencies(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    model = small_model("llama", rope_parameters=rope, max_position_embeddings=131072)
+    plain = 500000.0 ** -(np.arange(16) / 16)
+    divisors = (plain / model.model.rotary_emb.inv_freq.numpy()).astype(np.float32)
+    assert divisors.max() == 32
+    frequencies = {"rope_freqs__weight": divisors}
+    assert served_as_before(model, tmp_path, Kind.F32, **frequencies)
+    frequencies["rope_freqs__weight"][3] = 2.0
+    write_gguf(tmp_path / "other.gguf", model, **frequencies)
+    with pytest.raises(ModelRefused, match="not scaled as Llama 3's"):
+        convert(tmp_path / "other.gguf", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({"general__architecture": "mamba"}, "'mamba': of GGUF files llama, qwen2"),
+        ({"llama__rope__scaling__type": "longrope"}, r"rope\.scaling\.type 'longrope'"),
+        ({"split__count": 2}, "one of 2 parts"),
+        ({"blk__0__other": np.ones(4, np.float32)}, r"1 tensors .* as blk\.0\.other"),
+        ({"tokenizer__ggml__pre": "of-mine"}, r"tokenizer\.ggml\.pre 'of-mine'"),
+    ],
+)
+def test_what_would_change_numbers_or_texts_is_refused_by_name(
+    metadata: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("llama"), **metadata)
+    with pytest.raises(ModelRefused, match=reason):
+        convert(path, tmp_path)
+
+
+def test_a_kind_that_cannot_be_read_is_refused_before_weights_are(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("llama"), Kind.I32)
+    with pytest.raises(ModelRefused, match="tensors of I32, which cannot be dequantized"):
+        convert(path, tmp_path)
+
+
+def test_a_file_that_was_cut_off_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("llama"))
+    whole = path.read_bytes()
+    for content in (whole[:-1000], whole[:100], b"GGUF"):
+        path.write_bytes(content)
+        assert main([str(path), str(tmp_path)]) == 1
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: {path}: is no whole GGUF file")
+        assert said.count("\n") == 1
+
+
+def test_what_the_file_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("qwen2"), Kind.Q4_0)
+    assert main([str(path), str(tmp_path)]) == 0
+    assert "qwen2, 100 % Q4_0, 0 % F32: 4.5" in capsys.readouterr().out

@@ -1,0 +1,163 @@
+"""A GGUF file's tokenizer cuts texts as the one that it was made of."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
+from tokenizers import AddedToken, Regex, Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.normalizers import NFC
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence, Split
+from tokenizers.trainers import BpeTrainer
+
+from model_server.checkpoint.gguf_tokenizer import write_tokenizer
+from model_server.errors import ModelRefused
+
+ROOT = Path(__file__).resolve().parents[3]
+CORPUS = ROOT / "docs" / "constraints.md"
+TEXTS = (
+    "Naïve foxes DON'T ask: where is 42 or 31415?\n\tif x == {'a': 1.5}:  # 你好 🙂",
+    "  a   b\r\n\r\nc  e\u0301 HTTPServer's 12,345.67\n\n\n",
+    "<|im_start|>user\nhi<think>\n</think><|im_end|>\n",
+)
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _by(pattern: str) -> Any:
+    split = Split(Regex(pattern), behavior="isolated")
+    return Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+_PRE: dict[str, Callable[[], Any]] = {
+    "gpt-2": lambda: ByteLevel(add_prefix_space=False),
+    "smollm": lambda: Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False)]),
+    "qwen2": lambda: _by(_WORDS % ""),
+    "llama-bpe": lambda: _by(_WORDS % "{1,3}"),
+}
+
+
+def trained(pre: str) -> Tokenizer:
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = _PRE[pre]()
+    tokenizer.normalizer = NFC() if pre == "qwen2" else None
+    tokenizer.decoder = ByteLevelDecoder()
+    alphabet = ByteLevel.alphabet()
+    tokenizer.train(
+        [str(CORPUS)], BpeTrainer(vocab_size=900, initial_alphabet=alphabet, show_progress=False)
+    )
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False), "</think>"])
+    return tokenizer
+
+
+def metadata_of(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
+    tokens = [tokenizer.id_to_token(index) for index in range(tokenizer.get_vocab_size())]
+    added = tokenizer.get_added_tokens_decoder()
+    kinds = [
+        1 if index not in added else 3 if added[index].special else 4
+        for index in range(len(tokens))
+    ]
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in merges],
+        "tokenizer.ggml.bos_token_id": tokens.index("<|im_start|>"),
+        "tokenizer.ggml.eos_token_id": tokens.index("<|im_end|>"),
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+        "tokenizer.chat_template.tool_use": "{{ tools }}",
+    }
+
+
+@pytest.mark.parametrize("pre", _PRE)
+def test_byte_level_bpe_cuts_texts_as_before(pre: str, tmp_path: Path) -> None:
+    original = trained(pre)
+    write_tokenizer(tmp_path / "model.gguf", metadata_of(original, pre), tmp_path)
+    made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in (*TEXTS, CORPUS.read_text()):
+        ids = made.encode(text, add_special_tokens=False).ids
+        assert ids == original.encode(text, add_special_tokens=False).ids
+        assert made.decode(ids) == original.decode(ids)
+    assert made.token_to_id("<|im_end|>") in made.get_added_tokens_decoder()
+    begins = made.encode("hi").tokens[0] == "<|im_start|>"
+    assert begins == (pre == "llama-bpe")
+
+
+def test_named_tokens_and_templates_are_written(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path / "model.gguf", metadata_of(trained("gpt-2"), "gpt-2"), tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    assert "messages" in (tmp_path / "chat_template.jinja").read_text()
+    named = tmp_path / "additional_chat_templates" / "tool_use.jinja"
+    assert named.read_text() == "{{ tools }}"
+
+
+def test_sentencepiece_cuts_texts_as_its_own_library(tmp_path: Path) -> None:
+    SentencePieceTrainer.train(
+        input=str(CORPUS),
+        model_prefix=str(tmp_path / "tokenizer"),
+        model_type="bpe",
+        vocab_size=600,
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    original = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    ids = range(original.get_piece_size())
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([original.id_to_piece(index) for index in ids])
+    writer.add_token_scores([original.get_score(index) for index in ids])
+    writer.add_token_types(
+        [
+            2 if original.is_unknown(index)
+            else 3 if original.is_control(index)
+            else 6 if original.is_byte(index)
+            else 1
+            for index in ids
+        ]
+    )  # fmt: skip
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+    metadata = {name: field.contents() for name, field in reader.fields.items()}
+    write_tokenizer(tmp_path / "model.gguf", metadata, tmp_path)
+    made = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for text in (TEXTS[0], CORPUS.read_text()):
+        found = made.encode(text, add_special_tokens=False).ids
+        assert found == original.encode(text)
+        assert made.decode(found) == text
+    assert made.encode("a fox").ids[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tokenizer.ggml.pre": "of-mine"}, "'of-mine': how it cuts texts is not known"),
+        ({"tokenizer.ggml.model": "bert"}, "'bert': gpt2"),
+        ({"tokenizer.ggml.merges": ["no such"]}, r"tokenizer\.ggml\.merges"),
+        ({"tokenizer.chat_template.../x": ""}, "no name of a template"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    metadata = metadata_of(trained("gpt-2"), "gpt-2") | changes
+    with pytest.raises(ModelRefused, match=reason):
+        write_tokenizer(tmp_path / "model.gguf", metadata, tmp_path)
