@@ -499,6 +499,8 @@ def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterat
         of_mixer = _mixer_reasons(layer.mixer)
         for reason in (*of_mixer, *_mlp_reasons(layer.mlp), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
+    if not any(recipe.attentions()):
+        yield "none of its layers attends: a model of states alone has no blocks of keys and values"
 
 
 def unfit_reason_on_cuda(
