@@ -74,6 +74,21 @@ def test_a_step_behind_one_in_flight_reads_what_that_one_writes() -> None:
     assert states.step(9, 1, second, before_is_late=True) == second
 
 
+def test_accepted_drafts_are_computed_again_from_the_state_before_them() -> None:
+    book = StateBook(8, can_keep=True)
+    states = entered(book)
+    run(book, states, 0, 9)
+    drafting = states.step(9, 1, None, before_is_late=False, num_drafts=4)
+    assert drafting == StateStep(5, 2, num_drafts=4)
+    book.end(states, drafting, 10)
+    # Three of them were right, or none.
+    assert states.num_repeated(13) == 3
+    assert states.num_repeated(10) == 0
+    assert states.step(13, 1, None, before_is_late=False) == StateStep(2, 5)
+    with pytest.raises(InvalidStep, match="none of its states stands at 15"):
+        states.step(15, 1, None, before_is_late=False)
+
+
 def test_a_request_that_comes_again_has_no_state_of_its_former_life() -> None:
     book = StateBook(8)
     run(book, entered(book), 0, 9)
