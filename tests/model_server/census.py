@@ -41,6 +41,17 @@ _LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 16,
     "v_head_dim": 24,
 }
+# Something else is computed behind so many tokens.
+_FAR: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+_GROWING: dict[str, Any] = {**_FAR, "llama_4_scaling_beta": 0.5}
+_LATENT_FAR: dict[str, Any] = {**_LATENT, "rope_parameters": _FAR}
 _INDEXED: dict[str, Any] = {"index_n_heads": 2, "index_head_dim": 32, "index_topk": 16}
 _RULED: dict[str, Any] = {
     "num_hidden_layers": 4,
@@ -94,6 +105,17 @@ BY_RECIPE: Configs = {
     **_tiny("llama", "llama-tied", "llama-yarn", "qwen2", "mistral", "gemma2", "gemma3"),
     **_tiny("gpt_neox", "phi3", "mixtral", "qwen3_moe", "gpt_oss", *tiny_models.EXPERT_CONFIGS),
     **_tiny("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", *tiny_models.SEEING),
+    "llama3": _text(
+        "llama",
+        rope_parameters={
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
+    ),
     "internlm3": _text("internlm3", head_dim=16),
     "qwen2_moe": _text("qwen2_moe", _EXPERTS, shared_expert_intermediate_size=80),
     "qwen3": _text("qwen3", head_dim=32),
@@ -127,7 +149,7 @@ BY_RECIPE: Configs = {
     "jais2": _text("jais2"),
     "starcoder2": _text("starcoder2"),
     "afmoe": _text("afmoe", _BESIDE, _WINDOWED, head_dim=16, num_dense_layers=1),
-    **_tiny("lfm2"),
+    **_tiny("lfm2", "lfm2_moe"),
     "lfm3": _text("lfm3", _SHORT, head_dim=16),
     "lfm2_vl": _seeing("lfm2_vl", "lfm2", _SHORT, block_auto_adjust_ff_dim=False),
     "step3p7": _seeing(
@@ -152,8 +174,8 @@ BY_RECIPE: Configs = {
 IN_ITS_CLASS: Mapping[str, Configs] = {
     "multi-head latent attention is not read": {
         **_tiny("kimi_linear"),
-        "deepseek_v2": _text("deepseek_v2", _LATENT, _BESIDE),
-        "deepseek_v3": _text("deepseek_v3", _LATENT, _BESIDE),
+        "deepseek_v2": _text("deepseek_v2", _LATENT_FAR, _BESIDE),
+        "deepseek_v3": _text("deepseek_v3", _LATENT_FAR, _BESIDE),
         "glm4_moe_lite": _text("glm4_moe_lite", _LATENT, _BESIDE),
         "longcat_flash": _text(
             "longcat_flash",
@@ -166,7 +188,7 @@ IN_ITS_CLASS: Mapping[str, Configs] = {
             num_layers=2,
             head_dim=16,
         ),
-        "mistral4": _text("mistral4", _LATENT, _BESIDE),
+        "mistral4": _text("mistral4", _LATENT, _BESIDE, rope_parameters=_GROWING),
         "bailing_hybrid": _text(
             "bailing_hybrid",
             _LATENT,
@@ -175,8 +197,10 @@ IN_ITS_CLASS: Mapping[str, Configs] = {
             layer_group_size=4,
             head_dim=16,
         ),
-        "mistral3-mistral4": _seeing("mistral3", "mistral4", _LATENT, _BESIDE),
-        "kimi_k25": _seeing("kimi_k25", "deepseek_v3", _LATENT, _BESIDE),
+        "mistral3-mistral4": _seeing(
+            "mistral3", "mistral4", _LATENT, _BESIDE, rope_parameters=_GROWING
+        ),
+        "kimi_k25": _seeing("kimi_k25", "deepseek_v3", _LATENT_FAR, _BESIDE),
     },
     "its embeddings have another width": {
         **_tiny("opt"),
@@ -229,6 +253,7 @@ IN_ITS_CLASS: Mapping[str, Configs] = {
             head_dim=16,
             attention_chunk_size=WINDOW_LEN,
             no_rope_layers=[1, 0],
+            floor_scale=64,
         ),
     },
     "its experts are not told which of them a token takes": _tiny("llama4"),
@@ -237,7 +262,6 @@ IN_ITS_CLASS: Mapping[str, Configs] = {
         "granitemoehybrid", "bamba", "nemotron_h"
     ),
     "mixes its tokens more than once": _tiny("falcon_h1"),
-    "what its experts compute is not known": _tiny("lfm2_moe"),
 }
 
 REFUSED: Mapping[str, Configs] = {

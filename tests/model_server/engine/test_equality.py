@@ -13,6 +13,7 @@ import torch
 from model_server.engine.distributed import World
 from model_server.executor.executor import PagedModel
 from proto.contract import KeptState
+from tests.model_server import census
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import Driver, driver_of, load, runner_of
 
@@ -208,7 +209,7 @@ def test_under_any_schedule(name: str, device: str, seed: int) -> None:
 
 
 CONTEXT_LEN = 1152
-# By night the others, which compute nothing far out that they do not near by.
+# By night all others that are served, which compute nothing far out that they do not near by.
 FAR_BY_DAY = ("ministral3", "llama4", "llama-yarn", "gpt_oss", "gpt2")
 
 
@@ -216,17 +217,12 @@ FAR_BY_DAY = ("ministral3", "llama4", "llama-yarn", "gpt_oss", "gpt2")
     "name",
     [
         name if name in FAR_BY_DAY else pytest.param(name, marks=pytest.mark.nightly)
-        for name in (
-            *tiny_models.ARCHITECTURES,
-            *tiny_models.EXPERT_CONFIGS,
-            *tiny_models.FAR_CONFIGS,
-            *tiny_models.HYBRIDS,
-        )
+        for name in census.SERVED
     ],
 )
 def test_up_to_the_last_position_of_the_context(name: str, tmp_path: Path) -> None:
     """Two prompts of more than a thousand tokens, in chunks beside each other."""
-    reference = tiny_models.build(name, context_len=CONTEXT_LEN)
+    reference = tiny_models.of_config(census.SERVED[name](), context_len=CONTEXT_LEN)
     prompts = (prompt(1, CONTEXT_LEN - NUM_NEW), prompt(2, CONTEXT_LEN - 5 * NUM_NEW))
     expected = {
         index: tiny_models.greedy(reference, list(prompt_ids), NUM_NEW)
