@@ -44,7 +44,7 @@ DESCRIBED = (
     "qwen3_5",
     *[
         pytest.param(name, marks=pytest.mark.nightly)
-        for name in ("qwen3_5_moe", "qwen3_next", "olmo_hybrid", "lfm2")
+        for name in ("qwen3_5_moe", "qwen3_next", "olmo_hybrid", "lfm2", "lfm2_moe")
     ],
 )
 # One of them by day.
