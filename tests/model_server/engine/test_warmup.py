@@ -18,7 +18,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
 
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
-    return load(tiny_models.save("lfm2", tmp_path_factory.mktemp("lfm2")), World())
+    """In its own class, which keeps no states for later requests."""
+    folder = tiny_models.save("lfm2", tmp_path_factory.mktemp("lfm2"))
+    return load(folder, World(), attention="cpu")
 
 
 def test_warmup_answers_what_was_asked_for(model: PagedModel) -> None:
