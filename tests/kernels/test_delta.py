@@ -185,7 +185,7 @@ def test_states_are_kept_behind_tokens_and_no_other_slot_is_written() -> None:
         assert all(part.isnan().all() for part in pool.slot(slot))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_kernels_do_not_spill_and_hold_a_matrix_in_registers(architecture: int) -> None:
     found = compiled("delta", architecture)

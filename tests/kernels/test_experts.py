@@ -240,7 +240,7 @@ def test_no_step_waits_for_what_was_chosen() -> None:
         assert ops.mix(x, mixed.experts, routes, x).shape == x.shape
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_kernels_use_matrix_instructions_and_do_not_spill(architecture: int) -> None:
     found = compiled("experts", architecture)

@@ -219,7 +219,7 @@ def test_products_use_matrix_instructions_and_do_not_spill(architecture: int) ->
         assert each.shared_bytes <= SHARED_LIMITS[architecture], each
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_no_operation_spills_registers_and_all_load_16_bytes_at_a_time(architecture: int) -> None:
     found = compiled("layer", architecture)
