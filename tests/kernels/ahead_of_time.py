@@ -32,7 +32,7 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.compiler import BaseBackend, GPUTarget
 from triton.compiler import ASTSource
 
-# By day that of most machines, for attention alone; the others, which take as long to compile, at night.
+# By day that of most machines, for attention; others and other kernels, which take long, at night.
 TARGETS = (
     90,
     pytest.param(80, marks=pytest.mark.nightly),
