@@ -41,7 +41,7 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.engine.runner import Runner
-from model_server.errors import CheckpointBroken, ModelRefused
+from model_server.errors import CheckpointBroken
 from model_server.executor.dense import (
     MAX_QUANTIZED_ERROR,
     Build,
@@ -255,11 +255,6 @@ def _read_weights(
     num_shards: int,
 ) -> HfModel:
     gguf = GgufFile.of_folder(settings.folder)
-    if gguf is not None and num_shards > 1:
-        raise ModelRefused(
-            f"{gguf.path}: a model that runs in its own class on several ranks cannot be read from"
-            " a GGUF file; serve its safetensors, or with --num-shard 1"
-        )
     return zoo.load(
         settings.folder,
         checked.config,

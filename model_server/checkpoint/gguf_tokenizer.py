@@ -76,6 +76,7 @@ _CUTS = {
     "llama-v3": _LLAMA_BPE,
     "qwen2": _Cut(_NUMBERS_OF_1, normalizes=True),
     "deepseek-r1-qwen": _Cut(_NUMBERS_OF_1, normalizes=True),
+    "dbrx": _Cut(_NUMBERS_OF_3),
     "tekken": _Cut(_CASED, takes_whole=True, adds_bos=True),
 }
 

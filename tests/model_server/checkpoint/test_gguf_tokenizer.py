@@ -102,7 +102,13 @@ def test_named_tokens_and_templates_are_written(tmp_path: Path) -> None:
     assert named.read_text() == "{{ tools }}"
 
 
-def test_sentencepiece_cuts_texts_as_its_own_library(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "adds_space"),
+    [("llama", True), ("llama", False), ("phi3", True), ("gemma2", False)],
+)
+def test_sentencepiece_cuts_texts_as_its_own_library(
+    architecture: str, adds_space: bool, tmp_path: Path
+) -> None:
     SentencePieceTrainer.train(
         input=str(CORPUS),
         model_prefix=str(tmp_path / "tokenizer"),
@@ -111,11 +117,12 @@ def test_sentencepiece_cuts_texts_as_its_own_library(tmp_path: Path) -> None:
         byte_fallback=True,
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
+        add_dummy_prefix=adds_space,
         minloglevel=2,
     )
     original = SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
     ids = range(original.get_piece_size())
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
     writer.add_tokenizer_model("llama")
     writer.add_token_list([original.id_to_piece(index) for index in ids])
     writer.add_token_scores([original.get_score(index) for index in ids])
@@ -128,6 +135,7 @@ def test_sentencepiece_cuts_texts_as_its_own_library(tmp_path: Path) -> None:
             for index in ids
         ]
     )  # fmt: skip
+    writer.add_add_space_prefix(adds_space)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
