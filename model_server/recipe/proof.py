@@ -52,7 +52,7 @@ def read_recipe(
     reaches: numbers of the text's config, as paths, that the proof is to be longer than
     Raises Unreadable with the reason if there is none, ModelRefused if there is no such model.
     """
-    if getattr(config.get_text_config(), "kv_lora_rank", None):
+    if _attends_latently(config.get_text_config()):
         raise Unreadable("multi-head latent attention is not read")
     with quiet(), _one_thread():
         small = small_model(config, trust_remote_code=trust_remote_code, reaches=reaches)
@@ -71,6 +71,14 @@ def read_recipe(
                 f" {error}"
             ) from error
     return recipe
+
+
+def _attends_latently(config: Any) -> bool:
+    try:
+        return bool(getattr(config, "kv_lora_rank", None))
+    # Of a config whose layers have each another one.
+    except RuntimeError:
+        return True
 
 
 @contextmanager

@@ -469,6 +469,12 @@ def test_what_no_recipe_describes_is_refused_with_the_reason(
         read_recipe(config(kind, **changes), trust_remote_code=False)
 
 
+def test_a_config_whose_numbers_are_its_layers_is_refused_with_the_reason() -> None:
+    """Whoever asks all of it for one of them gets an error of the config's own."""
+    with pytest.raises(Unreadable, match="multi-head latent attention is not read"):
+        read_recipe(AutoConfig.for_model("dots3_note_text"), trust_remote_code=False)
+
+
 def test_deepseek_experts_are_read_in_layers_whose_attention_is() -> None:
     """V3's, and V2's, whose groups are ranked by their best expert."""
     model = small_model(family("dots1"), trust_remote_code=False)
