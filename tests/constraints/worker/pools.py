@@ -68,9 +68,11 @@ def num_sockets(pid: int) -> int:
 
 
 def _links(pid: int) -> list[str]:
-    links = []
-    for path in Path(f"/proc/{pid}/fd").iterdir():
-        # Of this process one is there for the listing alone.
-        with contextlib.suppress(FileNotFoundError):
-            links.append(os.readlink(path))
+    links: list[str] = []
+    # One that has just ended holds nothing.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for path in Path(f"/proc/{pid}/fd").iterdir():
+            # Of this process one is there for the listing alone.
+            with contextlib.suppress(FileNotFoundError):
+                links.append(os.readlink(path))
     return links
