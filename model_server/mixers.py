@@ -29,7 +29,7 @@ from model_server.zoo import HfModel, StepCache
 
 
 class StateKey(NamedTuple):
-    """One of a layer's states of a sequence; `number` tells several of a sort apart."""
+    """One of a layer's states of a sequence; `number` counts those of one sort."""
 
     layer: int
     sort: Literal["convolution", "recurrent"]

@@ -576,7 +576,7 @@ def _cuda_mixer_reasons(mixer: Mixer) -> Iterator[str]:
     if isinstance(mixer, Delta):
         yield "its gated delta rule is computed on a CPU alone"
     elif isinstance(mixer, ShortConv):
-        yield "its short convolution is computed by its own class alone"
+        yield "its short convolution is computed on a CPU alone"
     elif isinstance(mixer, Mamba2):
         yield "its selective state space is computed by its own class alone"
     else:

@@ -457,7 +457,7 @@ def choice_of(arguments: Iterable[Any]) -> tuple[Tensor, Tensor]:
     tensors = [each for each in arguments if isinstance(each, Tensor)]
     chosen = next((each for each in tensors if not each.is_floating_point()), None)
     if chosen is None:
-        raise Unreadable("its experts are not told which of them a token takes")
+        raise Unreadable("which experts a token takes is not handed to its experts")
     weights = [each for each in tensors if each.is_floating_point() and each.shape == chosen.shape]
     if not weights:
         raise Unreadable("its experts are handed no weights")

@@ -78,8 +78,8 @@ def asked(
 
 
 def info(server: RunningServer) -> dict[str, Any]:
-    told: dict[str, Any] = server.http.get("/info").json()
-    return told
+    info: dict[str, Any] = server.http.get("/info").json()
+    return info
 
 
 def require_equal_rounds(server: RunningServer, expected: Answers) -> None:
@@ -113,11 +113,11 @@ def test_its_own_class_computes_every_prompt_whole(folder: Path, expected: Answe
     with launched(*flags, "--max-restarts", "1", model=folder) as server:
         require_equal_rounds(server, expected)
         with ThreadPoolExecutor(len(_PROMPTS)) as pool:
-            told = asked(pool, server)
+            answers = asked(pool, server)
             while not metric(server, "tandem_states_used"):
                 time.sleep(0.005)
             os.kill(server.pid_of("model_server"), signal.SIGKILL)
-            assert [each.result() for each in told] == expected
+            assert [each.result() for each in answers] == expected
         assert not info(server)["prefix_caching"]
         assert "prefix caching is off" in server.said
         assert metric(server, "tandem_states_kept") == 0
@@ -130,12 +130,12 @@ def test_answers_are_the_same_when_the_shard_is_killed(
 ) -> None:
     with ThreadPoolExecutor(len(_PROMPTS)) as pool:
         for _ in range(3):
-            told = asked(pool, server)
+            answers = asked(pool, server)
             before = metric(server, "tandem_output_tokens_total")
             while metric(server, "tandem_output_tokens_total") == before:
                 time.sleep(0.005)
             os.kill(server.pid_of("model_server"), signal.SIGKILL)
-            assert [each.result() for each in told] == expected
+            assert [each.result() for each in answers] == expected
     assert metric(server, "tandem_shard_failures_total") == 3
     assert metric(server, "tandem_states_used") == 0
 
@@ -154,11 +154,11 @@ def test_bits_are_the_same_alone_together_from_kept_states_and_after_a_kill(fold
         assert metric(server, "tandem_prefix_cache_hit_tokens_total") > 0
         hashes += [hash_of(pool.map(partial(tokens_of, server), _PROMPTS)) for _ in range(3)]
         assert metric(server, "tandem_preemptions_total") > 0
-        told = [pool.submit(tokens_of, server, prompt) for prompt in _PROMPTS]
+        answers = [pool.submit(tokens_of, server, prompt) for prompt in _PROMPTS]
         before = metric(server, "tandem_output_tokens_total")
         while metric(server, "tandem_output_tokens_total") == before:
             time.sleep(0.005)
         os.kill(server.pid_of("model_server"), signal.SIGKILL)
-        hashes.append(hash_of(each.result() for each in told))
+        hashes.append(hash_of(each.result() for each in answers))
         assert metric(server, "tandem_shard_failures_total") == 1
     assert len(set(hashes)) == 1

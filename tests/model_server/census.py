@@ -256,7 +256,7 @@ IN_ITS_CLASS: Mapping[str, Configs] = {
             floor_scale=64,
         ),
     },
-    "its experts are not told which of them a token takes": _tiny("llama4"),
+    "which experts a token takes is not handed to its experts": _tiny("llama4"),
     "at its last positions": _tiny("ministral3"),
     "selective state space is computed by its own class": _tiny(
         "granitemoehybrid", "bamba", "nemotron_h"

@@ -35,14 +35,14 @@ async def test_metrics_tell_what_happened() -> None:
         assert metrics.step_phase.count("rpc") == 6
 
 
-async def test_slots_for_states_are_told() -> None:
+async def test_slots_for_states_are_counted() -> None:
     states = StateSlots(12)
     async with routing(FakeShard(), states=states) as rig:
         await events_of(rig.batcher.submit(asking("abcdefgh", max_new_tokens=6)))
         await settled(rig)
         metrics = rig.metrics
-        told = [each.value() for each in (metrics.states_total, metrics.states_used)]
-        assert (told, metrics.states_kept.value()) == ([12, 0], 1)
+        slots = [each.value() for each in (metrics.states_total, metrics.states_used)]
+        assert (slots, metrics.states_kept.value()) == ([12, 0], 1)
 
 
 async def test_what_can_fail_is_counted_from_zero() -> None:

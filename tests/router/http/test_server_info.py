@@ -67,8 +67,8 @@ def test_prefixes_are_cached_where_a_request_could_begin_behind_them(
     info = replace(STATES, state_bytes=state_bytes, keeps_states=keeps_states)
     pool = PoolLimits(8, 16, 64, num_states=4)
     config = RouterConfig(prefix_caching=is_asked_for)
-    told = server_info(config, 1, info, pool, limits_of(config, info, pool))
-    assert (told.prefix_caching, told.num_states) == (is_on, 4)
+    about = server_info(config, 1, info, pool, limits_of(config, info, pool))
+    assert (about.prefix_caching, about.num_states) == (is_on, 4)
 
 
 def test_slots_for_states_bound_how_many_requests_are_said_to_run_at_once() -> None:
