@@ -108,6 +108,10 @@ class FinishReason(Enum):
     ERROR = "error"
 
 
+# Slots in which a sequence of a model with states works: a step reads one and writes the other.
+NUM_OWN_STATES = 2
+
+
 class KeptState(NamedTuple):
     """A block boundary, and the slot that is to hold the state at it."""
 

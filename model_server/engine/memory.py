@@ -11,6 +11,7 @@ import torch
 
 from model_server.errors import OutOfMemory
 from processes.host import HostMemory
+from proto.contract import NUM_OWN_STATES
 
 # A pool on the host competes with other processes, so it takes a share and no more.
 _HOST_SHARE = 0.25
@@ -103,12 +104,12 @@ def states_that_fit(
     as many to keep, in half of the room at most. Raises OutOfMemory where no sequence has its two.
     """
     most = room_bytes // 2 // state_bytes
-    if most < 2:
+    if most < NUM_OWN_STATES:
         raise OutOfMemory(
             f"{max(0, room_bytes)} bytes are left for pools on {device}, and a sequence has"
             f" two states of {state_bytes}, beside its keys and values"
         )
-    return min(most, (4 if keeps_states else 2) * max_batch_size)
+    return min(most, (2 if keeps_states else 1) * NUM_OWN_STATES * max_batch_size)
 
 
 def require_room(device: torch.device, needed_bytes: int, host: HostMemory = _HOST) -> None:

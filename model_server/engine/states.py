@@ -24,9 +24,7 @@ from dataclasses import dataclass, field
 
 from model_server.errors import InvalidStep
 from model_server.step import StateStep
-from proto.contract import KeptState, NewSequence
-
-_NUM_OWN = 2
+from proto.contract import NUM_OWN_STATES, KeptState, NewSequence
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +115,7 @@ class StateBook:
 
         Changes nothing: see `enter`.
         """
-        num_own = _NUM_OWN if self._num_states else 0
+        num_own = NUM_OWN_STATES if self._num_states else 0
         if len(set(new.state_ids)) != len(new.state_ids) or len(new.state_ids) != num_own:
             raise InvalidStep(
                 f"request {new.request_id}: state_ids {list(new.state_ids)}: a request of this"

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from processes.capacity import Capacity, Pool
-from proto.contract import ModelInfo, PoolLimits
+from proto.contract import NUM_OWN_STATES, ModelInfo, PoolLimits
 from router.config import RouterConfig
 from router.engine.validation import Limits
 from router.http.errors import model_not_found
@@ -135,7 +135,7 @@ def limits_of(
     template_end_ids: tuple[int, ...] = (),
 ) -> Limits:
     """Raises StartupFailed when the flags ask for more than model and pool can hold."""
-    if info.state_bytes and pool.num_states < 2:
+    if info.state_bytes and pool.num_states < NUM_OWN_STATES:
         raise StartupFailed(
             f"the shards have room for {pool.num_states} states of {info.state_bytes} bytes, and a"
             " request works in two"

@@ -13,10 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from proto.contract import KeptState
-
-# A step reads one and writes the other.
-_NUM_OWN = 2
+from proto.contract import NUM_OWN_STATES, KeptState
 
 
 @dataclass(slots=True, eq=False)
@@ -38,8 +35,8 @@ class StateSlots:
 
     def __init__(self, num_states: int) -> None:
         """Raises ValueError for fewer slots than one sequence works in."""
-        if num_states < _NUM_OWN:
-            raise ValueError(f"num_states is {num_states}; it must be at least {_NUM_OWN}")
+        if num_states < NUM_OWN_STATES:
+            raise ValueError(f"num_states is {num_states}; it must be at least {NUM_OWN_STATES}")
         self.num_states = num_states
         self._free_ids = list(range(num_states - 1, -1, -1))
         # By prefix, least recently used first.
@@ -50,7 +47,7 @@ class StateSlots:
     @property
     def max_sequences(self) -> int:
         """So many can work at once."""
-        return self.num_states // _NUM_OWN
+        return self.num_states // NUM_OWN_STATES
 
     @property
     def num_available(self) -> int:
@@ -79,7 +76,7 @@ class StateSlots:
     def has_room(self, prefix_id: int | None) -> bool:
         """Whether a sequence can begin behind a prefix, whose state is kept; None: with zeros."""
         is_taken = prefix_id is not None and prefix_id not in self._num_readers
-        return self.num_available - is_taken >= _NUM_OWN
+        return self.num_available - is_taken >= NUM_OWN_STATES
 
     def begin(self, prefix_id: int | None) -> SequenceStates:
         """The slots of a sequence for which there is room."""
@@ -88,7 +85,7 @@ class StateSlots:
             from_state = self._kept[prefix_id]
             self._kept.move_to_end(prefix_id)
             self._num_readers[prefix_id] = self._num_readers.get(prefix_id, 0) + 1
-        state_ids = tuple([self._take() for _ in range(_NUM_OWN)])
+        state_ids = tuple([self._take() for _ in range(NUM_OWN_STATES)])
         return SequenceStates(state_ids, from_state, prefix_id, [])
 
     def plan(self, states: SequenceStates, positions: Sequence[int], num_spared: int) -> None:
@@ -96,7 +93,7 @@ class StateSlots:
 
         As many as leave slots for `num_spared` sequences.
         """
-        num_slots = max(0, self.num_available - num_spared * _NUM_OWN)
+        num_slots = max(0, self.num_available - num_spared * NUM_OWN_STATES)
         for position in sorted(positions[:num_slots]):
             states.unwritten.append(KeptState(position, self._take()))
 
