@@ -9,6 +9,8 @@ ShardError
  |    +-- FetchStalled       the hub began to send it, or not, and sends nothing any more
  +-- InvalidStep         a call breaks the contract: lengths, blocks, ids
  |    +-- NoBatch            a step of requests that were never sent, or were cleared
+ |    +-- AdapterRefused     a LoRA adapter cannot be served with this model
+ |    +-- NoAdapter          the adapter is not loaded
  |    +-- ConstraintRefused  a constraint cannot be compiled for this model
  |    +-- StaleEpoch         the call is from before a restart, or from another router
  +-- OutOfMemory         the pool or the largest step does not fit
@@ -54,6 +56,14 @@ class NoBatch(InvalidStep):
 
 class ConstraintRefused(InvalidStep):
     """A constraint cannot be compiled, or not for this model; the message is for its author."""
+
+
+class AdapterRefused(InvalidStep):
+    """A LoRA adapter cannot be served, or not with this model; the message is for the operator."""
+
+
+class NoAdapter(InvalidStep):
+    """A call names an adapter that is not loaded."""
 
 
 class StaleEpoch(InvalidStep):

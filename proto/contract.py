@@ -133,6 +133,7 @@ class NewSequence:
     Of a model with states it has two slots, `state_ids`: each step reads one and writes the other.
     `from_state`: the kept slot that it begins with, which stands at cached_len; None: it begins at
     position 0. `kept_states`: block boundaries of token_ids behind cached_len, in their order.
+    `adapter_id`: the loaded LoRA adapter that it is computed with; None: the model alone.
     """
 
     request_id: int
@@ -149,6 +150,7 @@ class NewSequence:
     state_ids: tuple[int, ...] = ()
     from_state: int | None = None
     kept_states: tuple[KeptState, ...] = ()
+    adapter_id: int | None = None
 
     def __post_init__(self) -> None:
         total_len = len(self.token_ids)
@@ -314,6 +316,7 @@ class ModelInfo:
         text alone
     state_bytes:     of one sequence's state on one rank; 0: keys and values are all there is
     keeps_states:    whether a state can be kept at a block boundary, and begun from
+    max_loras:       LoRA adapters that may be loaded at one time
     """
 
     model_id: str
@@ -337,6 +340,15 @@ class ModelInfo:
     language_model_only: bool = False
     state_bytes: int = 0
     keeps_states: bool = False
+    max_loras: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedAdapter:
+    """A LoRA adapter that a rank holds; `rank` is the largest of its matrices."""
+
+    rank: int
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

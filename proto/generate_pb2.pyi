@@ -231,6 +231,7 @@ class InfoResponse(_message.Message):
     LANGUAGE_MODEL_ONLY_FIELD_NUMBER: _builtins.int
     STATE_BYTES_FIELD_NUMBER: _builtins.int
     KEEPS_STATES_FIELD_NUMBER: _builtins.int
+    MAX_LORAS_FIELD_NUMBER: _builtins.int
     model_id: _builtins.str
     model_type: _builtins.str
     dtype: _builtins.str
@@ -264,6 +265,8 @@ class InfoResponse(_message.Message):
     """Whether a state can be kept at a block boundary, and begun from. Without it, no sequence of a
     model with states begins behind position 0.
     """
+    max_loras: _builtins.int
+    """LoRA adapters that may be loaded at one time; memory is reserved for them. 0: none."""
     @_builtins.property
     def eos_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -294,10 +297,11 @@ class InfoResponse(_message.Message):
         language_model_only: _builtins.bool = ...,
         state_bytes: _builtins.int = ...,
         keeps_states: _builtins.bool = ...,
+        max_loras: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "fallback_reason", b"fallback_reason", "weights_bytes", b"weights_bytes", "window_len", b"window_len"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "keeps_states", b"keeps_states", "language_model_only", b"language_model_only", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "state_bytes", b"state_bytes", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason", "_weights_bytes", b"_weights_bytes", "_window_len", b"_window_len", "block_size", b"block_size", "bytes_per_block", b"bytes_per_block", "device_type", b"device_type", "dtype", b"dtype", "eos_token_ids", b"eos_token_ids", "executor", b"executor", "fallback_reason", b"fallback_reason", "is_invariant", b"is_invariant", "keeps_states", b"keeps_states", "language_model_only", b"language_model_only", "max_loras", b"max_loras", "max_position_embeddings", b"max_position_embeddings", "model_id", b"model_id", "model_type", b"model_type", "num_parameters", b"num_parameters", "rank", b"rank", "sampling_defaults", b"sampling_defaults", "state_bytes", b"state_bytes", "vocab_size", b"vocab_size", "weights_bytes", b"weights_bytes", "window_len", b"window_len", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fallback_reason: _TypeAlias = _typing.Literal["fallback_reason"]  # noqa: Y015
     _WhichOneofArgType__fallback_reason: _TypeAlias = _typing.Literal["_fallback_reason", b"_fallback_reason"]  # noqa: Y015
@@ -430,6 +434,105 @@ class WarmupResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WarmupResponse: _TypeAlias = WarmupResponse  # noqa: Y015
+
+@_typing.final
+class LoadAdapterRequest(_message.Message):
+    """An adapter's id is the router's: one for each load, never used again, so that whatever was computed
+    with another adapter of the same name is not taken for it. Warmup leaves what is loaded; a shard
+    that was started anew has none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    adapter_id: _builtins.int
+    path: _builtins.str
+    """A folder in PEFT's format, on the shard's machine."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        adapter_id: _builtins.int = ...,
+        path: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "epoch", b"epoch", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterRequest: _TypeAlias = LoadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class LoadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    rank: _builtins.int
+    """The largest of its matrices."""
+    num_bytes: _builtins.int
+    """What this rank holds of it."""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "num_bytes", b"num_bytes", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadAdapterResponse: _TypeAlias = LoadAdapterResponse  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    adapter_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        adapter_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter_id", b"adapter_id", "epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterRequest: _TypeAlias = UnloadAdapterRequest  # noqa: Y015
+
+@_typing.final
+class UnloadAdapterResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnloadAdapterResponse: _TypeAlias = UnloadAdapterResponse  # noqa: Y015
 
 @_typing.final
 class SamplingParameters(_message.Message):
@@ -832,6 +935,7 @@ class Request(_message.Message):
     STATE_IDS_FIELD_NUMBER: _builtins.int
     FROM_STATE_FIELD_NUMBER: _builtins.int
     KEPT_STATES_FIELD_NUMBER: _builtins.int
+    ADAPTER_ID_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     prompt_len: _builtins.int
     cached_len: _builtins.int
@@ -844,6 +948,8 @@ class Request(_message.Message):
     """A kept slot, which stands at cached_len; the first step reads it, as those of other requests may,
     and none writes it. Absent: cached_len is 0, and the state is zeros.
     """
+    adapter_id: _builtins.int
+    """The LoRA adapter that it is computed with, which is loaded. Absent: the model alone."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -881,15 +987,20 @@ class Request(_message.Message):
         state_ids: _abc.Iterable[_builtins.int] | None = ...,
         from_state: _builtins.int | None = ...,
         kept_states: _abc.Iterable[Global___KeptState] | None = ...,
+        adapter_id: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_state", b"_from_state", "_pause_len", b"_pause_len", "constraint", b"constraint", "from_state", b"from_state", "logprobs", b"logprobs", "pause_len", b"pause_len", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id", "_from_state", b"_from_state", "_pause_len", b"_pause_len", "adapter_id", b"adapter_id", "constraint", b"constraint", "from_state", b"from_state", "logprobs", b"logprobs", "pause_len", b"pause_len", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_state", b"_from_state", "_pause_len", b"_pause_len", "block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "from_state", b"from_state", "id", b"id", "kept_states", b"kept_states", "logprobs", b"logprobs", "pause_len", b"pause_len", "prompt_len", b"prompt_len", "sampling", b"sampling", "state_ids", b"state_ids", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id", "_from_state", b"_from_state", "_pause_len", b"_pause_len", "adapter_id", b"adapter_id", "block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "from_state", b"from_state", "id", b"id", "kept_states", b"kept_states", "logprobs", b"logprobs", "pause_len", b"pause_len", "prompt_len", b"prompt_len", "sampling", b"sampling", "state_ids", b"state_ids", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__adapter_id: _TypeAlias = _typing.Literal["adapter_id"]  # noqa: Y015
+    _WhichOneofArgType__adapter_id: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id"]  # noqa: Y015
     _WhichOneofReturnType__from_state: _TypeAlias = _typing.Literal["from_state"]  # noqa: Y015
     _WhichOneofArgType__from_state: _TypeAlias = _typing.Literal["_from_state", b"_from_state"]  # noqa: Y015
     _WhichOneofReturnType__pause_len: _TypeAlias = _typing.Literal["pause_len"]  # noqa: Y015
     _WhichOneofArgType__pause_len: _TypeAlias = _typing.Literal["_pause_len", b"_pause_len"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__adapter_id) -> _WhichOneofReturnType__adapter_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__from_state) -> _WhichOneofReturnType__from_state | None: ...
     @_typing.overload

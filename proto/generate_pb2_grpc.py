@@ -74,6 +74,16 @@ class TextGenerationServiceStub:
                 request_serializer=proto_dot_generate__pb2.PrepareConstraintRequest.SerializeToString,
                 response_deserializer=proto_dot_generate__pb2.PrepareConstraintResponse.FromString,
                 _registered_method=True)
+        self.LoadAdapter = channel.unary_unary(
+                '/tandem.v1.TextGenerationService/LoadAdapter',
+                request_serializer=proto_dot_generate__pb2.LoadAdapterRequest.SerializeToString,
+                response_deserializer=proto_dot_generate__pb2.LoadAdapterResponse.FromString,
+                _registered_method=True)
+        self.UnloadAdapter = channel.unary_unary(
+                '/tandem.v1.TextGenerationService/UnloadAdapter',
+                request_serializer=proto_dot_generate__pb2.UnloadAdapterRequest.SerializeToString,
+                response_deserializer=proto_dot_generate__pb2.UnloadAdapterResponse.FromString,
+                _registered_method=True)
         self.ClearCache = channel.unary_unary(
                 '/tandem.v1.TextGenerationService/ClearCache',
                 request_serializer=proto_dot_generate__pb2.ClearCacheRequest.SerializeToString,
@@ -141,6 +151,22 @@ class TextGenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def LoadAdapter(self, request, context):
+        """Loads a LoRA adapter beside the model, between steps; every rank is called, and holds its part.
+        INVALID_ARGUMENT: it cannot be served, and the message says why. RESOURCE_EXHAUSTED: max_loras
+        are loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnloadAdapter(self, request, context):
+        """Frees an adapter of which no request is left. NOT_FOUND: it is not loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ClearCache(self, request, context):
         """Forgets all requests, and adopts the call's epoch.
         """
@@ -190,6 +216,16 @@ def add_TextGenerationServiceServicer_to_server(servicer, server):
                     servicer.PrepareConstraint,
                     request_deserializer=proto_dot_generate__pb2.PrepareConstraintRequest.FromString,
                     response_serializer=proto_dot_generate__pb2.PrepareConstraintResponse.SerializeToString,
+            ),
+            'LoadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.LoadAdapter,
+                    request_deserializer=proto_dot_generate__pb2.LoadAdapterRequest.FromString,
+                    response_serializer=proto_dot_generate__pb2.LoadAdapterResponse.SerializeToString,
+            ),
+            'UnloadAdapter': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnloadAdapter,
+                    request_deserializer=proto_dot_generate__pb2.UnloadAdapterRequest.FromString,
+                    response_serializer=proto_dot_generate__pb2.UnloadAdapterResponse.SerializeToString,
             ),
             'ClearCache': grpc.unary_unary_rpc_method_handler(
                     servicer.ClearCache,
@@ -413,6 +449,60 @@ class TextGenerationService:
             '/tandem.v1.TextGenerationService/PrepareConstraint',
             proto_dot_generate__pb2.PrepareConstraintRequest.SerializeToString,
             proto_dot_generate__pb2.PrepareConstraintResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LoadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.TextGenerationService/LoadAdapter',
+            proto_dot_generate__pb2.LoadAdapterRequest.SerializeToString,
+            proto_dot_generate__pb2.LoadAdapterResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnloadAdapter(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tandem.v1.TextGenerationService/UnloadAdapter',
+            proto_dot_generate__pb2.UnloadAdapterRequest.SerializeToString,
+            proto_dot_generate__pb2.UnloadAdapterResponse.FromString,
             options,
             channel_credentials,
             insecure,

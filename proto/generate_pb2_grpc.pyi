@@ -57,6 +57,13 @@ class TextGenerationServiceStub:
     """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
     Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
     """
+    LoadAdapter: _grpc.UnaryUnaryMultiCallable[_generate_pb2.LoadAdapterRequest, _generate_pb2.LoadAdapterResponse]
+    """Loads a LoRA adapter beside the model, between steps; every rank is called, and holds its part.
+    INVALID_ARGUMENT: it cannot be served, and the message says why. RESOURCE_EXHAUSTED: max_loras
+    are loaded.
+    """
+    UnloadAdapter: _grpc.UnaryUnaryMultiCallable[_generate_pb2.UnloadAdapterRequest, _generate_pb2.UnloadAdapterResponse]
+    """Frees an adapter of which no request is left. NOT_FOUND: it is not loaded."""
     ClearCache: _grpc.UnaryUnaryMultiCallable[_generate_pb2.ClearCacheRequest, _generate_pb2.ClearCacheResponse]
     """Forgets all requests, and adopts the call's epoch."""
 
@@ -81,6 +88,13 @@ class TextGenerationServiceAsyncStub(TextGenerationServiceStub):
     """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
     Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
     """
+    LoadAdapter: _aio.UnaryUnaryMultiCallable[_generate_pb2.LoadAdapterRequest, _generate_pb2.LoadAdapterResponse]  # type: ignore[assignment]
+    """Loads a LoRA adapter beside the model, between steps; every rank is called, and holds its part.
+    INVALID_ARGUMENT: it cannot be served, and the message says why. RESOURCE_EXHAUSTED: max_loras
+    are loaded.
+    """
+    UnloadAdapter: _aio.UnaryUnaryMultiCallable[_generate_pb2.UnloadAdapterRequest, _generate_pb2.UnloadAdapterResponse]  # type: ignore[assignment]
+    """Frees an adapter of which no request is left. NOT_FOUND: it is not loaded."""
     ClearCache: _aio.UnaryUnaryMultiCallable[_generate_pb2.ClearCacheRequest, _generate_pb2.ClearCacheResponse]  # type: ignore[assignment]
     """Forgets all requests, and adopts the call's epoch."""
 
@@ -150,6 +164,25 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         """Compiles a constraint ahead of the request that brings it, and keeps it; only rank 0 is called.
         Answers while a step runs, and touches no request. INVALID_ARGUMENT: it cannot be served.
         """
+
+    @_abc_1.abstractmethod
+    def LoadAdapter(
+        self,
+        request: _generate_pb2.LoadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generate_pb2.LoadAdapterResponse, _abc.Awaitable[_generate_pb2.LoadAdapterResponse]]:
+        """Loads a LoRA adapter beside the model, between steps; every rank is called, and holds its part.
+        INVALID_ARGUMENT: it cannot be served, and the message says why. RESOURCE_EXHAUSTED: max_loras
+        are loaded.
+        """
+
+    @_abc_1.abstractmethod
+    def UnloadAdapter(
+        self,
+        request: _generate_pb2.UnloadAdapterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generate_pb2.UnloadAdapterResponse, _abc.Awaitable[_generate_pb2.UnloadAdapterResponse]]:
+        """Frees an adapter of which no request is left. NOT_FOUND: it is not loaded."""
 
     @_abc_1.abstractmethod
     def ClearCache(

@@ -182,6 +182,18 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             cache_bytes=len(set(self.prepared)) << 20,
         )
 
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: Context
+    ) -> pb.LoadAdapterResponse:
+        await self._enter("LoadAdapter", request, context)
+        return pb.LoadAdapterResponse(epoch=self._epoch_out(), rank=8, num_bytes=1 << 20)
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: Context
+    ) -> pb.UnloadAdapterResponse:
+        await self._enter("UnloadAdapter", request, context)
+        return pb.UnloadAdapterResponse(epoch=self._epoch_out())
+
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
     ) -> pb.ClearCacheResponse:

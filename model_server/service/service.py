@@ -21,8 +21,10 @@ from constraints.spec import ConstraintSpec, ThoughtRule
 from constraints.translation import Translation
 from model_server.engine.runner import Runner
 from model_server.errors import (
+    AdapterRefused,
     ConstraintRefused,
     InvalidStep,
+    NoAdapter,
     NoBatch,
     OutOfMemory,
     RanksDiverged,
@@ -102,6 +104,7 @@ _WHITESPACE_FROM_PB = {number: whitespace for whitespace, number in WHITESPACES.
 # The first class that fits decides, so the more special ones stand first.
 _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
     (NoBatch, grpc.StatusCode.NOT_FOUND),
+    (NoAdapter, grpc.StatusCode.NOT_FOUND),
     (StaleEpoch, grpc.StatusCode.FAILED_PRECONDITION),
     (InvalidStep, grpc.StatusCode.INVALID_ARGUMENT),
     (OutOfMemory, grpc.StatusCode.RESOURCE_EXHAUSTED),
@@ -251,6 +254,18 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         prepared = await asyncio.wrap_future(self._constraints.prepare(spec, translation))
         return to_message(prepared, pb.PrepareConstraintResponse)
 
+    async def LoadAdapter(
+        self, request: pb.LoadAdapterRequest, context: Context
+    ) -> pb.LoadAdapterResponse:
+        self._require_epoch(request.epoch)
+        raise AdapterRefused("this shard keeps no memory for adapters: max_loras is 0")
+
+    async def UnloadAdapter(
+        self, request: pb.UnloadAdapterRequest, context: Context
+    ) -> pb.UnloadAdapterResponse:
+        self._require_epoch(request.epoch)
+        raise NoAdapter(f"adapter {request.adapter_id} is not loaded")
+
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
     ) -> pb.ClearCacheResponse:
@@ -319,6 +334,7 @@ def sequence_from_pb(message: pb.Request) -> NewSequence:
             kept_states=tuple(
                 KeptState(kept.position, kept.state_id) for kept in message.kept_states
             ),
+            adapter_id=_optional(message, "adapter_id"),
         )
     except ValueError as error:
         raise InvalidStep(str(error)) from error

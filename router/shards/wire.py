@@ -184,6 +184,7 @@ def _request_to_pb(new: NewSequence) -> pb.Request:
         kept_states=[
             pb.KeptState(position=kept.position, state_id=kept.state_id) for kept in new.kept_states
         ],
+        adapter_id=new.adapter_id,
     )
 
 
