@@ -501,6 +501,9 @@ class UnloadAdapterRequest(_message.Message):
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     adapter_id: _builtins.int
+    """0: all that are loaded, whoever loaded them: a router begins so, since one before it may have
+    left some, and begins again so with shards of which one was started anew. Never NOT_FOUND.
+    """
     def __init__(
         self,
         *,

@@ -264,7 +264,9 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self, request: pb.UnloadAdapterRequest, context: Context
     ) -> pb.UnloadAdapterResponse:
         self._require_epoch(request.epoch)
-        raise NoAdapter(f"adapter {request.adapter_id} is not loaded")
+        if request.adapter_id:
+            raise NoAdapter(f"adapter {request.adapter_id} is not loaded")
+        return pb.UnloadAdapterResponse(epoch=request.epoch)
 
     async def ClearCache(
         self, request: pb.ClearCacheRequest, context: Context
