@@ -59,6 +59,24 @@ class SequenceStep(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class StateSlots:
+    """Where a step's states are, for kernels; all int32, and -1 where there is no slot.
+
+    cu_query_lens: [num_seqs + 1]
+    sequences:     [num_tokens], each token's
+    reads:         [num_seqs], the slot before its first token; -1: zeros
+    writes:        [num_tokens], one of the sequence's own, written behind this token
+    kept:          [num_tokens], one more
+    """
+
+    cu_query_lens: Tensor
+    sequences: Tensor
+    reads: Tensor
+    writes: Tensor
+    kept: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepInputs:
     """Tensors of one flattened step, on the model's device.
 
@@ -77,6 +95,7 @@ class StepInputs:
     logits_indices: Tensor  # [num_logits] int64, rows whose logits are needed
     head_indices: Tensor  # logits_indices, filled up to the same minimum: see `logits_indices`
     states: tuple[StateStep | None, ...] = ()  # per sequence, None: of padding; (): model has none
+    state_slots: StateSlots | None = None  # `states` for kernels
 
     @classmethod
     def build(
@@ -107,6 +126,7 @@ class StepInputs:
         flat = _flatten(sequences, query_lens, block_size, scratch_block_id, num_padding)
         logits_rows = _logits_rows(sequences, flat.cu_lens)
         head_rows = _filled(logits_rows, min_tokens)
+        states = _states(sequences)
         tensors = PinnedStaging(device).to_device_all(
             (
                 flat.token_ids,
@@ -117,6 +137,7 @@ class StepInputs:
                 flat.tables,
                 flat.cu_lens.astype(np.int32),
                 flat.context_lens.astype(np.int32),
+                *(_slots_of_states(sequences, flat.cu_lens) if states else ()),
             )
         )
         return cls(
@@ -130,7 +151,8 @@ class StepInputs:
             device_context_lens=tensors[7],
             logits_indices=tensors[3],
             head_indices=tensors[4],
-            states=_states(sequences),
+            states=states,
+            state_slots=StateSlots(tensors[6], *tensors[8:]) if states else None,
         )
 
     @property
@@ -142,6 +164,18 @@ class StepInputs:
     def num_seqs(self) -> int:
         """Sequences of the step; padding counts as one."""
         return len(self.query_lens)
+
+    def states_within(self, num_states: int) -> tuple[StateStep, ...]:
+        """Each sequence's. Raises InvalidStep where one has none, or a slot beyond so many."""
+        found = []
+        for row, state in enumerate(self.states or (None,) * self.num_seqs):
+            if state is None:
+                raise InvalidStep(f"sequence {row} of the step has no slots for its states")
+            top = max(state.read_id or 0, state.write_id, *[kept.state_id for kept in state.kept])
+            if top >= num_states:
+                raise InvalidStep(f"the step names the state {top}; the pool has {num_states}")
+            found.append(state)
+        return tuple(found)
 
 
 class _FlatStep(NamedTuple):
@@ -255,6 +289,27 @@ def _logits_rows(
 def _states(sequences: Sequence[SequenceStep]) -> tuple[StateStep | None, ...]:
     states = tuple([sequence.state for sequence in sequences])
     return states if any(states) else ()
+
+
+def _slots_of_states(
+    sequences: Sequence[SequenceStep], cu_lens: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int32], ...]:
+    """All of StateSlots behind cu_query_lens."""
+    num_seqs = len(sequences)
+    reads = np.full(num_seqs, -1, np.int32)
+    writes = np.full(int(cu_lens[-1]), -1, np.int32)
+    kept = np.full_like(writes, -1)
+    for row, sequence in enumerate(sequences):
+        state = sequence.state
+        if state is None:
+            continue
+        if state.read_id is not None:
+            reads[row] = state.read_id
+        writes[cu_lens[row + 1] - 1 - state.num_drafts] = state.write_id
+        for each in state.kept:
+            kept[cu_lens[row] + each.position - sequence.cached_len - 1] = each.state_id
+    rows = np.repeat(np.arange(num_seqs, dtype=np.int32), np.diff(cu_lens))
+    return rows, reads, writes, kept
 
 
 def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]:

@@ -495,6 +495,10 @@ def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterat
         yield f"it computes in float32 and bfloat16, not in {dtype}"
     if quantize not in (None, "int8"):
         yield f"it quantizes weights to int8, not to {quantize}"
+    yield from _layer_reasons(recipe)
+
+
+def _layer_reasons(recipe: Recipe) -> Iterator[str]:
     for index, layer in enumerate(recipe.layers):
         of_mixer = _mixer_reasons(layer.mixer)
         for reason in (*of_mixer, *_mlp_reasons(layer.mlp), *_norm_reasons(layer)):
@@ -519,14 +523,17 @@ def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
     for index, layer in enumerate(recipe.layers):
         if isinstance(layer.mlp, Moe) and quantize is not None:
             yield f"layer {index}: its MLP has experts, which are not multiplied in {quantize}"
-        of_mixer = _cuda_mixer_reasons(layer.mixer)
-        for reason in (*of_mixer, *_mlp_reasons(layer.mlp), *_norm_reasons(layer)):
-            yield f"layer {index}: {reason}"
+    yield from _layer_reasons(recipe)
 
 
 def _float8_reasons(recipe: Recipe, inner_lens: InnerLens, num_ranks: int) -> Iterator[str]:
     for index, (layer, lens) in enumerate(zip(recipe.layers, inner_lens, strict=True)):
-        parts = (inner_len // num_ranks for inner_len in lens)
+        of_all = [*lens]
+        if isinstance(layer.mixer, Delta):
+            of_all.append(2 * layer.mixer.num_heads)  # betas and alphas; the others fit
+        elif isinstance(layer.mixer, ShortConv):
+            of_all.append(layer.mixer.value.rows.count)
+        parts = (width // num_ranks for width in of_all)
         for width in (layer.mixer.output.rows.count, *parts):
             if width % _VECTOR_LEN:
                 yield f"layer {index}: a product of {width} numbers is none in fp8"
@@ -543,7 +550,22 @@ def _undivided_reason(recipe: Recipe, inner_lens: InnerLens, num_ranks: int) -> 
 
 
 def _undivided_reasons(layer: Layer, inner_lens: tuple[int, ...], num_ranks: int) -> Iterator[str]:
-    attention = layer.attention
+    mixer = layer.mixer
+    if isinstance(mixer, Attention):
+        yield from _undivided_heads(mixer, num_ranks)
+    elif isinstance(mixer, Delta) and mixer.num_key_heads % num_ranks:
+        yield (
+            f"{mixer.num_key_heads} key heads of its gated delta rule cannot be divided among"
+            f" {num_ranks} ranks"
+        )
+    elif isinstance(mixer, ShortConv) and mixer.value.rows.count % num_ranks:
+        yield f"{mixer.value.rows.count} channels cannot be divided among {num_ranks} ranks"
+    for inner_len in inner_lens:
+        if inner_len % num_ranks:
+            yield f"an MLP of {inner_len} numbers cannot be divided among {num_ranks} ranks"
+
+
+def _undivided_heads(attention: Attention, num_ranks: int) -> Iterator[str]:
     num_heads = attention.num_heads
     num_kv_heads = attention.num_kv_heads
     if num_heads % num_ranks:
@@ -553,9 +575,6 @@ def _undivided_reasons(layer: Layer, inner_lens: tuple[int, ...], num_ranks: int
             f"{num_kv_heads} key heads can neither be divided among {num_ranks} ranks, nor held"
             " by as many ranks each"
         )
-    for inner_len in inner_lens:
-        if inner_len % num_ranks:
-            yield f"an MLP of {inner_len} numbers cannot be divided among {num_ranks} ranks"
     for head in (attention.query, attention.key):
         if head.norm is not None and head.norm.width != attention.head_dim:
             yield "a norm over all heads needs those of every rank"
@@ -569,19 +588,6 @@ def _mixer_reasons(mixer: Mixer) -> Iterator[str]:
     elif isinstance(mixer, Mamba2):
         yield "its selective state space is computed by its own class alone"
     else:
-        yield from _attention_reasons(mixer)
-
-
-def _cuda_mixer_reasons(mixer: Mixer) -> Iterator[str]:
-    if isinstance(mixer, Delta):
-        yield "its gated delta rule is computed on a CPU alone"
-    elif isinstance(mixer, ShortConv):
-        yield "its short convolution is computed on a CPU alone"
-    elif isinstance(mixer, Mamba2):
-        yield "its selective state space is computed by its own class alone"
-    else:
-        if mixer.gate is not None:
-            yield "what its attention gives is gated, which is computed on a CPU alone"
         yield from _attention_reasons(mixer)
 
 
@@ -727,7 +733,7 @@ def _pool(
         for each in checked.recipe.attentions()
     )  # fmt: skip
     num_blocks = settings.kv_blocks
-    state_bytes = checked.recipe.state_bytes
+    state_bytes = checked.recipe.state_bytes // settings.world_size
     num_states = 0
     left = 0
     if num_blocks is None or state_bytes:

@@ -63,9 +63,7 @@ class _StateSlots:
         reads = []
         bounds = [0]
         writes = []  # tokens of the sequence's step, slot
-        for row, state in enumerate(inputs.states or (None,) * inputs.num_seqs):
-            if state is None:
-                raise InvalidStep(f"sequence {row} of the step has no slots for its states")
+        for row, state in enumerate(inputs.states_within(num_slots)):
             reads.append(-1 if state.read_id is None else state.read_id)
             query_len = inputs.query_lens[row]
             cached_len = inputs.context_lens[row] - query_len
@@ -73,9 +71,6 @@ class _StateSlots:
             writes.append((query_len - state.num_drafts, state.write_id))
             bounds.append(len(writes))
         used = np.array(writes, dtype=np.int32)
-        top = max(max(reads), int(used[:, 1].max()))
-        if top >= num_slots:
-            raise InvalidStep(f"the step names the state {top}; the pool has {num_slots}")
         return cls(
             np.array(reads, dtype=np.int32),
             np.array(bounds, dtype=np.int32),

@@ -2,6 +2,8 @@
 
     a layer:  product, rotate and write, attention (two), product      all-reduce
               add and norm, product, activation, product, add and norm  all-reduce
+    gated:    one more behind attention
+    a state:  a delta rule in three launches, or a short convolution in one, in place of attention
     experts:  score, choose, group, two products, combine; three more for a shared one
 
 Each rank computes its part of a layer; after the two products that give a layer's sums they are
@@ -18,9 +20,10 @@ the scratch block. All graphs share one pool of memory, since one of them runs a
 """
 
 import logging
+import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -34,7 +37,10 @@ from model_server.attention.base import LayerCache, LayerGeometry, TokenMajorAtt
 from model_server.attention.sdpa import GatherSdpaAttention
 from model_server.attention.select import select_backend
 from model_server.executor.device_weights import (
+    DenseAttention,
+    DenseDelta,
     DenseLayer,
+    DenseMixer,
     DenseMlp,
     DenseWeights,
     Mixture,
@@ -46,7 +52,7 @@ from model_server.executor.device_weights import (
 from model_server.executor.int4 import Int4Parameters
 from model_server.executor.layer_ops import LayerOps, TorchLayerOps
 from model_server.recipe.recipe import Attention, Recipe
-from model_server.step import StepInputs
+from model_server.step import StateSlots, StepInputs
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +66,10 @@ _PROGRESS_INTERVAL_S = 2.0
 # A function that launches and returns a tensor -> one that does the same launches again, with the
 # same tensor as its result.
 Capture: TypeAlias = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+
+
+# Of a layer: its part of the blocks, or of all slots for states; see DenseDelta.state_shapes.
+LayerMemory: TypeAlias = LayerCache | tuple[Tensor, ...]
 
 
 def batch_sizes(max_batch_size: int) -> tuple[int, ...]:
@@ -79,6 +89,7 @@ class StaticStep:
     context_lens: Tensor
     cu_query_lens: Tensor  # [max_batch_size + 1] int32, rising by one
     rows: Tensor  # [max_batch_size] int64, rising by one
+    state_slots: StateSlots
     scratch_slot: int
 
     @classmethod
@@ -93,7 +104,9 @@ class StaticStep:
         """Of padding alone."""
         long = partial(torch.full, (max_batch_size,), dtype=torch.int64, device=device)
         counts = torch.arange(max_batch_size + 1, dtype=torch.int64, device=device)
+        cu_query_lens = counts.to(torch.int32)
         slot = scratch_block_id * block_size
+        none = partial(torch.full, (max_batch_size,), -1, dtype=torch.int32, device=device)
         return cls(
             token_ids=long(fill_value=0),
             positions=long(fill_value=0),
@@ -102,14 +115,16 @@ class StaticStep:
                 (max_batch_size, max_blocks), scratch_block_id, dtype=torch.int32, device=device
             ),
             context_lens=torch.zeros(max_batch_size, dtype=torch.int32, device=device),
-            cu_query_lens=counts.to(torch.int32),
+            cu_query_lens=cu_query_lens,
             rows=counts[:-1],
+            state_slots=StateSlots(cu_query_lens, cu_query_lens[:-1], none(), none(), none()),
             scratch_slot=slot,
         )
 
     def inputs(self, size: int) -> StepInputs:
         """The first `size` sequences as a step. What the host knows of it is all padding."""
         rows = self.rows[:size]
+        slots = self.state_slots
         return StepInputs(
             token_ids=self.token_ids[:size],
             positions=self.positions[:size],
@@ -121,6 +136,13 @@ class StaticStep:
             device_context_lens=self.context_lens[:size],
             logits_indices=rows,
             head_indices=rows,
+            state_slots=StateSlots(
+                slots.cu_query_lens[: size + 1],
+                slots.sequences[:size],
+                slots.reads[:size],
+                slots.writes[:size],
+                slots.kept[:size],
+            ),
         )
 
     def fill(self, step: StepInputs, size: int) -> None:
@@ -135,6 +157,19 @@ class StaticStep:
         if num_seqs < size:
             self.slot_mapping[num_seqs:size].fill_(self.scratch_slot)
             self.context_lens[num_seqs:size].zero_()
+        if step.state_slots is not None:
+            self._fill_states(step.state_slots, num_seqs, size)
+
+    def _fill_states(self, slots: StateSlots, num_seqs: int, size: int) -> None:
+        own = self.state_slots
+        for target, source in (
+            (own.reads, slots.reads),
+            (own.writes, slots.writes),
+            (own.kept, slots.kept),
+        ):
+            target[:num_seqs].copy_(source)
+            if num_seqs < size:
+                target[num_seqs:size].fill_(-1)
 
 
 class DecodeGraphs:
@@ -223,8 +258,7 @@ class DenseCuda:
     is_invariant = False
     min_step_tokens = 1
     threads = None
-    state_bytes = 0
-    keeps_states = False
+    keeps_states = True
 
     def __init__(
         self,
@@ -243,11 +277,18 @@ class DenseCuda:
         self._group = group
         self._new_capture = new_capture
         self._graphs: DecodeGraphs | None = None
-        self._caches: Sequence[LayerCache] = ()
+        self._caches: Sequence[LayerMemory] = ()
+        self._num_states = 0
         self._dtype = weights.embedding.dtype
         self._device = weights.embedding.device
         self.block_size = attention.block_size
-        is_plain = isinstance(weights.layers[0].qkv, PlainMatrix)
+        self.state_bytes = sum(
+            torch.float32.itemsize * math.prod(shape)
+            for mixer in self._mixers()
+            if not isinstance(mixer, DenseAttention)
+            for shape in mixer.state_shapes
+        )
+        is_plain = isinstance(weights.layers[0].mixer.output, PlainMatrix)
         format_name = str(self._dtype).removeprefix("torch.") if is_plain else "fp8"
         self.name = f"dense, {format_name}, {attention.name} attention"
 
@@ -255,17 +296,30 @@ class DenseCuda:
     def bytes_per_block(self) -> int:
         """See Executor."""
         return sum(
-            self._attention.bytes_per_block(layer.geometry, self._dtype)
-            for layer in self._weights.layers
+            self._attention.bytes_per_block(mixer.geometry, self._dtype)
+            for mixer in self._mixers()
+            if isinstance(mixer, DenseAttention)
         )
+
+    def _mixers(self) -> Iterator[DenseMixer]:
+        return (layer.mixer for layer in self._weights.layers)
 
     def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Executor."""
         self.close()
-        self._caches = [
-            self._attention.allocate(num_blocks, layer.geometry, self._dtype, self._device)
-            for layer in self._weights.layers
-        ]
+        caches: list[LayerMemory] = []
+        for mixer in self._mixers():
+            if isinstance(mixer, DenseAttention):
+                caches.append(
+                    self._attention.allocate(num_blocks, mixer.geometry, self._dtype, self._device)
+                )
+            else:
+                shapes = mixer.state_shapes
+                caches.append(
+                    tuple(torch.zeros(num_states, *each, device=self._device) for each in shapes)
+                )
+        self._caches = caches
+        self._num_states = num_states
 
     def prepare(self, max_batch_size: int, max_total_len: int, scratch_block_id: int) -> None:
         """See Executor: captures decode steps."""
@@ -287,7 +341,12 @@ class DenseCuda:
         self._caches = ()
 
     def forward(self, inputs: StepInputs) -> Tensor:
-        """See Executor. The logits are of the model's dtype; on ranks but the first, zeros."""
+        """See Executor. The logits are of the model's dtype; on ranks but the first, zeros.
+
+        Raises InvalidStep for a state that is not of the pool.
+        """
+        if self.state_bytes:
+            inputs.states_within(self._num_states)
         if self._graphs is not None and self._graphs.has(inputs):
             return self._graphs.forward(inputs)
         return self.forward_eager(inputs)
@@ -305,7 +364,7 @@ class DenseCuda:
         for layer, cache, next_norm in zip(
             weights.layers, self._caches, (*norms, weights.final_norm), strict=True
         ):
-            attended = self._attend(layer, cache, normed, inputs)
+            attended = self._mix(layer.mixer, cache, normed, inputs)
             if layer.is_parallel:
                 read = normed
                 if layer.mlp_norm is not layer.attention_norm:
@@ -337,19 +396,44 @@ class DenseCuda:
             scale=layer.residual_scale,
         )
 
-    def _attend(
-        self, layer: DenseLayer, cache: LayerCache, normed: Tensor, inputs: StepInputs
+    def _mix(
+        self,
+        mixer: DenseMixer,
+        cache: LayerMemory,
+        normed: Tensor,
+        inputs: StepInputs,
     ) -> Tensor:
+        if isinstance(mixer, DenseAttention):
+            assert isinstance(cache, LayerCache)
+            inner = self._attend(mixer, cache, normed, inputs)
+        else:
+            assert not isinstance(cache, LayerCache)
+            assert inputs.state_slots is not None
+            rows = mixer.ins.multiply(normed)
+            if isinstance(mixer, DenseDelta):
+                windows, matrices = cache
+                inner = self._ops.apply_rule(
+                    rows, mixer.rule, windows, matrices, inputs.state_slots
+                )
+            else:
+                (windows,) = cache
+                inner = self._ops.convolve(rows, mixer.conv, windows, inputs.state_slots)
+        return self._sum(mixer.output.multiply(inner))
+
+    def _attend(
+        self, mixer: DenseAttention, cache: LayerCache, normed: Tensor, inputs: StepInputs
+    ) -> Tensor:
+        rows = mixer.qkv.multiply(normed)
         query = self._ops.rotate_and_write(
-            layer.qkv.multiply(normed),
-            layer.heads,
+            rows,
+            mixer.heads,
             inputs.positions,
             inputs.slot_mapping,
             cache.keys,
             cache.values,
         )
-        attended = self._attention.read(cache, query, inputs, layer.attention)
-        return self._sum(layer.output.multiply(attended.flatten(1)))
+        attended = self._attention.read(cache, query, inputs, mixer.options).flatten(1)
+        return self._ops.gate(attended, rows) if mixer.is_gated else attended
 
     def _feed_forward(self, mlp: DenseMlp | Mixture, x: Tensor) -> Tensor:
         """This rank's part."""
@@ -403,7 +487,7 @@ def build_dense_cuda(
 
     quantize: "fp8", or None
     """
-    geometries = [_geometry(layer.attention, partition) for layer in recipe.layers]
+    geometries = [_geometry(attention, partition) for attention in recipe.attentions()]
     backend = select_backend("auto", device, dtype, geometries)
     ops: LayerOps = TorchLayerOps()
     attention: TokenMajorAttention = GatherSdpaAttention()

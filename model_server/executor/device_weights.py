@@ -7,6 +7,7 @@ Of several tensor-parallel ranks (Shoeybi et al., 2019) each holds a part:
 
     heads:  | rank 0 | rank 1 | ...     queries by heads; a key head that fewer than all ranks could
     inner:  | rank 0 | rank 1 | ...     have alone is held by several, each with other query heads
+    states: | rank 0 | rank 1 | ...     by key heads of a delta rule, channels of a convolution
     vocab:  | rank 0 | rank 1 | ...     the last part may be shorter
 
 What a layer's two output products give is added up over the ranks.
@@ -25,6 +26,8 @@ from torch.nn import functional as F
 from model_server.attention.base import LayerGeometry, LayerOptions
 from model_server.executor.int4 import Int4Weight, stacked
 from model_server.executor.layer_ops import (
+    Convolution,
+    DeltaRule,
     Experts,
     HeadLayout,
     LayerOps,
@@ -35,13 +38,18 @@ from model_server.executor.layer_ops import (
 from model_server.recipe.recipe import (
     Activation,
     Attention,
+    Conv,
+    Delta,
     Head,
     Layer,
     Linear,
+    Mamba2,
+    Mixer,
     Mlp,
     Moe,
     Norm,
     Recipe,
+    ShortConv,
 )
 
 
@@ -203,26 +211,65 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DenseLayer:
-    """One layer of recipe.Recipe, for this rank."""
+class DenseAttention:
+    """A mixer of recipe.Attention, for this rank. `qkv` has its gates behind its values, if any."""
 
-    attention_norm: NormWeights | None
     qkv: Matrix
     heads: HeadLayout
-    attention: LayerOptions
+    options: LayerOptions
+    is_gated: bool
     output: Matrix
-    attention_post_norm: NormWeights | None
-    mlp_norm: NormWeights | None  # the same object as attention_norm where the two are one
-    mlp: DenseMlp | Mixture
-    mlp_post_norm: NormWeights | None
-    is_parallel: bool
-    residual_scale: float
 
     @property
     def geometry(self) -> LayerGeometry:
         """Of its keys and values on this rank."""
         heads = self.heads
         return LayerGeometry(heads.num_kv_heads, heads.head_dim, heads.head_dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseDelta:
+    """A mixer of recipe.Delta, for this rank."""
+
+    ins: Matrix
+    rule: DeltaRule
+    output: Matrix
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of what a slot holds."""
+        return self.rule.state_shapes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseShortConv:
+    """A mixer of recipe.ShortConv, for this rank."""
+
+    ins: Matrix
+    conv: Convolution
+    output: Matrix
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of what a slot holds."""
+        return (self.conv.window_shape,)
+
+
+DenseMixer: TypeAlias = DenseAttention | DenseDelta | DenseShortConv
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseLayer:
+    """One layer of recipe.Recipe, for this rank."""
+
+    attention_norm: NormWeights | None
+    mixer: DenseMixer
+    attention_post_norm: NormWeights | None
+    mlp_norm: NormWeights | None  # the same object as attention_norm where the two are one
+    mlp: DenseMlp | Mixture
+    mlp_post_norm: NormWeights | None
+    is_parallel: bool
+    residual_scale: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -305,16 +352,12 @@ class _Reader:
         self._int4 = int4
 
     def layer(self, layer: Layer) -> DenseLayer:
-        attention = layer.attention
         mlp = layer.feed_forward
         attention_norm = self.norm(layer.attention_norm)
         shares_norm = layer.mlp_norm is not None and layer.mlp_norm == layer.attention_norm
         return DenseLayer(
             attention_norm=attention_norm,
-            qkv=self._qkv(attention),
-            heads=self._heads(attention),
-            attention=self._options(attention),
-            output=self._summed(attention.output, self._inputs_of_heads(attention)),
+            mixer=self._mixer(layer.mixer),
             attention_post_norm=self.norm(layer.attention_post_norm),
             mlp_norm=attention_norm if shares_norm else self.norm(layer.mlp_norm),
             mlp=self._mixture(mlp) if isinstance(mlp, Moe) else self._mlp(mlp),
@@ -362,13 +405,89 @@ class _Reader:
         values = values.to(self._device, torch.float32)
         return values.repeat(-(-row_len // len(values))).narrow(0, 0, row_len)
 
-    def _qkv(self, attention: Attention) -> Matrix:
-        parts = (
-            self._rows(attention.query.linear, self._query_rows(attention)),
-            self._rows(attention.key.linear, self._key_rows(attention)),
-            self._rows(attention.value, self._value_rows(attention)),
+    def _mixer(self, mixer: Mixer) -> DenseMixer:
+        if isinstance(mixer, Delta):
+            return self._delta(mixer)
+        if isinstance(mixer, ShortConv):
+            return self._short_conv(mixer)
+        if isinstance(mixer, Mamba2):
+            raise AssertionError("a selective state space is refused before it is loaded")
+        return DenseAttention(
+            qkv=self._qkv(mixer),
+            heads=self._heads(mixer),
+            options=self._options(mixer),
+            is_gated=mixer.gate is not None,
+            output=self._summed(mixer.output, self._inputs_of_heads(mixer)),
         )
-        return self._make_matrix(*_merged(parts, self._dtype))
+
+    def _delta(self, delta: Delta) -> DenseDelta:
+        key_heads = self._partition.part(delta.num_key_heads)
+        share = delta.num_heads // delta.num_key_heads
+        heads = np.arange(key_heads.start * share, key_heads.stop * share)
+        keys = np.arange(key_heads.start * delta.key_dim, key_heads.stop * delta.key_dim)
+        values = np.arange(heads[0] * delta.value_dim, (heads[-1] + 1) * delta.value_dim)
+        ins = (
+            (delta.query, keys),
+            (delta.key, keys),
+            (delta.value, values),
+            (delta.gate, values),
+            (delta.beta, heads),
+            (delta.alpha, heads),
+        )
+        keys_len = delta.num_key_heads * delta.key_dim
+        norm = self.norm(delta.norm)
+        assert norm is not None
+        rule = DeltaRule(
+            num_key_heads=len(key_heads),
+            num_heads=len(heads),
+            key_dim=delta.key_dim,
+            value_dim=delta.value_dim,
+            conv=self._convolution(
+                delta.conv, np.concatenate((keys, keys_len + keys, 2 * keys_len + values))
+            ),
+            a_log=_taken(self._numbers([delta.a_log], delta.num_heads, 0.0), heads),
+            dt_bias=_taken(self._numbers([delta.dt_bias], delta.num_heads, 0.0), heads),
+            beta_scale=delta.beta_scale,
+            norm=norm,
+        )
+        inputs = range(int(values[0]), int(values[-1]) + 1)
+        return DenseDelta(self._side_by_side(ins), rule, self._summed(delta.output, inputs))
+
+    def _short_conv(self, short: ShortConv) -> DenseShortConv:
+        part = self._partition.part(short.value.rows.count)
+        channels = np.arange(part.start, part.stop)
+        ins = tuple((each, channels) for each in (short.gate_in, short.value, short.gate_out))
+        return DenseShortConv(
+            self._side_by_side(ins),
+            self._convolution(short.conv, channels),
+            self._summed(short.output, part),
+        )
+
+    def _convolution(self, conv: Conv, channels: npt.NDArray[np.int64]) -> Convolution:
+        weight = self._parameters[conv.weight].detach().flatten(1).to(self._device, torch.float32)
+        bias = None
+        if conv.bias is not None:
+            bias = _taken(self._numbers([conv.bias], len(weight), 0.0), channels)
+        return Convolution(_taken(weight, channels).contiguous(), bias)
+
+    def _qkv(self, attention: Attention) -> Matrix:
+        parts = [
+            (attention.query.linear, self._query_rows(attention)),
+            (attention.key.linear, self._key_rows(attention)),
+            (attention.value, self._value_rows(attention)),
+        ]
+        if attention.gate is not None:
+            width = attention.num_heads * attention.head_dim
+            part = self._inputs_of_heads(attention)
+            # One number for each head is as many equal ones.
+            gates = np.arange(part.start, part.stop) * attention.gate.rows.count // width
+            parts.append((attention.gate, gates))
+        return self._side_by_side(parts)
+
+    def _side_by_side(self, parts: Sequence[tuple[Linear, npt.NDArray[np.int64]]]) -> Matrix:
+        """Some outputs of several layers, as one product."""
+        rows = [self._rows(linear, chosen) for linear, chosen in parts]
+        return self._make_matrix(*_merged(rows, self._dtype))
 
     def _query_rows(self, attention: Attention) -> npt.NDArray[np.int64]:
         heads = self._partition.part(attention.num_heads)

@@ -7,6 +7,7 @@ All rows are [num_tokens, width] of the model's dtype. Sums and products inside 
 float32; what it returns is rounded once.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,8 +16,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from model_server.executor.int4 import Int4Weight
-from model_server.recipe.dense_torch import activate, choose, rotate
+from model_server.recipe.dense_torch import (
+    activate,
+    apply_rule,
+    choose,
+    gate_heads,
+    log_decay,
+    of_key_heads,
+    rotate,
+    unit,
+)
 from model_server.recipe.recipe import Activation, Moe
+from model_server.step import StateSlots
 
 LARGEST_FLOAT8 = 448.0  # of e4m3
 
@@ -105,6 +116,50 @@ class Routes:
     weights: Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Convolution:
+    """Of each channel, over its last tokens; see recipe.Conv. Numbers are float32.
+
+    weight: [num_channels, num_taps]; bias: [num_channels], or None
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def window_shape(self) -> tuple[int, int]:
+        """Of the rows before a token that its sum reads: [num_taps - 1, num_channels]."""
+        num_channels, num_taps = self.weight.shape
+        return num_taps - 1, num_channels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeltaRule:
+    """What a gated delta rule has beside its products; see recipe.Delta. Numbers are float32.
+
+        row of the product:  | queries | keys | values | gates | betas | alphas |
+
+    conv:           of queries, keys and values
+    a_log, dt_bias: [num_heads]
+    norm:           of value_dim numbers, without a bias
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    conv: Convolution
+    a_log: Tensor
+    dt_bias: Tensor
+    beta_scale: float
+    norm: NormWeights
+
+    @property
+    def state_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of a window and of the heads' matrices."""
+        return self.conv.window_shape, (self.num_heads, self.value_dim, self.key_dim)
+
+
 class LayerOps(Protocol):
     """The operations of a layer; each returns a new tensor, contiguous."""
 
@@ -134,9 +189,29 @@ class LayerOps(Protocol):
     ) -> Tensor:
         """Norm and rotate queries and keys, and write keys and values to their slots.
 
-        qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], positions and slots
-        [num_tokens] int64, keys and values [num_blocks, block_size, num_kv_heads, head_dim].
-        Returns the queries, [num_tokens, num_heads, head_dim].
+        qkv [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], and more columns that are not
+        read; positions and slots [num_tokens] int64, keys and values [num_blocks, block_size,
+        num_kv_heads, head_dim]. Returns the queries, [num_tokens, num_heads, head_dim].
+        """
+
+    def gate(self, attended: Tensor, rows: Tensor) -> Tensor:
+        """attended [num_tokens, width] times the sigmoid of the last `width` columns of `rows`."""
+
+    def apply_rule(
+        self, rows: Tensor, rule: DeltaRule, windows: Tensor, matrices: Tensor, slots: StateSlots
+    ) -> Tensor:
+        """What the last product of a delta rule reads, [num_tokens, num_heads * value_dim].
+
+        rows: of its first product. windows, matrices: of all slots, float32; the step's are read
+        and written.
+        """
+
+    def convolve(
+        self, rows: Tensor, conv: Convolution, windows: Tensor, slots: StateSlots
+    ) -> Tensor:
+        """What the last product of a short convolution reads, [num_tokens, num_channels].
+
+        rows: | gates before | values | gates behind |; see recipe.ShortConv, and `apply_rule`
         """
 
     def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
@@ -188,13 +263,58 @@ class TorchLayerOps:
         """See LayerOps.rotate_and_write."""
         num_queries = heads.num_heads * heads.head_dim
         num_keys = heads.num_kv_heads * heads.head_dim
-        query, key, value = qkv.split((num_queries, num_keys, num_keys), 1)
+        num_more = qkv.shape[1] - num_queries - 2 * num_keys
+        query, key, value, _ = qkv.split((num_queries, num_keys, num_keys, num_more), 1)
         query = self._rotated(query, heads, heads.query_norm, positions)
         key = self._rotated(key, heads, heads.key_norm, positions)
         keys.flatten(0, 1).index_copy_(0, slots, key.to(keys.dtype))
         value = value.unflatten(1, (-1, heads.head_dim))
         values.flatten(0, 1).index_copy_(0, slots, value.to(values.dtype))
         return query.to(qkv.dtype)
+
+    def gate(self, attended: Tensor, rows: Tensor) -> Tensor:
+        """See LayerOps.gate."""
+        gates = rows[:, -attended.shape[1] :].float()
+        return gate_heads(attended.float(), gates).to(attended.dtype)
+
+    def apply_rule(
+        self, rows: Tensor, rule: DeltaRule, windows: Tensor, matrices: Tensor, slots: StateSlots
+    ) -> Tensor:
+        """See LayerOps.apply_rule."""
+        num_channels = len(rule.conv.weight)
+        width = rule.num_heads * rule.value_dim
+        raw, gates, betas, alphas = rows.float().split(
+            (num_channels, width, rule.num_heads, rule.num_heads), 1
+        )
+        keys_len = rule.num_key_heads * rule.key_dim
+        mixed = functional.silu(convolved(raw, rule.conv, windows, slots))
+        q, k, v = mixed.split((keys_len, keys_len, width), 1)
+        q = unit(q.unflatten(1, (-1, rule.key_dim))) * rule.key_dim**-0.5
+        k = unit(k.unflatten(1, (-1, rule.key_dim)))
+        q = of_key_heads(q, rule.num_heads)
+        k = of_key_heads(k, rule.num_heads)
+        v = v.unflatten(1, (-1, rule.value_dim))
+        decay = log_decay(alphas, rule.a_log, rule.dt_bias)
+        beta = rule.beta_scale * betas.sigmoid()
+        answers = torch.empty_like(v)
+        for first, end, read in _sequences(slots):
+            known = matrices.new_zeros(matrices.shape[1:]) if read < 0 else matrices[read]
+            known = known.mT
+            for token in range(first, end):
+                one = slice(token, token + 1)
+                answers[one], known = apply_rule(
+                    q[one], k[one], v[one], decay[one], beta[one], known
+                )
+                _keep(matrices, known.mT, token, slots)
+        inner = normalised(answers, rule.norm).flatten(1) * functional.silu(gates)
+        return inner.to(rows.dtype)
+
+    def convolve(
+        self, rows: Tensor, conv: Convolution, windows: Tensor, slots: StateSlots
+    ) -> Tensor:
+        """See LayerOps.convolve."""
+        before, values, behind = rows.float().chunk(3, 1)
+        return (behind * convolved(before * values, conv, windows, slots)).to(rows.dtype)
 
     def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
         """See LayerOps.activate."""
@@ -261,6 +381,35 @@ def normalised(x: Tensor, norm: NormWeights) -> Tensor:
     groups = groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + norm.eps)
     scaled = groups.flatten(-2) * norm.weight
     return scaled if norm.bias is None else scaled + norm.bias
+
+
+def convolved(raw: Tensor, conv: Convolution, windows: Tensor, slots: StateSlots) -> Tensor:
+    """Rows [num_tokens, num_channels] float32 behind their windows, which are read and written."""
+    num_kept, num_channels = conv.window_shape
+    outputs = []
+    for first, end, read in _sequences(slots):
+        window = windows.new_zeros(windows.shape[1:]) if read < 0 else windows[read]
+        known = torch.cat((window, raw[first:end]))
+        outputs.append(
+            functional.conv1d(known.T, conv.weight[:, None], conv.bias, groups=num_channels).T
+        )
+        for token in range(first, end):
+            behind = token - first + 1
+            _keep(windows, known[behind : behind + num_kept], token, slots)
+    return torch.cat(outputs)
+
+
+def _sequences(slots: StateSlots) -> Iterator[tuple[int, int, int]]:
+    """Of each its first token, its end, and the slot that it reads."""
+    bounds: list[int] = slots.cu_query_lens.tolist()
+    return zip(bounds[:-1], bounds[1:], slots.reads.tolist(), strict=True)
+
+
+def _keep(pool: Tensor, state: Tensor, token: int, slots: StateSlots) -> None:
+    """Write what stands behind a token to its slots."""
+    for slot in (int(slots.writes[token]), int(slots.kept[token])):
+        if slot >= 0:
+            pool[slot] = state
 
 
 def quantized(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The activations of MLPs and experts by Triton kernels; see LayerOps.activate."""
+"""The activations of MLPs and experts, and attention's gate, by Triton kernels; see LayerOps."""
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -99,6 +99,38 @@ def activated(
         BLOCK=_BLOCK,
         LAYOUT=_LAYOUTS[layout],
         KIND=KINDS[activation],
+        num_warps=4,
+    )
+    return output
+
+
+@triton.jit
+def gate(
+    attended, rows, output, WIDTH: tl.constexpr, ROW_LEN: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Grid (rows, ceil(WIDTH / BLOCK)); the gates are the last numbers of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = columns < WIDTH
+    at = rows + row * ROW_LEN + (ROW_LEN - WIDTH) + columns
+    gates = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(attended + row * WIDTH + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(output + row * WIDTH + columns, x / (1.0 + tl.exp(-gates)), mask=inside)
+
+
+def gated_rows(attended: Tensor, rows: Tensor, launch: Launch = launch) -> Tensor:
+    """See LayerOps.gate; both are contiguous."""
+    num_rows, width = attended.shape
+    output = attended.new_empty(attended.shape)
+    launch(
+        gate,
+        (num_rows, triton.cdiv(width, _BLOCK)),
+        attended,
+        rows,
+        output,
+        WIDTH=width,
+        ROW_LEN=rows.shape[1],
+        BLOCK=_BLOCK,
         num_warps=4,
     )
     return output

@@ -5,7 +5,8 @@ rotate_and_write  norm and rotation of queries and keys; keys and values into th
 multiply_int4     products with a weight in 4 bits, made 16-bit numbers on the way
 quantize_row      rows in 8-bit floating point, each with a scale of its own
 
-Activations are in triton_activations.py, experts in triton_experts.py.
+Activations and gates are in triton_activations.py, experts in triton_experts.py, layers that keep a
+state in triton_convolution.py and triton_delta.py.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -20,6 +21,8 @@ from torch import Tensor
 from model_server.attention.triton import multiply_add
 from model_server.executor.int4 import Int4Weight
 from model_server.executor.layer_ops import (
+    Convolution,
+    DeltaRule,
     Experts,
     HeadLayout,
     NormWeights,
@@ -27,9 +30,12 @@ from model_server.executor.layer_ops import (
     Routes,
     normalised,
 )
-from model_server.executor.triton_activations import activated
+from model_server.executor.triton_activations import activated, gated_rows
+from model_server.executor.triton_convolution import convolve
+from model_server.executor.triton_delta import apply_rule
 from model_server.executor.triton_experts import mixed, routed
 from model_server.recipe.recipe import Activation
+from model_server.step import StateSlots
 from model_server.triton_launch import Launch, launch, padded
 
 
@@ -176,15 +182,17 @@ def _head(
 def rotate_and_write(
     qkv, query_weight, query_bias, key_weight, key_bias, cos_table, sin_table, positions, slots,
     query, keys, values, query_eps, key_eps,
-    GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr, DIM_PADDED: tl.constexpr,
-    NUM_ANGLES: tl.constexpr,
+    ROW_LEN: tl.constexpr, GROUP: tl.constexpr, GROUP_PADDED: tl.constexpr, DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr, NUM_ANGLES: tl.constexpr,
     QUERY_NORM: tl.constexpr, QUERY_IS_LAYER: tl.constexpr, QUERY_BIAS: tl.constexpr,
     KEY_NORM: tl.constexpr, KEY_IS_LAYER: tl.constexpr, KEY_BIAS: tl.constexpr,
     NORM_IS_LAST: tl.constexpr,
 ):  # fmt: skip
     """Grid (key heads, tokens). Norm weights are as long as all query heads, or all key heads.
 
-    qkv row:  | query heads | key heads | value heads |   one program a key head and its queries
+    qkv row, of ROW_LEN numbers:  | query heads | key heads | value heads | others |
+
+    One program a key head and its queries.
     """
     head = tl.program_id(0)
     token = tl.program_id(1).to(tl.int64)
@@ -199,7 +207,7 @@ def rotate_and_write(
     sin = tl.load(sin_table + angle, mask=is_rotated, other=0.0)
     sin = tl.where(dims < NUM_ANGLES, -sin, sin)
 
-    at = qkv + token * (num_kv_heads * (GROUP + 2)) * DIM
+    at = qkv + token * ROW_LEN
     is_head = rows[:, None] < GROUP
     q = _head(
         at, query_weight, query_bias, head * GROUP, rows, dims, partner, is_head, is_rotated,
@@ -258,6 +266,7 @@ def rotate_heads(
         values,
         _eps(heads.query_norm),
         _eps(heads.key_norm),
+        ROW_LEN=qkv.shape[1],
         GROUP=group,
         GROUP_PADDED=padded(group),
         DIM=head_dim,
@@ -445,11 +454,28 @@ class TritonLayerOps:
         """See LayerOps.rotate_and_write. Norms over all heads are torch's, before the kernel."""
         query_len = heads.num_heads * heads.head_dim
         key_len = heads.num_kv_heads * heads.head_dim
-        queries, new_keys, _ = qkv.split((query_len, key_len, key_len), 1)
+        queries = qkv.narrow(1, 0, query_len)
+        new_keys = qkv.narrow(1, query_len, key_len)
         query_norm = self._left(heads.query_norm, queries, heads)
         key_norm = self._left(heads.key_norm, new_keys, heads)
         heads = replace(heads, query_norm=query_norm, key_norm=key_norm)
         return rotate_heads(qkv, heads, positions, slots, keys, values, self._launch)
+
+    def gate(self, attended: Tensor, rows: Tensor) -> Tensor:
+        """See LayerOps.gate."""
+        return gated_rows(attended, rows, self._launch)
+
+    def apply_rule(
+        self, rows: Tensor, rule: DeltaRule, windows: Tensor, matrices: Tensor, slots: StateSlots
+    ) -> Tensor:
+        """See LayerOps.apply_rule."""
+        return apply_rule(rows, rule, windows, matrices, slots, self._launch)
+
+    def convolve(
+        self, rows: Tensor, conv: Convolution, windows: Tensor, slots: StateSlots
+    ) -> Tensor:
+        """See LayerOps.convolve."""
+        return convolve(rows, conv, windows, slots, self._launch)
 
     def activate(self, inner: Tensor, layout: str, activation: Activation) -> Tensor:
         """See LayerOps.activate."""

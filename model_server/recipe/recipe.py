@@ -355,7 +355,7 @@ class Recipe:
 
     @property
     def state_bytes(self) -> int:
-        """Of one sequence, by the layers that the native forward computes."""
+        """Of one sequence, by the layers that executors compute."""
         mixers = (layer.mixer for layer in self.layers)
         return sum(each.state_bytes for each in mixers if isinstance(each, Delta | ShortConv))
 

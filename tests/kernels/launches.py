@@ -7,15 +7,22 @@ from torch import Tensor
 from model_server.attention.base import LayerOptions, TokenMajorLayout
 from model_server.attention.triton import TritonAttention
 from model_server.executor.int4 import Int4Weight
-from model_server.executor.layer_ops import Experts, HeadLayout, NormWeights, Router, Routes
-from model_server.executor.triton_delta import DeltaHeads, DeltaStates, DeltaStep, apply_rule
+from model_server.executor.layer_ops import (
+    Convolution,
+    DeltaRule,
+    Experts,
+    HeadLayout,
+    NormWeights,
+    Router,
+    Routes,
+)
 from model_server.executor.triton_layers import TritonLayerOps
 from model_server.recipe.recipe import Groups, Linear, Mlp, Moe, Rows
 from model_server.sampling.edits import BITS_PER_WORD, DeviceMasks
 from model_server.sampling.filters import Filters
 from model_server.sampling.plan import Bias, Group, Kind, Penalties
 from model_server.sampling.triton import TritonChooser, TritonEdits
-from model_server.step import StepInputs
+from model_server.step import StateSlots, StepInputs
 from tests.kernels.ahead_of_time import Recorder
 from tests.kernels.paged_steps import Heads
 
@@ -163,30 +170,34 @@ def experts(recorder: Recorder) -> None:
             ops.mix(x, weights, routes, x)
 
 
-def delta(recorder: Recorder) -> None:
-    """Of Qwen3.5 9B."""
-    heads, dim, channels = (32, 128, 8192)
+def states(recorder: Recorder) -> None:
+    """A delta rule and a gate of Qwen3.5 9B, and a convolution of LFM2."""
+    heads, dim, channels, hidden = (32, 128, 8192, 2048)
+    ops = TritonLayerOps(recorder)
     numbers = _empty(channels, dtype=torch.float32)
     places = _empty(4, dtype=torch.int32)
-    with recorder.case("9B"):
-        apply_rule(
-            _empty(4, channels + heads * dim + 2 * heads),
-            DeltaHeads(
-                num_key_heads=16,
-                num_heads=heads,
-                key_dim=dim,
-                value_dim=dim,
-                conv_weight=_empty(channels, 4, dtype=torch.float32),
-                conv_bias=None,
-                a_log=numbers,
-                dt_bias=numbers,
-                beta_scale=1.0,
-                norm=_norm(dim, dim),
-            ),
-            DeltaStates(_empty(9, 3, channels), _empty(9, heads, dim, dim, dtype=torch.float32)),
-            DeltaStep(places, places, places, places, kept=places),
-            recorder,
-        )
+    slots = StateSlots(places, places, places, places, places)
+    rule = DeltaRule(
+        num_key_heads=16,
+        num_heads=heads,
+        key_dim=dim,
+        value_dim=dim,
+        conv=Convolution(_empty(channels, 4, dtype=torch.float32), None),
+        a_log=numbers,
+        dt_bias=numbers,
+        beta_scale=1.0,
+        norm=_norm(dim, dim),
+    )
+    windows, matrices = (_empty(9, *each, dtype=torch.float32) for each in rule.state_shapes)
+    with recorder.case("rule"):
+        rows = _empty(4, channels + heads * dim + 2 * heads)
+        ops.apply_rule(rows, rule, windows, matrices, slots)
+    with recorder.case("gate"):
+        ops.gate(_empty(4, 4096), _empty(4, 10240))
+    conv = Convolution(_empty(hidden, 3, dtype=torch.float32), None)
+    windows = _empty(9, *conv.window_shape, dtype=torch.float32)
+    with recorder.case("convolution"):
+        ops.convolve(_empty(4, 3 * hidden), conv, windows, slots)
 
 
 _NUM_ROWS = 4

@@ -1,7 +1,7 @@
 """Random steps over a paged pool whose free blocks are poisoned, and what attention has to give."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,7 +9,8 @@ from torch import Tensor
 
 from model_server.attention.base import LayerCache, LayerGeometry, LayerOptions, TokenMajorLayout
 from model_server.attention.reference import ReferenceAttention
-from model_server.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StateSlots, StateStep, StepInputs
+from proto.contract import KeptState
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCK_SIZE = 16
@@ -92,3 +93,25 @@ def _widened(inputs: StepInputs, num_blocks: int) -> StepInputs:
         return inputs
     tables = torch.nn.functional.pad(inputs.block_tables, (0, num_blocks), value=1 << 20)
     return replace(inputs, block_tables=tables)
+
+
+def state_slots(
+    lens: Sequence[int],
+    reads: Sequence[int | None],
+    writes: Sequence[int],
+    kept: Mapping[int, int] | None = None,
+    num_drafts: int = 0,
+) -> StateSlots:
+    """Of sequences of so many tokens, which may go on from a slot.
+
+    kept: slots to be written behind tokens of the first sequence
+    """
+    steps = []
+    for index, (length, read, write) in enumerate(zip(lens, reads, writes, strict=True)):
+        due = kept or {} if index == 0 else {}
+        states = tuple(KeptState(token + 1, slot) for token, slot in due.items())
+        state = StateStep(read, write, states, num_drafts)
+        steps.append(SequenceStep((0,) * length, 0, (0,) * length, state=state))
+    inputs = StepInputs.build(steps, block_size=BLOCK_SIZE, scratch_block_id=1, device=DEVICE)
+    assert inputs.state_slots is not None
+    return inputs.state_slots

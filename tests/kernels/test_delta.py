@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_server.executor.layer_ops import NormWeights
-from model_server.executor.triton_delta import DeltaHeads, DeltaStates, DeltaStep, apply_rule
+from model_server.executor.layer_ops import Convolution, DeltaRule, NormWeights
+from model_server.executor.triton_delta import apply_rule
 from model_server.recipe.dense_torch import DenseTorch, Memory, multiply
 from model_server.recipe.recipe import Conv, Delta, Linear, Norm, Recipe, Rows
 from tests.kernels.ahead_of_time import TARGETS, compiled
-from tests.kernels.paged_steps import DEVICE
+from tests.kernels.paged_steps import DEVICE, state_slots
 
 HIDDEN = 24
 KEY_HEADS = 2
@@ -77,14 +77,13 @@ def product(x: Tensor) -> Tensor:
     return torch.cat([multiply(each, x, WEIGHTS) for each in linears], -1)
 
 
-def rule_heads() -> DeltaHeads:
-    return DeltaHeads(
+def rule() -> DeltaRule:
+    return DeltaRule(
         num_key_heads=KEY_HEADS,
         num_heads=HEADS,
         key_dim=KEY_DIM,
         value_dim=VALUE_DIM,
-        conv_weight=WEIGHTS["conv"][:, 0].contiguous(),
-        conv_bias=WEIGHTS["conv.bias"],
+        conv=Convolution(WEIGHTS["conv"][:, 0].contiguous(), WEIGHTS["conv.bias"]),
         a_log=WEIGHTS["a_log"],
         dt_bias=WEIGHTS["dt_bias"],
         beta_scale=2.0,
@@ -92,45 +91,36 @@ def rule_heads() -> DeltaHeads:
     )
 
 
-def poisoned() -> DeltaStates:
-    nan = float("nan")
-    return DeltaStates(
-        torch.full((NUM_SLOTS, NUM_TAPS - 1, CHANNELS), nan, device=DEVICE),
-        torch.full((NUM_SLOTS, HEADS, VALUE_DIM, KEY_DIM), nan, device=DEVICE),
+def poisoned() -> tuple[Tensor, ...]:
+    return tuple(
+        torch.full((NUM_SLOTS, *shape), float("nan"), device=DEVICE)
+        for shape in rule().state_shapes
     )
 
 
 @dataclass(slots=True)
 class Pool:
-    """Slots, of which none holds a number at first."""
+    """Slots, of which none holds a number at first: windows and matrices."""
 
-    states: DeltaStates = field(default_factory=poisoned)
+    states: tuple[Tensor, ...] = field(default_factory=poisoned)
 
     def run(
         self,
         rows: Sequence[Tensor],
-        reads: Sequence[int],
+        reads: Sequence[int | None],
         writes: Sequence[int],
         kept: Mapping[int, int] | None = None,
+        num_drafts: int = 0,
     ) -> tuple[Tensor, ...]:
-        """The answers of each sequence. kept: slots to be written behind tokens of the step."""
-
-        def moved(values: Sequence[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int32, device=DEVICE)
-
+        """The answers of each sequence; see state_slots."""
+        windows, matrices = self.states
         lens = [len(each) for each in rows]
-        ends = torch.tensor(lens).cumsum(0).tolist()
-        sequences = [seq for seq, length in enumerate(lens) for _ in range(length)]
-        kept_slots = None
-        if kept is not None:
-            kept_slots = moved([kept.get(token, -1) for token in range(sum(lens))])
-        step = DeltaStep(
-            moved([0, *ends]), moved(sequences), moved(reads), moved(writes), kept_slots
-        )
-        return apply_rule(torch.cat(list(rows)), rule_heads(), self.states, step).split(lens)
+        slots = state_slots(lens, reads, writes, kept, num_drafts)
+        return apply_rule(torch.cat(list(rows)), rule(), windows, matrices, slots).split(lens)
 
     def slot(self, index: int) -> tuple[Tensor, Tensor]:
-        return self.states.windows[index], self.states.matrices[index]
+        windows, matrices = self.states
+        return windows[index], matrices[index]
 
 
 def test_tokens_are_answered_and_states_left_as_by_the_oracle() -> None:
@@ -138,7 +128,7 @@ def test_tokens_are_answered_and_states_left_as_by_the_oracle() -> None:
     oracle = DenseTorch(RECIPE, WEIGHTS, ())
     memories = [Memory(), Memory()]
     pool = Pool()
-    for lens, reads, writes in (((5, 2), (-1, -1), (3, 7)), ((1, 3), (3, 7), (4, 0))):
+    for lens, reads, writes in (((5, 2), (None, None), (3, 7)), ((1, 3), (3, 7), (4, 0))):
         x = numbers(sum(lens), HIDDEN, seed=sum(lens))
         expected = oracle._delta(0, RULE, x, lens, memories)
         answers = pool.run(product(x).split(list(lens)), reads, writes)
@@ -157,14 +147,15 @@ def test_bits_depend_neither_on_steps_nor_on_the_batch() -> None:
     rows = product(numbers(9, HIDDEN, seed=1))
     other = product(numbers(4, HIDDEN, seed=2))
     whole = Pool()
-    (expected,) = whole.run([rows], [-1], [0])
+    (expected,) = whole.run([rows], [None], [0])
     pool = Pool()
     found = []
-    read = -1
+    read = None
     for slot, part in enumerate(rows.split([4, 1, 4])):
-        _, answers = pool.run([other, part], [-1, read], [9, slot])
+        _, answers = pool.run([other, part], [None, read], [9, slot])
         found.append(answers)
         read = slot
+    assert read is not None
     assert torch.equal(torch.cat(found), expected)
     for actual, of_whole in zip(bits(pool, read), bits(whole, 0), strict=True):
         assert torch.equal(actual, of_whole)
@@ -173,11 +164,11 @@ def test_bits_depend_neither_on_steps_nor_on_the_batch() -> None:
 def test_states_are_kept_behind_tokens_and_no_other_slot_is_written() -> None:
     rows = product(numbers(7, HIDDEN, seed=1))
     pool = Pool()
-    pool.run([rows[:4]], [-1], [2])
+    pool.run([rows[:4]], [None], [2])
     before = bits(pool, 2)
     pool.run([rows[4:]], [2], [5], kept={0: 8, 2: 6})
     short = Pool()
-    short.run([rows[:5]], [-1], [0])
+    short.run([rows[:5]], [None], [0])
     for slot, expected in ((2, before), (8, bits(short, 0)), (6, bits(pool, 5))):
         for actual, wanted in zip(bits(pool, slot), expected, strict=True):
             assert torch.equal(actual, wanted)
@@ -185,10 +176,20 @@ def test_states_are_kept_behind_tokens_and_no_other_slot_is_written() -> None:
         assert all(part.isnan().all() for part in pool.slot(slot))
 
 
+def test_a_state_behind_which_drafts_follow_knows_nothing_of_them() -> None:
+    rows = product(numbers(6, HIDDEN, seed=1))
+    pool = Pool()
+    pool.run([rows], [None], [1], num_drafts=2)
+    short = Pool()
+    short.run([rows[:4]], [None], [0])
+    for actual, wanted in zip(bits(pool, 1), bits(short, 0), strict=True):
+        assert torch.equal(actual, wanted)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("architecture", TARGETS)
 def test_kernels_do_not_spill_and_hold_a_matrix_in_registers(architecture: int) -> None:
-    found = compiled("delta", architecture)
+    found = compiled("states", architecture)
     assert {each.kernel: each.local_bytes for each in found if each.local_bytes} == {}
     (rule,) = (each for each in found if each.kernel == "advance_heads")
     assert rule.num_wide_loads > 0

@@ -14,21 +14,31 @@ from model_server.attention.triton import TritonAttention
 from model_server.executor.dense_cuda import CudaCapture, DecodeGraphs, DenseCuda
 from model_server.executor.device_weights import Partition, matrices_of, read_weights
 from model_server.executor.triton_layers import TritonLayerOps
-from model_server.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StateSlots, StateStep, StepInputs
 from model_server.triton_launch import Launch, launch
 from tests.kernels.paged_steps import DEVICE
-from tests.model_server.executor.decoders import NUM_BLOCKS, Decoder, decoder, distance
-from tests.model_server.executor.test_dense_cuda import ON_CUDA, run_again
+from tests.model_server.executor.decoders import NUM_BLOCKS, NUM_STATES, Decoder, decoder, distance
+from tests.model_server.executor.test_dense_cuda import run_again
+from tests.model_server.recipe.families import EXECUTED
 from tests.no_sync import no_sync
 
 # In the interpreter each takes ten seconds.
 FAMILIES: tuple[Any, ...] = (pytest.param("gemma3_text", marks=pytest.mark.nightly), "cohere2")
 if DEVICE.type == "cuda":
-    FAMILIES = ON_CUDA
-# A step of a dense layer, and of one with experts and a shared one; in a graph, too.
-ONE_LAYER = {
+    FAMILIES = EXECUTED
+# A step of a dense layer, of one with experts and a shared one, of a hybrid; in a graph, too.
+FEW_LAYERS = {
     "dense": decoder("llama-bias-tied", num_hidden_layers=1),
     "experts": decoder("qwen2_moe", num_hidden_layers=1, num_experts=4, num_experts_per_tok=2),
+    # A delta rule in one layer, attention with a gate in another.
+    "hybrid": decoder(
+        "qwen3_5",
+        num_hidden_layers=2,
+        layer_types=None,
+        full_attention_interval=2,
+        linear_num_key_heads=1,
+        linear_num_value_heads=2,
+    ),
 }
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6] * 2 + [5], [2, 7])
 MAX_LAUNCHES = 12  # a layer, in eager decode
@@ -54,15 +64,21 @@ def executor_of(
         make_matrix=matrices_of(ops),
     )
     executor = DenseCuda(weights, ops, TritonAttention(launch=launch))
-    executor.allocate(NUM_BLOCKS + 1)
+    executor.allocate(NUM_BLOCKS + 1, NUM_STATES)
     return executor
 
 
 def step_of(parts: Sequence[tuple[Sequence[int], int]]) -> StepInputs:
-    """Each sequence's tokens, of which so many are computed; its blocks are its own."""
+    """Each sequence's tokens, of which so many are computed; its blocks and slots are its own."""
     return StepInputs.build(
         [
-            SequenceStep(ids[done:], done, range(20 * index, 20 * index + 20), len(ids) - done)
+            SequenceStep(
+                ids[done:],
+                done,
+                range(20 * index, 20 * index + 20),
+                len(ids) - done,
+                StateStep(2 * index if done else None, 2 * index + (done > 0)),
+            )
             for index, (ids, done) in enumerate(parts)
         ],
         block_size=16,
@@ -129,6 +145,7 @@ def faked(own: Decoder, dtype: torch.dtype) -> Iterator[tuple[Decoder, StepInput
         tables = tuple((fake(cos), fake(sin)) for cos, sin in own.tables)
         long = torch.empty(4, dtype=torch.int64, device=cuda)
         short = torch.empty(5, dtype=torch.int32, device=cuda)
+        places = torch.empty(4, dtype=torch.int32, device=cuda)
         inputs = StepInputs(
             token_ids=long,
             positions=long,
@@ -140,17 +157,19 @@ def faked(own: Decoder, dtype: torch.dtype) -> Iterator[tuple[Decoder, StepInput
             device_context_lens=torch.empty(4, dtype=torch.int32, device=cuda),
             logits_indices=long,
             head_indices=long,
+            state_slots=StateSlots(short, places, places, places, places),
         )
         yield Decoder(own.model, own.recipe, parameters, tables), inputs
 
 
 @pytest.mark.parametrize(
-    ("kind", "max_launches"), [("dense", MAX_LAUNCHES), ("experts", MAX_LAUNCHES + 5)]
+    ("kind", "max_launches"),
+    [("dense", MAX_LAUNCHES), ("experts", MAX_LAUNCHES + 5), ("hybrid", 2 * MAX_LAUNCHES + 1)],
 )
 def test_a_decode_step_waits_for_nothing_and_takes_few_launches_a_layer(
     kind: str, max_launches: int
 ) -> None:
-    with faked(ONE_LAYER[kind], torch.bfloat16) as (own, inputs):
+    with faked(FEW_LAYERS[kind], torch.bfloat16) as (own, inputs):
         launches = CountedLaunches()
         executor = executor_of(own, torch.bfloat16, device=torch.device("cuda", 0), launch=launches)
         launches.names.clear()
@@ -163,10 +182,15 @@ def test_a_decode_step_waits_for_nothing_and_takes_few_launches_a_layer(
 
 @pytest.mark.parametrize(
     ("kind", "size"),
-    [pytest.param("dense", 1, marks=pytest.mark.nightly), ("dense", 5), ("experts", 5)],
+    [
+        pytest.param("dense", 1, marks=pytest.mark.nightly),
+        ("dense", 5),
+        ("experts", 5),
+        ("hybrid", 2),
+    ],
 )
 def test_a_replayed_step_has_the_bits_of_one_that_is_not(kind: str, size: int) -> None:
-    own = ONE_LAYER[kind]
+    own = FEW_LAYERS[kind]
     executor = executor_of(own, torch.float32)
     prompts = [PROMPTS[min(index, 1)] for index in range(size)]
     executor.forward(step_of([(prompt, 0) for prompt in prompts]))
@@ -184,4 +208,4 @@ def test_a_replayed_step_has_the_bits_of_one_that_is_not(kind: str, size: int) -
     expected = executor.forward_eager(step).clone()
     assert torch.equal(graphs.forward(step), expected)
     native = torch.cat([own.native(torch.tensor(ids))[-1:] for ids in longer])
-    assert distance(expected.cpu(), native) < 1e-5
+    assert distance(expected.cpu(), native) < 2e-5

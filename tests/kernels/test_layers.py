@@ -93,7 +93,8 @@ LAYOUTS = {
 
 def rotated(ops: LayerOps, heads: HeadLayout, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Queries, and the pool, of which all but five slots are NaN."""
-    qkv = numbers(5, (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim, dtype=dtype)
+    width = (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+    qkv = numbers(5, width + 40, dtype=dtype)  # gates may follow
     shape = (NUM_BLOCKS, BLOCK_SIZE, heads.num_kv_heads, heads.head_dim)
     pools = [torch.full(shape, float("nan"), dtype=dtype, device=DEVICE) for _ in range(2)]
     positions = torch.tensor([0, 7, 49, 3, 20], device=DEVICE)
@@ -111,6 +112,14 @@ def test_heads_are_rotated_and_written_to_their_slots_alone(
     for actual, expected in zip(*answers, strict=True):
         assert torch.equal(actual.isnan(), expected.isnan())
         assert_near(actual.nan_to_num(), expected.nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gate_is_what_a_row_ends_with(dtype: torch.dtype) -> None:
+    rows = numbers(5, 1900, dtype=dtype)
+    attended = numbers(5, 1100, seed=1, dtype=dtype)
+    actual = TritonLayerOps().gate(attended, rows)
+    assert_near(actual, TorchLayerOps().gate(attended, rows))
 
 
 def test_a_norm_over_all_heads_after_the_rope_is_refused() -> None:

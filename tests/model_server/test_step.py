@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model_server.errors import InvalidStep
-from model_server.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StateStep, StepInputs
+from proto.contract import KeptState
 from tests.model_server.attention.attention_cases import CPU
 
 SCRATCH = 99
@@ -42,6 +43,22 @@ def test_the_last_rows_of_a_chunk_may_all_need_logits() -> None:
         SequenceStep([1, 2, 3], 0, [4], num_logits=2), SequenceStep([1, 2], 0, [5], num_logits=2)
     )
     assert step.logits_indices.tolist() == [1, 2, 3, 4]
+
+
+def test_slots_of_states_lie_behind_the_tokens_that_they_stand_behind() -> None:
+    kept = (KeptState(4, 7), KeptState(8, 9))
+    step = build(
+        SequenceStep([11], 4, [7, 5], state=StateStep(5, 6)),
+        SequenceStep([21, 22, 23, 24, 25, 26], 3, [1, 2, 3], state=StateStep(None, 3, kept, 1)),
+    )
+    slots = step.state_slots
+    assert slots is not None
+    assert slots.cu_query_lens.tolist() == [0, 1, 7]
+    assert slots.sequences.tolist() == [0, 1, 1, 1, 1, 1, 1]
+    assert slots.reads.tolist() == [5, -1]
+    assert slots.writes.tolist() == [6, -1, -1, -1, -1, 3, -1]
+    assert slots.kept.tolist() == [-1, 7, -1, -1, -1, 9, -1]
+    assert build(SequenceStep([11], 4, [7, 5])).state_slots is None
 
 
 def test_a_short_step_is_filled_up_with_rows_that_nobody_reads() -> None:

@@ -99,7 +99,7 @@ class Decoder:
             group=group,
             new_capture=new_capture,
         )
-        executor.allocate(NUM_BLOCKS + 1)
+        executor.allocate(NUM_BLOCKS + 1, NUM_STATES)
         return executor
 
 

@@ -9,16 +9,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from model_server.attention.base import LayerCache
 from model_server.checkpoint.check import unfit_reason_on_cuda
 from model_server.engine.distributed import World
+from model_server.errors import InvalidStep
 from model_server.executor.dense_cuda import DecodeGraphs, batch_sizes, build_dense_cuda
 from model_server.executor.device_weights import Partition, matrices_of
 from model_server.executor.layer_ops import TorchLayerOps
 from model_server.recipe.recipe import Mlp, Moe
 from model_server.step import StepInputs
+from proto.contract import KeptState
 from tests.model_server.engine.driver import on_two_ranks
 from tests.model_server.executor.decoders import (
     NUM_BLOCKS,
+    NUM_STATES,
     Decoder,
     Pool,
     decoder,
@@ -27,8 +31,6 @@ from tests.model_server.executor.decoders import (
 )
 from tests.model_server.recipe.families import EXECUTED, WITH_STATES, by_night
 
-# Layers that keep states are computed on a CPU alone.
-ON_CUDA = tuple(name for name in EXECUTED if name not in WITH_STATES)
 NIGHTLY = {
     "mistral",
     "gemma2",
@@ -40,6 +42,8 @@ NIGHTLY = {
     "arcee",
     "mixtral",
     "qwen3_moe",
+    "olmo_hybrid",
+    "lfm3",
 }
 LENS = (37, 9, 1, 70)
 
@@ -49,7 +53,7 @@ def run_again(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return run
 
 
-@pytest.mark.parametrize("family", by_night(NIGHTLY, ON_CUDA))
+@pytest.mark.parametrize("family", by_night(NIGHTLY, EXECUTED))
 def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str) -> None:
     own = decoder(family)
     pool = Pool(own.on_device(torch.float32))
@@ -58,7 +62,7 @@ def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str
     actual = pool.run([(pool.sequence(prompt), len(prompt)) for prompt in prompts])
 
     expected = torch.cat([own.native(prompt) for prompt in prompts])
-    assert distance(torch.cat(actual), expected) < 1e-5
+    assert distance(torch.cat(actual), expected) < (2e-5 if family in WITH_STATES else 1e-5)
 
 
 def test_weights_in_8_bits_stay_near_float32() -> None:
@@ -76,6 +80,10 @@ def test_widths_that_8_bits_do_not_serve_are_named() -> None:
     assert unfit_reason_on_cuda(own.recipe, lens, num_ranks=1, quantize="fp8") is None
     reason = unfit_reason_on_cuda(own.recipe, ((72,), *lens[1:]), num_ranks=1, quantize="fp8")
     assert reason == "layer 0: a product of 72 numbers is none in fp8"
+    hybrid = decoder("qwen3_5").recipe
+    assert unfit_reason_on_cuda(hybrid, lens, num_ranks=1, quantize="fp8") is None
+    reason = unfit_reason_on_cuda(hybrid, ((416,),) * 6, num_ranks=2, quantize="fp8")
+    assert reason == "layer 0: a product of 8 numbers is none in fp8"
     reason = unfit_reason_on_cuda(own.recipe, lens, num_ranks=1, quantize="int8")
     assert reason == "weights are quantized to fp8 on CUDA, not to int8"
 
@@ -84,6 +92,38 @@ def test_experts_are_not_multiplied_in_8_bits() -> None:
     own = decoder("qwen3_moe")
     reason = unfit_reason_on_cuda(own.recipe, inner_lens(own), num_ranks=1, quantize="fp8")
     assert reason == "layer 0: its MLP has experts, which are not multiplied in fp8"
+
+
+@pytest.mark.parametrize("family", by_night({"qwen3_5", "olmo_hybrid", "lfm3"}, WITH_STATES))
+def test_states_go_on_in_chunks_in_replayed_steps_and_from_kept_slots(family: str) -> None:
+    own = decoder(family)
+    executor = own.on_device(torch.float32, new_capture=lambda: run_again)
+    executor.prepare(max_batch_size=4, max_total_len=256, scratch_block_id=NUM_BLOCKS)
+    assert executor.state_bytes == own.recipe.state_bytes
+    pool = Pool(executor)
+    prompt = random_tokens(60)
+    expected = own.native(prompt)
+    slots = {16: pool.free_states.pop(), 48: pool.free_states.pop()}
+    first = pool.sequence(prompt)
+    first.kept = tuple(KeptState(position, slot) for position, slot in slots.items())
+    mate = pool.other(40, computed_len=7)
+    found = [pool.run([(mate, 1), (first, count)])[1] for count in (13, 6, 28, 1, 1, 11)]
+    assert distance(torch.cat(found), expected) < 2e-5
+    for position, slot in slots.items():
+        hit = pool.sequence(prompt)
+        hit.block_ids = first.block_ids
+        hit.computed_len = position
+        hit.from_state = slot
+        found = [pool.run([(hit, count)])[0] for count in (1, 59 - position)]
+        assert distance(torch.cat(found), expected[position:]) < 2e-5
+
+
+def test_slots_that_the_pool_does_not_have_are_refused() -> None:
+    pool = Pool(decoder("qwen3_5").on_device(torch.float32))
+    held = pool.sequence([5, 6])
+    held.state_ids = (0, NUM_STATES)
+    with pytest.raises(InvalidStep, match="names the state 400; the pool has 400"):
+        pool.run([(held, 1)])
 
 
 @pytest.mark.parametrize("num_seqs", [1, 2, 3, 8, 11])
@@ -110,14 +150,29 @@ def test_what_fills_a_batch_up_writes_to_the_scratch_block_alone() -> None:
     pool = Pool(executor)
     mates = [pool.other(40, computed_len=20) for _ in range(7)]
     pool.run([(each, 1) for each in mates])
-    before = [cache.keys[:NUM_BLOCKS].clone() for cache in executor._caches]
+    caches = [cache for cache in executor._caches if isinstance(cache, LayerCache)]
+    before = [cache.keys[:NUM_BLOCKS].clone() for cache in caches]
 
     # Of the graph of eight the last three are padding, whose rows held others just now.
     pool.run([(each, 1) for each in mates[:5]])
 
-    for cache, keys in zip(executor._caches, before, strict=True):
+    for cache, keys in zip(caches, before, strict=True):
         changed = (cache.keys[:NUM_BLOCKS] != keys).flatten(2).any(2).nonzero()
         assert len(changed) == 5
+
+
+def test_what_fills_a_batch_up_writes_no_state() -> None:
+    executor = decoder("qwen3_next").on_device(torch.float32, new_capture=lambda: run_again)
+    executor.prepare(max_batch_size=8, max_total_len=256, scratch_block_id=NUM_BLOCKS)
+    pool = Pool(executor)
+    mates = [pool.other(40, computed_len=20) for _ in range(7)]
+    pool.run([(each, 1) for each in mates])
+    pools = [part for states in executor._caches if isinstance(states, tuple) for part in states]
+    before = [part.clone() for part in pools]
+    written = {each.state_ids[1] for each in mates[:5] if each.state_ids is not None}
+    pool.run([(each, 1) for each in mates[:5]])
+    for part, was in zip(pools, before, strict=True):
+        assert set((part != was).flatten(1).any(1).nonzero()[:, 0].tolist()) == written
 
 
 def test_graphs_serve_decode_steps_of_the_sizes_that_were_captured() -> None:
@@ -179,6 +234,13 @@ def _inner_lens(mlp: Mlp | Moe, own: Decoder) -> tuple[int, ...]:
         ("llama", 2, None),
         ("llama", 3, "layer 0: 8 heads cannot be divided among 3 ranks"),
         ("qwen2_moe", 2, None),
+        ("qwen3_5", 2, None),
+        (
+            "qwen3_5",
+            8,
+            "layer 0: 4 key heads of its gated delta rule cannot be divided among 8 ranks",
+        ),
+        ("lfm2-bias", 6, "layer 0: 256 channels cannot be divided among 6 ranks"),
     ],
 )
 def test_what_cannot_be_divided_is_named(family: str, num_ranks: int, reason: str | None) -> None:
@@ -200,6 +262,8 @@ RANK_FAMILIES = (
     "gpt_neox",
     "qwen2_moe",
     "gpt_oss",
+    "qwen3_next",
+    "lfm2-bias",
 )
 
 
@@ -220,9 +284,10 @@ def _logits_of_ranks(device: torch.device, world: World) -> dict[str, Any]:
                 own.parameters,
                 own.tables,
             )
-            executor.allocate(NUM_BLOCKS + 1)
+            executor.allocate(NUM_BLOCKS + 1, NUM_STATES)
         else:
             executor = own.on_device(torch.float32, partition=partition, group=group)
+        assert executor.state_bytes == own.recipe.state_bytes // world.world_size
         pool = Pool(executor, device=device)
         prompts = random_tokens(sum(LENS)).split(list(LENS))
         held = [pool.sequence(prompt) for prompt in prompts]
@@ -242,4 +307,5 @@ def test_two_ranks_compute_what_one_does(device: str) -> None:
     for family in RANK_FAMILIES:
         own = decoder(family)
         expected = torch.cat([own.native(each) for each in random_tokens(sum(LENS)).split(LENS)])
-        assert distance(torch.from_numpy(first[family]), expected) < 1e-5, family
+        most = 2e-5 if family in WITH_STATES else 1e-5
+        assert distance(torch.from_numpy(first[family]), expected) < most, family
