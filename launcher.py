@@ -64,6 +64,9 @@ BUNDLED_NAME = "tandem-demo"
 _DEFAULTS = {"max_batch_prefill_tokens": "2048", "waiting_served_ratio": "0.3"}
 # For the router alone, and by its environment: everybody on the machine sees command lines.
 _API_KEY = "API_KEY"
+_ADMIN_API_KEY = "ADMIN_API_KEY"
+# Adapters that there is memory for where they may be loaded at run time.
+_LORAS_AT_RUN_TIME = 8
 
 
 # ---- the settings of `launcher serve`
@@ -154,7 +157,6 @@ class LaunchConfig:
     kv_cache_dtype: None = refused("the cache has the model's own precision")
     rope_scaling: None = refused("positions are scaled as the checkpoint's config.json says")
     rope_factor: None = refused("positions are scaled as the checkpoint's config.json says")
-    lora_adapters: None = refused("adapters are not served yet; merge one into the checkpoint")
 
 
 def serve_settings() -> list[Field[Any]]:
@@ -213,7 +215,8 @@ def deployment_of(
     if router.port == 0:
         raise BadConfig("--port '0': must be at least 1")
     service_name = f"{router.otlp_service_name.removesuffix('.router')}.server"
-    shard_flags = [*flags_of(fields(ServeConfig), by_flag), f"--otlp-service-name={service_name}"]
+    of_shards = {**_room_for_adapters(router), **by_flag}
+    shard_flags = [*flags_of(fields(ServeConfig), of_shards), f"--otlp-service-name={service_name}"]
     device = by_flag.get("device", "auto").lower()
     attention = by_flag.get("attention", "auto").lower()
     if config.disable_custom_kernels and attention == "auto" and device != "cuda":
@@ -238,7 +241,7 @@ def deployment_of(
         has_tls=router.ssl_certfile is not None,
         reloads_keys=router.api_key_file is not None,
         json_output=router.json_output,
-        secrets={_API_KEY: ",".join(router.api_key)} if router.api_key else {},
+        secrets=_secrets(router),
         http_uds=router.http_uds,
         parent_pid=config.parent_pid,
         max_restarts=config.max_restarts,
@@ -250,9 +253,22 @@ def deployment_of(
     return replace(deployment, trusts_code=trusts_code)
 
 
+def _room_for_adapters(router: RouterConfig) -> dict[str, str]:
+    """The shards' setting, where nothing is said: those of the start, and some of later."""
+    later = _LORAS_AT_RUN_TIME if router.lora_folders else 0
+    num_loras = max(len(router.lora_adapters), later)
+    return {"max_loras": str(num_loras)} if num_loras else {}
+
+
+def _secrets(router: RouterConfig) -> dict[str, str]:
+    secrets = {_API_KEY: ",".join(router.api_key), _ADMIN_API_KEY: router.admin_api_key}
+    return {name: value for name, value in secrets.items() if value}
+
+
 def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict[str, str]:
     """The environment that all children begin with; `hub_cache` as huggingface_hub reads it."""
-    shared = {name: value for name, value in environ.items() if name != _API_KEY}
+    secrets = (_API_KEY, _ADMIN_API_KEY)
+    shared = {name: value for name, value in environ.items() if name not in secrets}
     # Its notes on forks and the like do not concern whoever serves a model.
     shared.setdefault("GRPC_VERBOSITY", "ERROR")
     if hub_cache:
@@ -263,6 +279,8 @@ def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict
 _OF_ONE_MODEL = {
     "api_key_file": "its shares and limits are those of one model's server; use --api-key",
     "served_model_name": "each of several models goes by its own id",
+    "lora_adapters": "an adapter is for one model; serve that one alone",
+    "lora_folders": "an adapter is for one model; serve that one alone",
     "revision": "it is a version of one model; with several, name a downloaded folder instead",
     "tokenizer_config_path": "it belongs to one model; with several, put it into the folder",
     "shard_uds_path": "each of several models has sockets of its own",

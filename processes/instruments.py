@@ -86,6 +86,27 @@ class Gauge:
         yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
 
 
+class LastKnown:
+    """Labels that say how things stand, and when that was, in Unix time; only the last ones."""
+
+    def __init__(self, name: str, documentation: str, labels: Sequence[str]) -> None:
+        self._name = name
+        self._documentation = documentation
+        self._labels = tuple(labels)
+        self._last: tuple[Sequence[str], float] | None = None
+
+    def set(self, label_values: Sequence[str], now_s: float) -> None:
+        """A value for each label, in their order."""
+        self._last = (label_values, now_s)
+
+    def families(self) -> Iterator[Metric]:
+        """The one family; none before the first values."""
+        if self._last is not None:
+            family = GaugeMetricFamily(self._name, self._documentation, labels=self._labels)
+            family.add_metric(*self._last)
+            yield family
+
+
 class Histogram:
     """Counts of observations by bucket, one set for each value of its label (or one without)."""
 

@@ -37,6 +37,7 @@ from processes.signals import Signals, Stopped, first_of
 from processes.worker_threads import NoThreads
 from proto.contract import ModelInfo
 from router.config import RouterConfig, read_config
+from router.engine.adapters import Adapters, find_adapter
 from router.engine.admission import KeyLimits
 from router.engine.batcher import Batcher, BatcherLimits
 from router.engine.constraints import ConstraintCheck
@@ -48,6 +49,7 @@ from router.http.answers import ReadingRules
 from router.http.app import Services, create_app, openapi_without_server
 from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import SocketLimits
+from router.http.served_models import PLACEHOLDERS
 from router.http.server.auth import KeyRing, plain_keys, read_key_file
 from router.http.server.listen import (
     HttpServer,
@@ -112,7 +114,13 @@ def _check(config: RouterConfig) -> int:
     if expected is not None and expected.vocab_size is not None:
         _warn_of_tokens_beyond(tokenizer, expected.vocab_size)
     tokenizer.close()
+    _adapter_folders(config)
     return 0
+
+
+def _adapter_folders(config: RouterConfig) -> dict[str, str]:
+    """By the adapters' names; what is not here is fetched from the hub. Raises StartupFailed."""
+    return {name: str(find_adapter(path)) for name, path in config.lora_adapters}
 
 
 def _raise_file_limit() -> None:
@@ -242,6 +250,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         closed_on_failure.callback(bound.close)
         name = config.tokenizer_name
         text = _load_text(config, name) if name else None
+        folders = await asyncio.to_thread(_adapter_folders, config)
         pool_rules = PoolRules(
             cpu_s=config.constraint_timeout,
             wait_s=config.constraint_timeout + _QUEUE_S,
@@ -295,6 +304,8 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
                 " executor (%s) keeps none with which a later request could begin",
                 info.executor,
             )
+        adapters = Adapters(shards, info.max_loras, (*about.model_names, *PLACEHOLDERS))
+        await adapters.begin(folders)
         checks = ConstraintCheck(
             replace(vocabulary, max_len=limits.max_total_len),
             pool_rules,
@@ -328,6 +339,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             ),
             launcher=Launcher(config.parent_pid),
             keys=key_limits,
+            adapters=adapters,
         )
         template.start()
         template.prove([tokenizer.token_text(each) for each in limits.eos_token_ids])
@@ -345,6 +357,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             info=about,
             tracer=tracer,
             judges=checks,
+            adapters=adapters,
             reading_rules=rules,
         )
         app = create_app(
@@ -357,6 +370,8 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             aliases=_aliases(config),
             resume_grace_s=config.resume_grace,
             strict_fields=config.strict_fields,
+            lora_folders=config.lora_folders,
+            admin_keys=KeyRing(plain_keys([config.admin_api_key] if config.admin_api_key else [])),
             socket_limits=SocketLimits(
                 max_message_len=config.socket_message_limit,
                 max_streams=config.max_socket_streams,

@@ -45,6 +45,27 @@ def _route(text: str) -> str:
     return text
 
 
+def _lora_adapters(text: str) -> tuple[tuple[str, str], ...]:
+    """Names with their paths, as TGI has them."""
+    found: dict[str, str] = {}
+    for word in text.split(","):
+        name, equals, path = word.strip().partition("=")
+        if not name or (equals and not path) or "=" in path:
+            raise BadConfig("must be of adapters between commas, each NAME=PATH, or PATH alone")
+        if name in found:
+            raise BadConfig(f"must name each adapter once; {name} is there twice")
+        found[name] = path or name
+    return tuple(found.items())
+
+
+def _folders(text: str) -> tuple[Path, ...]:
+    folders = tuple(Path(word.strip()) for word in text.split(","))
+    for folder in folders:
+        if not folder.is_dir():
+            raise BadConfig(f"must be of folders that exist; {folder} is none")
+    return tuple(folder.resolve() for folder in folders)
+
+
 @dataclass(frozen=True, slots=True)
 class RouterConfig(FrontConfig):
     """Settings of `python -m router`. Lengths in tokens, times in seconds.
@@ -107,6 +128,31 @@ class RouterConfig(FrontConfig):
         "those of the model's generation_config.json (auto, model), or none",
         one_of("auto", "model", "none"),
         group=Group.MODEL,
+    )
+    lora_adapters: tuple[tuple[str, str], ...] = setting(
+        (),
+        "LoRA adapters that are loaded at the start, between commas or by repeating the flag: "
+        "NAME=PATH, of a folder in PEFT's format or a hub id, or that alone as its own name. "
+        "Requests name one as their model",
+        _lora_adapters,
+        group=Group.MODEL,
+        kind=Kind.LIST,
+    )
+    lora_folders: tuple[Path, ...] = setting(
+        (),
+        "folders below which adapters may be loaded at run time, by /v1/load_lora_adapter and the "
+        "admin key, between commas or by repeating the flag; absent: none",
+        _folders,
+        group=Group.MODEL,
+        kind=Kind.LIST,
+    )
+    admin_api_key: str | None = setting(
+        None,
+        "the key of routes for who runs the server, which are those to load adapters. The variable "
+        "is safer: everybody on the machine sees flags",
+        token,
+        group=Group.ACCESS,
+        secret=True,
     )
     aip_predict_route: str | None = setting(
         None, "another path for /vertex, which Vertex AI chooses", _route, group=Group.HTTP
@@ -302,6 +348,11 @@ class RouterConfig(FrontConfig):
                 f"--max-batch-size {self.max_batch_size}: must not exceed "
                 f"--max-batch-prefill-tokens {self.max_batch_prefill_tokens}, since each running "
                 "sequence takes a token of the step"
+            )
+
+        if self.lora_folders and self.admin_api_key is None:
+            raise BadConfig(
+                "--lora-folders: who loads adapters needs a key; set ADMIN_API_KEY to one"
             )
 
     @property

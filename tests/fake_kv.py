@@ -29,7 +29,8 @@ class Row:
 
     def digest(self, position: int) -> int:
         while len(self.digests) <= position:
-            before = self.digests[-1] if self.digests else 0
+            # Keys and values of an adapter are no other's.
+            before = self.digests[-1] if self.digests else self.request.adapter_id
             self.digests.append(hash((before, self.token_ids[len(self.digests)])))
         return self.digests[position]
 

@@ -11,6 +11,9 @@ from proto import generate_pb2 as pb
 from tests.byte_tokenizer import EOS_ID, NUM_SPECIAL, byte_ids
 
 Script = Callable[[Sequence[int]], int]
+SMALL_LETTERS = range(NUM_SPECIAL + ord("a"), NUM_SPECIAL + ord("z") + 1)
+# From a small letter's token to that of the capital.
+CAPITAL = ord("A") - ord("a")
 
 
 def letters(token_ids: Sequence[int]) -> int:

@@ -8,6 +8,7 @@ INVALID_ARGUMENT.
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,7 +18,7 @@ from proto import generate_pb2 as pb
 from proto import generate_pb2_grpc as pb_grpc
 from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE
 from tests.fake_kv import Row, SimulatedKv, Violation
-from tests.fake_script import Faults, Followed, Script, letters
+from tests.fake_script import CAPITAL, SMALL_LETTERS, Faults, Followed, Script, letters
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -40,6 +41,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         checks_blocks: bool = True,
         num_states: int = 0,
         keeps_states: bool = False,
+        max_loras: int = 0,
     ) -> None:
         self.script = script
         self.num_blocks = num_blocks
@@ -53,6 +55,9 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self.checks_blocks = checks_blocks
         self.num_states = num_states
         self.keeps_states = keeps_states
+        self.max_loras = max_loras
+        # The folders of loaded adapters, by their numbers.
+        self.adapters: dict[int, str] = {}
         self.urls: list[str] = []
         self.faults = Faults()
         self.followed = Followed()
@@ -118,6 +123,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             rank=self.rank,
             state_bytes=1024 if self.num_states else 0,
             keeps_states=self.keeps_states,
+            max_loras=self.max_loras,
         )
 
     async def ServiceDiscovery(
@@ -144,6 +150,7 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
             rows = self._running(request)
             chunks = self._chunks(rows, request.updates)
             for new in request.batch.requests:
+                await self._require_adapter(new, context)
                 rows[new.id] = Row(new, list(new.token_ids), list(new.block_ids), new.cached_len)
                 chunks[new.id] = new.chunk_len
             return await self._step(rows, chunks, context)
@@ -186,12 +193,32 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self, request: pb.LoadAdapterRequest, context: Context
     ) -> pb.LoadAdapterResponse:
         await self._enter("LoadAdapter", request, context)
+        await self._require_epoch(request, context)
+        invalid = grpc.StatusCode.INVALID_ARGUMENT
+        if request.adapter_id in self.adapters or not request.adapter_id:
+            self.violations.append(f"adapter {request.adapter_id} is loaded again")
+            await context.abort(invalid, self.violations[-1])
+        if not Path(request.path, "adapter_config.json").is_file():
+            await context.abort(invalid, f"{request.path}: has no adapter_config.json")
+        if len(self.adapters) >= self.max_loras:
+            full = grpc.StatusCode.RESOURCE_EXHAUSTED
+            await context.abort(full, f"{len(self.adapters)} adapters are loaded (--max-loras)")
+        self.adapters[request.adapter_id] = request.path
         return pb.LoadAdapterResponse(epoch=self._epoch_out(), rank=8, num_bytes=1 << 20)
 
     async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: Context
     ) -> pb.UnloadAdapterResponse:
         await self._enter("UnloadAdapter", request, context)
+        await self._require_epoch(request, context)
+        if not request.adapter_id:
+            self.adapters.clear()
+        elif self.adapters.pop(request.adapter_id, None) is None:
+            details = f"adapter {request.adapter_id} is not loaded"
+            await context.abort(grpc.StatusCode.NOT_FOUND, details)
+        users = [row for row in (self.rows or {}).values() if self._lacks_adapter(row.request)]
+        if users:
+            self.violations.append(f"adapter {request.adapter_id} leaves {len(users)} requests")
         return pb.UnloadAdapterResponse(epoch=self._epoch_out())
 
     async def ClearCache(
@@ -208,6 +235,20 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         self.rows = None
         self._kv.clear()
         return pb.ClearCacheResponse(epoch=self._epoch_out(), is_warm=self.is_warm)
+
+    def restart(self) -> None:
+        """As a new process: it is to be warmed up, and holds nothing."""
+        self.is_warm = False
+        self.rows = None
+        self.adapters.clear()
+
+    def _lacks_adapter(self, request: pb.Request) -> bool:
+        return request.HasField("adapter_id") and request.adapter_id not in self.adapters
+
+    async def _require_adapter(self, request: pb.Request, context: Context) -> None:
+        if self._lacks_adapter(request):
+            self.violations.append(f"request {request.id} is of an adapter that is not loaded")
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, self.violations[-1])
 
     @asynccontextmanager
     async def _turn(
@@ -339,13 +380,13 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
 
     def _is_over(self, row: Row, generation: pb.Generation) -> bool:
         """The generation has its end, or nothing but the end may follow, which is one."""
-        if not generation.finish_reason and self.script(row.token_ids) in self.eos_token_ids:
+        if not generation.finish_reason and self._next(row) in self.eos_token_ids:
             generation.finish_reason = pb.FINISH_REASON_CONSTRAINT_COMPLETE
         return bool(generation.finish_reason)
 
     def _draw(self, row: Row) -> tuple[pb.SampledToken, pb.FinishReason.ValueType]:
         stopping = row.request.stopping
-        token_id = self.script(row.token_ids)
+        token_id = self._next(row)
         ends = (*(() if stopping.ignore_eos else self.eos_token_ids), *stopping.stop_token_ids)
         if token_id in ends and row.num_made < stopping.min_new_tokens:
             token_id = letters(row.token_ids)
@@ -362,6 +403,12 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
         if row.request.HasField("pause_len") and row.num_made >= row.request.pause_len:
             return token, pb.FINISH_REASON_PAUSED
         return token, pb.FINISH_REASON_NONE
+
+    def _next(self, row: Row) -> int:
+        """By the script; an adapter writes in capitals."""
+        token_id = self.script(row.token_ids)
+        is_letter = row.request.HasField("adapter_id") and token_id in SMALL_LETTERS
+        return token_id + CAPITAL if is_letter else token_id
 
     def _add_tops(self, tops: Any, token_id: int, row: Row) -> None:
         for rank in range(row.request.logprobs.num_top_tokens):

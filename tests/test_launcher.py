@@ -87,7 +87,8 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("--kv-cache-dtype", "fp8_e5m2"), "the model's own", id="kv-cache-dtype"),
         pytest.param(("--rope-scaling", "linear"), "config.json says", id="rope-scaling"),
         pytest.param(("--rope-factor", "2.0"), "--rope-factor '2.0': positions", id="rope-factor"),
-        pytest.param(("--lora-adapters", "a"), "adapters are not served", id="lora-adapters"),
+        pytest.param(("--lora-adapters", "a=b=c"), "each NAME=PATH", id="lora-adapters"),
+        pytest.param(("--lora-folders", "/tmp"), "set ADMIN_API_KEY", id="no-admin"),
         pytest.param(("--ngrok",), "opens no tunnel", id="ngrok"),
         pytest.param(("a", "--model-id", "b"), "'a' and --model-id 'b' differ", id="two-models"),
         pytest.param(("--sharded", "--device", "cpu"), "--num-shard N", id="sharded-cpu"),
@@ -255,7 +256,12 @@ def test_secrets_are_no_flags() -> None:
     assert plan.secrets == {"API_KEY": "hush"}
     assert "hush" not in str(plan.router_flags + plan.shard_flags)
     assert deployment(API_KEY="a,b").secrets == {"API_KEY": "a,b"}
-    environ = children_environ({"API_KEY": "hush", "PATH": "/"}, None)
+    admin = "a-long-enough-key"
+    plan = deployment("--admin-api-key", admin)
+    assert plan.secrets == {"ADMIN_API_KEY": admin}
+    assert admin not in str(plan.router_flags + plan.shard_flags)
+    given = {"API_KEY": "hush", "ADMIN_API_KEY": admin, "PATH": "/"}
+    environ = children_environ(given, None)
     assert environ == {"PATH": "/"} | _QUIET
 
 
@@ -323,6 +329,12 @@ def test_the_fronts_command_keeps_the_servers_flags_apart() -> None:
         sys.executable, "-m", "fleet", "--port=1", "--protect-metrics", "--no-hub-models",
         "--model=a", "--model=b", "--", "--dtype=float32", "--protect-metrics",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", ["--lora-adapters=x=y", "--lora-folders=/"])
+def test_adapters_are_for_one_model(flag: str) -> None:
+    with pytest.raises(BadConfig, match=r"^--lora.*: an adapter is for one model"):
+        fleet_argv(["a", "b"], flags_of_line(flag), {})
 
 
 # ---- a switch on the command line wins over the environment, in every process
@@ -400,12 +412,12 @@ def test_a_flag_of_tgi_is_known_by_its_name_and_its_variable(flag: str) -> None:
 
 
 def test_what_asks_for_nothing_is_not_refused() -> None:
-    assert launch_config("--lora-adapters", "", "--usage-stats", "on").lora_adapters is None
+    assert launch_config("--rope-scaling", "", "--usage-stats", "on").rope_scaling is None
 
 
 def test_what_asks_for_something_is_refused_with_its_reason() -> None:
-    with pytest.raises(BadConfig, match=r"^--lora-adapters 'a,b': adapters are not served yet"):
-        launch_config("--lora-adapters", "a,b")
+    with pytest.raises(BadConfig, match=r"^--rope-scaling 'linear': positions are scaled as"):
+        launch_config("--rope-scaling", "linear")
 
 
 @pytest.mark.parametrize(

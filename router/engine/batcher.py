@@ -37,6 +37,7 @@ from time import monotonic
 from typing import TypeAlias
 
 from proto.contract import Batch, FinishReason, Generation, StepResult
+from router.engine.adapters import Adapters
 from router.engine.admission import Admission, KeyLimits, unhealthy
 from router.engine.constraints import Preparing
 from router.engine.launcher import Launcher
@@ -106,9 +107,11 @@ class Batcher:
         clock: Callable[[], float] = monotonic,
         launcher: Launcher = NO_LAUNCHER,
         keys: KeyLimits | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._shards = shards
+        self._adapters = adapters or Adapters(shards)
         self._tokenizer = tokenizer
         self._observer = observer
         self._limits = limits
@@ -123,6 +126,8 @@ class Batcher:
         # By request id: those that have not ended, and those that wait for their constraints.
         self._streams: dict[int, Stream] = {}
         self._unprepared: dict[int, asyncio.Task[None]] = {}
+        # Ended ones with an adapter, which a shard may still compute.
+        self._lingering: list[Stream] = []
         self._groups: dict[StreamGroup, None] = {}
         # Streams with events whose readers have not been woken.
         self._to_wake: list[Stream] = []
@@ -164,8 +169,8 @@ class Batcher:
     def submit_all(self, requests: Sequence[GenerateRequest]) -> list[Stream]:
         """Accepts the sequences of one client's request together, or none of them.
 
-        Raises Refused (Draining, Unhealthy, Overloaded), and InvalidRequest for a request that
-        could never run.
+        Raises Refused (Draining, Unhealthy, Overloaded), InvalidRequest for a request that
+        could never run, and AdapterLost for one whose adapter is lost.
         """
         key = requests[0].key
         self._take_slots(len(requests), key)
@@ -193,8 +198,10 @@ class Batcher:
 
     def open_group(self, group: StreamGroup) -> None:
         """The group has its slots from now on. Raises as `submit_all`."""
+        self._adapters.check(group.adapter_id)
         self._take_slots(group.num_slots, group.key)
         self._groups[group] = None
+        self._adapters.hold(group.adapter_id, group)
 
     def submit_in(
         self, group: StreamGroup, requests: Sequence[GenerateRequest], texts: Texts = None
@@ -215,6 +222,7 @@ class Batcher:
         assert not group.open_ids, "streams are open in a group that closes"
         if group in self._groups:
             del self._groups[group]
+            self._adapters.release(group.adapter_id, group)
             self.admission.free(group.num_slots, self._clock(), group.key, is_good=is_good)
             self._note_emptied()
 
@@ -250,12 +258,14 @@ class Batcher:
         now_s: float,
     ) -> Stream:
         request_id = self._num_submitted + 1
+        self._adapters.check(request.adapter_id)
         constraint = request.constraint
         is_ready = constraint is None or self._preparing.is_ready(constraint)
         work = self._scheduler.add(request_id, request, now_s, is_ready=is_ready)
         self._num_submitted = request_id
         stream = Stream(request_id, request, self._tokenizer, now_s, text, work, group)
         self._streams[request_id] = stream
+        self._adapters.hold(request.adapter_id, request_id)
         if group is not None:
             group.open_ids.add(request_id)
         if constraint is not None and not is_ready:
@@ -294,6 +304,9 @@ class Batcher:
         del self._streams[request_id]
         self._scheduler.finish(request_id)
         self._backpressure.remove(stream)
+        if stream.request.adapter_id is not None:
+            self._lingering.append(stream)
+            self._release_adapters()
         self.admission.keys.spend(key, now_s, tokens=stream.num_computed)
         preparing = self._unprepared.pop(request_id, None)
         if preparing is not None:
@@ -307,6 +320,13 @@ class Batcher:
         self.admission.free(1, now_s, key, is_good=isinstance(stream.end, Finished))
         self._observer.ended(stream)
         self._note_emptied()
+
+    def _release_adapters(self) -> None:
+        """Of ended requests that no shard has, or computes in a step that was sent."""
+        gone = [each for each in self._lingering if self._scheduler.has_left(each.request_id)]
+        for stream in gone:
+            self._lingering.remove(stream)
+            self._adapters.release(stream.request.adapter_id, stream.request_id)
 
     def _note_emptied(self) -> None:
         if not self._streams and not self._groups:
@@ -424,6 +444,7 @@ class Batcher:
         self._heard_s = answered_s
         self._append(self._scheduler.apply(step.result, answered_s), answered_s)
         self._cancel_latency.check(answered_s)
+        self._release_adapters()
         applied_s = self._clock() - answered_s
         self._observer.finished(step.batch, step.result, answered_s - step.begun_s, applied_s)
         self._observer.scheduler_stats(self._scheduler.stats(), len(self._backpressure))
@@ -470,6 +491,19 @@ class Batcher:
             self._wake_readers()
             self._observer.drain_rate(self.admission.drain_rate(now_s))
             self._observer.key_uses(self._scheduler.key_uses())
+            if self._adapters.max_loras:
+                self._observe_adapters()
+
+    def _observe_adapters(self) -> None:
+        """Whose requests are running, and whose wait for their first step."""
+        running: set[str] = set()
+        waiting: set[str] = set()
+        for stream in self._streams.values():
+            adapter_id = stream.request.adapter_id
+            if adapter_id is not None:
+                names = waiting if stream.first_scheduled_s is None else running
+                names.add(self._adapters.name_of(adapter_id))
+        self._observer.adapters(self._adapters.max_loras, running, waiting)
 
     async def _idle(self) -> None:
         """Waits for a request."""
@@ -549,7 +583,7 @@ class Batcher:
         Raises Displaced.
         """
         try:
-            await self._shards.reset()
+            lost = await self._adapters.restore(have_forgotten=await self._shards.reset())
         except Displaced as error:
             self._fail_all(error)
             raise
@@ -570,6 +604,11 @@ class Batcher:
             self._heard_s = now_s
             self._preparing.forget()
             self._cancel_latency.check(now_s)
+            self._release_adapters()
+            for stream in list(self._streams.values()):
+                adapter_id = stream.request.adapter_id
+                if adapter_id is not None and adapter_id in lost:
+                    self._fail(stream, lost[adapter_id])
             _logger.warning("the shards answer again, after %.1f s", broken_s)
 
     async def _retry_later(self, error: GenerationFailed) -> None:

@@ -626,7 +626,8 @@ class BeamRun(StreamGroup):
     def __init__(
         self, group: BeamGroup, texts: OutputTexts, batcher: Batcher, report_s: float | None
     ) -> None:
-        super().__init__(group.width, group.holes[0].request.key)
+        asked = group.holes[0].request
+        super().__init__(group.width, asked.key, asked.adapter_id)
         self.group = group
         self.search = BeamSearch(group, texts)
         self.num_steps = 0

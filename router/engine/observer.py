@@ -5,7 +5,8 @@ step in which a prompt begins, else "decode".
 """
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 
 from processes.spans import TraceContext
 from proto.contract import Batch, Generation, Prepared, StepResult
@@ -146,6 +147,11 @@ class StepObserver:
         metrics.preemptions.set_total(stats.num_preemptions)
         metrics.prompt_tokens.set_total(stats.num_prompt_tokens)
         metrics.prefix_hit_tokens.set_total(stats.num_cached_tokens)
+
+    def adapters(self, max_loras: int, running: Collection[str], waiting: Collection[str]) -> None:
+        """The LoRA adapters of running requests, and of those that wait for their first step."""
+        labels = (str(max_loras), ",".join(sorted(waiting)), ",".join(sorted(running)))
+        self._metrics.lora_requests.set(labels, time.time())
 
     def key_uses(self, uses: Mapping[str, KeyUse]) -> None:
         """What the requests of each key have taken."""

@@ -42,13 +42,14 @@ class StreamGroup(ABC):
         opened -> submit -> all streams have ended -> advance: submit -> ... -> closed
 
     Its owner decides between two steps what it asks for next, before the next step is scheduled:
-    so its sequences miss no step, and find the blocks that they released. The attributes are the
-    batcher's to set.
+    so its sequences miss no step, and find the blocks that they released. `adapter_id` is that of
+    all its requests. The other attributes are the batcher's to set.
     """
 
-    def __init__(self, num_slots: int, key: ApiKey) -> None:
+    def __init__(self, num_slots: int, key: ApiKey, adapter_id: int | None = None) -> None:
         self.num_slots = num_slots
         self.key = key
+        self.adapter_id = adapter_id
         self.open_ids: set[int] = set()
         # All streams have ended since it advanced last.
         self.is_settled = False

@@ -146,6 +146,7 @@ class Validation:
             cache_salt=self._salt(raw),
             key=raw.key,
             thought=thought,
+            adapter_id=raw.adapter_id,
         )
         if request.output_ids:
             matched = OutputText(request, self._tokenizer).matched
@@ -155,7 +156,14 @@ class Validation:
         return request
 
     def _salt(self, raw: RawParams) -> bytes:
-        """What the client says, and whose key it has shown."""
+        """What the client says, whose key it has shown, and which load of an adapter it names."""
+        if raw.adapter_id is None:
+            return self._clients_salt(raw)
+        # BLAKE2b's own parameters, so that no salt of a client's leads to the same digest.
+        number = raw.adapter_id.to_bytes(blake2b.SALT_SIZE)
+        return blake2b(self._clients_salt(raw), person=b"LoRA adapter", salt=number).digest()
+
+    def _clients_salt(self, raw: RawParams) -> bytes:
         if raw.cache_salt == "":
             raise raw.refuse("cache_salt", "a text that is not empty", raw.cache_salt)
         owner = b"" if self.limits.shares_prefixes else raw.key.digest

@@ -12,7 +12,7 @@ have it.
 import uuid
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import groupby
@@ -678,13 +678,13 @@ class MessageRoutes:
         service = self._service
         record = service.validator.begin(request)
         body = await service.read(request, MessagesBody, self._admit)
-        model = service.model_name(body.model)
-        raw = body.to_raw(service.limits)
+        model = service.models.find(body.model)
+        raw = replace(body.to_raw(service.limits), adapter_id=model.adapter_id)
         prompt = await service.render(record, lambda: body.chat_prompt)
         checked, reading = await service.check(record, prompt, raw, body.allowed_tools)
         message_id = f"msg_{uuid.uuid4().hex}"
         if body.stream:
-            encoder = MessageEncoder(message_id, model, len(checked.prompt_ids), reading)
+            encoder = MessageEncoder(message_id, model.name, len(checked.prompt_ids), reading)
             frames = AnswerFrames(record, encoder, Dialect.ANTHROPIC)
             return await service.stream(record, [checked], frames, _headers(record))
         (completion,) = await service.complete(request, [checked])
@@ -698,7 +698,7 @@ class MessageRoutes:
         content = content_of(answer, shows_thought=shows_thought)
         num_calls = sum(block["type"] == "tool_use" for block in content)
         stopped = ending(answer.end, num_calls)
-        shown = message(message_id, model, content, stopped, usage_of(end))
+        shown = message(message_id, model.name, content, stopped, usage_of(end))
         return service.reply(record, shown, record.num_generated_tokens, _headers(record))
 
     async def count_tokens(self, request: Request) -> Response:
@@ -711,7 +711,7 @@ class MessageRoutes:
 
     def _admit(self, body: CountBody) -> None:
         """Raises HttpError for another model, InvalidRequest for what cannot be served."""
-        self._service.model_name(body.model)
+        self._service.models.find(body.model)
         body.check()
 
 

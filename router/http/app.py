@@ -8,6 +8,7 @@ Access (ids, log line, metrics) -> Cors -> ApiKeyAuth (keys) -> Starlette (routi
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -19,8 +20,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from router.engine.adapters import Adapters
 from router.engine.infer import Infer
 from router.engine.validation import Limits, Validation
+from router.http.adapters import AdapterRoutes
 from router.http.answers import READS_ALL, ReadingRules
 from router.http.anthropic import MessageRoutes
 from router.http.bodies import BodyReader, JsonBounds, ParserThread
@@ -39,8 +42,9 @@ from router.http.responses.routes import ResponseRoutes
 from router.http.responses.store import ResponseStore
 from router.http.resumption import ID_HEADER, OPT_IN_HEADER, Resumption
 from router.http.schema import SchemaReader
+from router.http.served_models import ServedModels
 from router.http.server.access import ANY_ORIGIN, Access, Cors
-from router.http.server.auth import ApiKeyAuth, KeyRing
+from router.http.server.auth import NO_KEYS, ApiKeyAuth, KeyRing
 from router.http.server.docs import OPENAPI_PATH, ApiRoute, openapi_document
 from router.http.server.page import page_routes
 from router.http.server_info import ServerInfo
@@ -70,6 +74,7 @@ class Services:
     chat_template: ChatTemplate
     metrics: Metrics
     info: ServerInfo
+    adapters: Adapters
     tracer: Tracer = NO_TRACES
     judges: Judges | None = None
     reading_rules: ReadingRules = READS_ALL
@@ -89,11 +94,14 @@ def create_app(
     socket_limits: SocketLimits | None = None,
     resume_grace_s: float = 60.0,
     strict_fields: bool = False,
+    lora_folders: Sequence[Path] = (),
+    admin_keys: KeyRing = NO_KEYS,
 ) -> ASGIApp:
     """The application for an ASGI server. `max_body_len` is in bytes; `api_keys` None: none needed.
 
     `aliases` map further paths to those of routes; a stream that may be resumed waits
     `resume_grace_s` for its client. With `strict_fields` unknown fields of bodies are refused.
+    Adapters below `lora_folders`, which are resolved, may be loaded with one of `admin_keys`.
     """
     reader = BodyReader(max_body_len, body_timeout_s, services.metrics.connections_cut)
     limits = services.info.limits
@@ -101,7 +109,8 @@ def create_app(
     parser = ParserThread(JsonBounds.of_model(limits.vocab_size, num_prompt_ids))
     parser.start()
     bodies = SchemaReader(reader, parser, strict_fields=strict_fields)
-    routes = routing(services, bodies)
+    loading = AdapterRoutes(services.adapters, bodies, lora_folders, admin_keys)
+    routes = routing(services, bodies, loading)
     app: ASGIApp = ByKind(
         routes,
         Resumption(routes, reader, resume_grace_s, services.metrics.stream_resumes),
@@ -113,6 +122,7 @@ def create_app(
             api_keys,
             services.metrics.rejected,
             protects_metrics=protects_metrics,
+            admins=admin_keys,
         )
     app = Cors(app, allowed_origins)
     if aliases:
@@ -163,6 +173,7 @@ def _answers(services: Services, bodies: SchemaReader) -> AnswerService:
         services.chat_template,
         services.tokenizer,
         services.info,
+        ServedModels(services.info, services.adapters),
         services.reading_rules,
     )
 
@@ -183,9 +194,9 @@ def _lmtp(
     )
 
 
-def routing(services: Services, bodies: SchemaReader) -> Starlette:
+def routing(services: Services, bodies: SchemaReader, loading: AdapterRoutes) -> Starlette:
     """The routes with their errors and their document, and nothing around them."""
-    routes = _api_routes(services, bodies)
+    routes = _api_routes(services, bodies, loading)
 
     @cache
     def document() -> dict[str, Any]:
@@ -204,7 +215,7 @@ def routing(services: Services, bodies: SchemaReader) -> Starlette:
     return app
 
 
-def _api_routes(services: Services, bodies: SchemaReader) -> list[ApiRoute]:
+def _api_routes(services: Services, bodies: SchemaReader, loading: AdapterRoutes) -> list[ApiRoute]:
     infer = services.infer
     info = services.info
     tokenizer = services.tokenizer
@@ -225,7 +236,8 @@ def _api_routes(services: Services, bodies: SchemaReader) -> list[ApiRoute]:
         ResponseRoutes(service, names, ResponseStore()),
         MessageRoutes(service),
         ConstraintRoutes(services.judges, bodies, info.limits),
-        OperationsRoutes(infer, services.metrics, info, template, services.errors),
+        OperationsRoutes(infer, services.metrics, info, service.models, template, services.errors),
+        loading,
     )
     return [route for group in groups for route in group.routes()]
 
@@ -252,8 +264,11 @@ def openapi_without_server(version: str) -> dict[str, Any]:
         chat_template=ChatTemplate({}, None, None),
         metrics=Metrics(CollectorRegistry(), max_input_len=1, max_total_len=2),
         info=info,
+        adapters=nothing,
     )
-    return openapi_document({**_INFO, "version": version}, _api_routes(services, nothing))
+    loading = AdapterRoutes(nothing, nothing, (), NO_KEYS)
+    routes = _api_routes(services, nothing, loading)
+    return openapi_document({**_INFO, "version": version}, routes)
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:

@@ -23,7 +23,8 @@ from router.http.marked_content import constrain_between_marks
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.schema import Schema, SchemaReader
-from router.http.server_info import ServerInfo, answer_headers, served_name, stream_headers
+from router.http.served_models import ServedModels
+from router.http.server_info import ServerInfo, answer_headers, stream_headers
 from router.http.sse import EventStream, Frames, Source
 from router.http.thinking import NO_WISHES, Thinking
 from router.http.tools import AllowedTools, add_tools, constrain_to_tools
@@ -240,9 +241,11 @@ class AnswerService:
         template: ChatTemplate,
         tokenizer: Tokenizer,
         info: ServerInfo,
+        models: ServedModels,
         rules: ReadingRules = READS_ALL,
     ) -> None:
         self._rules = rules
+        self.models = models
         self.validator = validator
         self.tokenizer = tokenizer
         self.info = info
@@ -273,10 +276,6 @@ class AnswerService:
     async def read(self, request: Request, schema: type[S], check: Callable[[S], object]) -> S:
         """The body, which `check` has accepted. Raises HttpError, InvalidRequest."""
         return await self._bodies.read(request, schema, check)
-
-    def model_name(self, requested: str | None) -> str:
-        """The model's name in the answer. Raises HttpError (404) for another model."""
-        return served_name(self.info, requested)
 
     async def render(self, record: RequestRecord, prompt: Callable[[], ChatPrompt]) -> Rendered:
         """The prompt of a request.

@@ -21,6 +21,7 @@ from router.request.errors import (
     Draining,
     GenerationFailed,
     InvalidRequest,
+    NoAdapter,
     Overloaded,
     RateLimited,
     Refused,
@@ -209,6 +210,7 @@ _KINDS: Mapping[type[RouterError], _Kind] = {
         "context_length_exceeded",
         400,
     ),
+    NoAdapter: _Kind("model_not_found", 404, _INVALID, code="model_not_found"),
     InvalidRequest: _Kind("validation", 422, _INVALID, "Input validation error: {}", None, 400),
     Overloaded: _Kind(
         "overloaded", 429, "rate_limit_error", "Model is overloaded", code="overloaded"

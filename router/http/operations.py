@@ -23,8 +23,9 @@ from constraints.spec import ConstraintSpec
 from router.engine.infer import Infer
 from router.engine.validation import Limits
 from router.http.bodies import json_response, unless_disconnected
-from router.http.errors import HttpError, InternalErrors, model_not_found
+from router.http.errors import HttpError, InternalErrors
 from router.http.schema import AnswerModel, Grammar, Schema, SchemaReader
+from router.http.served_models import ServedModels
 from router.http.server.access import AccessRecord
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server.page import page, wants_page
@@ -170,17 +171,20 @@ class Info(AnswerModel):
 
 
 class ModelCard(AnswerModel):
-    """A name of the served model; `created` is in Unix time."""
+    """A name of the served model, or with `root` and `parent` a LoRA adapter: its folder, and the
+    name of the model that it is for. `created` is in Unix time."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
+    root: str | None = None
+    parent: str | None = None
 
 
 class ModelList(AnswerModel):
-    """The served model, once for each of its names."""
+    """The served model, once for each of its names, and its LoRA adapters."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -192,9 +196,11 @@ class OperationsRoutes:
         infer: Infer,
         metrics: Metrics,
         info: ServerInfo,
+        models: ServedModels,
         template: ChatTemplate,
         errors: InternalErrors,
     ) -> None:
+        self._models = models
         self._template = template
         self._infer = infer
         self._errors = errors
@@ -284,6 +290,11 @@ class OperationsRoutes:
                 "executor_fallback": info.executor_fallback,
                 "same_answer_under_load": info.same_answer_under_load,
                 "language_model_only": info.language_model_only,
+                "max_loras": self._models.max_loras,
+                "lora_adapters": [
+                    {"id": each.name, "path": each.path, "rank": each.rank}
+                    for each in self._models.adapters
+                ],
                 **_answers(self._template),
             }
         )
@@ -293,25 +304,12 @@ class OperationsRoutes:
         return Response(self._metrics.exposition(), headers={"content-type": _METRICS_MEDIA_TYPE})
 
     async def models(self, request: Request) -> Response:
-        """The served model, once for each of its names."""
-        data = [self._card(name) for name in self._info.model_names]
-        return json_response({"object": "list", "data": data})
+        """The served model, once for each of its names, and its LoRA adapters."""
+        return json_response({"object": "list", "data": self._models.cards()})
 
     async def model(self, request: Request) -> Response:
-        """One name of the served model."""
-        name = request.path_params["model_name"]
-        if name not in self._info.model_names:
-            raise model_not_found(name, self._info.short_names)
-        return json_response(self._card(name))
-
-    def _card(self, name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._info.created_s,
-            "owned_by": self._info.model_id,
-            "max_model_len": self._info.limits.max_total_len,
-        }
+        """One name of the served model, or one of its LoRA adapters."""
+        return json_response(self._models.card(request.path_params["model_name"]))
 
 
 def _answers(template: ChatTemplate) -> dict[str, Any]:

@@ -182,11 +182,13 @@ class VertexRoutes:
         if isinstance(instance, dict) and "messages" in instance and "inputs" not in instance:
             chat = self._chat.admit(parse_part(body, instance, place, ChatBody))
             _check_whole(chat)
-            checked, _ = await self._chat.check(record, chat)
+            model = self._chat.service.models.find(chat.model)
+            checked, _ = await self._chat.check(record, chat, model)
             return _Instance(checked, prefix=chat.echoed)
         generate = _sampling(parse_part(body, instance, place, GenerateBody))
         parameters = generate.chosen
-        checked = await self._validator.check(record, generate.inputs, to_raw(parameters))
+        raw = to_raw(parameters, self._chat.service.models)
+        checked = await self._validator.check(record, generate.inputs, raw)
         return _Instance(checked, parameters.best_of or 1, generate.prefix)
 
 

@@ -14,15 +14,12 @@ from processes.capacity import Capacity, Pool
 from proto.contract import NUM_OWN_STATES, ModelInfo, PoolLimits
 from router.config import RouterConfig
 from router.engine.validation import Limits
-from router.http.errors import model_not_found
 from router.http.request_record import RequestRecord
 from router.request.errors import StartupFailed
 from router.request.request import Finished
 
 # Draft tokens of a sequence, where nothing else is asked for.
 _MAX_DRAFTS = 7
-# What clients send that know of one model only: TGI's and the hub's.
-_PLACEHOLDERS = (None, "", "tgi", "dummy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +72,6 @@ class ServerInfo:
         )
         kind = "-".join(part for part in parts if part)
         return "-".join((self.version, *re.findall(r"[a-z0-9_]+", kind.lower())))
-
-
-def served_name(info: ServerInfo, asked: str | None) -> str:
-    """The name for the answer. Raises HttpError (404) for the name of another model."""
-    if asked is not None and asked in info.model_names:
-        return asked
-    if asked in _PLACEHOLDERS:
-        return info.model_names[0]
-    raise model_not_found(str(asked), info.short_names)
 
 
 def stream_headers(info: ServerInfo, num_characters: int) -> dict[str, str]:

@@ -41,10 +41,11 @@ from router.http.schema import (
     SchemaReader,
     bounded,
 )
+from router.http.served_models import ServedModels
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.http.server_info import ServerInfo, answer_headers, constraint_fields, stream_headers
 from router.http.sse import EventStream
-from router.request.errors import InvalidRequest, RouterError, wrong
+from router.request.errors import InvalidRequest, RouterError
 from router.request.request import Event, Failed, Finished, TokenGenerated, TokenLogprob
 from router.text.answer_format import ThoughtForm
 from router.text.control_tokens import visible
@@ -237,12 +238,10 @@ class ChatTokenizeResponse(AnswerModel):
     templated_text: str
 
 
-def to_raw(parameters: Parameters) -> RawParams:
-    """Raises InvalidRequest for an adapter, since none is loaded."""
-    if parameters.adapter_id is not None:
-        rule = "names an adapter, but this server has none loaded"
-        raise wrong("adapter_id", rule, parameters.adapter_id)
+def to_raw(parameters: Parameters, models: ServedModels) -> RawParams:
+    """Raises InvalidRequest for an adapter that is not loaded."""
     return RawParams(
+        adapter_id=models.adapter_id(parameters.adapter_id),
         best_of=parameters.best_of,
         **parameters.sampling(),
         typical_p=parameters.typical_p,
@@ -550,11 +549,14 @@ class TgiRoutes:
         )
         return await spans_json(spans)
 
+    def _raw(self, parameters: Parameters) -> RawParams:
+        return to_raw(parameters, self._chat.service.models)
+
     async def _answer(
         self, request: Request, record: RequestRecord, body: GenerateBody
     ) -> tuple[dict[str, object], dict[str, str]]:
         parameters = body.chosen
-        checked = await self._validator.check(record, body.inputs, to_raw(parameters))
+        checked = await self._validator.check(record, body.inputs, self._raw(parameters))
         num_draws = parameters.best_of or 1
         works = self._infer.best_of_each([(checked, num_draws)])
         (completions,) = await unless_disconnected(request, works)
@@ -593,7 +595,7 @@ class TgiRoutes:
                 "`decoder_input_details` must be false when tokens are streamed. Given: `true`",
                 field="decoder_input_details",
             )
-        checked = await self._validator.check(record, body.inputs, to_raw(parameters))
+        checked = await self._validator.check(record, body.inputs, self._raw(parameters))
         (accepted,) = self._infer.submit([checked])
         async with aclosing(accepted):
             async for burst in accepted:

@@ -7,6 +7,8 @@ RouterError
  |    +-- Unsupported             in order, but not something that this server does
  |    +-- ToolsRefused         tools that cannot be used as asked
  |    +-- ConstraintRefused    a constraint that cannot be kept; says why
+ |    +-- NoAdapter            no LoRA adapter has the name, or has it any more
+ |    +-- AdapterRefused       a LoRA adapter that cannot be loaded; says why
  +-- Refused                   a good request at a bad moment
  |    +-- Overloaded           the queue is full
  |    +-- RateLimited          the client's key has had what it may have
@@ -18,6 +20,7 @@ RouterError
  |    |    +-- ShardUnfit      it does not answer in time, or is another one: start it anew
  |    |    +-- Displaced       another router has begun an epoch there; this one is over
  |    +-- FailedAlone          the shards failed again and again with it, at last with it alone
+ |    +-- AdapterLost          its LoRA adapter could not be loaded again after a recovery
  |    +-- Cancelled            the client left
  |    +-- ServerStopped        the drain's time was over
  +-- StartupFailed             the router cannot begin: a port in use, no tokenizer, no shard
@@ -112,6 +115,14 @@ class ConstraintRefused(InvalidRequest):
         self.details = dict(details or {})
 
 
+class NoAdapter(InvalidRequest):
+    """No LoRA adapter has the name, or has it any more."""
+
+
+class AdapterRefused(InvalidRequest):
+    """A LoRA adapter that cannot be loaded; the message is for the operator."""
+
+
 class Refused(RouterError):
     """A good request at a bad moment; `retry_after_s` seconds later may be a better one."""
 
@@ -158,6 +169,10 @@ class Displaced(ShardFailed):
 
 class FailedAlone(GenerationFailed):
     """The shards failed each time that they computed this request, the last time with no other."""
+
+
+class AdapterLost(GenerationFailed):
+    """The shards began anew, and refuse the request's LoRA adapter, which they had before."""
 
 
 class Cancelled(GenerationFailed):

@@ -197,7 +197,8 @@ class RawParams:
     the prompt from which on `decoder_input_details` reports. `cache_salt` is a secret of those who
     share a prefix cache, `key` is the client's. `thought` is how a thought begins and ends in this
     answer, with its budget (`thought_budget` is the word for `names`); grammar and stop strings
-    are for what follows it.
+    are for what follows it. `adapter_id` is that of a load of a LoRA adapter, which the routes know
+    by the name that the client sent.
     """
 
     best_of: int | None = None
@@ -236,6 +237,7 @@ class RawParams:
     cache_salt: str | None = None
     key: ApiKey = NO_KEY
     thought: ThoughtRule | None = None
+    adapter_id: int | None = None
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property

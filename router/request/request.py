@@ -172,6 +172,7 @@ class GenerateRequest:
     `on_end` is called once, at its end, good or bad, with the numbers of its cached prompt tokens
     and of its generated tokens. `key` is that of its client. `thought` is what comes before the
     text that `constraint` and stop strings are for; its budget is kept only under a constraint.
+    `adapter_id` is the load of the LoRA adapter that it is computed with; None: the model alone.
     """
 
     prompt_ids: tuple[int, ...]
@@ -192,6 +193,7 @@ class GenerateRequest:
     key: ApiKey = NO_KEY
     thought: ThoughtRule | None = None
     template_end_ids: tuple[int, ...] = ()
+    adapter_id: int | None = None
 
     @property
     def has_rule(self) -> bool:

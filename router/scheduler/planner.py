@@ -373,6 +373,7 @@ class Planner:
                 state_ids=() if states is None else states.state_ids,
                 from_state=None if states is None else states.from_state,
                 kept_states=() if states is None else tuple(states.unwritten),
+                adapter_id=request.adapter_id,
             )
         )
 

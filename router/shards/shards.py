@@ -20,9 +20,11 @@ ever be answered again.
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import grpc
@@ -30,12 +32,15 @@ import grpc.aio
 
 from processes.spans import Metadata
 from proto import generate_pb2 as pb
-from proto.contract import Batch, ModelInfo, PoolLimits, Prepared, StepResult
+from proto.contract import Batch, LoadedAdapter, ModelInfo, PoolLimits, Prepared, StepResult
 from proto.generate_pb2_grpc import TextGenerationServiceStub
 from router.request.errors import (
+    AdapterRefused,
     ConstraintRefused,
     Displaced,
     GenerationFailed,
+    InvalidRequest,
+    NoAdapter,
     Overloaded,
     ShardFailed,
     ShardUnfit,
@@ -58,6 +63,14 @@ _CHANNEL_OPTIONS = (
 )
 _HOST_PORT = re.compile(r"[^/]+:\d{1,5}")
 _MAX_SOCKET_PATH_LEN = 107
+# What a shard answers to calls about a LoRA adapter when nothing is wrong with the shard.
+_ADAPTER_ERRORS: Mapping[tuple[str, grpc.StatusCode], type[InvalidRequest]] = MappingProxyType(
+    {
+        ("LoadAdapter", grpc.StatusCode.INVALID_ARGUMENT): AdapterRefused,
+        ("LoadAdapter", grpc.StatusCode.RESOURCE_EXHAUSTED): AdapterRefused,
+        ("UnloadAdapter", grpc.StatusCode.NOT_FOUND): NoAdapter,
+    }
+)
 # A shard's error when it is to begin an epoch before its present one.
 _LATER_EPOCH = re.compile(r"epoch \d+ is over: epoch \d+ has begun")
 
@@ -105,10 +118,16 @@ class Rank:
         return send(request, timeout=timeout_s, metadata=shown, wait_for_ready=waits)
 
     async def answer(self, method: str, call: Any) -> Any:
-        """The answer to a call under way. Raises ShardFailed: ShardUnfit, Displaced among them."""
+        """The answer to a call under way. Raises ShardFailed: ShardUnfit, Displaced among them.
+
+        And AdapterRefused, NoAdapter, which are no failure of the shard.
+        """
         try:
             return await call
         except grpc.aio.AioRpcError as error:
+            refusal = _ADAPTER_ERRORS.get((method, error.code()))
+            if refusal is not None:
+                raise refusal(error.details() or error_line(error)) from error
             is_over = error.code() is grpc.StatusCode.FAILED_PRECONDITION
             if is_over and _LATER_EPOCH.search(error.details() or ""):
                 raise Displaced(
@@ -133,6 +152,7 @@ _PREPARED_SOON_S = 2.0
 class ShardTimeouts:
     """Seconds after which a call counts as failed; `control_s` is for all without their own.
 
+    `adapter_s`: to read an adapter's files and pack it, behind the steps that were sent.
     `health_s`: for a sign of life, which a shard gives while it computes, too. `lockstep_s`: how
     long ranks may go on once another one has failed.
     """
@@ -141,6 +161,7 @@ class ShardTimeouts:
     warmup_s: float = 1800.0
     step_s: float = 120.0
     control_s: float = 10.0
+    adapter_s: float = 120.0
     health_s: float = 3.0
     prepare_s: float = 30.0
     lockstep_s: float = 5.0
@@ -290,22 +311,45 @@ class Shards:
             return longest_s
         return min(longest_s, max(_SHORTEST_PREPARE_S, constraint.prepare_by_s - monotonic()))
 
+    async def load_adapter(self, adapter_id: int, path: str) -> LoadedAdapter:
+        """Has every rank hold its part of a LoRA adapter, beside the steps; of all ranks together.
+
+        Raises AdapterRefused with a rank's reason, and ShardFailed. Either way some ranks may hold
+        it, so that it has to be unloaded.
+        """
+        request = wire.load_adapter_to_pb(self._epoch, adapter_id, path)
+        answers = await self._call_state("LoadAdapter", request, self._timeouts.adapter_s)
+        parts = [wire.loaded_from_pb(answer) for answer in answers]
+        return LoadedAdapter(
+            max(part.rank for part in parts), sum(part.num_bytes for part in parts)
+        )
+
+    async def unload_adapter(self, adapter_id: int | None) -> None:
+        """No rank holds the adapter any more, if one did; None: any. Raises ShardFailed."""
+        request = wire.unload_adapter_to_pb(self._epoch, adapter_id)
+        for rank in self._ranks:
+            with suppress(NoAdapter):
+                call = rank.send("UnloadAdapter", request, self._timeouts.adapter_s)
+                await rank.answer("UnloadAdapter", call)
+
     async def check_health(self) -> None:
         """Raises ShardFailed unless every rank answers soon."""
         await self._call_all("Health", pb.HealthRequest(), self._timeouts.health_s)
 
-    async def reset(self) -> None:
-        """All ranks forget everything, and a new epoch begins; new ones are warmed up as before.
+    async def reset(self) -> bool:
+        """All ranks forget all requests, and a new epoch begins; new ones are warmed up as before.
 
-        Raises ShardFailed, Displaced.
+        Whether there are new ones, which hold no adapter. Raises ShardFailed, Displaced.
         """
         await self.check_health()
         answers = await self._begin_epoch(self._timeouts.control_s)
-        if self._warmed is not None and not all(map(wire.is_warm, answers)):
+        has_new = not all(map(wire.is_warm, answers))
+        if self._warmed is not None and has_new:
             largest, limits = self._warmed
             found = await self._warm_up(largest, limits)
             if found != limits:
                 raise ShardUnfit(f"the shards began anew with {found}; they had {limits}")
+        return has_new
 
     async def _begin_epoch(self, timeout_s: float) -> Sequence[Any]:
         self._epoch += 1
@@ -400,6 +444,9 @@ class Shards:
             kinds = {type(failure) for failure in failures}
             kind = next((kind for kind in (Displaced, ShardUnfit) if kind in kinds), ShardFailed)
             raise kind("; ".join(map(str, failures)))
+        refusal = next((each for each in outcomes if isinstance(each, InvalidRequest)), None)
+        if refusal is not None:
+            raise refusal
         for rank, outcome in zip(self._ranks, outcomes, strict=True):
             if isinstance(outcome, asyncio.CancelledError):
                 raise ShardFailed(f"{rank.name}, {method}: cancelled") from outcome

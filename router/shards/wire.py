@@ -15,6 +15,7 @@ from proto.contract import (
     Batch,
     FinishReason,
     Generation,
+    LoadedAdapter,
     ModelInfo,
     NewSequence,
     OutputConstraint,
@@ -118,6 +119,21 @@ def prepare_to_pb(constraint: Constraint) -> pb.PrepareConstraintRequest:
 def prepared_from_pb(message: pb.PrepareConstraintResponse) -> Prepared:
     """A constraint that the rank holds now."""
     return Prepared(message.was_cached, message.cache_bytes, message.compile_ns)
+
+
+def load_adapter_to_pb(epoch: int, adapter_id: int, path: str) -> pb.LoadAdapterRequest:
+    """A LoRA adapter, to be held beside the model."""
+    return pb.LoadAdapterRequest(epoch=epoch, adapter_id=adapter_id, path=path)
+
+
+def unload_adapter_to_pb(epoch: int, adapter_id: int | None) -> pb.UnloadAdapterRequest:
+    """A LoRA adapter that no request is computed with; None: all."""
+    return pb.UnloadAdapterRequest(epoch=epoch, adapter_id=adapter_id or 0)
+
+
+def loaded_from_pb(message: pb.LoadAdapterResponse) -> LoadedAdapter:
+    """What one rank holds of an adapter."""
+    return LoadedAdapter(message.rank, message.num_bytes)
 
 
 def step_from_pb(message: pb.StepResponse, step_id: int) -> StepResult:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from processes.instruments import Counter, Gauge, Histogram
+from processes.instruments import Counter, Gauge, Histogram, LastKnown
 
 METHODS = ("prefill", "decode")
 # Exported from the start: alerts on a rate need the series before the first failure.
@@ -46,6 +46,7 @@ SEQUENCE_ENDS = (
     "shard_unfit",
     "displaced",
     "failed_alone",
+    "adapter_lost",
     "server_stopped",
 )
 CUTS = ("slow_head", "slow_body", "slow_reader", "no_pong", "too_many")
@@ -366,6 +367,12 @@ class Metrics(Collector):
         self.states_total = Gauge("tandem_states_total", "Slots for states, of a model with states")
         self.states_used = Gauge("tandem_states_used", "Slots for states held by running requests")
         self.states_kept = Gauge("tandem_states_kept", "States kept for reuse")
+        # By vLLM's name and labels: gateways send a request where its adapter is at work already.
+        self.lora_requests = LastKnown(
+            "vllm:lora_requests_info",
+            "When it was last looked which LoRA adapters have requests, in Unix time",
+            ("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+        )
         self.prompt_tokens = Counter("tandem_prompt_tokens", "Prompt tokens of admitted requests")
         self.prefix_hit_tokens = Counter(
             "tandem_prefix_cache_hit_tokens", "Prompt tokens that were in the prefix cache"
@@ -377,7 +384,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, for the registry."""
         for instrument in list(vars(self).values()):
-            if isinstance(instrument, Counter | Gauge | Histogram):
+            if isinstance(instrument, Counter | Gauge | Histogram | LastKnown):
                 yield from instrument.families()
 
     def exposition(self) -> bytes:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from constraints.spec import ConstraintSpec, Kind
 from proto.contract import LogprobParams, SamplingParams, StopParams
+from router.engine.adapters import Adapters
 from router.engine.batcher import NO_LAUNCHER, Batcher, BatcherLimits
 from router.engine.constraints import ConstraintCheck
 from router.engine.infer import Infer
@@ -40,7 +41,7 @@ from router.telemetry.tracing import NO_TRACES, Tracer
 from router.text.tokenizer import Tokenizer
 from tests.byte_tokenizer import byte_ids, save_byte_tokenizer
 from tests.checks import FakeChecks
-from tests.fake_script import letters, saying
+from tests.fake_script import CAPITAL, letters, saying
 from tests.fakes import FakeShard, serving
 
 PLAIN = SamplingParams()
@@ -52,6 +53,7 @@ ANY_TEXT = Constraint(ConstraintSpec(Kind.REGEX, "(?s:.*)"))
 # For tests that keep the machine busy: a late step is no fault there.
 PATIENT = ShardTimeouts(connect_s=20.0, warmup_s=20.0, step_s=20.0, control_s=20.0)
 PROMPT = "Once upon"
+MODEL_NAMES = ("fake/model", "model")
 
 
 @cache
@@ -71,6 +73,7 @@ class Rig:
     shards: Shards
     metrics: Metrics
     running: "asyncio.Future[None]"
+    adapters: Adapters
 
 
 def asking(
@@ -86,6 +89,7 @@ def asking(
     sampling: SamplingParams = PLAIN,
     skip_special_tokens: bool = True,
     constraint: Constraint | None = None,
+    adapter_id: int | None = None,
 ) -> GenerateRequest:
     """A request as validation would make it."""
     return GenerateRequest(
@@ -103,7 +107,17 @@ def asking(
         constraint,
         skip_special_tokens=skip_special_tokens,
         deadline_s=deadline_s,
+        cache_salt=b"" if adapter_id is None else b"%d" % adapter_id,
+        adapter_id=adapter_id,
     )
+
+
+def adapter_folder(parent: Path, name: str) -> str:
+    """A LoRA adapter, as far as a fake shard looks."""
+    folder = parent / name
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    return str(folder)
 
 
 @asynccontextmanager
@@ -129,10 +143,26 @@ async def routing(
         scheduler = scheduler_class(SchedulerLimits(max_step_tokens, max_batch_size), allocator)
         metrics = Metrics(CollectorRegistry(), max_input_len=64, max_total_len=128)
         observer = StepObserver(metrics, pool.block_size, tracer)
-        batcher = Batcher(scheduler, shards, byte_tokenizer(), observer, limits, clock, launcher)
+        adapters = Adapters(shards, ranks[0].max_loras, MODEL_NAMES)
+        batcher = Batcher(
+            scheduler,
+            shards,
+            byte_tokenizer(),
+            observer,
+            limits,
+            clock,
+            launcher,
+            adapters=adapters,
+        )
         running = asyncio.ensure_future(batcher.run())
         rig = Rig(
-            batcher, Infer(batcher, checks or FakeChecks()), scheduler, shards, metrics, running
+            batcher,
+            Infer(batcher, checks or FakeChecks()),
+            scheduler,
+            shards,
+            metrics,
+            running,
+            adapters,
         )
         try:
             yield rig
@@ -190,11 +220,11 @@ def texts_of(events: Sequence[Event]) -> list[str]:
     return [event.text for event in events if isinstance(event, TokenGenerated)]
 
 
-def expected_text(prompt: str, num_tokens: int) -> str:
+def expected_text(prompt: str, num_tokens: int, *, with_adapter: bool = False) -> str:
     """What a FakeShard of letters says after this prompt."""
     token_ids = byte_ids(prompt)
     for _ in range(num_tokens):
-        token_ids.append(letters(token_ids))
+        token_ids.append(letters(token_ids) + (CAPITAL if with_adapter else 0))
     return bytes(token_id - 2 for token_id in token_ids[len(prompt) :]).decode()
 
 

@@ -91,6 +91,11 @@ def test_settings_without_effect_are_taken_by_name() -> None:
         (["--otlp-endpoint", "http://a"], {}, ["--otlp-endpoint", "'http://a'", "HOST:PORT"]),
         ([], {"OTLP_ENDPOINT": "http://a:4318/v1/traces"}, ["OTLP_ENDPOINT", "without a path"]),
         (["--otlp-endpoint", "unix:///a:1"], {}, ["'unix:///a:1'", "OTLP over gRPC"]),
+        (["--lora-adapters", "a="], {}, ["--lora-adapters", "'a='", "NAME=PATH"]),
+        ([], {"LORA_ADAPTERS": "a=b,a=c"}, ["LORA_ADAPTERS", "a is there twice"]),
+        (["--lora-folders", "/nowhere"], {}, ["--lora-folders", "/nowhere is none"]),
+        (["--lora-folders", "/"], {}, ["--lora-folders: ", "ADMIN_API_KEY"]),
+        ([], {"ADMIN_API_KEY": "short"}, ["ADMIN_API_KEY: ", "at least 16"]),
         (["--ngrok"], {}, ["--ngrok", "opens no tunnel", "--port"]),
         (["--ngrok-authtoken", "t"], {}, ["--ngrok-authtoken", "opens no tunnel"]),
         ([], {"NGROK": "true"}, ["NGROK", "opens no tunnel"]),
@@ -104,6 +109,20 @@ def test_an_error_names_the_setting_its_value_and_the_rule(
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_adapters_are_named_or_go_by_their_ids() -> None:
+    flags = ["--lora-adapters", "sql=/a/b, me/chat", "--lora-adapters", "x=y"]
+    named = (("sql", "/a/b"), ("me/chat", "me/chat"), ("x", "y"))
+    assert read_config(flags, {}).lora_adapters == named
+    assert read_config([], {"LORA_ADAPTERS": "a"}).lora_adapters == (("a", "a"),)
+
+
+def test_folders_of_adapters_are_resolved(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    flags = ["--lora-folders", f"{tmp_path}/link", "--admin-api-key", "k" * 16]
+    assert read_config(flags, {}).lora_folders == ((tmp_path / "real").resolve(),)
 
 
 def test_words_come_between_commas_or_by_repeating_the_flag() -> None:

@@ -37,7 +37,6 @@ from router.http.lmtp.frames import (
 )
 from router.http.lmtp.generate import MAX_TOP_LOGPROBS, raw_params, usage_fields
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
-from router.http.server_info import served_name
 from router.request.errors import ConstraintRefused, InvalidRequest, RouterError
 from router.request.parameters import Limits
 
@@ -58,11 +57,13 @@ class GroupReader:
     async def read(self, body: BeamsFields) -> tuple[BeamGroup, Sequence[DroppedBeam]]:
         """The group, without the beams whose holes nothing can fill, and these.
 
-        Raises InvalidRequest, which names the hole or beam that it is about.
+        Raises InvalidRequest, which names the hole or beam that it is about, and HttpError (404)
+        for another model.
         """
+        adapter_id = self._services.models.find(body.model).adapter_id
         fields = [BeamFields()] if body.beams is None else body.beams
         self._check_numbers(body, fields)
-        holes = await self._holes(body)
+        holes = await self._holes(body, adapter_id)
         beams: list[Beam] = []
         dropped: list[DroppedBeam] = []
         for index, each in enumerate(fields):
@@ -100,11 +101,11 @@ class GroupReader:
                     field,
                 )
 
-    async def _holes(self, body: BeamsFields) -> list[Hole | DeadEnd]:
+    async def _holes(self, body: BeamsFields, adapter_id: int | None) -> list[Hole | DeadEnd]:
         """All holes. The first that is refused ends the checks of the others."""
         num_tops = min(2 * body.width + _MAX_END_TOKENS, MAX_TOP_LOGPROBS)
         checks = [
-            asyncio.ensure_future(self._hole(body, index, num_tops))
+            asyncio.ensure_future(self._hole(body, index, num_tops, adapter_id))
             for index in range(len(body.holes))
         ]
         try:
@@ -114,9 +115,11 @@ class GroupReader:
                 check.cancel()
             await asyncio.gather(*checks, return_exceptions=True)
 
-    async def _hole(self, body: BeamsFields, index: int, num_tops: int) -> Hole | DeadEnd:
+    async def _hole(
+        self, body: BeamsFields, index: int, num_tops: int, adapter_id: int | None
+    ) -> Hole | DeadEnd:
         try:
-            return await self._checked_hole(body, body.holes[index], num_tops)
+            return await self._checked_hole(body, body.holes[index], num_tops, adapter_id)
         except ConstraintRefused as error:
             if error.reason in _MISTAKES:
                 raise _about_hole(error, index) from error
@@ -124,7 +127,9 @@ class GroupReader:
         except InvalidRequest as error:
             raise _about_hole(error, index) from error
 
-    async def _checked_hole(self, body: BeamsFields, hole: HoleFields, num_tops: int) -> Hole:
+    async def _checked_hole(
+        self, body: BeamsFields, hole: HoleFields, num_tops: int, adapter_id: int | None
+    ) -> Hole:
         services = self._services
         prompt = await services.prompts.read(hole)
         fields = GenerateFields.model_construct(
@@ -140,6 +145,7 @@ class GroupReader:
             timeout_s=body.timeout_s,
         )
         raw = raw_params(fields, prompt, services.info.limits, version=2)
+        raw = replace(raw, adapter_id=adapter_id)
         request = await services.validator.check(
             self._context.record, prompt.content, raw, add_special_tokens=prompt.add_special_tokens
         )
@@ -213,7 +219,6 @@ class BeamStream:
     async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
         """Searches; the outcome is the end. Raises RouterError, HttpError for `fail`."""
         body = await self._services.read(frame, BeamsFields)
-        served_name(self._services.info, body.model)
         group, self._refused = await GroupReader(self._context).read(body)
         self._num_considered = group.num_considered
         if not group.beams:

@@ -26,7 +26,6 @@ from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame, GenerateFields, Message, Prompt, as_json, number
 from router.http.lmtp.streams import QueueNotices, SendMessages, StreamContext
 from router.http.openai.schema import normalize
-from router.http.server_info import served_name
 from router.request.errors import RouterError, wrong
 from router.request.request import (
     Event,
@@ -257,8 +256,8 @@ class GenerateStream:
     async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
         """Streams tokens; returns the last messages. Raises RouterError, HttpError."""
         body = await self._services.read(frame, GenerateFields)
-        served_name(self._services.info, body.model)
-        request, reading = await self._request(body)
+        adapter_id = self._services.models.find(body.model).adapter_id
+        request, reading = await self._request(body, adapter_id)
         self._encoder.configure(
             has_tops=bool(request.logprobs.num_top_tokens) or self._context.version == 1,
             has_deadline=request.deadline_s is not None,
@@ -295,20 +294,25 @@ class GenerateStream:
         num_prompt_tokens = self._context.record.num_prompt_tokens
         return self._encoder.cancelled(num_prompt_tokens, self._num_cached_tokens)
 
-    async def _request(self, body: GenerateFields) -> tuple[GenerateRequest, Reading | None]:
+    async def _request(
+        self, body: GenerateFields, adapter_id: int | None
+    ) -> tuple[GenerateRequest, Reading | None]:
         services = self._services
         context = self._context
         if body.include_reasoning:
-            return await self._chat(body)
+            return await self._chat(body, adapter_id)
         prompt = await services.prompts.read(body)
         raw = raw_params(body, prompt, services.info.limits, version=context.version)
+        raw = replace(raw, adapter_id=adapter_id)
         adds = prompt.add_special_tokens
         request = await services.validator.check(
             context.record, prompt.content, raw, add_special_tokens=adds
         )
         return request, None
 
-    async def _chat(self, body: GenerateFields) -> tuple[GenerateRequest, Reading | None]:
+    async def _chat(
+        self, body: GenerateFields, adapter_id: int | None
+    ) -> tuple[GenerateRequest, Reading | None]:
         """The request of an answer whose thought is no part of its text, and how it is read."""
         turns = body.messages
         if turns is None or body.prompt is not None or body.text is not None:
@@ -323,6 +327,7 @@ class GenerateStream:
         raw = raw_params(
             body, Prompt(rendered.text, "messages"), answers.limits, version=self._context.version
         )
+        raw = replace(raw, adapter_id=adapter_id)
         return await answers.check(record, rendered, raw, None)
 
 

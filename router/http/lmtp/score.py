@@ -14,7 +14,6 @@ from router.http.errors import HttpError
 from router.http.lmtp.frames import Frame, Message, ScoreFields, as_json, number
 from router.http.lmtp.generate import usage_fields
 from router.http.lmtp.streams import SendMessages, StreamContext
-from router.http.server_info import served_name
 from router.request.errors import InvalidRequest, RouterError
 from router.request.request import GenerateRequest, TokenLogprob
 
@@ -36,7 +35,7 @@ class ScoreStream:
     async def run(self, frame: Frame, send: SendMessages) -> list[Message]:
         """All scores at once. Raises RouterError, HttpError for `fail`."""
         body = await self._services.read(frame, ScoreFields)
-        served_name(self._services.info, body.model)
+        adapter_id = self._services.models.find(body.model).adapter_id
         values = body.values
         if not values or not all(values):
             raise InvalidRequest("`scored` must not be empty, nor have empty values", "scored")
@@ -48,7 +47,7 @@ class ScoreStream:
         # Version 1 accepts an empty prompt: the first token has no log-probability then.
         if not (body.is_flat and body.prompt == []):
             prompt_ids = await self._services.prompts.ids(body)
-        requests = [await self._request(prompt_ids, value) for value in values]
+        requests = [await self._request(prompt_ids, value, adapter_id) for value in values]
         scored = await self._score(requests, len(prompt_ids))
         return self._tokens(scored[0]) if body.is_flat else self._scores(scored)
 
@@ -60,7 +59,7 @@ class ScoreStream:
         return self.fail(HttpError(499, "cancelled", "the stream was cancelled"))
 
     async def _request(
-        self, prompt_ids: tuple[int, ...], value: str | list[int]
+        self, prompt_ids: tuple[int, ...], value: str | list[int], adapter_id: int | None
     ) -> GenerateRequest:
         if isinstance(value, str):
             value = list(await self._services.prompts.continuation_ids(value, "scored"))
@@ -68,6 +67,7 @@ class ScoreStream:
             max_new_tokens=1,
             decoder_input_details=True,
             prompt_from=len(prompt_ids),
+            adapter_id=adapter_id,
             names={"inputs": "scored"},
         )
         token_ids = (*prompt_ids, *value)

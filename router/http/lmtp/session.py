@@ -31,7 +31,6 @@ from router.http.lmtp.score import ScoreStream
 from router.http.lmtp.streams import LmtpServices, Outbox, StreamContext, Streams, StreamTask
 from router.http.request_record import RequestRecord
 from router.http.schema import parse_part
-from router.http.server_info import served_name
 from router.request.errors import RouterError, wrong
 from router.telemetry.metrics import CLOSE_CODES, FRAMES
 
@@ -202,10 +201,11 @@ class Session:
         self._version = VERSION if version is None else min(version, VERSION)
         info = self._services.info
         limits = self._services.limits
+        models = self._services.models
         return {
             "version": self._version,
             "server": f"tandem {info.version}",
-            "models": [info.model_names[0]],
+            "models": [info.model_names[0], *(adapter.name for adapter in models.adapters)],
             "eos_token_ids": list(info.limits.eos_token_ids),
             "vocab_size": info.limits.vocab_size,
             "max_input_len": info.limits.max_input_len,
@@ -227,7 +227,7 @@ class Session:
         info = self._services.info
         tokenizer = self._services.prompts.tokenizer
         return {
-            "model": served_name(info, model),
+            "model": self._services.models.find(model).name,
             "server": "tandem",
             "version": info.version,
             "dtype": info.model_dtype,

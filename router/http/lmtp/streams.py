@@ -31,6 +31,7 @@ from router.http.lmtp.frames import (
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.schema import Schema, parse_part
+from router.http.served_models import ServedModels
 from router.http.server_info import ServerInfo
 from router.request.errors import Overloaded, RouterError
 from router.telemetry.metrics import Metrics
@@ -151,6 +152,11 @@ class LmtpServices:
     def eos_id(self) -> int | None:
         """The model's first end token, if it has one."""
         return next(iter(self.info.limits.eos_token_ids), None)
+
+    @property
+    def models(self) -> ServedModels:
+        """What `model` may name."""
+        return self.answers.models
 
     async def read(self, frame: Frame, schema: type[S]) -> S:
         """The frame's object as `schema`. Raises InvalidRequest."""

@@ -3,6 +3,7 @@
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -35,6 +36,7 @@ from router.http.openai.reply import (
 )
 from router.http.openai.schema import ChatBody, CompletionBody, OpenAiBody
 from router.http.request_record import RequestRecord
+from router.http.served_models import ServedModel
 from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest, PromptScored
@@ -69,17 +71,17 @@ class OpenAiRoutes:
 
     def admit(self, body: B) -> B:
         """The body, if its model and all its fields are served. Raises as `read`."""
-        self.service.model_name(body.model)
+        self.service.models.find(body.model)
         body.check_supported()
         return body
 
-    def envelope(self, body: OpenAiBody, id_prefix: str, kind: str) -> Envelope:
+    def envelope(self, body: OpenAiBody, model: ServedModel, id_prefix: str, kind: str) -> Envelope:
         """A new reply's envelope, with the name that the client used for the model."""
         return Envelope(
             reply_id=f"{id_prefix}-{uuid.uuid4().hex}",
             kind=kind,
             created_s=int(time.time()),
-            model=self.service.model_name(body.model),
+            model=model.name,
             system_fingerprint=self.service.info.system_fingerprint,
             service_tier=None if body.service_tier is None else "default",
         )
@@ -166,14 +168,15 @@ class ChatRoutes(OpenAiRoutes):
         """Answer a chat, whole or as server-sent events."""
         record = self.service.validator.begin(request)
         body = await self.read(request, ChatBody)
-        checked, reading = await self.check(record, body)
+        model = self.service.models.find(body.model)
+        checked, reading = await self.check(record, body, model)
         draws = self.draws([checked], body.num_draws)
         logprobs = None
         num_top = body.num_top_logprobs
         if num_top is not None:
             logprobs = ChatLogprobs(self.names(body), num_top)
         if body.stream:
-            envelope = self.envelope(body, "chatcmpl", "chat.completion.chunk")
+            envelope = self.envelope(body, model, "chatcmpl", "chat.completion.chunk")
             encoders = [
                 ChatEncoder(
                     envelope,
@@ -194,18 +197,18 @@ class ChatRoutes(OpenAiRoutes):
             choice, num_thought = _chat_choice(completion, body, logprobs, reading)
             choices.append({"index": index, **choice})
             num_thought_tokens.append(num_thought)
-        envelope = self.envelope(body, "chatcmpl", "chat.completion")
+        envelope = self.envelope(body, model, "chatcmpl", "chat.completion")
         more = prompt_fields(body, checked, completions[0])
         return self.reply(record, body, envelope, completions, choices, num_thought_tokens, **more)
 
     async def check(
-        self, record: RequestRecord, body: ChatBody
+        self, record: RequestRecord, body: ChatBody, model: ServedModel
     ) -> tuple[GenerateRequest, Reading | None]:
         """The request for one answer, and how it is read; None: it is text.
 
         Raises InvalidRequest.
         """
-        raw = body.to_raw(self.service.limits)
+        raw = replace(body.to_raw(self.service.limits), adapter_id=model.adapter_id)
         prompt = await self.render(record, body)
         return await self.service.check(
             record,
@@ -252,10 +255,11 @@ class CompletionRoutes(OpenAiRoutes):
         """Complete one or several prompts, whole or as server-sent events."""
         record = self.service.validator.begin(request)
         body = await self.read(request, CompletionBody)
-        requests = await self._check(record, body)
+        model = self.service.models.find(body.model)
+        requests = await self._check(record, body, model)
         field = "n" if body.best_of is None else "best_of"
         draws = self.draws(requests, body.num_draws, field)
-        envelope = self.envelope(body, "cmpl", "text_completion")
+        envelope = self.envelope(body, model, "cmpl", "text_completion")
         echoes = [self._echo(body, each) for each in requests]
         names = self.names(body)
         if body.stream:
@@ -284,7 +288,9 @@ class CompletionRoutes(OpenAiRoutes):
             choices.append({"index": index, **choice, **fields})
         return self.reply(record, body, envelope, completions, choices)
 
-    async def _check(self, record: RequestRecord, body: CompletionBody) -> list[GenerateRequest]:
+    async def _check(
+        self, record: RequestRecord, body: CompletionBody, model: ServedModel
+    ) -> list[GenerateRequest]:
         limits = self.service.limits
         validator = self.service.validator
         most = limits.max_client_batch_size
@@ -293,7 +299,7 @@ class CompletionRoutes(OpenAiRoutes):
                 f"`prompt` must hold at most {most} prompts. Given: {len(body.prompt)}",
                 field="prompt",
             )
-        raw = body.to_raw(limits)
+        raw = replace(body.to_raw(limits), adapter_id=model.adapter_id)
         adds = body.add_special_tokens is not False
         return [
             await validator.check(record, prompt, raw, add_special_tokens=adds)

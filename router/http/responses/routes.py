@@ -7,6 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from typing import Any
@@ -103,14 +104,14 @@ class ResponseRoutes:
         service = self._service
         record = service.validator.begin(request)
         body = await service.read(request, ResponseBody, self._admit)
-        model = service.model_name(body.model)
-        raw = body.to_raw(service.limits)
+        model = service.models.find(body.model)
+        raw = replace(body.to_raw(service.limits), adapter_id=model.adapter_id)
         given = self._given(request, body)
         prompt = await self._prompt(request, body, given, body.max_output_tokens or 1)
         checked, reading = await service.check(record, prompt, raw, body.allowed_tools)
         response_id = f"resp_{uuid.uuid4().hex}"
         defaults = service.limits.sampling_defaults
-        reply = Reply(response_id, int(time.time()), model, body, defaults)
+        reply = Reply(response_id, int(time.time()), model.name, body, defaults)
         logprobs = None
         if body.has_logprobs:
             logprobs = ChatLogprobs(self._names, body.top_logprobs or 0)
@@ -211,7 +212,7 @@ class ResponseRoutes:
 
     def _admit(self, body: CountInputBody) -> None:
         """Raises HttpError for another model, InvalidRequest for what cannot be served."""
-        self._service.model_name(body.model)
+        self._service.models.find(body.model)
         body.check()
 
     async def _prompt(

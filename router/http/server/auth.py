@@ -1,5 +1,7 @@
 """API keys: every path needs one but health, the pages for people, and by default /metrics.
 
+Routes for who runs the server need the admin key in its place.
+
 A path that does not exist needs one too. Clients that open a WebSocket often cannot set headers:
 there a key may also be the password of Basic authentication (or the user, if there is no password),
 which is what a client makes of `http://KEY@host`, or `?key=` of the address.
@@ -40,10 +42,20 @@ from router.http.server.page import is_page
 from router.request.request import ApiKey
 
 _METRICS_PATH = "/metrics"
+# For who runs the server; their routes `require_admin`.
+LOAD_PATH = "/v1/load_lora_adapter"
+UNLOAD_PATH = "/v1/unload_lora_adapter"
+_ADMIN_PATHS = (LOAD_PATH, UNLOAD_PATH)
 _REFUSAL = HttpError(
     401,
     "invalid_api_key",
     "a valid API key is needed; send it as `Authorization: Bearer KEY`",
+    headers={"www-authenticate": "Bearer"},
+)
+_ADMIN_REFUSAL = HttpError(
+    401,
+    "invalid_api_key",
+    "the admin key is needed (--admin-api-key); send it as `Authorization: Bearer KEY`",
     headers={"www-authenticate": "Bearer"},
 )
 _SOCKET_REFUSAL = HttpError(
@@ -84,8 +96,14 @@ class KeyRing:
         return found
 
 
+NO_KEYS = KeyRing(())
+
+
 class ApiKeyAuth:
-    """ASGI middleware; `refusals` counts by reason what it refuses."""
+    """ASGI middleware; `refusals` counts by reason what it refuses.
+
+    The key of one of `admins` opens their paths alone.
+    """
 
     def __init__(
         self,
@@ -94,10 +112,12 @@ class ApiKeyAuth:
         refusals: Counter,
         *,
         protects_metrics: bool,
+        admins: KeyRing = NO_KEYS,
     ) -> None:
         assert keys, "without keys nobody gets in"
         self._app = app
         self._keys = keys
+        self._admins = admins
         self._refusals = refusals
         self._protects_metrics = protects_metrics
 
@@ -120,6 +140,8 @@ class ApiKeyAuth:
         sent_keys = [*_sent_keys(scope["headers"], takes_x_api_key=takes_x_api_key)]
         if scope["type"] == "websocket":
             sent_keys += _socket_keys(scope)
+        if scope["path"] in _ADMIN_PATHS and self._admins.find(sent_keys) is not None:
+            return True
         found = self._keys.find(sent_keys)
         record = AccessRecord.within(scope)
         if record is not None and found is not None:
@@ -130,6 +152,12 @@ class ApiKeyAuth:
         refusal = _SOCKET_REFUSAL if scope["type"] == "websocket" else _REFUSAL
         self._refusals.inc(refusal.error_type)
         await refuse(refusal, scope, receive, send)
+
+
+def require_admin(headers: Iterable[tuple[bytes, bytes]], admins: KeyRing) -> None:
+    """Raises HttpError (401) for a request without the key of one of `admins`."""
+    if admins.find(_sent_keys(headers, takes_x_api_key=False)) is None:
+        raise _ADMIN_REFUSAL
 
 
 def _sent_keys(headers: Iterable[tuple[bytes, bytes]], *, takes_x_api_key: bool) -> Iterable[bytes]:

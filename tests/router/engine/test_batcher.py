@@ -61,6 +61,7 @@ from tests.router.rig import (
     QUICK,
     RESTLESS,
     Rig,
+    adapter_folder,
     asking,
     byte_tokenizer,
     end_of,
@@ -1016,8 +1017,7 @@ async def kill_shard(shard: FakeShard) -> None:
     """A new process takes its place after a while, with nothing of the old one but its address."""
     address = f"127.0.0.1:{shard.urls[0].rpartition(':')[2]}"
     await shard.stop()
-    shard.is_warm = False
-    shard.rows = None
+    shard.restart()
     await asyncio.sleep(0.05)
     await shard.start(address)
 
@@ -1079,7 +1079,7 @@ async def break_now_and_then(shard: FakeShard, dice: random.Random) -> None:
 
 
 async def read(rig: Rig, index: int, dice: random.Random) -> None:
-    """One of the streams: most are read to the end, some leave."""
+    """One of the streams: most are read to the end, some leave; some are of an adapter."""
     await asyncio.sleep(dice.uniform(0.0, 2.0))
     prompt = f"story {index}"
     num_tokens = dice.randint(1, 60)
@@ -1088,6 +1088,7 @@ async def read(rig: Rig, index: int, dice: random.Random) -> None:
         num_tokens,
         logprobs=LogprobParams(prompt=index % 5 == 1),
         constraint=ANY_TEXT if index % 3 == 1 else None,
+        adapter_id=index % 4 or None,
     )
     stream: Stream = rig.batcher.submit(request)
     if index % 7 == 6:
@@ -1098,7 +1099,8 @@ async def read(rig: Rig, index: int, dice: random.Random) -> None:
         assert not hasattr(stream.end, "error") or isinstance(error_of(events), Cancelled)
         return
     events = await events_of(stream)
-    assert end_of(events).text == expected_text(prompt, num_tokens)
+    with_adapter = index % 4 > 0
+    assert end_of(events).text == expected_text(prompt, num_tokens, with_adapter=with_adapter)
     scored = [event for event in events if isinstance(event, PromptScored)]
     assert [len(each.tokens) for each in scored] == [len(prompt)] * (index % 5 == 1)
 
@@ -1107,12 +1109,16 @@ async def read(rig: Rig, index: int, dice: random.Random) -> None:
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2, 3))]
 )
-async def test_streams_are_the_same_whatever_becomes_of_their_shard(seed: int) -> None:
+async def test_streams_are_the_same_whatever_becomes_of_their_shard(
+    seed: int, tmp_path: Path
+) -> None:
     dice = random.Random(seed)
-    shard = FakeShard(num_blocks=200)
+    shard = FakeShard(num_blocks=200, max_loras=3)
     shard.faults.delay_s = 0.002
     router = routing(shard, limits=LIMITS, timeouts=TIMEOUTS, max_batch_size=MAX_BATCH_SIZE)
     async with router as rig:
+        for name in ("one", "two", "three"):
+            await rig.adapters.load(name, adapter_folder(tmp_path, name))
         breaking = asyncio.ensure_future(break_now_and_then(shard, dice))
         await asyncio.gather(*(read(rig, index, dice) for index in range(NUM_STREAMS)))
         breaking.cancel()
@@ -1227,6 +1233,7 @@ async def http_over(rig: Rig, shard: FakeShard) -> AsyncIterator[int]:
         chat_template=ChatTemplate({}, None, None),
         metrics=rig.metrics,
         info=info,
+        adapters=rig.adapters,
     )
     server = HttpServer(create_app(services), bind("127.0.0.1", 0), stop_timeout_s=2.0)
     await server.start()

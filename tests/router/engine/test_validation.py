@@ -258,3 +258,33 @@ def assert_in_range(request: GenerateRequest) -> None:
     assert all(-100 <= value <= 100 for value in sampling.logit_bias.values())
     assert 0 <= request.logprobs.num_top_tokens <= 5
     assert request.deadline_s is None or math.isfinite(request.deadline_s)
+
+
+async def salt(validation: Validation, adapter_id: int | None, cache_salt: str | None) -> bytes:
+    raw = RawParams(max_new_tokens=1, adapter_id=adapter_id, cache_salt=cache_salt)
+    request = await validation.validate_ids((1, 2), raw)
+    assert request.adapter_id == adapter_id
+    return request.cache_salt
+
+
+async def test_what_an_adapter_computed_is_found_by_its_own_load_and_salt_alone(
+    validation: Validation,
+) -> None:
+    salts = [
+        await salt(validation, adapter_id, cache_salt)
+        for adapter_id in (None, 1, 2, 256)
+        for cache_salt in (None, "a", "1", "LoRA adapter")
+    ]
+    assert len(set(salts)) == len(salts)
+    assert salts[0] == b""
+    assert await salt(validation, 2, "a") == await salt(validation, 2, "a")
+
+
+async def test_no_salt_of_a_client_leads_to_what_an_adapter_computed(
+    validation: Validation,
+) -> None:
+    """Not even one that spells what the adapter's salt is made of."""
+    wanted = await salt(validation, 1, None)
+    number = (1).to_bytes(16)
+    for spelt in (number, b"LoRA adapter" + number, number + b"LoRA adapter"):
+        assert await salt(validation, None, spelt.decode("latin-1")) != wanted

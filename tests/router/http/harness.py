@@ -26,11 +26,10 @@ from router.text.chat_template import ChatTemplate
 from tests.byte_tokenizer import EOS_ID, VOCAB_SIZE
 from tests.checks import FakeChecks
 from tests.fakes import FakeShard
-from tests.router.rig import QUICK, Rig, byte_tokenizer, routing
+from tests.router.rig import MODEL_NAMES, QUICK, Rig, byte_tokenizer, routing
 
 MAX_INPUT_LEN = 120
 MAX_TOTAL_LEN = 160
-MODEL_NAMES = ("fake/model", "model")
 SEED = 7
 
 
@@ -113,6 +112,7 @@ async def housing(
                 validation_workers=2,
                 compute_type="test",
             ),
+            adapters=rig.adapters,
             judges=judges,
             reading_rules=reading_rules,
         )

@@ -11,12 +11,21 @@ import grpc
 import pytest
 
 from proto import generate_pb2 as pb
-from proto.contract import Batch, NewSequence, RunningUpdate, SamplingParams, StepResult, StopParams
-from router.request.errors import Displaced, ShardFailed, StartupFailed
+from proto.contract import (
+    Batch,
+    LoadedAdapter,
+    NewSequence,
+    RunningUpdate,
+    SamplingParams,
+    StepResult,
+    StopParams,
+)
+from router.request.errors import AdapterRefused, Displaced, ShardFailed, StartupFailed
 from router.request.request import GenerateRequest
 from router.shards.shards import Rank, Shards, ShardTimeouts, dial_target
 from tests.fake_script import letters
 from tests.fakes import FakeShard, serving
+from tests.router.rig import adapter_folder
 
 QUICK = ShardTimeouts(connect_s=2.0, warmup_s=2.0, step_s=1.0, control_s=1.0, lockstep_s=0.2)
 PROMPT = (10, 11, 12, 13, 14, 15)
@@ -248,6 +257,42 @@ async def test_a_refused_call_names_rank_method_code_and_reason(method: str) -> 
             await serve_two_then_one()
         for word in ("shard 0 at ", method, "RESOURCE_EXHAUSTED", "out of memory"):
             assert word in str(caught.value)
+
+
+async def test_an_adapter_is_loaded_by_all_ranks_and_counted_over_them(tmp_path: Path) -> None:
+    ranks = [FakeShard(rank=rank, world_size=2, max_loras=1) for rank in range(2)]
+    path = adapter_folder(tmp_path, "a")
+    async with connected(*ranks) as shards:
+        loaded = await shards.load_adapter(5, path)
+        assert loaded == LoadedAdapter(rank=8, num_bytes=2 << 20)
+        assert [rank.adapters for rank in ranks] == [{5: path}] * 2
+        await shards.unload_adapter(5)
+        # What is not loaded is as good as freed.
+        await shards.unload_adapter(5)
+        assert [rank.adapters for rank in ranks] == [{}] * 2
+
+
+@pytest.mark.parametrize("refusing", [0, 1])
+async def test_a_rank_that_refuses_an_adapter_says_why_also_beside_one_that_is_slow(
+    refusing: int, tmp_path: Path
+) -> None:
+    ranks = [FakeShard(rank=rank, world_size=2, max_loras=1) for rank in range(2)]
+    async with connected(*ranks) as shards:
+        invalid = grpc.StatusCode.INVALID_ARGUMENT
+        ranks[refusing].faults.fails.append(("LoadAdapter", invalid, "use_dora is true"))
+        ranks[1 - refusing].faults.hangs.add("LoadAdapter")
+        with pytest.raises(AdapterRefused, match="use_dora is true"):
+            await shards.load_adapter(5, adapter_folder(tmp_path, "a"))
+
+
+async def test_an_adapter_that_is_loaded_for_an_earlier_epoch_does_not_count(
+    tmp_path: Path,
+) -> None:
+    shard = FakeShard(max_loras=1)
+    async with connected(shard) as shards:
+        shard.faults.epoch_offset = -1
+        with pytest.raises(ShardFailed, match="LoadAdapter: answered for epoch"):
+            await shards.load_adapter(5, adapter_folder(tmp_path, "a"))
 
 
 async def test_a_hanging_step_fails_at_its_deadline() -> None:

@@ -391,3 +391,17 @@ def test_a_step_says_its_place_and_what_left_before_it() -> None:
     batch = Batch(7, (), (), (4,), (2, 3), 1, 1)
     sent = wire.decode_to_pb(batch, 3, 5)
     assert (sent.epoch, sent.step, list(sent.dropped_ids)) == (3, 5, [2, 3])
+
+
+def test_an_adapter_is_sent_by_its_number_and_none_is_absent() -> None:
+    new = batch_of(PLAIN).new[0]
+    for adapter_id in (None, 7):
+        one = replace(new, adapter_id=adapter_id)
+        sent = wire.prefill_to_pb(replace(batch_of(PLAIN), new=(one,)), 3, 1).batch.requests[0]
+        assert sent.HasField("adapter_id") == (adapter_id is not None)
+        assert sent.adapter_id == (adapter_id or 0)
+
+
+def test_no_number_stands_for_all_adapters() -> None:
+    assert wire.unload_adapter_to_pb(3, 7) == pb.UnloadAdapterRequest(epoch=3, adapter_id=7)
+    assert wire.unload_adapter_to_pb(3, None) == pb.UnloadAdapterRequest(epoch=3)

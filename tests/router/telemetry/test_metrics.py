@@ -98,6 +98,18 @@ def test_tgi_s_dashboard_finds_its_names() -> None:
     assert set(DASHBOARD) <= series() | {name for name in bare if name.startswith("tgi_")}
 
 
+def test_what_gateways_ask_for_is_there_once_it_is_known_and_has_its_line() -> None:
+    metrics = Metrics(CollectorRegistry(), max_input_len=10, max_total_len=20)
+    name = "vllm:lora_requests_info"
+    assert name not in metrics.exposition().decode()
+    for now_s in (7.0, 8.0):
+        metrics.lora_requests.set(("2", "", "a,b"), now_s)
+    labels = 'max_lora="2",running_lora_adapters="a,b",waiting_lora_adapters=""'
+    assert f"{name}{{{labels}}} 8.0" in metrics.exposition().decode()
+    shown = ", ".join(f"`{label}`" for label in re.findall(r"(\w+)=", labels))
+    assert f"| `{name}` | gauge | {shown} |" in PAGE
+
+
 def test_alerts_of_the_tables_are_the_rules() -> None:
     named = {
         alert for cells in rows().values() for alert in re.findall(r"`(Tandem\w+)`", cells[-1])

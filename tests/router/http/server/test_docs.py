@@ -24,7 +24,10 @@ TGI_PATHS = {
     ],
     "get": "/health /info /metrics /v1/models".split(),
 }
-OURS = {"post": ["/vertex"], "get": ["/v1/models/{model_name}"]}
+OURS = {
+    "post": ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/vertex"],
+    "get": ["/v1/models/{model_name}"],
+}
 GENERATING = ("/", "/generate", "/generate_stream", "/invocations", "/vertex")
 CHOOSING = ("/chat_tokenize", "/invocations", "/vertex", "/v1/chat/completions", "/v1/completions")
 
