@@ -24,6 +24,7 @@ from bench.gpu_check.server import (
     config_of,
     free_memory,
     new_sequence,
+    num_attention_layers,
     num_read,
     prompt_ids,
     served,
@@ -32,7 +33,7 @@ from constraints.spec import ConstraintSpec, Kind
 from model_server.executor.executor import PagedModel
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
-from model_server.step import SequenceStep, StepInputs
+from model_server.step import SequenceStep, StateStep, StepInputs
 from proto.contract import FinishReason, NewSequence, OutputConstraint, SamplingParams, StopParams
 
 _ROOT = Path(__file__).parents[2]
@@ -52,11 +53,13 @@ _DECODES = {
     ),
     "Qwen3 8B": (Load(1, 1024), Load(64, 1024)),
     "Qwen3 30B-A3B, 24 layers": (Load(1, 1024), Load(8, 1024), Load(64, 1024), Load(256, 1024)),
+    "Qwen3.5 9B": (Load(1, 1024), Load(8, 1024), Load(64, 1024)),
     "Qwen3 0.6B": (Load(1, 1024, wanted_tokens_per_s=800), Load(64, 1024)),
 }
 _TINY_DECODES = (Load(1, 64), Load(3, 64))
 _PROMPT_LENS = (512, 2048, 8192)
 _SHAPE = "Llama 3 8B"
+_WITH_PROMPTS = (_SHAPE, "Qwen3.5 9B")
 _DEMO = Path(models.demo.__path__[0])
 _NUM_IDLE_STEPS = 50
 _WORDS = OutputConstraint(ConstraintSpec(Kind.REGEX, "([a-z]+ )+"))
@@ -160,7 +163,7 @@ def _rows(shape: str, loads: Sequence[Load], sizes: Sizes) -> list[Row]:
     with served(shape, sizes, max(load.batch_size for load in loads)) as server:
         for load in loads:
             rows += _decode_rows(shape, server, load, sizes)
-        if shape == _SHAPE:
+        if shape in _WITH_PROMPTS:
             rows += _prefill_rows(shape, server, sizes)
     return rows
 
@@ -183,10 +186,19 @@ def _decode_rows(shape: str, server: Server, load: Load, sizes: Sizes) -> list[R
 def _forward_s(server: Server, load: Load, sizes: Sizes) -> float:
     num_blocks = -(-load.context_len // server.model.block_size)
     steps = [
-        SequenceStep((5,), load.context_len - 1, range(i * num_blocks, (i + 1) * num_blocks))
+        SequenceStep(
+            (5,),
+            load.context_len - 1,
+            range(i * num_blocks, (i + 1) * num_blocks),
+            state=_state(server, 2 * i, 2 * i + 1),
+        )
         for i in range(load.batch_size)
     ]
     return _steps_s(server, steps, sizes)
+
+
+def _state(server: Server, read_id: int | None, write_id: int) -> StateStep | None:
+    return StateStep(read_id, write_id) if server.model.state_bytes else None
 
 
 def _steps_s(
@@ -207,10 +219,11 @@ def _prefill_rows(shape: str, server: Server, sizes: Sizes) -> list[Row]:
     config = server.config
     block_size = server.model.block_size
     for prompt_len in (32, 64) if sizes.is_rehearsal else _PROMPT_LENS:
-        step = SequenceStep((5,) * prompt_len, 0, range(-(-prompt_len // block_size)))
+        blocks = range(-(-prompt_len // block_size))
+        step = SequenceStep((5,) * prompt_len, 0, blocks, state=_state(server, None, 0))
         took_s = _steps_s(server, [step], sizes, num_runs=5)
         heads_len = config.num_attention_heads * config.head_dim
-        attention = 2 * config.num_hidden_layers * heads_len * prompt_len**2
+        attention = 2 * num_attention_layers(config) * heads_len * prompt_len**2
         head = config.vocab_size * config.hidden_size
         linear = 2 * (num_read(config, prompt_len) - head) * prompt_len
         flops = (linear + attention) / took_s

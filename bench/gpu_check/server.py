@@ -5,12 +5,12 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import LlamaConfig, Qwen3_5TextConfig, Qwen3Config, Qwen3MoeConfig
 
 from bench.gpu_check.rows import Sizes
 from model_server import zoo
@@ -77,6 +77,21 @@ SHAPES: dict[str, Any] = {
         head_dim=128,  # type: ignore[call-arg]
         max_position_embeddings=_MAX_POSITIONS,
     ),
+    # Three layers in four have a gated delta rule.
+    "Qwen3.5 9B": Qwen3_5TextConfig(
+        vocab_size=248_320,
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_hidden_layers=32,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        head_dim=256,
+        linear_num_key_heads=16,
+        linear_num_value_heads=32,
+        linear_key_head_dim=128,
+        linear_value_head_dim=128,
+        max_position_embeddings=_MAX_POSITIONS,
+    ),
 }
 _TINY = {
     "vocab_size": 4096,
@@ -89,7 +104,16 @@ _TINY = {
     "max_position_embeddings": 512,
 }
 
-_TINY_EXPERTS = {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2}
+_TINY_MORE: dict[type, dict[str, int]] = {
+    Qwen3MoeConfig: {"moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 2},
+    Qwen3_5TextConfig: {
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
+}
 
 
 def config_of(shape: str, sizes: Sizes) -> Any:
@@ -97,8 +121,7 @@ def config_of(shape: str, sizes: Sizes) -> Any:
     config = SHAPES[shape]
     if not sizes.is_rehearsal:
         return config
-    is_mixed = isinstance(config, Qwen3MoeConfig)
-    return type(config)(**_TINY, **(_TINY_EXPERTS if is_mixed else {}))
+    return type(config)(**_TINY, **_TINY_MORE.get(type(config), {}))
 
 
 def random_model(config: Any, device: torch.device) -> PagedModel:
@@ -175,10 +198,19 @@ class Server:
     runner: Runner
 
     def enter(self, load: Load, num_steps: int, constraint: OutputConstraint | None = None) -> None:
-        """Enter a batch that decodes for so many steps; contexts are zeros, read as any others."""
+        """Enter a batch that decodes for so many steps; contexts are zeros, read as any others.
+
+        A state stands behind tokens that are computed: prompts of such a model, one by one.
+        """
         start_len = load.context_len - num_steps // 2
         self.runner.clear()
         block_size = self.model.block_size
+        if self.model.state_bytes:
+            num_new = num_steps + load.batch_size + 1
+            for index in range(load.batch_size):
+                one = new_sequence(index, start_len, start_len, num_new, block_size, constraint)
+                self.runner.step([replace(one, state_ids=(2 * index, 2 * index + 1))])
+            return
         new = [
             new_sequence(index, start_len, 1, num_steps + 1, block_size, constraint)
             for index in range(load.batch_size)
@@ -218,10 +250,11 @@ class Server:
         return statistics.median(self.decode(_NUM_STEPS))
 
     def floor_s(self, load: Load, bytes_per_s: float) -> float:
-        """What reading weights and keys and values once takes."""
+        """What reading weights and keys and values once takes, and states, which are written."""
         kv_bytes = self.model.bytes_per_block / self.model.block_size * load.context_len
+        of_each = kv_bytes + 2 * self.model.state_bytes
         return (
-            2 * num_read(self.config, load.batch_size) + load.batch_size * kv_bytes
+            2 * num_read(self.config, load.batch_size) + load.batch_size * of_each
         ) / bytes_per_s
 
 
@@ -279,14 +312,30 @@ def served(
 
 def num_read(config: Any, num_tokens: int) -> int:
     """Parameters of layers and head that so many tokens read; experts are chosen evenly."""
+    hidden_size = config.hidden_size
     num_heads = config.num_attention_heads + config.num_key_value_heads
-    attention = 2 * config.hidden_size * config.head_dim * num_heads
+    attention = 2 * hidden_size * config.head_dim * num_heads
+    rule = 0
+    if isinstance(config, Qwen3_5TextConfig):
+        attention += hidden_size * config.head_dim * config.num_attention_heads
+        keys_len = config.linear_num_key_heads * config.linear_key_head_dim
+        values_len = config.linear_num_value_heads * config.linear_value_head_dim
+        rule = hidden_size * (2 * keys_len + 3 * values_len + 2 * config.linear_num_value_heads)
     inner_len = config.intermediate_size
     if isinstance(config, Qwen3MoeConfig):
         unread = (1 - config.num_experts_per_tok / config.num_experts) ** num_tokens
         inner_len = config.moe_intermediate_size * config.num_experts * (1 - unread)
-    layer = attention + 3 * config.hidden_size * inner_len
-    return int(config.num_hidden_layers * layer + config.vocab_size * config.hidden_size)
+    num_attending = num_attention_layers(config)
+    num_layers = config.num_hidden_layers
+    mixers = num_attending * attention + (num_layers - num_attending) * rule
+    mlps = num_layers * 3 * hidden_size * inner_len
+    return int(mixers + mlps + config.vocab_size * hidden_size)
+
+
+def num_attention_layers(config: Any) -> int:
+    """Layers that attend; the others have a gated delta rule."""
+    kinds = getattr(config, "layer_types", None) or ()
+    return int(config.num_hidden_layers) - list(kinds).count("linear_attention")
 
 
 def free_memory(sizes: Sizes) -> None:
