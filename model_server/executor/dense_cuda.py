@@ -161,15 +161,13 @@ class StaticStep:
             self._fill_states(step.state_slots, num_seqs, size)
 
     def _fill_states(self, slots: StateSlots, num_seqs: int, size: int) -> None:
-        own = self.state_slots
-        for target, source in (
-            (own.reads, slots.reads),
-            (own.writes, slots.writes),
-            (own.kept, slots.kept),
-        ):
-            target[:num_seqs].copy_(source)
-            if num_seqs < size:
-                target[num_seqs:size].fill_(-1)
+        own = (self.state_slots.reads, self.state_slots.writes, self.state_slots.kept)
+        torch._foreach_copy_(
+            [each[:num_seqs] for each in own], [slots.reads, slots.writes, slots.kept]
+        )
+        if num_seqs < size:
+            for each in own:
+                each[num_seqs:size].fill_(-1)
 
 
 class DecodeGraphs:

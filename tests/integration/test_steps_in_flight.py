@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -28,6 +29,8 @@ from router.scheduler.states import StateSlots
 from tests.hypothesis_profiles import fewer_examples
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import load, runner_of
+from tests.model_server.executor.decoders import decoder
+from tests.model_server.executor.test_dense_cuda import run_again
 
 _POOL_BLOCKS = 6
 _POOL_STATES = 12
@@ -41,6 +44,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
 @pytest.fixture(scope="module")
 def hybrid(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
     return load(tiny_models.save("qwen3_5", tmp_path_factory.mktemp("qwen3_5")), World())
+
+
+@pytest.fixture(scope="module")
+def on_device() -> PagedModel:
+    """As GPUs compute it, in plain torch; decode steps over the tensors that graphs read."""
+    own = decoder("qwen3_5", num_hidden_layers=2, layer_types=None, full_attention_interval=2)
+    return PagedModel(
+        own.on_device(torch.float32, new_capture=lambda: run_again),
+        model_type="qwen3_5_text",
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        vocab_size=own.recipe.head.rows.count,
+        max_position_embeddings=256,
+        window_len=None,
+        eos_token_ids=(),
+    )
 
 
 @dataclass(frozen=True)
@@ -191,7 +210,9 @@ def test_nor_do_states_that_are_kept_and_begun_with(
     assert one.answers == two.answers
 
 
-def test_kept_states_are_begun_with(hybrid: PagedModel) -> None:
+@pytest.mark.parametrize("executor", ["hybrid", "on_device"])
+def test_kept_states_are_begun_with(executor: str, request: pytest.FixtureRequest) -> None:
+    hybrid: PagedModel = request.getfixturevalue(executor)
     assert hybrid.keeps_states
     stop = StopParams(6, ignore_eos=True)
     each = [

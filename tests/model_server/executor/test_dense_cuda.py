@@ -65,13 +65,14 @@ def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str
     assert distance(torch.cat(actual), expected) < (2e-5 if family in WITH_STATES else 1e-5)
 
 
-def test_weights_in_8_bits_stay_near_float32() -> None:
-    own = decoder("llama-bias-tied")
+@pytest.mark.parametrize(("family", "most"), [("llama-bias-tied", 0.2), ("qwen3_5", 0.4)])
+def test_weights_in_8_bits_stay_near_float32(family: str, most: float) -> None:
+    own = decoder(family)
     make_matrix = matrices_of(TorchLayerOps(), "fp8")
     pool = Pool(own.on_device(torch.bfloat16, make_matrix=make_matrix))
     prompt = random_tokens(100)
     (actual,) = pool.run([(pool.sequence(prompt), 100)])
-    assert distance(actual.float(), own.native(prompt)) < 0.2
+    assert distance(actual.float(), own.native(prompt)) < most
 
 
 def test_widths_that_8_bits_do_not_serve_are_named() -> None:
