@@ -113,8 +113,9 @@ class ServeConfig(ModelConfig):
     )
     quantize: str | None = setting(
         None,
-        "matrix products in 8 bits, weights and activations: int8 on a CPU, fp8 on a GPU",
-        one_of("int8", "fp8"),
+        "weights of matrix products in fewer bits, and activations in 8: int8 or int4 on a CPU, fp8"
+        " on a GPU",
+        one_of("int8", "int4", "fp8"),
         group=Group.MODEL,
     )
     cuda_memory_fraction: float = setting(

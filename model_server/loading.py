@@ -46,7 +46,7 @@ from model_server.executor.dense import (
     MAX_QUANTIZED_ERROR,
     Build,
     load_dense,
-    load_int4,
+    load_grouped,
     load_unproven,
 )
 from model_server.executor.dense_cpu import DenseCpu
@@ -214,13 +214,16 @@ def _load_int4(
     )
     max_error = None
     if device == settings.device:
-        max_error = MAX_ERRORS[checked.dtype] if settings.quantize is None else MAX_QUANTIZED_ERROR
-    return load_int4(
+        # On CPUs what is in 4 bits stays so, and rows are rounded for it.
+        is_exact = settings.quantize is None and not (device.type == "cpu" and parameters.int4)
+        max_error = MAX_ERRORS[checked.dtype] if is_exact else MAX_QUANTIZED_ERROR
+    return load_grouped(
         recipe,
         parameters,
         angles_of(recipe, module),
         build,
         num_positions=num_positions,
+        quantize=settings.quantize,
         max_error=max_error,
     )
 

@@ -493,8 +493,8 @@ def unfit_reason(recipe: Recipe, dtype: torch.dtype, quantize: str | None = None
 def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterator[str]:
     if dtype not in ELEMENT_NAMES:
         yield f"it computes in float32 and bfloat16, not in {dtype}"
-    if quantize not in (None, "int8"):
-        yield f"it quantizes weights to int8, not to {quantize}"
+    if quantize not in (None, "int8", "int4"):
+        yield f"it quantizes weights to int8 and int4, not to {quantize}"
     yield from _layer_reasons(recipe)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from model_server.executor.executor import Executor
-from model_server.executor.int4 import Int4Parameters
+from model_server.executor.grouped import GroupedParameters, RoundedParameters
 from model_server.recipe.dense_torch import Angles, DenseTorch, angles_of
 from model_server.recipe.proof import (
     handed_to_experts,
@@ -59,7 +59,7 @@ class _Evidence:
     """Logits of some tokens, before the weights were packed."""
 
     token_ids: Tensor
-    exact: Tensor  # by the oracle in float32
+    exact: Tensor  # by the oracle in float32, of weights in 4 bits where they will be
     exact_of_chosen: Tensor  # the same, of the experts that transformers chose
     native: Tensor  # by transformers in the dtype in which the weights were read
 
@@ -74,7 +74,7 @@ def load_dense(
     Raises Unreadable where the logits are farther from float32 than rounding explains, and whatever
     `build` raises.
     """
-    evidence = _evidence(model, recipe)
+    evidence = _evidence(model, recipe, quantize)
     executor = load_unproven(model, recipe, build)
     actual = _logits(executor, evidence.token_ids)
     if quantize is None:
@@ -84,16 +84,17 @@ def load_dense(
     return executor
 
 
-def load_int4(
+def load_grouped(
     recipe: Recipe,
-    parameters: Int4Parameters,
+    parameters: GroupedParameters,
     angles: Sequence[Angles],
     build: Build[E],
     *,
     num_positions: int,
+    quantize: str | None,
     max_error: float | None,
 ) -> E:
-    """As `load_dense`, of a checkpoint in 4 bits, with the weights taken out of `parameters`.
+    """As `load_dense`, of a checkpoint in groups, with the weights taken out of `parameters`.
 
     The oracle computes with the same weights in float32: the executor's logits may be so far from
     it. `max_error` None: nothing is compared, since this rank holds a part.
@@ -101,14 +102,21 @@ def load_int4(
     exact = None
     token_ids = _token_ids(recipe.head.rows.count, parameters.device)
     if max_error is not None:
-        oracle = DenseTorch(recipe, parameters, angles)
+        oracle = DenseTorch(recipe, _as_computed(recipe, parameters, quantize), angles)
         exact = oracle.logits(token_ids, [len(token_ids)])
     executor = build(
         parameters, _tables(angles, num_positions, parameters.device), release=parameters.release
     )
     if max_error is not None and exact is not None:
-        _require_within(max_error, _logits(executor, token_ids), exact, "4 bits")
+        _require_within(max_error, _logits(executor, token_ids), exact, executor.name)
     return executor
+
+
+def _as_computed(
+    recipe: Recipe, parameters: Mapping[str, Tensor], quantize: str | None
+) -> Mapping[str, Tensor]:
+    """Rounding to 4 bits is no error of an executor, so that the oracle rounds, too."""
+    return RoundedParameters(parameters, recipe.products()) if quantize == "int4" else parameters
 
 
 def _require_within(max_error: float, actual: Tensor, exact: Tensor, kind: str) -> None:
@@ -146,7 +154,7 @@ def _device_of(parameters: Mapping[str, Tensor]) -> torch.device:
 
 
 @torch.inference_mode()
-def _evidence(model: HfModel, recipe: Recipe) -> _Evidence:
+def _evidence(model: HfModel, recipe: Recipe, quantize: str | None) -> _Evidence:
     parameters = _parameters(model)
     token_ids = _token_ids(model.facts.vocab_size, _device_of(parameters))
     with handed_to_experts(recipe, model.module) as handed:
@@ -154,7 +162,8 @@ def _evidence(model: HfModel, recipe: Recipe) -> _Evidence:
     chosen = {
         index: calls[0] for index, calls in require_choices(recipe, handed, parameters).items()
     }
-    oracle = DenseTorch(recipe, parameters, angles_of(recipe, model.module))
+    weights = _as_computed(recipe, parameters, quantize)
+    oracle = DenseTorch(recipe, weights, angles_of(recipe, model.module))
     lens = [len(token_ids)]
     exact = exact_of_chosen = oracle.logits(token_ids, lens)
     if chosen and native.dtype != torch.float32:

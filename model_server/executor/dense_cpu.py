@@ -17,7 +17,6 @@ from torch import Tensor
 
 from model_server.errors import InvalidStep
 from model_server.executor.weights import (
-    ELEMENT_NAMES,
     Arena,
     PackedWeights,
     StepStruct,
@@ -123,7 +122,7 @@ class DenseCpu:
         self._num_states = 0
         self._engine: int | None = None
         self.num_threads = num_threads
-        format_name = quantize or ELEMENT_NAMES[dtype]
+        format_name = self._weights.format_name
         self.name = f"dense, {format_name}, {instruction_set_of(self._library)}"
 
     @property

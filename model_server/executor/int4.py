@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from model_server.executor.grouped import GroupedParameters, GroupedWeight, group_len_of
+
 PER_WORD = 8
 
 
@@ -55,6 +57,17 @@ class Int4Weight:
         groups = unpacked(self.packed).unflatten(1, (-1, self.group_len)).float()
         values = (groups - self.zeros.unsqueeze(-1)) * self.scales.float().unsqueeze(-1)
         return values.flatten(1).to(dtype)
+
+    def grouped(self) -> GroupedWeight | None:
+        """As the native forward takes it; None: its groups are not multiplied."""
+        group_len = group_len_of(self.group_len)
+        if group_len is None:
+            return None
+        numbers = unpacked(self.packed).contiguous()
+        scales = self.scales.float().contiguous()
+        zero = int(self.zeros[0, 0])
+        minimums = None if bool((self.zeros == zero).all()) else scales * -self.zeros.float()
+        return GroupedWeight(numbers, scales, minimums, zero, 4).in_groups_of(group_len)
 
     def rows(self, chosen: Tensor) -> "Int4Weight":
         """Some outputs; `chosen` [n] int64, on the weight's device."""
@@ -108,7 +121,7 @@ def packed(numbers: Tensor) -> Tensor:
     return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
-class Int4Parameters(Mapping[str, Tensor]):
+class Int4Parameters(GroupedParameters):
     """A checkpoint's parameters by name; those in 4 bits are made ones of `dtype` when asked for.
 
     int4: those weights as they are
@@ -130,13 +143,17 @@ class Int4Parameters(Mapping[str, Tensor]):
 
     @property
     def device(self) -> torch.device:
-        """Of all of them."""
+        """See GroupedParameters."""
         return next(iter(self._plain.values())).device
 
     def __getitem__(self, name: str) -> Tensor:
         if name in self._int4:
             return self._int4[name].dense(self._dtype)
         return self._plain[name]
+
+    def grouped(self, name: str) -> GroupedWeight | None:
+        """See GroupedParameters."""
+        return self._int4[name].grouped() if name in self._int4 else None
 
     def __iter__(self) -> Iterator[str]:
         yield from self._plain
@@ -146,6 +163,6 @@ class Int4Parameters(Mapping[str, Tensor]):
         return len(self._plain) + len(self._int4)
 
     def release(self, name: str) -> None:
-        """Forget a parameter that nobody needs any more."""
+        """See GroupedParameters."""
         self._plain.pop(name, None)
         self._int4.pop(name, None)

@@ -13,7 +13,9 @@ it in.
 """
 
 import ctypes
+import logging
 import mmap
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, c_double, c_int64, c_void_p
@@ -25,6 +27,7 @@ import torch
 from torch import Tensor
 
 from model_server.executor.device_weights import rows_of_heads
+from model_server.executor.grouped import GROUP_LENS, GroupedParameters, GroupedWeight, alike
 from model_server.recipe.recipe import (
     Attention,
     Conv,
@@ -39,8 +42,12 @@ from model_server.recipe.recipe import (
     ShortConv,
 )
 
-# "wide" is bfloat16 weights for rows of float32, with the results of "f32".
-FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3}
+# "wide" is bfloat16 weights for rows of float32, with the results of "f32"; of the last two see
+# `native/groups.h`.
+FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3, "int4": 4, "grouped_int8": 5}
+# What they are called where they are shown.
+_SHOWN = {"wide": "f32", "grouped_int8": "int8"}
+_FORMAT_NAMES = {number: name for name, number in FORMATS.items()}
 
 
 NORM_KINDS = {"rms": 1, "layer": 2}
@@ -71,7 +78,11 @@ def _pointers(names: str) -> tuple[tuple[str, type], ...]:
 class MatrixStruct(Structure):
     """A linear layer, packed by 32 columns."""
 
-    _fields_ = (*_pointers("packed scales sums bias"), *_integers("n k format"))
+    _fields_ = (
+        *_pointers("packed scales sums bias"),
+        *_integers("n k format group_len zero"),
+        *_pointers("minimums"),
+    )
 
 
 class NormStruct(Structure):
@@ -187,6 +198,8 @@ def sizes() -> int:
     )
 
 
+_log = logging.getLogger(__name__)
+
 _HUGE_PAGE = 2 << 20
 
 
@@ -237,61 +250,95 @@ class Arena:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """Columns of one length, and the tensors that they lie in.
+    """Columns of one length, and the weights that they lie in.
 
     A column is one output of a layer: k weights in a row, wherever they lie, and a bias.
     """
 
-    addresses: npt.NDArray[np.uint64]  # 0: a column of zeros
+    weights: tuple[Tensor | GroupedWeight, ...]  # of rows of k
+    places: npt.NDArray[np.int64]  # [n, 2]: which of them, and which of its rows; -1: zeros
     biases: npt.NDArray[np.float32]
     k: int
-    element: int
-    tensors: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None) -> "Columns":
+    def of(cls, weight: Tensor | GroupedWeight, bias: Tensor | None) -> "Columns":
         """Those of a layer's weight [n, k], any strides, and bias [n]."""
-        if weight.dtype not in _ELEMENTS:
-            weight = weight.float()
-        weight = weight.detach().contiguous()
+        if isinstance(weight, Tensor):
+            weight = weight.detach()
+            weight = (weight if weight.dtype in _ELEMENTS else weight.float()).contiguous()
         n, k = weight.shape
-        steps = np.arange(n, dtype=np.uint64) * np.uint64(k * weight.itemsize)
+        places = np.stack((np.zeros(n, np.int64), np.arange(n)), 1)
         biases = np.zeros(n, np.float32) if bias is None else bias.detach().float().numpy()
-        addresses = steps + np.uint64(weight.data_ptr())
-        return cls(addresses, biases, k, _ELEMENTS[weight.dtype], (weight,))
+        return cls((weight,), places, biases, k)
 
     @classmethod
     def concatenate(cls, parts: "Sequence[Columns]") -> "Columns":
         """One after the other. Raises ValueError when their lengths or elements differ."""
-        first = parts[0]
-        if any((part.k, part.element) != (first.k, first.element) for part in parts):
+        weights: list[Tensor | GroupedWeight] = []
+        places = []
+        for part in parts:
+            places.append(part.places + np.array([len(weights), 0]))
+            places[-1][part.places[:, 0] < 0, 0] = -1
+            weights += part.weights
+        elements = {each.dtype for each in weights if isinstance(each, Tensor)}
+        if len({part.k for part in parts}) > 1 or len(elements) > 1:
             raise ValueError("merged layers must read the same rows and be of one dtype")
-        return cls(
-            np.concatenate([part.addresses for part in parts]),
-            np.concatenate([part.biases for part in parts]),
-            first.k,
-            first.element,
-            tuple(tensor for part in parts for tensor in part.tensors),
-        )
+        biases = np.concatenate([part.biases for part in parts])
+        return cls(tuple(weights), np.concatenate(places), biases, parts[0].k)
 
     def __len__(self) -> int:
-        return len(self.addresses)
+        return len(self.places)
+
+    @property
+    def element(self) -> int:
+        """In which they lie, where none is in groups."""
+        return next(_ELEMENTS[each.dtype] for each in self.weights if isinstance(each, Tensor))
+
+    def grouped(self) -> list[GroupedWeight] | None:
+        """Their weights, in groups of one kind; None: not all of them are in groups."""
+        weights = [each for each in self.weights if isinstance(each, GroupedWeight)]
+        return alike(weights) if len(weights) == len(self.weights) else None
+
+    def dense(self) -> "Columns":
+        """The same with no weight in groups."""
+        others = [each.dtype for each in self.weights if isinstance(each, Tensor)]
+        dtype = others[0] if others else torch.float32
+        weights = tuple(
+            each if isinstance(each, Tensor) else each.dense().to(dtype) for each in self.weights
+        )
+        return Columns(weights, self.places, self.biases, self.k)
+
+    def rounded(self) -> "Columns | None":
+        """The same with every weight in groups; None: no group divides its inputs."""
+        weights = []
+        for each in self.weights:
+            weight = GroupedWeight.rounded(each) if isinstance(each, Tensor) else each
+            if weight is None:
+                return None
+            weights.append(weight)
+        return Columns(tuple(weights), self.places, self.biases, self.k)
+
+    def addresses(self, rows: Sequence[Tensor]) -> npt.NDArray[np.uint64]:
+        """Where each column's part of such tensors is, one for each weight; 0: it has none."""
+        starts = np.array([each.data_ptr() for each in rows], np.uint64)
+        steps = np.array([each.stride(0) * each.itemsize for each in rows], np.uint64)
+        weight, row = self.places.T
+        found = starts[weight] + steps[weight] * row.astype(np.uint64)
+        found[weight < 0] = 0
+        return found
 
     def take(self, order: npt.NDArray[np.int64]) -> "Columns":
         """These of the columns, in this order."""
-        return Columns(
-            self.addresses[order], self.biases[order], self.k, self.element, self.tensors
-        )
+        return Columns(self.weights, self.places[order], self.biases[order], self.k)
 
     def padded(self, multiple: int) -> "Columns":
         """Filled up with columns of zeros."""
         num_zeros = -len(self) % multiple
         return Columns(
-            np.pad(self.addresses, (0, num_zeros)),
+            self.weights,
+            np.pad(self.places, ((0, num_zeros), (0, 0)), constant_values=-1),
             np.pad(self.biases, (0, num_zeros)),
             self.k,
-            self.element,
-            self.tensors,
         )
 
 
@@ -308,46 +355,85 @@ class Packer:
 
     def __init__(self, library: ctypes.CDLL, arena: Arena, num_threads: int) -> None:
         self._pack = library.tandem_dense_pack
-        self._pack.argtypes = (
-            ctypes.POINTER(MatrixStruct),
-            ctypes.c_int64,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_int64,
-        )
+        matrix = ctypes.POINTER(MatrixStruct)
+        panels = (ctypes.c_int64, ctypes.c_int64)
+        self._pack.argtypes = (matrix, ctypes.c_int64, ctypes.c_void_p, *panels)
         self._pack.restype = None
+        self._pack_groups = library.tandem_dense_pack_groups
+        self._pack_groups.argtypes = (matrix, *3 * (ctypes.c_void_p,), *panels)
+        self._pack_groups.restype = None
         self._packed_bytes = library.tandem_dense_packed_bytes
-        self._packed_bytes.argtypes = (ctypes.POINTER(MatrixStruct),)
+        self._packed_bytes.argtypes = (matrix,)
         self._packed_bytes.restype = ctypes.c_int64
         self._arena = arena
         self._num_threads = num_threads
 
     def matrix(self, columns: Columns, format_name: str) -> MatrixStruct:
-        """Pack `columns` as "f32", "bf16" or "int8". Raises MemoryError."""
+        """Pack `columns`, none of them in groups, as "f32", "bf16", "wide" or "int8".
+
+        Raises MemoryError.
+        """
         columns = columns.padded(COLUMNS)
-        n = len(columns)
-        is_int8 = format_name == "int8"
-        matrix = MatrixStruct(
-            scales=self._arena.take(4 * n) if is_int8 else None,
-            sums=self._arena.take(4 * n) if is_int8 else None,
+        matrix = self._empty(columns, format_name)
+        if format_name == "int8":
+            matrix.scales = self._arena.take(4 * len(columns))
+            matrix.sums = self._arena.take(4 * len(columns))
+        matrix.packed = self._arena.take(self._packed_bytes(matrix))
+        addresses = columns.addresses(
+            [each for each in columns.weights if isinstance(each, Tensor)]
+        )
+        self._run(
+            len(columns),
+            lambda first, end: self._pack(
+                matrix, columns.element, addresses.ctypes.data, first, end
+            ),
+        )
+        return matrix
+
+    def grouped(self, columns: Columns, weights: Sequence[GroupedWeight]) -> MatrixStruct:
+        """Pack columns of such weights, which are alike. Raises MemoryError."""
+        columns = columns.padded(COLUMNS)
+        is_int4 = all(each.bits <= 4 for each in weights)
+        matrix = self._empty(columns, "int4" if is_int4 else "grouped_int8")
+        matrix.group_len = weights[0].group_len
+        matrix.zero = weights[0].zero
+        group_bytes = 4 * len(columns) * (columns.k // weights[0].group_len)
+        matrix.scales = self._arena.take(group_bytes)
+        numbers = columns.addresses([each.numbers for each in weights])
+        scales = columns.addresses([each.scales for each in weights])
+        minimums = None
+        given = [each.minimums for each in weights if each.minimums is not None]
+        if given:
+            matrix.minimums = self._arena.take(group_bytes)
+            minimums = columns.addresses(given)
+        matrix.packed = self._arena.take(self._packed_bytes(matrix))
+        self._run(
+            len(columns),
+            lambda first, end: self._pack_groups(
+                matrix,
+                numbers.ctypes.data,
+                scales.ctypes.data,
+                None if minimums is None else minimums.ctypes.data,
+                first,
+                end,
+            ),
+        )
+        return matrix
+
+    def _empty(self, columns: Columns, format_name: str) -> MatrixStruct:
+        return MatrixStruct(
             bias=self._arena.put(columns.biases) if columns.biases.any() else None,
-            n=n,
+            n=len(columns),
             k=columns.k,
             format=FORMATS[format_name],
         )
-        matrix.packed = self._arena.take(self._packed_bytes(matrix))
+
+    def _run(self, n: int, pack: Callable[[int, int], None]) -> None:
+        """Each thread packs its part of the panels."""
         num_panels = n // COLUMNS
         bounds = [num_panels * i // self._num_threads for i in range(self._num_threads + 1)]
-        addresses = columns.addresses.ctypes.data
         with ThreadPoolExecutor(self._num_threads) as pool:
-            list(
-                pool.map(
-                    lambda first, end: self._pack(matrix, columns.element, addresses, first, end),
-                    bounds[:-1],
-                    bounds[1:],
-                )
-            )
-        return matrix
+            list(pool.map(pack, bounds[:-1], bounds[1:]))
 
 
 _UNLIMITED = 1 << 62
@@ -359,10 +445,12 @@ ELEMENT_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 class PackedWeights:
     """Owner of the packed weights; `model` is what the library reads.
 
-    parameters: by the names in the recipe; any float dtype
+    parameters: by the names in the recipe; any float dtype, or in groups (GroupedParameters)
     tables:     cos and sin [num_positions, n / 2] float32 of each entry of `recipe.rotary`
-    dtype:      of keys, values and, unless `quantize` says "int8", weights: float32 or bfloat16;
-                in float32, those that come as bfloat16 stay so, for the same results
+    dtype:      of keys, values and, unless `quantize` says "int8" or "int4", weights: float32 or
+                bfloat16; in float32, those that come as bfloat16 stay so, for the same results
+    quantize:   "int4": but for the head, and what no group divides, which are in 8 bits; "int8":
+                also what comes in groups, which else stays so
     release:    called with a parameter's name once it is not needed any more
     """
 
@@ -386,6 +474,8 @@ class PackedWeights:
         self._dtype = dtype
         self._quantize = quantize
         self._packer = Packer(library, self.arena, num_threads)
+        self._num_weights: Counter[str] = Counter()
+        self._undivided: set[int] = set()  # inputs that are no whole groups
         self._keep: list[object] = []  # what pointers lead to, beside the arena
         self.layers = (LayerStruct * len(recipe.layers))()
 
@@ -396,6 +486,12 @@ class PackedWeights:
         self.model = self._model()
         _release(release, last_use, len(recipe.layers))
         del self._parameters
+        if self._undivided:
+            _log.info(
+                "layers of %s inputs are in 8 bits, not in 4: no group of %s divides them",
+                ", ".join(map(str, sorted(self._undivided))),
+                ", ".join(map(str, GROUP_LENS)),
+            )
 
     def _model(self) -> ModelStruct:
         recipe = self._recipe
@@ -422,7 +518,10 @@ class PackedWeights:
             logit_scale=recipe.logit_scale,
             softcap=recipe.softcap or 0.0,
             final_norm=self._norm(recipe.final_norm, hidden),
-            head=self._matrix(recipe.head),
+            # It decides between tokens.
+            head=self._packed(
+                self._columns(recipe.head), "int8" if self._quantize == "int4" else self._quantize
+            ),
         )
 
     def _is_tied(self) -> bool:
@@ -437,11 +536,32 @@ class PackedWeights:
         """In which a weight is kept: bfloat16 is not widened."""
         return torch.bfloat16 if tensor.dtype == torch.bfloat16 else self._dtype
 
-    def _packed(self, columns: Columns) -> MatrixStruct:
-        format_name = self._quantize or ELEMENT_NAMES[self._dtype]
+    @property
+    def format_name(self) -> str:
+        """What products are multiplied in, that of most weights first."""
+        return "+".join(name for name, _ in self._num_weights.most_common())
+
+    def _packed(self, columns: Columns, quantize: str | None) -> MatrixStruct:
+        if quantize == "int4":
+            rounded = columns.rounded()
+            if rounded is None:
+                self._undivided.add(columns.k)
+                quantize = "int8"
+            else:
+                columns = rounded
+        grouped = None if quantize == "int8" else columns.grouped()
+        if grouped is not None:
+            return self._counted(self._packer.grouped(columns, grouped))
+        columns = columns.dense()
+        format_name = quantize or ELEMENT_NAMES[self._dtype]
         if format_name == "f32" and columns.element == FORMATS["bf16"]:
             format_name = "wide"
-        return self._packer.matrix(columns, format_name)
+        return self._counted(self._packer.matrix(columns, format_name))
+
+    def _counted(self, matrix: MatrixStruct) -> MatrixStruct:
+        name = _FORMAT_NAMES[matrix.format]
+        self._num_weights[_SHOWN.get(name, name)] += matrix.n * matrix.k
+        return matrix
 
     def _layer(self, layer: Layer) -> LayerStruct:
         hidden = layer.mixer.output.rows.count
@@ -454,14 +574,14 @@ class PackedWeights:
             residual_scale=layer.residual_scale,
         )
         if isinstance(layer.mixer, Delta):
-            struct.qkv = self._packed(self._delta_rows(layer.mixer))
+            struct.qkv = self._packed(self._delta_rows(layer.mixer), self._quantize)
             struct.delta = self._delta(layer.mixer)
         elif isinstance(layer.mixer, ShortConv):
-            struct.qkv = self._packed(self._conv_rows(layer.mixer))
+            struct.qkv = self._packed(self._conv_rows(layer.mixer), self._quantize)
             struct.conv = self._short_conv(layer.mixer)
         else:
             self._set_attention(struct, layer.attention)
-        struct.output = self._matrix(layer.mixer.output)
+        struct.output = self._packed(self._columns(layer.mixer.output), self._quantize)
         mlp = layer.feed_forward
         if isinstance(mlp, Mlp):
             struct.mlp = self._mlp(mlp)
@@ -473,7 +593,7 @@ class PackedWeights:
         query = attention.query
         struct.query_norm = self._head_norm(attention, query, attention.num_heads)
         struct.key_norm = self._head_norm(attention, attention.key, attention.num_kv_heads)
-        struct.qkv = self._packed(self._qkv(attention))
+        struct.qkv = self._packed(self._qkv(attention), self._quantize)
         struct.num_heads = attention.num_heads
         struct.num_kv_heads = attention.num_kv_heads
         struct.head_dim = attention.head_dim
@@ -559,8 +679,8 @@ class PackedWeights:
 
     def _two_layers(self, ins: Columns, out: Columns, layout: str, activation: str) -> MlpStruct:
         return MlpStruct(
-            ins=self._packed(_in_panels(ins, layout)),
-            out=self._packed(out),
+            ins=self._packed(_in_panels(ins, layout), self._quantize),
+            out=self._packed(out, self._quantize),
             inner=out.k,
             activation=ACTIVATIONS[activation],
             is_gated=layout != "plain",
@@ -571,11 +691,15 @@ class PackedWeights:
         outs = (MatrixStruct * moe.num_experts)()
         for index in range(moe.num_experts):
             columns = self._expert(moe, moe.gate_up, moe.gate_up_bias, index)
-            ins[index] = self._packed(_in_panels(columns, moe.layout))
+            ins[index] = self._packed(_in_panels(columns, moe.layout), self._quantize)
             columns = self._expert(moe, moe.down, moe.down_bias, index)
-            outs[index] = self._packed(columns)
+            outs[index] = self._packed(columns, self._quantize)
         # Scores decide between experts: they are computed in float32.
-        scores = [self._columns(each) for each in (moe.router, moe.shared_gate) if each is not None]
+        scores = [
+            self._columns(each).dense()
+            for each in (moe.router, moe.shared_gate)
+            if each is not None
+        ]
         groups = moe.groups
         experts = ExpertsStruct(
             num_experts=moe.num_experts,
@@ -605,14 +729,18 @@ class PackedWeights:
         bias = None if bias_name is None else self._parameters[bias_name][index]
         return Columns.of(weight.T if moe.transposed else weight, bias)
 
-    def _matrix(self, linear: Linear) -> MatrixStruct:
-        return self._packed(self._columns(linear))
-
     def _columns(self, linear: Linear) -> Columns:
-        weight = self._parameters[linear.weight]
         bias = None if linear.bias is None else self._parameters[linear.bias]
-        columns = Columns.of(weight.T if linear.transposed else weight, bias)
+        columns = Columns.of(self._weight(linear), bias)
         return columns.take(np.array(linear.rows.indices()))
+
+    def _weight(self, linear: Linear) -> Tensor | GroupedWeight:
+        if isinstance(self._parameters, GroupedParameters) and not linear.transposed:
+            grouped = self._parameters.grouped(linear.weight)
+            if grouped is not None:
+                return grouped
+        weight = self._parameters[linear.weight]
+        return weight.T if linear.transposed else weight
 
     def _rows(self, tensor: Tensor) -> int:
         """The address of an embedding's rows, which stay where they are if they can."""

@@ -405,4 +405,12 @@ void tandem_dense_pack(const Matrix *m, int64_t element, const void *const *rows
     pack_panels(*m, reinterpret_cast<const Bits16 *const *>(rows), first, end, packed, scales,
                 sums);
 }
+
+// The same of a matrix in groups, from its numbers, scales and minimums: see pack_groups.
+void tandem_dense_pack_groups(const Matrix *m, const uint8_t *const *rows,
+                              const float *const *scales, const float *const *minimums,
+                              int64_t first, int64_t end) {
+  pack_groups(*m, rows, scales, minimums, first, end, const_cast<void *>(m->packed),
+              const_cast<float *>(m->scales), const_cast<float *>(m->minimums));
+}
 }

@@ -6,7 +6,7 @@
 // A matrix is packed by 32 columns, its outputs: [n / 32][words of k][32 words]. A panel is 32
 // columns, one contiguous read.
 //
-//     dots      how a word of weights, times a word of a row, joins a sum
+//     dots      how a word of weights, times a word of a row, joins a sum; of groups: groups.h
 //     products  Matrix, RowTile, multiply_panel
 //     packing   makes weights (pack) and rows (prepare_rows) ready
 #pragma once
@@ -18,6 +18,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "groups.h"
 #include "vectors.h"
 
 // ---- Dots, per format and instruction set: how a word of weights, times one of a row, joins a sum.
@@ -185,20 +186,29 @@ struct Registers {};
 constexpr int kColumns = 32;  // of a panel
 
 // Of weights; rows are of the same. But kWide is bfloat16 weights for rows of floats: half of what
-// kF32 reads, to the same results.
-enum Format : int64_t { kF32 = 0, kBf16 = 1, kInt8 = 2, kWide = 3 };
+// kF32 reads, to the same results. Of kInt4 and kGroupedInt8 see groups.h: rows are of bytes.
+enum Format : int64_t { kF32, kBf16, kInt8, kWide, kInt4, kGroupedInt8 };
 
 // Mirrored field by field by whoever packs it. Arrays of columns are padded to whole panels; `k` may
 // be any number, the last words are filled up with zeros.
 struct Matrix {
   const void *packed;   // packed_bytes(), at a multiple of 64
-  const float *scales;  // int8: per column; or null
+  const float *scales;  // int8: per column; in groups: [n / 32][num_groups()][32]; or null
   const int32_t *sums;  // int8: each column's sum of weights; or null
   const float *bias;    // per column, or null
   int64_t n, k;         // columns, and length of a row; k at most 2^17 in int8
   int64_t format;
+  // In groups: k of each, a multiple of 16 that divides k; and what is added to a group, as scales:
+  // null where it is -zero of the scale everywhere.
+  int64_t group_len, zero;
+  const float *minimums;
 
-  int64_t pack() const { return format == kF32 ? 1 : format == kInt8 ? 4 : 2; }
+  bool in_groups() const { return format == kInt4 || format == kGroupedInt8; }
+  int64_t num_groups() const { return in_groups() ? k / group_len : 0; }
+  int64_t pack() const {
+    constexpr int8_t kPack[] = {1, 2, 4, 2, Int4Dot::kPack, GroupedInt8Dot::kPack};
+    return kPack[format];
+  }
   bool in_tiles() const { return NATIVE_AMX && (format == kBf16 || format == kInt8); }  // of AMX
   int64_t num_words() const {  // of a row, or a column
     const int64_t words = (k + pack() - 1) / pack();
@@ -227,9 +237,10 @@ inline int tile_rows(const Matrix &matrix) { return matrix.in_tiles() ? kTileRow
 // units[u * num_rows + r] where row_step is 0, else units[r * row_step + u]; for AMX see amx.h.
 struct RowTile {
   const uint32_t *units;
-  const float *scales;  // int8: per row
+  const float *scales;  // of bytes: per row
   int64_t row_step;
   int num_rows;
+  const float *sums = nullptr;  // for groups: [num_rows][num_groups()], of a row's bytes
 };
 
 // Rows are cut into as many tiles as necessary: of about equal size, but for AMX, where 16 rows take
@@ -313,6 +324,62 @@ void multiply_tile(const Matrix &matrix, int64_t panel, const RowTile &tile, con
   }
 }
 
+// As multiply_tile, of weights in groups.
+template <class Dot, int R, bool kPacked, bool kAhead>
+void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, const char *ahead,
+                     float *to) {
+  constexpr int kWide = R <= kWideRows ? 2 : 1, kUnits = Dot::kUnits;
+  const int64_t num_groups = matrix.num_groups(), num_words = matrix.group_len / Dot::kPack;
+  const int64_t row_step = kPacked ? 1 : tile.row_step;
+  const char *packed = static_cast<const char *>(matrix.packed) + panel * matrix.panel_bytes();
+  for (int half = 0; half < 2; half += kWide) {
+    const uint32_t *weights = reinterpret_cast<const uint32_t *>(packed) + half * 16;
+    const uint32_t *units = tile.units;
+    const char *next = ahead + half * 64;
+    int64_t column = panel * num_groups * kColumns + half * 16;
+    Floats total[R][kWide] = {};
+    for (int64_t group = 0; group < num_groups; ++group, column += kColumns) {
+      Ints sums[R][kWide] = {};
+      for (int64_t word = 0; word < num_words; ++word, weights += kColumns, next += 128) {
+        Words parts[kWide][kUnits];
+#pragma GCC unroll 2
+        for (int n = 0; n < kWide; ++n) {
+          Dot::split(load(weights + n * 16), parts[n]);
+          if constexpr (kAhead) __builtin_prefetch(next + n * 64);
+        }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; ++r) {
+          Words x[kUnits];
+#pragma GCC unroll 8
+          for (int u = 0; u < kUnits; ++u)
+            x[u] = broadcast(units[kPacked ? u * R + r : r * row_step + u]);
+#pragma GCC unroll 2
+          for (int n = 0; n < kWide; ++n) sums[r][n] = Dot::join(sums[r][n], x, parts[n]);
+        }
+        units += kPacked ? R * kUnits : kUnits;
+      }
+      Floats scales[kWide], minimums[kWide];
+#pragma GCC unroll 2
+      for (int n = 0; n < kWide; ++n) {
+        scales[n] = load(matrix.scales + column + n * 16);
+        minimums[n] = matrix.minimums ? load(matrix.minimums + column + n * 16)
+                                      : scales[n] * -static_cast<float>(matrix.zero);
+      }
+      join_group<Dot>(total, sums, tile.sums + group, num_groups, scales, minimums);
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 2
+      for (int n = 0; n < kWide; ++n) {
+        const int64_t place = (half + n) * 16;
+        const Floats bias =
+            matrix.bias ? load(matrix.bias + panel * kColumns + place) : broadcast(0.f);
+        store(to + r * kColumns + place,
+              multiply_add(total[r][n], broadcast(tile.scales[r]), bias));
+      }
+  }
+}
+
 // Unnamed, since a table inside of a template with external linkage would be one for all libraries
 // of a process, whatever instruction set each was compiled for.
 namespace {
@@ -324,6 +391,11 @@ constexpr auto multiply_functions(std::integer_sequence<int, R...>) {
   return std::array<Multiply, sizeof...(R)>{&multiply_tile<Dot, R + 1, kPacked, kAhead>...};
 }
 
+template <class Dot, bool kPacked, bool kAhead, int... R>
+constexpr auto group_functions(std::integer_sequence<int, R...>) {
+  return std::array<Multiply, sizeof...(R)>{&multiply_groups<Dot, R + 1, kPacked, kAhead>...};
+}
+
 template <bool kPacked, bool kAhead>
 Multiply multiply_function(int64_t format, int num_rows) {
   using Rows = std::make_integer_sequence<int, kVectorRows>;
@@ -332,6 +404,8 @@ Multiply multiply_function(int64_t format, int num_rows) {
       multiply_functions<Bf16Dot, kPacked, kAhead>(Rows{}),
       multiply_functions<Int8Dot, kPacked, kAhead>(Rows{}),
       multiply_functions<WideDot, kPacked, kAhead>(Rows{}),
+      group_functions<Int4Dot, kPacked, kAhead>(Rows{}),
+      group_functions<GroupedInt8Dot, kPacked, kAhead>(Rows{}),
   };
   return kFunctions[format][num_rows - 1];
 }
@@ -504,6 +578,11 @@ using Bf16RowEncoder = std::conditional_t<Bf16Dot::kUnits == 1, Bf16Encoder, Wid
 using Int8RowEncoder =
     std::conditional_t<Int8Dot::kUnits == 1, ByteEncoder<Int8Dot::kOffset>,
                        std::conditional_t<Int8Dot::kUnits == 2, PairEncoder, NumberEncoder>>;
+using Int4RowEncoder =
+    std::conditional_t<Int4Dot::kUnits == 2, ByteEncoder<0>, NumberEncoder>;
+using GroupedRowEncoder =
+    std::conditional_t<GroupedInt8Dot::kUnits == 1, ByteEncoder<0>,
+                       std::conditional_t<GroupedInt8Dot::kUnits == 2, PairEncoder, NumberEncoder>>;
 
 // A row's last chunk, of `count` elements and zeros. Not inlined, so that it costs the others
 // nothing.
@@ -671,22 +750,49 @@ void pack_panels(const Matrix &shape, const E *const *rows, int64_t first, int64
   }
 }
 
-inline int units_per_word(int64_t format) {
-  switch (format) {
-    case kF32:
-      return F32Dot::kUnits;
-    case kBf16:
-      return Bf16Dot::kUnits;
-    case kWide:
-      return WideDot::kUnits;
-    default:
-      return Int8Dot::kUnits;
+// Where number i of a word lies in it, in groups.
+inline int64_t grouped_shift(int64_t i) { return 8 * (i % 4) + 4 * (i / 4); }
+
+// Number i of a column in groups, whose first word is `column`.
+inline uint32_t grouped_number(const uint32_t *column, int64_t pack, int64_t i) {
+  return column[i / pack * kColumns] >> grouped_shift(i % pack) & (pack == Int4Dot::kPack ? 15 : 255);
+}
+
+// Packs panels [first, end) of a matrix in groups: `rows` has k numbers of each column, `scales` and
+// `minimums` (null: none) its groups'. A null row is zeros.
+inline void pack_groups(const Matrix &shape, const uint8_t *const *rows,
+                        const float *const *scales, const float *const *minimums, int64_t first,
+                        int64_t end, void *packed, float *to_scales, float *to_minimums) {
+  const int64_t pack = shape.pack(), num_words = shape.num_words(), groups = shape.num_groups();
+  for (int64_t column = first * kColumns; column < end * kColumns; ++column) {
+    const int64_t panel = column / kColumns, lane = column % kColumns;
+    if (column >= shape.n || rows[column] == nullptr) continue;  // the memory is zeros
+    auto *to = static_cast<uint32_t *>(packed) + panel * num_words * kColumns + lane;
+    const uint8_t *from = rows[column];
+    for (int64_t word = 0; word < num_words; ++word, from += pack) {
+      uint32_t bits = 0;
+      for (int64_t i = 0; i < pack; ++i)
+        bits |= static_cast<uint32_t>(from[i]) << grouped_shift(i);
+      to[word * kColumns] = bits;
+    }
+    for (int64_t group = 0; group < groups; ++group) {
+      const int64_t place = (panel * groups + group) * kColumns + lane;
+      to_scales[place] = scales[column][group];
+      if (to_minimums != nullptr) to_minimums[place] = minimums[column][group];
+    }
   }
+}
+
+inline int64_t units_per_word(int64_t format) {
+  constexpr int8_t kUnits[] = {F32Dot::kUnits,  Bf16Dot::kUnits, Int8Dot::kUnits,
+                               WideDot::kUnits, Int4Dot::kUnits, GroupedInt8Dot::kUnits};
+  return kUnits[format];
 }
 
 // What `prepare_rows` needs for `num_rows` rows, in 32-bit units.
 inline int64_t prepared_units(const Matrix &matrix, int64_t num_rows) {
-  return num_rows * matrix.num_words() * units_per_word(matrix.format);
+  return num_rows *
+         (matrix.num_words() * units_per_word(matrix.format) + matrix.num_groups());
 }
 
 template <class Encoder, class E>
@@ -714,10 +820,24 @@ void encode_steps(const E *const *rows, int num_rows, int64_t k, int64_t num_uni
       encode_chunk<Encoder>(rows[r], k, first, inverse_scales[r], to);
 }
 
+// The sums of each group of a row's bytes.
+template <class E>
+void sum_groups(const Matrix &matrix, const E *row, float inverse_scale, float *sums) {
+  for (int64_t first = 0; first < matrix.k; first += matrix.group_len) {
+    Ints lanes = broadcast(int32_t{0});
+    for (int64_t i = first; i < first + matrix.group_len; i += 16)
+      lanes = lanes + quantised(row + i, inverse_scale);
+    int32_t each[16], sum = 0;
+    store(each, lanes);
+    for (int32_t lane : each) sum += lane;
+    *sums++ = static_cast<float>(sum);
+  }
+}
+
 // Makes up to tile_rows() rows of E, `row_stride` elements apart, ready for `matrix`. `many`: the rows
 // meet many tiles or panels, so that interleaving them pays; else they are read where they lie, if
-// they can be. `to` has prepared_units(matrix, num_rows) units, `scales` num_rows floats (int8; else
-// null). What the tile reads must outlive it.
+// they can be. `to` has prepared_units(matrix, num_rows) units, `scales` num_rows floats (of bytes;
+// else null). What the tile reads must outlive it.
 template <class E>
 RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, int num_rows,
                      bool many, uint32_t *to, float *scales) {
@@ -736,9 +856,19 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
   float inverse_scales[kTileRows] = {};
   for (int r = 0; r < num_rows; ++r) {
     own[r] = rows + r * row_stride;
-    if (format != kInt8) continue;
+    if (format != kInt8 && !matrix.in_groups()) continue;
     scales[r] = scale_of(own[r], k);
     inverse_scales[r] = inverse_of(scales[r]);
+  }
+  if (matrix.in_groups()) {
+    if (format == kInt4)
+      encode_tile<Int4RowEncoder>(own, num_rows, k, num_units, inverse_scales, many, to);
+    else
+      encode_tile<GroupedRowEncoder>(own, num_rows, k, num_units, inverse_scales, many, to);
+    auto *sums = reinterpret_cast<float *>(to + num_rows * num_units);
+    for (int r = 0; r < num_rows; ++r)
+      sum_groups(matrix, own[r], inverse_scales[r], sums + r * matrix.num_groups());
+    return {to, scales, many ? 0 : num_units, num_rows, sums};
   }
   if (matrix.in_tiles()) {
     if (format == kBf16)

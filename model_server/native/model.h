@@ -222,10 +222,20 @@ inline void take_row(int64_t format, const void *rows, int64_t index, int64_t n,
   for (int64_t i = 0; i < n; ++i) to[i] = widened(from[i]);
 }
 
-// The weights of one column of a packed matrix, which is of floats or bfloat16s.
+// The weights of one column of a packed matrix, which is of floats, of bfloat16s or in groups.
 inline void take_column(const Matrix &m, int64_t column, float *to) {
   const char *panel = static_cast<const char *>(m.packed) + column / kColumns * m.panel_bytes();
   const auto *from = reinterpret_cast<const uint32_t *>(panel) + column % kColumns;
+  if (m.in_groups()) {
+    int64_t place = column / kColumns * m.num_groups() * kColumns + column % kColumns;
+    for (int64_t first = 0; first < m.k; first += m.group_len, place += kColumns) {
+      const float scale = m.scales[place];
+      const float minimum = m.minimums ? m.minimums[place] : scale * -static_cast<float>(m.zero);
+      for (int64_t i = first; i < first + m.group_len; ++i)
+        to[i] = static_cast<float>(grouped_number(from, m.pack(), i)) * scale + minimum;
+    }
+    return;
+  }
   for (int64_t i = 0; i < m.k; ++i) {
     const uint32_t word = from[i / m.pack() * kColumns];
     const uint32_t bits = m.format == kF32 ? word : i % 2 ? word & 0xffff0000u : word << 16;

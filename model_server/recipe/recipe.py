@@ -371,6 +371,12 @@ class Recipe:
             use for use in uses_of(self) if use.rows is not None or use.name != self.head.weight
         )
 
+    def products(self) -> dict[str, bool]:
+        """Weights that layers multiply, but for those that choose experts; by their names, whether
+        their inputs come first.
+        """
+        return {name: turned for layer in self.layers for name, turned in _products_of(layer)}
+
     def wide_names(self) -> set[str]:
         """Names of parameters that are read in float32 whatever the dtype of the others."""
         names = set()
@@ -397,6 +403,20 @@ _NAME_FIELDS = frozenset(
         " a_log dt_bias skip"
     ).split()
 )
+
+
+def _products_of(part: object) -> Iterator[tuple[str, bool]]:
+    if isinstance(part, Linear):
+        yield part.weight, part.transposed
+    elif isinstance(part, Moe):
+        yield part.gate_up, part.transposed
+        yield part.down, part.transposed
+        yield from _products_of(part.shared)
+    elif is_dataclass(part):
+        for field in fields(part):
+            value = getattr(part, field.name)
+            for each in value if isinstance(value, tuple) else (value,):
+                yield from _products_of(each)
 
 
 def uses_of(part: object) -> Iterator[Use]:

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from model_server.errors import InvalidStep
 from model_server.executor.dense_cpu import DenseCpu
+from model_server.executor.grouped import RoundedParameters
+from model_server.recipe.dense_torch import DenseTorch, angles_of
 from proto.contract import KeptState
 from tests.model_server.executor.decoders import (
     NUM_STATES,
@@ -74,6 +76,33 @@ def test_int8_weights_stay_near_float32() -> None:
     assert distance(actual, own.native(prompt)) < 0.2
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2_moe", "qwen3_5", "starcoder2"])
+def test_in_4_bits_it_computes_what_the_rounded_weights_do(family: str) -> None:
+    own = decoder(family)
+    pool = Pool(own.executor(torch.float32, quantize="int4"))
+    assert pool.executor.name.startswith("dense, int4+int8, ")
+    prompt = random_tokens(60)
+    (actual,) = pool.run([(pool.sequence(prompt), 60)])
+
+    rounded = RoundedParameters(own.parameters, own.recipe.products())
+    oracle = DenseTorch(own.recipe, rounded, angles_of(own.recipe, own.model))
+    error = distance(actual, oracle.logits(prompt, [60]))
+    assert error < 0.15
+    assert distance(actual, own.native(prompt)) > 2 * error
+
+
+def test_layers_that_no_group_divides_are_in_8_bits(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    own = decoder("llama", intermediate_size=77)
+    pool = Pool(own.executor(torch.float32, quantize="int4"))
+    assert "layers of 77 inputs are in 8 bits, not in 4" in caplog.text
+    prompt = random_tokens(20)
+    (actual,) = pool.run([(pool.sequence(prompt), 20)])
+    rounded = RoundedParameters(own.parameters, own.recipe.products())
+    oracle = DenseTorch(own.recipe, rounded, angles_of(own.recipe, own.model))
+    assert distance(actual, oracle.logits(prompt, [20])) < 0.15
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -126,13 +155,13 @@ def test_what_a_broken_sequence_left_in_a_block_reaches_nobody() -> None:
 BATCH_SIZES = (1, 2, 4, 5, 7, 12, 13, 25, 64, 65)
 PROMPT_LEN = 150
 NUM_NEW = 6
-KINDS = ("float32", "bfloat16", "int8")
+KINDS = ("float32", "bfloat16", "int8", "int4")
 BIT_EQUAL = ("llama", "gemma3_text", "qwen2_moe", "dots1", "qwen3_5")
 
 
 def executor(own: Decoder, kind: str, num_threads: int = 2) -> DenseCpu:
-    if kind == "int8":
-        return own.executor(torch.bfloat16, num_threads, quantize="int8")
+    if kind in ("int8", "int4"):
+        return own.executor(torch.bfloat16, num_threads, quantize=kind)
     return own.executor(getattr(torch, kind), num_threads)
 
 

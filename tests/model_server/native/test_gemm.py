@@ -5,11 +5,13 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from model_server.executor.grouped import GroupedWeight
 from model_server.executor.weights import COLUMNS, FORMATS, MatrixStruct
 from native.compiler import Source
 from native.instruction_sets import usable
@@ -79,16 +81,59 @@ class PackedMatrix:
 
     def times(self, rows: Tensor, *, interleaved: bool) -> Tensor:
         """The products of rows [num_rows, k], float32 or bfloat16, as float32 [num_rows, n]."""
-        to = torch.empty(len(rows), len(self._bias))
-        getattr(self._library, f"multiply_{_suffix(rows)}")(
+        return _times(self._library, self._matrix, rows, interleaved=interleaved)
+
+
+def _times(
+    library: ctypes.CDLL, matrix: MatrixStruct, rows: Tensor, *, interleaved: bool
+) -> Tensor:
+    to = torch.empty(len(rows), -(-matrix.n // COLUMNS) * COLUMNS)
+    getattr(library, f"multiply_{_suffix(rows)}")(
+        ctypes.byref(matrix),
+        ctypes.c_void_p(rows.data_ptr()),
+        ctypes.c_int64(len(rows)),
+        ctypes.c_int64(rows.stride(0)),
+        int(interleaved),
+        ctypes.c_void_p(to.data_ptr()),
+    )
+    return to[:, : matrix.n]
+
+
+class GroupedMatrix:
+    """A weight in groups, packed."""
+
+    def __init__(
+        self, library: ctypes.CDLL, weight: GroupedWeight, bias: Tensor | None = None
+    ) -> None:
+        n, k = weight.shape
+        padded_n = -(-n // COLUMNS) * COLUMNS
+        self._library = library
+        self._matrix = MatrixStruct(n=n, k=k, group_len=weight.group_len, zero=weight.zero)
+        self._matrix.format = FORMATS["int4" if weight.bits == 4 else "grouped_int8"]
+        num_bytes = library.packed_bytes(ctypes.byref(self._matrix))
+        self._memory = torch.zeros(num_bytes + 64, dtype=torch.uint8)
+        self._matrix.packed = (self._memory.data_ptr() + 63) // 64 * 64
+        self._scales, self._minimums = torch.zeros(2, padded_n * k // weight.group_len)
+        self._matrix.scales = self._scales.data_ptr()
+        if weight.minimums is not None:
+            self._matrix.minimums = self._minimums.data_ptr()
+        self._bias = torch.zeros(padded_n)
+        if bias is not None:
+            self._bias[:n] = bias
+            self._matrix.bias = self._bias.data_ptr()
+        library.pack_in_groups(
             ctypes.byref(self._matrix),
-            ctypes.c_void_p(rows.data_ptr()),
-            ctypes.c_int64(len(rows)),
-            ctypes.c_int64(rows.stride(0)),
-            int(interleaved),
-            ctypes.c_void_p(to.data_ptr()),
+            *map(_rows, (weight.numbers, weight.scales, weight.minimums)),
         )
-        return to[:, : self.n]
+
+    def times(self, rows: Tensor, *, interleaved: bool) -> Tensor:
+        return _times(self._library, self._matrix, rows, interleaved=interleaved)
+
+
+def _rows(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    return (ctypes.c_void_p * len(tensor))(*(row.data_ptr() for row in tensor))
 
 
 def _suffix(x: Tensor) -> str:
@@ -97,7 +142,8 @@ def _suffix(x: Tensor) -> str:
 
 pytestmark = needs_compiler
 
-TYPES = {name: torch.float32 if name == "f32" else torch.bfloat16 for name in FORMATS}
+PLAIN = ("f32", "bf16", "int8", "wide")
+TYPES = {name: torch.float32 if name == "f32" else torch.bfloat16 for name in PLAIN}
 ROW_TYPES = {**TYPES, "wide": torch.float32}
 # Outputs and row lengths: whole panels and words, and such as fill neither.
 SHAPES = [(64, 64), (37, 131), (96, 258), (33, 1)]
@@ -116,7 +162,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", PLAIN)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products_are_those_of_float64(
     libraries: dict[str, ctypes.CDLL], name: str, format: str, shape: tuple[int, int]
@@ -133,7 +179,7 @@ def test_products_are_those_of_float64(
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", PLAIN)
 def test_a_row_has_the_same_bits_whatever_rows_surround_it(
     libraries: dict[str, ctypes.CDLL], name: str, format: str
 ) -> None:
@@ -195,7 +241,7 @@ def test_a_row_with_nan_is_nan_in_bytes_too_and_leaves_its_neighbours_alone(
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", PLAIN)
 def test_outputs_come_in_the_order_asked_for_and_absent_ones_are_zero(
     libraries: dict[str, ctypes.CDLL], name: str, format: str
 ) -> None:
@@ -210,7 +256,7 @@ def test_outputs_come_in_the_order_asked_for_and_absent_ones_are_zero(
     assert torch.equal(found.times(rows, interleaved=False), expected)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", PLAIN)
 def test_instruction_sets_that_sum_alike_agree_to_the_bit(
     libraries: dict[str, ctypes.CDLL], format: str
 ) -> None:
@@ -219,3 +265,99 @@ def test_instruction_sets_that_sum_alike_agree_to_the_bit(
     rows = normal(7, 200, dtype=ROW_TYPES[format])
     found = [PackedMatrix(each, weights, format).times(rows, interleaved=True) for each in alike]
     assert all(torch.equal(found[0], each) for each in found[1:])
+
+
+def in_groups(
+    n: int, k: int, group_len: int, *, bits: int = 4, has_minimums: bool = True, zero: int = 8
+) -> GroupedWeight:
+    """Whole scales and minimums, so that sums are exact in float32."""
+    generator = torch.Generator().manual_seed(n + k + group_len)
+    shape = (n, k // group_len)
+    scales = torch.randint(-3, 9, shape, generator=generator).float()
+    minimums = torch.randint(-60, 20, shape, generator=generator).float()
+    numbers = torch.randint(0, 1 << bits, (n, k), generator=generator, dtype=torch.uint8)
+    return GroupedWeight(numbers, scales, minimums if has_minimums else None, zero, bits)
+
+
+def whole_rows(num_rows: int, k: int) -> Tensor:
+    """Of which bytes are exact: the largest is 127."""
+    generator = torch.Generator().manual_seed(num_rows + k)
+    rows = torch.randint(-20, 21, (num_rows, k), generator=generator)
+    rows[:, k // 2] = 127
+    return rows.float()
+
+
+GROUPS = [(64, 128, 128, 4), (37, 192, 64, 4), (70, 96, 32, 4), (32, 48, 16, 4), (40, 144, 16, 8)]
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize(("n", "k", "group_len", "bits"), GROUPS)
+@pytest.mark.parametrize("has_minimums", [True, False])
+def test_products_in_groups_are_those_of_their_values(
+    libraries: dict[str, ctypes.CDLL],
+    name: str,
+    n: int,
+    k: int,
+    group_len: int,
+    bits: int,
+    has_minimums: bool,
+) -> None:
+    weight = in_groups(n, k, group_len, bits=bits, has_minimums=has_minimums)
+    rows = whole_rows(13, k)
+    bias = normal(n).round()
+    matrix = GroupedMatrix(libraries[name], weight, bias)
+    expected = rows.double() @ weight.dense().double().T + bias.double()
+    for interleaved in (False, True):
+        found = matrix.times(rows, interleaved=interleaved)
+        assert torch.equal(found.double(), expected)
+        assert torch.equal(matrix.times(rows.bfloat16(), interleaved=interleaved), found)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_extremes_of_a_group_add_up_without_an_error(
+    libraries: dict[str, ctypes.CDLL], name: str, bits: int
+) -> None:
+    numbers = torch.full((32, 256), (1 << bits) - 1, dtype=torch.uint8)
+    weight = GroupedWeight(numbers, torch.ones(32, 2), None, 0, bits)
+    rows = torch.stack((torch.full((256,), 127.0), torch.full((256,), -127.0)))
+    found = GroupedMatrix(libraries[name], weight).times(rows, interleaved=False)
+    assert torch.equal(found, rows @ numbers.float().T)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_in_groups_a_row_has_the_same_bits_whatever_rows_surround_it(
+    libraries: dict[str, ctypes.CDLL], name: str, bits: int
+) -> None:
+    rows = normal(40, 192)
+    matrix = GroupedMatrix(libraries[name], in_groups(96, 192, 64, bits=bits))
+    alone = torch.cat([matrix.times(row[None], interleaved=False) for row in rows])
+    for num_rows in range(1, len(rows) + 1):
+        for first in {0, len(rows) - num_rows}:
+            part = slice(first, first + num_rows)
+            for interleaved in (False, True):
+                found = matrix.times(rows[part], interleaved=interleaved)
+                assert torch.equal(found, alone[part]), (num_rows, first, interleaved)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_instruction_sets_agree_to_the_bit_in_groups(
+    libraries: dict[str, ctypes.CDLL], bits: int
+) -> None:
+    weight = in_groups(64, 192, 32, bits=bits)
+    rows = normal(7, 192)
+    found = [
+        GroupedMatrix(each, weight).times(rows, interleaved=True) for each in libraries.values()
+    ]
+    assert all(torch.equal(found[0], each) for each in found[1:])
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_a_row_with_nan_is_nan_in_groups_too_and_leaves_its_neighbours_alone(
+    libraries: dict[str, ctypes.CDLL], name: str
+) -> None:
+    rows = normal(3, 64)
+    rows[1, 7] = math.nan
+    found = GroupedMatrix(libraries[name], in_groups(32, 64, 64)).times(rows, interleaved=True)
+    assert found.isnan().all(dim=1).tolist() == [False, True, False]

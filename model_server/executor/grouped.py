@@ -1,0 +1,157 @@
+"""Weights in groups along their inputs: whole numbers, and for each group a scale and a minimum.
+
+    value[o, i] = numbers[o, i] * scales[o, g] + minimums[o, g],  g = i // group_len
+
+What the native forward multiplies in 4 bits, and what it is made of: a checkpoint's own numbers, or
+any weight, rounded here.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GROUP_LENS = (128, 64, 32, 16)  # that are multiplied, the best first
+_MAX_NUMBER = 15  # of 4 bits
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupedWeight:
+    """A weight [num_outputs, num_inputs].
+
+    numbers:  [num_outputs, num_inputs] uint8, whatever their bits
+    scales:   [num_outputs, num_groups] float32
+    minimums: as scales; None: each is -zero times its scale
+    bits:     that the largest number may need, 4 or 8
+    """
+
+    numbers: Tensor
+    scales: Tensor
+    minimums: Tensor | None
+    zero: int
+    bits: int
+
+    @classmethod
+    def rounded(cls, weight: Tensor) -> "GroupedWeight | None":
+        """To the nearest of 16 numbers from the least to the largest of each group.
+
+        None: no length of a group divides the inputs.
+        """
+        group_len = group_len_of(weight.shape[1])
+        if group_len is None:
+            return None
+        groups = weight.detach().float().unflatten(1, (-1, group_len))
+        least, largest = groups.aminmax(dim=2, keepdim=True)
+        scales = (largest - least) / _MAX_NUMBER
+        # A group of equal values is its minimum alone.
+        steps = (groups - least) / scales.clamp(min=torch.finfo(torch.float32).tiny)
+        numbers = steps.round_().clamp_(0, _MAX_NUMBER).to(torch.uint8)
+        return cls(numbers.flatten(1), scales.squeeze(2), least.squeeze(2), 0, 4)
+
+    @property
+    def shape(self) -> torch.Size:
+        """As of its values."""
+        return self.numbers.shape
+
+    @property
+    def group_len(self) -> int:
+        """Inputs that share a scale."""
+        return self.shape[1] // self.scales.shape[1]
+
+    def dense(self) -> Tensor:
+        """Its values in float32."""
+        groups = self.numbers.unflatten(1, (-1, self.group_len)).float()
+        values = groups * self.scales.unsqueeze(2) + self._all_minimums().unsqueeze(2)
+        return values.flatten(1)
+
+    def in_groups_of(self, group_len: int) -> "GroupedWeight":
+        """The same in shorter groups; `group_len` divides its own."""
+        times = self.group_len // group_len
+        minimums = self.minimums
+        if times == 1:
+            return self
+        return GroupedWeight(
+            self.numbers,
+            self.scales.repeat_interleave(times, 1),
+            None if minimums is None else minimums.repeat_interleave(times, 1),
+            self.zero,
+            self.bits,
+        )
+
+    def with_minimums(self) -> "GroupedWeight":
+        """The same with minimums of its own."""
+        return GroupedWeight(self.numbers, self.scales, self._all_minimums(), 0, self.bits)
+
+    def _all_minimums(self) -> Tensor:
+        return self.scales * -self.zero if self.minimums is None else self.minimums
+
+
+def group_len_of(length: int) -> int | None:
+    """The longest group that is multiplied and divides a length; None: none does."""
+    return next((each for each in GROUP_LENS if length % each == 0), None)
+
+
+def alike(weights: Sequence[GroupedWeight]) -> list[GroupedWeight]:
+    """The same weights in groups of one length, with one zero or with minimums."""
+    group_len = min(each.group_len for each in weights)
+    weights = [each.in_groups_of(group_len) for each in weights]
+    if len({(each.zero, each.minimums is None) for each in weights}) > 1:
+        weights = [each.with_minimums() for each in weights]
+    return weights
+
+
+class GroupedParameters(Mapping[str, Tensor]):
+    """A checkpoint's parameters by name, of which some are stored in groups."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Of all of them."""
+
+    @abstractmethod
+    def grouped(self, name: str) -> GroupedWeight | None:
+        """As it is stored; None: it is not so, or not in groups that are multiplied."""
+
+    @abstractmethod
+    def release(self, name: str) -> None:
+        """Forget a parameter that nobody needs any more."""
+
+
+class RoundedParameters(Mapping[str, Tensor]):
+    """Parameters with the values that they have in 4 bits.
+
+    turned: of the names that are rounded, whether their inputs come first
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], turned: Mapping[str, bool]) -> None:
+        self._parameters = parameters
+        self._turned = turned
+        self._last: tuple[str, Tensor] | None = None  # experts are asked for one by one
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._turned or self._is_grouped(name):
+            return self._parameters[name]
+        if self._last is None or self._last[0] != name:
+            self._last = (name, self._rounded(self._parameters[name], self._turned[name]))
+        return self._last[1]
+
+    def _is_grouped(self, name: str) -> bool:
+        given = self._parameters
+        return isinstance(given, GroupedParameters) and given.grouped(name) is not None
+
+    def _rounded(self, weight: Tensor, is_turned: bool) -> Tensor:
+        if weight.dim() == 3:
+            return torch.stack([self._rounded(each, is_turned) for each in weight])
+        rows = weight.T if is_turned else weight
+        rounded = GroupedWeight.rounded(rows)
+        if rounded is None:
+            return weight
+        return rounded.dense().T if is_turned else rounded.dense()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
