@@ -164,7 +164,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--attention", default="auto")
-    parser.add_argument("--quantize", choices=("int8", "int4"), help="weights, while they are loaded")
+    parser.add_argument(
+        "--quantize", choices=("int8", "int4"), help="weights, while they are loaded"
+    )
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--contexts", type=int, nargs="+", default=[192])
     parser.add_argument("--steps", type=int, default=50)

@@ -354,3 +354,8 @@ def test_what_a_delta_rule_forgets_is_read_with_all_digits_of_the_checkpoint(
     model.module.model.norm.bias = torch.nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))
     with pytest.raises(Unreadable, match=r"no model\.norm\.bias"):
         widen(model.module, {"model.norm.bias"}, tmp_path)
+
+
+def test_rounding_to_4_bits_is_no_error_of_the_executor(llama: Path) -> None:
+    # It moves the logits of random weights farther than a proof of the same weights would let pass.
+    assert load(llama, quantize="int4").executor.startswith("dense, int4+int8, ")
