@@ -11,7 +11,7 @@ TWO_AT_A_TIME = $(MAKE) --no-print-directory --jobs 2 --output-sync=target
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test test-fast test-slow test-kernels check format lint types layers proto proto-check \
-        web web-check conformance conformance-install conformance-transcripts bench faults faults-short nightly lock sbom audit real-templates dist docs diagrams gpu-check demo-model clean
+        web web-check conformance conformance-install conformance-transcripts bench faults faults-short nightly lock sbom audit real-templates real-model dist docs diagrams gpu-check demo-model clean
 
 help:  ## What can be made.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,8 +33,13 @@ $(STAMP): pyproject.toml setup.py | $(BIN)/python
 
 install: $(STAMP)  ## Make .venv with everything in it.
 
-serve: install  ## Serve the bundled model at port 3000.
-	@$(BIN)/launcher serve --port $(PORT)
+# SmolLM2-135M-Instruct is downloaded once, into ~/.cache/tandem.
+MODEL ?= smollm2
+SERVE_smollm2 = python -m models.smollm2
+SERVE_demo = launcher serve
+
+serve: install  ## Serve a real model at port 3000; MODEL=demo: the bundled one; MODEL=ID_OR_FILE: that.
+	@$(BIN)/$(or $(SERVE_$(MODEL)),launcher serve '$(MODEL)') --port $(PORT)
 
 # A file in one worker (tests/conftest.py); one worker more than cores, since many tests wait for
 # their servers. One process, to debug: make test WORKERS=0.
@@ -120,7 +125,12 @@ conformance-browser: web/node_modules/.package-lock.json
 
 $(CONFORMANCE_RUNS) $(CONFORMANCE_NIGHT_RUNS): conformance-%: $(CONFORMANCE_VENVS)/%/.installed
 	@echo "Running the clients of tests/conformance/$* ..."
-	@OMP_NUM_THREADS=1 $(CONFORMANCE_VENVS)/$*/bin/python -m pytest -q -c tests/conformance/pytest.ini tests/conformance/$*
+	@OMP_NUM_THREADS=1 $(CONFORMANCE_VENVS)/$*/bin/python -m pytest -q -c tests/conformance/pytest.ini -m "not nightly" tests/conformance/$*
+
+real-model: install $(CONFORMANCE_VENVS)/clients/.installed $(CONFORMANCE_VENVS)/browser/.installed  ## Ask the real model through every API, and draw docs/images/page.png.
+	@$(BIN)/python -m models.smollm2 --dry-run
+	@for folder in clients browser; do OMP_NUM_THREADS=1 $(CONFORMANCE_VENVS)/$$folder/bin/python -m pytest -q \
+	  -c tests/conformance/pytest.ini -m nightly tests/conformance/$$folder || exit 1; done
 
 conformance-transcripts: conformance-install  ## Record anew what curl is answered.
 	@$(CONFORMANCE_VENVS)/clients/bin/python -m pytest -q -c tests/conformance/pytest.ini \
@@ -164,7 +174,7 @@ faults: install  ## Kill and stop processes of a served model, and see what its 
 	@$(BIN)/python -m bench.faults
 
 # Hours. Each part runs, whatever became of those before it.
-NIGHTLY := nightly-tests nightly-kernels nightly-fuzz nightly-soak nightly-faults $(CONFORMANCE_NIGHT_RUNS)
+NIGHTLY := nightly-tests nightly-kernels nightly-fuzz nightly-soak nightly-faults $(CONFORMANCE_NIGHT_RUNS) real-model
 .PHONY: $(NIGHTLY)
 
 nightly: install  ## Run what is long: more random examples, nonsense, a soak, 100 kills, evals.

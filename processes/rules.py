@@ -3,6 +3,8 @@
 All of them raise BadConfig with the rule, in words that follow the setting and its value.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,42 @@ def token(text: str) -> str:
     if len(text) < 16 or not all("!" <= letter <= "~" for letter in text):
         raise BadConfig("must be at least 16 visible ASCII characters, without spaces")
     return text
+
+
+# The sampling parameters that makers of models recommend and operators set for requests that leave
+# them out: the least and the largest value, as OpenAI's and vLLM's requests.
+_SAMPLING = {
+    "temperature": (0.0, float("inf")),
+    "top_p": (0.0, 1.0),
+    "top_k": (-1.0, float("inf")),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (1e-6, float("inf")),
+}
+
+
+def sampling_defaults(values: Mapping[str, Any]) -> dict[str, float]:
+    """Those of `values` that are sampling parameters, in the order above; null counts as absent."""
+    found: dict[str, float] = {}
+    for name, (least, most) in _SAMPLING.items():
+        value = values.get(name)
+        if value is None:
+            continue
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not least <= value <= most or (name == "top_k" and value % 1):
+            raise BadConfig(f"{name} {value!r}: no request could have this value")
+        found[name] = float(value)
+    return found
+
+
+def sampling_parameters(text: str) -> Mapping[str, float]:
+    """A JSON object of nothing but sampling parameters."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or not values.keys() <= _SAMPLING.keys():
+        raise BadConfig(f"must be a JSON object of {', '.join(_SAMPLING)}")
+    return sampling_defaults(values)
 
 
 # The settings of the longest request, which router and shards have in common: the router keeps

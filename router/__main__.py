@@ -288,7 +288,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             shown = ", ".join(
                 f"{name} {value:g}" for name, value in limits.sampling_defaults.items()
             )
-            _logger.info("requests that leave them out get the model's own %s", shown)
+            _logger.info("requests that leave them out get %s", shown)
         capacity = capacity_of(info, pool, limits)
         _logger.info("%s on %s: %s", info.model_id, info.device_type, capacity)
         metrics = Metrics(

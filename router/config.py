@@ -22,6 +22,7 @@ from processes.rules import (
     file,
     number,
     one_of,
+    sampling_parameters,
     seconds,
     token,
 )
@@ -127,6 +128,12 @@ class RouterConfig(FrontConfig):
         "sampling parameters for requests that leave them out, on OpenAI's and Anthropic's routes: "
         "those of the model's generation_config.json (auto, model), or none",
         one_of("auto", "model", "none"),
+        group=Group.MODEL,
+    )
+    override_generation_config: Mapping[str, float] | None = setting(
+        None,
+        'the same as a JSON object, like {"temperature": 0}, stronger than the model\'s file',
+        sampling_parameters,
         group=Group.MODEL,
     )
     lora_adapters: tuple[tuple[str, str], ...] = setting(

@@ -144,6 +144,7 @@ def limits_of(
             f"--max-input-tokens {max_input_len}: must be below the longest prompt and answer "
             f"together, {max_total_len}"
         )
+    models_own = {} if config.generation_config == "none" else info.sampling_defaults
     return Limits(
         max_input_len=max_input_len,
         max_total_len=max_total_len,
@@ -155,7 +156,7 @@ def limits_of(
         max_top_n_tokens=config.max_top_n_tokens,
         max_client_batch_size=config.max_client_batch_size,
         max_duration_s=config.max_request_duration,
-        sampling_defaults={} if config.generation_config == "none" else info.sampling_defaults,
+        sampling_defaults={**models_own, **(config.override_generation_config or {})},
         takes_grammars=not config.disable_grammar_support,
         shares_prefixes=config.prefix_cache_scope == "shared",
     )

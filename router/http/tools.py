@@ -328,18 +328,22 @@ def add_tools(
     form: CallForm,
     prompt: str | None = None,
 ) -> list[Mapping[str, Any]]:
-    """The messages, with the tools behind the text of the last one that is not the assistant's.
+    """The messages, with the tools behind the text of the user's last one.
 
-    For templates that show no calls; the place is TGI's. `prompt` follows the tools. Without
-    `tools` the template shows them.
+    For templates that show no calls; the place is TGI's, and stays the same while results follow.
+    Without a user's message it is the last one that is not the assistant's. `prompt` follows the
+    tools. Without `tools` the template shows them.
     """
     if prompt is None:
         prompt = f"To call one of these functions, answer with {form.example}"
     shown = f"{orjson.dumps(tools).decode()}\n" if tools else ""
     tools_text = f"\n---\n{shown}{prompt}"
-    for index in reversed(range(len(messages))):
-        message = messages[index]
-        if message["role"] != "assistant":
-            message = {**message, "content": f"{message.get('content', '')}{tools_text}"}
-            return [*messages[:index], message, *messages[index + 1 :]]
-    return list(messages)
+    roles = [message["role"] for message in messages]
+    places = [index for index, role in enumerate(roles) if role == "user"]
+    places = places or [index for index, role in enumerate(roles) if role != "assistant"]
+    if not places:
+        return list(messages)
+    index = places[-1]
+    message = messages[index]
+    message = {**message, "content": f"{message.get('content', '')}{tools_text}"}
+    return [*messages[:index], message, *messages[index + 1 :]]

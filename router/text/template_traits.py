@@ -16,6 +16,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from router.text.answer_format import GENERIC_CALLS
+
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message], Sequence[Message] | None], str]
 _TEXT = "sesquipedalian"
@@ -154,8 +156,7 @@ def _adapted(message: Message, traits: Traits) -> dict[str, Any]:
         shown["tool_calls"] = [_message_call(call, traits) for call in calls]
         shown.setdefault("content", None if traits.takes_null_content else "")
     elif calls:
-        text = json.dumps([_message_call(call, traits) for call in calls], ensure_ascii=False)
-        shown["content"] = _appended(shown.get("content"), text)
+        shown["content"] = _appended(shown.get("content"), _written(calls))
     thought = shown.pop(THOUGHT_KEY, None)
     if "tool_calls" in shown and not traits.takes_text_with_calls:
         thought = _JOINT.join(filter(None, (thought, _text(shown["content"]))))
@@ -226,6 +227,21 @@ def _role(role: Any, words: frozenset[str]) -> Any:
     if role == "function" and "function" not in words and "tool" in words:
         return "tool"
     return role
+
+
+def _written(calls: Sequence[Any]) -> str:
+    """Calls in the form in which a model is told to call where its template shows none."""
+    form = GENERIC_CALLS
+    written: list[str] = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            function = {}
+        arguments = function.get("arguments", {})
+        if not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        written.append(f"{function.get('name', '')}{form.middle}{arguments or '{}'}")
+    return f"{form.first}{(form.between or '').join(written)}{form.last}"
 
 
 def _message_call(call: Any, traits: Traits) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from models.smollm2 import FLAGS, FOLDER, SMOLLM2
 from tests.conformance.serving import Fake, Served, faked, fleeted, launched
 
 
@@ -19,6 +20,16 @@ def served() -> Iterator[Served]:
     # Constraints may take their time on a machine that runs two environments.
     patience = ("--constraint-timeout", "20")
     with launched("--dtype", "float32", "--max-client-batch-size", "8", *patience) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[Served]:
+    """The real model, as `make serve` serves it."""
+    file = SMOLLM2.path(FOLDER)
+    if not file.exists():
+        pytest.skip(f"there is no {file}: `make real-model` downloads it")
+    with launched(*FLAGS, model=file) as served:
         yield served
 
 

@@ -45,6 +45,15 @@ def test_an_answer_is_streamed_and_says_how_it_ended(visit: Visit) -> None:
     visit.shoot("chat")
 
 
+def test_a_question_to_begin_with_is_asked_by_its_button(visit: Visit) -> None:
+    visit.open()
+    visit.page.get_by_role("button", name="Write a short poem about the sea.").click()
+    visit.ends(1)
+
+    expect(visit.page.locator(".message.user")).to_contain_text("Write a short poem")
+    expect(visit.page.locator(".empty")).to_have_count(0)
+
+
 def test_a_thought_is_folded_and_opens_by_keyboard(chrome: Browser, tmp_path: Path) -> None:
     subprocess.run([tandem_python(), "-c", _SAVE_THINKER, tmp_path], cwd=ROOT, check=True)
     with launched(model=tmp_path) as served, visiting(chrome, served.url) as visit:

@@ -1,4 +1,4 @@
-"""What README and docs/ show is run.
+"""What README and docs/ show is run: README on the real model, at night, docs/ on the bundled one.
 
 ```python    the blocks of a page are one program, in their order
 ```sh        a command, of curl or launcher
@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,13 +19,14 @@ import pytest
 from tests.conformance.serving import ROOT, Served, tandem_python
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+ON_THE_REAL_MODEL = {"README.md"}
 # Elsewhere each of its snippets is a test by itself (tests/examples).
 ELSEWHERE = {"queries.md"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):3000")
 _LAUNCHER = re.compile(r"^(?:\.venv/bin/)?launcher\b", re.MULTILINE)
-# How long it took, and what others have left in the cache.
-_VARYING = re.compile(r"\[requests: .*?\]\n")
+# How long it took, what others have left in the cache, and the last digits of probabilities.
+_VARYING = re.compile(r"\[requests: .*?\]\n|\b\d\.\d{4}\b")
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,27 @@ def commands() -> list[tuple[Block, str | None]]:
     ]
 
 
+def server_of(page: str) -> tuple[str, Sequence[pytest.MarkDecorator]]:
+    """The fixture that serves the model of a page, and the marks of its tests."""
+    return ("real", [pytest.mark.nightly]) if page in ON_THE_REAL_MODEL else ("served", [])
+
+
 @pytest.mark.parametrize(
-    ("block", "printed"),
-    [pytest.param(*each, id=f"{each[0].page}:{each[0].line}") for each in commands()],
+    ("block", "printed", "server"),
+    [
+        pytest.param(*each, server, id=f"{each[0].page}:{each[0].line}", marks=marks)
+        for each in commands()
+        for server, marks in (server_of(each[0].page),)
+    ],
 )
 def test_a_command_prints_what_the_page_says(
-    block: Block, printed: str | None, served: Served, tmp_path: Path
+    block: Block,
+    printed: str | None,
+    server: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
+    served: Served = request.getfixturevalue(server)
     launcher = shlex.quote(f"{Path(tandem_python()).parent}/launcher")
     script = _LAUNCHER.sub(launcher, _ADDRESS.sub(served.url, block.code))
     script = script.replace("launcher query ", f"launcher query --url {served.url} ")
@@ -91,11 +107,21 @@ def test_a_command_prints_what_the_page_says(
     is_check = "launcher check " in script
     assert done.returncode == (1 if is_check else 0), done.stdout + done.stderr
     if printed is not None:
-        assert done.stdout.strip() == _VARYING.sub("", printed).strip()
+        assert _VARYING.sub("", done.stdout).strip() == _VARYING.sub("", printed).strip()
 
 
-@pytest.mark.parametrize("page", programs())
-def test_the_program_of_a_page_runs(page: str, served: Served, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "server"),
+    [
+        pytest.param(page, server, id=page, marks=marks)
+        for page in programs()
+        for server, marks in (server_of(page),)
+    ],
+)
+def test_the_program_of_a_page_runs(
+    page: str, server: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    served: Served = request.getfixturevalue(server)
     program = _ADDRESS.sub(served.url, programs()[page])
     is_ours = re.search(r"^from (client|constraints)\.", program, re.MULTILINE)
     script = tmp_path / "program.py"

@@ -90,6 +90,17 @@ def test_the_models_own_sampling_counts_unless_it_is_turned_off(flag: str, has_t
     assert limits.sampling_defaults == ({"temperature": 0.6} if has_them else {})
 
 
+@pytest.mark.parametrize(("flag", "top_p"), [("auto", {"top_p": 0.9}), ("none", {})])
+def test_what_the_operator_says_of_sampling_beats_the_models_own(
+    flag: str, top_p: dict[str, float]
+) -> None:
+    own = {"temperature": 0.6, "top_p": 0.9}
+    info = replace(served_by("dense", is_invariant=True), sampling_defaults=own)
+    config = RouterConfig(generation_config=flag, override_generation_config={"temperature": 0.0})
+    limits = limits_of(config, info, PoolLimits(8, 16, 64))
+    assert limits.sampling_defaults == {"temperature": 0.0, **top_p}
+
+
 @pytest.mark.parametrize("is_part", [False, True])
 def test_a_model_that_also_sees_is_said_to_be_served_for_text_alone(is_part: bool) -> None:
     info = replace(served_by("dense", is_invariant=True), language_model_only=is_part)

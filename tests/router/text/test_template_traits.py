@@ -96,17 +96,25 @@ def test_a_template_that_writes_none_of_itself_shows_calls_too() -> None:
     ("content", "shown"),
     [(None, ""), ("well", "well\n"), ([{"type": "text", "text": "well"}], "well")],
 )
-def test_calls_are_put_into_the_content_where_the_template_shows_none(
+def test_calls_are_put_into_the_content_in_the_generic_form_where_the_template_shows_none(
     content: Any, shown: str
 ) -> None:
     source = PARTS if isinstance(content, list) else PLAIN_MESSAGES
     text = chat(source).render([calling('{"x": 1}', content=content)])
 
-    calls = (
-        '[{"id": "call00001", "type": "function", '
-        '"function": {"name": "f", "arguments": {"x": 1}}}]'
-    )
+    calls = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
     assert text.rstrip(";") == f"assistant:{shown}{calls}"
+
+
+def test_several_calls_of_a_turn_are_what_the_generic_form_writes_of_several() -> None:
+    (call,) = calling("")["tool_calls"]
+    second = {**call, "function": {"name": "g", "arguments": {"x": "é"}}}
+    text = chat(PLAIN_MESSAGES).render([{"role": "assistant", "tool_calls": [call, second]}])
+
+    assert text.removeprefix("assistant:").rstrip(";") == (
+        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "g", "arguments": {"x": "é"}}\n</tool_call>'
+    )
 
 
 @pytest.mark.parametrize("source", [OBJECTS, TEXTS])
@@ -122,7 +130,7 @@ def test_results_become_user_messages_for_a_template_that_knows_none(role: str) 
     answered = [USER, calling("{}", content="so"), result, {**result, "content": "43"}]
     text = chat(TURNS).render([*answered, USER, calling("{}", content="well"), result])
 
-    calls = '[{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}}]'
+    calls = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     assert text == (
         f"user:hi;assistant:so\n{calls};user:42\n43\nhi;assistant:well\n{calls};user:42;"
     )

@@ -10,6 +10,8 @@ import { current, replace, storageTrouble } from "./store";
 
 // Closer to its end than this, a chat follows what is written.
 const NEAR_PX = 120;
+// To begin with; models of a hundred million parameters can answer them.
+const QUESTIONS = ["What is the capital of France?", "Write two sentences about the moon.", "Write a short poem about the sea."];
 
 export function ChatPanel() {
   return (
@@ -52,7 +54,16 @@ function Messages() {
           onInput={(event) => replace({ ...conversation, system: event.currentTarget.value })}
         />
       </details>
-      {messages.length === 0 && <p class="hint empty">Ask something. Nothing leaves this server.</p>}
+      {messages.length === 0 && (
+        <div class="empty">
+          <p class="hint">Ask something. Nothing leaves this server.</p>
+          {QUESTIONS.map((question) => (
+            <button key={question} type="button" disabled={writing.value !== null} onClick={() => ask(question)}>
+              {question}
+            </button>
+          ))}
+        </div>
+      )}
       {messages.map((message) => (
         <MessageView key={message.id} conversation={conversation} message={message} />
       ))}
@@ -65,6 +76,13 @@ function Messages() {
   );
 }
 
+/** Sends a message behind those that are shown. */
+function ask(text: string): void {
+  const parent = branch(current.value).at(-1)?.id ?? ROOT;
+  const [changed, message] = add(current.value, parent, "user", text);
+  void answer(changed, message.id);
+}
+
 function Composer() {
   const field = useRef<HTMLTextAreaElement>(null);
   const isBusy = writing.value !== null;
@@ -72,10 +90,8 @@ function Composer() {
   function send(): void {
     const text = field.current?.value ?? "";
     if (isBusy || text.trim() === "" || field.current === null) return;
-    const parent = branch(current.value).at(-1)?.id ?? ROOT;
-    const [changed, message] = add(current.value, parent, "user", text);
     field.current.value = "";
-    void answer(changed, message.id);
+    ask(text);
   }
   function onKeyDown(event: KeyboardEvent): void {
     if (event.key === "Escape") stop();

