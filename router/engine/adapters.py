@@ -121,9 +121,10 @@ class Adapters:
         self._loading.add(name)
         try:
             loaded = await self._shards.load_adapter(adapter_id, path)
-        except BaseException:
+        except (AdapterRefused, ShardFailed):
             # Some ranks may hold it.
-            self._free_soon(adapter_id)
+            self._to_free.add(adapter_id)
+            await self._free_all()
             raise
         finally:
             self._loading.discard(name)
