@@ -285,10 +285,14 @@ async def _call_shard(url: str, num_inputs: int, draw: random.Random, found: Fou
         for _ in progress(range(num_inputs), "grpc"):
             method = draw.choice(_SERVICE.methods)
             message = _random(method.input_type, draw, 0, method.name == "Warmup")
-            sent = message.SerializeToString()
+            sent: Any = message.SerializeToString()
             if draw.random() < 0.1:
                 sent = draw.randbytes(draw.randrange(64))
-            call: Any = channel.unary_unary(f"/{_SERVICE.full_name}/{method.name}")
+            path = f"/{_SERVICE.full_name}/{method.name}"
+            call: Any = channel.unary_unary(path)
+            if method.client_streaming:
+                sent = iter([sent])
+                call = channel.stream_unary(path)
             code = "OK"
             detail = ""
             try:

@@ -44,7 +44,7 @@ class QuickShard(FakeShard):
                 self._left[new.id] = new.stopping.max_new_tokens
             return await self._answer(request)
 
-    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
+    async def _decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         async with self._turn("Decode", request, context):
             return await self._answer(request)
 

@@ -59,7 +59,7 @@ class TextGenerationServiceStub:
                 request_serializer=proto_dot_generate__pb2.PrefillRequest.SerializeToString,
                 response_deserializer=proto_dot_generate__pb2.StepResponse.FromString,
                 _registered_method=True)
-        self.Decode = channel.unary_unary(
+        self.Decode = channel.stream_stream(
                 '/tandem.v1.TextGenerationService/Decode',
                 request_serializer=proto_dot_generate__pb2.DecodeRequest.SerializeToString,
                 response_deserializer=proto_dot_generate__pb2.StepResponse.FromString,
@@ -129,8 +129,10 @@ class TextGenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Decode(self, request, context):
-        """One step of the running requests. NOT_FOUND: there was no Prefill since ClearCache.
+    def Decode(self, request_iterator, context):
+        """Steps of the running requests, one for each message, answered in their order. The next one may
+        be sent before. A step that fails ends the call, and with it those behind it. NOT_FOUND: there
+        was no Prefill since ClearCache.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -202,7 +204,7 @@ def add_TextGenerationServiceServicer_to_server(servicer, server):
                     request_deserializer=proto_dot_generate__pb2.PrefillRequest.FromString,
                     response_serializer=proto_dot_generate__pb2.StepResponse.SerializeToString,
             ),
-            'Decode': grpc.unary_unary_rpc_method_handler(
+            'Decode': grpc.stream_stream_rpc_method_handler(
                     servicer.Decode,
                     request_deserializer=proto_dot_generate__pb2.DecodeRequest.FromString,
                     response_serializer=proto_dot_generate__pb2.StepResponse.SerializeToString,
@@ -379,7 +381,7 @@ class TextGenerationService:
             _registered_method=True)
 
     @staticmethod
-    def Decode(request,
+    def Decode(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -389,8 +391,8 @@ class TextGenerationService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/tandem.v1.TextGenerationService/Decode',
             proto_dot_generate__pb2.DecodeRequest.SerializeToString,

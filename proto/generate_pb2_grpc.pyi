@@ -49,8 +49,11 @@ class TextGenerationServiceStub:
     """Runs the largest step once, sizes the KV pool and answers the limits."""
     Prefill: _grpc.UnaryUnaryMultiCallable[_generate_pb2.PrefillRequest, _generate_pb2.StepResponse]
     """One step: chunks of new prompts, beside one token, or more, of each running request."""
-    Decode: _grpc.UnaryUnaryMultiCallable[_generate_pb2.DecodeRequest, _generate_pb2.StepResponse]
-    """One step of the running requests. NOT_FOUND: there was no Prefill since ClearCache."""
+    Decode: _grpc.StreamStreamMultiCallable[_generate_pb2.DecodeRequest, _generate_pb2.StepResponse]
+    """Steps of the running requests, one for each message, answered in their order. The next one may
+    be sent before. A step that fails ends the call, and with it those behind it. NOT_FOUND: there
+    was no Prefill since ClearCache.
+    """
     FilterBatch: _grpc.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]
     """Keeps the named requests and forgets the others; NOT_FOUND as for Decode."""
     PrepareConstraint: _grpc.UnaryUnaryMultiCallable[_generate_pb2.PrepareConstraintRequest, _generate_pb2.PrepareConstraintResponse]
@@ -80,8 +83,11 @@ class TextGenerationServiceAsyncStub(TextGenerationServiceStub):
     """Runs the largest step once, sizes the KV pool and answers the limits."""
     Prefill: _aio.UnaryUnaryMultiCallable[_generate_pb2.PrefillRequest, _generate_pb2.StepResponse]  # type: ignore[assignment]
     """One step: chunks of new prompts, beside one token, or more, of each running request."""
-    Decode: _aio.UnaryUnaryMultiCallable[_generate_pb2.DecodeRequest, _generate_pb2.StepResponse]  # type: ignore[assignment]
-    """One step of the running requests. NOT_FOUND: there was no Prefill since ClearCache."""
+    Decode: _aio.StreamStreamMultiCallable[_generate_pb2.DecodeRequest, _generate_pb2.StepResponse]  # type: ignore[assignment]
+    """Steps of the running requests, one for each message, answered in their order. The next one may
+    be sent before. A step that fails ends the call, and with it those behind it. NOT_FOUND: there
+    was no Prefill since ClearCache.
+    """
     FilterBatch: _aio.UnaryUnaryMultiCallable[_generate_pb2.FilterBatchRequest, _generate_pb2.FilterBatchResponse]  # type: ignore[assignment]
     """Keeps the named requests and forgets the others; NOT_FOUND as for Decode."""
     PrepareConstraint: _aio.UnaryUnaryMultiCallable[_generate_pb2.PrepareConstraintRequest, _generate_pb2.PrepareConstraintResponse]  # type: ignore[assignment]
@@ -142,10 +148,13 @@ class TextGenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Decode(
         self,
-        request: _generate_pb2.DecodeRequest,
+        request_iterator: _MaybeAsyncIterator[_generate_pb2.DecodeRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_generate_pb2.StepResponse, _abc.Awaitable[_generate_pb2.StepResponse]]:
-        """One step of the running requests. NOT_FOUND: there was no Prefill since ClearCache."""
+    ) -> _typing.Union[_abc.Iterator[_generate_pb2.StepResponse], _abc.AsyncIterator[_generate_pb2.StepResponse]]:
+        """Steps of the running requests, one for each message, answered in their order. The next one may
+        be sent before. A step that fails ends the call, and with it those behind it. NOT_FOUND: there
+        was no Prefill since ClearCache.
+        """
 
     @_abc_1.abstractmethod
     def FilterBatch(

@@ -155,7 +155,14 @@ class FakeShard(pb_grpc.TextGenerationServiceServicer):
                 chunks[new.id] = new.chunk_len
             return await self._step(rows, chunks, context)
 
-    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
+    async def Decode(
+        self, requests: AsyncIterator[pb.DecodeRequest], context: Context
+    ) -> AsyncIterator[pb.StepResponse]:
+        """Steps in their order; the next one may have come."""
+        async for request in requests:
+            yield await self._decode(request, context)
+
+    async def _decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
         async with self._turn("Decode", request, context):
             if self.rows is None:
                 await context.abort(grpc.StatusCode.NOT_FOUND, "no batch")

@@ -7,7 +7,7 @@ of this tier that names message fields.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from time import monotonic
@@ -15,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from constraints.spec import ConstraintSpec, ThoughtRule
 from constraints.translation import Translation
@@ -65,7 +65,8 @@ class Lease:
 
     A router asks for a sign of life every second, so one that is silent is gone or stands still.
     What it had is freed; the weights stay, and the next router, or the same one, begins a new
-    epoch. Each call renews the lease, at its begin and its end; a call under way keeps it.
+    epoch. Each call renews the lease, at its begin and its end; a call under way keeps it. Decode,
+    which lasts as long as the epoch, does not: each of its messages renews it.
     """
 
     def __init__(self, length_s: float) -> None:
@@ -78,12 +79,17 @@ class Lease:
     def call(self) -> Iterator[None]:
         """A call of the router is under way."""
         self._num_calls += 1
-        self._is_over = False
+        self.renew()
         try:
             yield
         finally:
             self._num_calls -= 1
-            self._renewed_s = monotonic()
+            self.renew()
+
+    def renew(self) -> None:
+        """The router said something."""
+        self._is_over = False
+        self._renewed_s = monotonic()
 
     async def run(self, release: Callable[[], Awaitable[None]]) -> None:
         """Calls `release` each time that the lease ends, until cancelled."""
@@ -114,11 +120,12 @@ _CODES: tuple[tuple[type[Exception], grpc.StatusCode], ...] = (
 
 # Generic for the type checker alone, hence in quotes.
 MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[MethodHandler]]
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
-    """Wraps every unary method. `on_fatal` is called once an error makes the shard unfit."""
+    """Wraps every method. `on_fatal` is called once an error makes the shard unfit."""
 
     def __init__(self, on_fatal: Callable[[str], None], lease: Lease) -> None:
         self._on_fatal = on_fatal
@@ -128,20 +135,43 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> MethodHandler:
         handler = await continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
-            return handler
         method = handler_call_details.method.rpartition("/")[2]
-        return grpc.unary_unary_rpc_method_handler(
-            self._guarded(method, handler.unary_unary),
+        if handler is not None and handler.unary_unary is not None:
+            call = self._leased(handler.unary_unary)
+            make = grpc.unary_unary_rpc_method_handler
+        elif handler is not None and handler.stream_stream is not None and method == "Decode":
+            call = self._renewing(handler.stream_stream)
+            make = grpc.stream_stream_rpc_method_handler
+        else:
+            return handler
+        return make(
+            self._guarded(method, call),
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
 
+    def _leased(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def leased(request: Any, context: Context) -> Any:
+            with self._lease.call():
+                return await call(request, context)
+
+        return leased
+
+    def _renewing(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def renewed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+            async for request in requests:
+                self._lease.renew()
+                yield request
+
+        async def renewing(requests: AsyncIterator[Any], context: Context) -> None:
+            await call(renewed(requests), context)
+
+        return renewing
+
     def _guarded(self, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def guarded(request: Any, context: Context) -> Any:
             try:
-                with self._lease.call():
-                    return await call(request, context)
+                return await call(request, context)
             except ShardError as error:
                 if isinstance(error, RanksDiverged):
                     self._on_fatal(f"{method}: {error}")
@@ -164,7 +194,6 @@ def _code_of(error: ShardError) -> grpc.StatusCode:
 
 
 T = TypeVar("T")
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
@@ -229,7 +258,37 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         output = await self._step(call, _optional(request, "step"))
         return step_to_pb(output, request.epoch)
 
-    async def Decode(self, request: pb.DecodeRequest, context: Context) -> pb.StepResponse:
+    async def Decode(  # type: ignore[override]
+        self, requests: AsyncIterator[pb.DecodeRequest], context: Context
+    ) -> None:
+        """Each step is begun when it comes, and answered in its turn."""
+        begun: asyncio.Queue[asyncio.Task[pb.StepResponse] | None] = asyncio.Queue()
+        taking = asyncio.ensure_future(self._take(requests, begun))
+        try:
+            while (step := await begun.get()) is not None:
+                await context.write(await step)
+            await taking
+        finally:
+            left = [taking, *(begun.get_nowait() for _ in range(begun.qsize()))]
+            for task in filter(None, left):
+                task.cancel()
+            await asyncio.gather(*filter(None, left), return_exceptions=True)
+
+    async def _take(
+        self,
+        requests: AsyncIterator[pb.DecodeRequest],
+        begun: "asyncio.Queue[asyncio.Task[pb.StepResponse] | None]",
+    ) -> None:
+        """None after the last: all have come, or one could not be read."""
+        try:
+            async for request in requests:
+                begun.put_nowait(asyncio.ensure_future(self._decode(request)))
+        except DecodeError as error:
+            raise InvalidStep(f"it is no message: {error}") from error
+        finally:
+            begun.put_nowait(None)
+
+    async def _decode(self, request: pb.DecodeRequest) -> pb.StepResponse:
         self._require_epoch(request.epoch)
         call = StepCall((), updates_from_pb(request), tuple(request.dropped_ids))
         output = await self._step(call, _optional(request, "step"))

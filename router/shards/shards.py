@@ -6,7 +6,8 @@ block, no text and no request beyond ids; only wire.py names protobuf fields.
 The shards hold one batch:
 
     Prefill(new)              a step of the batch, grown by these
-    Decode()                  a step of the batch, which may have become empty
+    Decode()                  a step of the batch, which may have become empty: a message of the one
+                              call that lasts as long as the epoch, for half of a call's cost
     ClearCache(), a new epoch nothing runs
 
 A step may be sent before those before it are answered; the shards run them in the order in which
@@ -25,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import grpc
 import grpc.aio
@@ -91,6 +92,39 @@ def dial_target(address: str) -> str:
     return f"unix:{path}"
 
 
+class DecodeCall:
+    """One rank's Decode in one epoch: messages, and the answers to them in the same order.
+
+    Locks let in whoever came first.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._writing = asyncio.Lock()
+        self._reading = asyncio.Lock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether a message would have no answer."""
+        is_over: bool = self._call.done()
+        return is_over
+
+    async def step(self, request: pb.DecodeRequest, timeout_s: float) -> pb.StepResponse:
+        """The answer. Raises AioRpcError, TimeoutError, and EOFError where there will be none."""
+        async with asyncio.timeout(timeout_s):
+            async with self._writing:
+                await self._call.write(request)
+            async with self._reading:
+                answer = await self._call.read()
+        if answer is grpc.aio.EOF:
+            raise EOFError
+        return cast(pb.StepResponse, answer)
+
+    def close(self) -> None:
+        """Hangs up; nobody waits for answers."""
+        self._call.cancel()
+
+
 class Rank:
     """One rank's channel and the calls under way there; it knows no epoch and no step.
 
@@ -102,6 +136,21 @@ class Rank:
         self.channel = grpc.aio.insecure_channel(dial_target(address), options=_CHANNEL_OPTIONS)
         self._stub = TextGenerationServiceStub(self.channel)
         self._token: Metadata = () if token is None else (("authorization", f"Bearer {token}"),)
+        self._decode: DecodeCall | None = None
+
+    def decode(
+        self, request: pb.DecodeRequest, timeout_s: float
+    ) -> "asyncio.Task[pb.StepResponse]":
+        """A message of the epoch's Decode, under way; its answer is to be awaited."""
+        if self._decode is None or self._decode.is_over:
+            self._decode = DecodeCall(self._stub.Decode(metadata=self._token or None))
+        return asyncio.ensure_future(self._decode.step(request, timeout_s))
+
+    def end_decode(self) -> None:
+        """The epoch is over."""
+        if self._decode is not None:
+            self._decode.close()
+            self._decode = None
 
     def send(
         self,
@@ -136,6 +185,10 @@ class Rank:
             is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
             kind = ShardUnfit if is_late else ShardFailed
             raise kind(f"{self.name}, {method}: {error_line(error)}") from error
+        except TimeoutError as error:
+            raise ShardUnfit(f"{self.name}, {method}: DEADLINE_EXCEEDED: no answer") from error
+        except EOFError as error:
+            raise ShardFailed(f"{self.name}, {method}: it ended without an answer") from error
 
 
 def error_line(error: grpc.aio.AioRpcError) -> str:
@@ -354,37 +407,42 @@ class Shards:
     async def _begin_epoch(self, timeout_s: float) -> Sequence[Any]:
         self._epoch += 1
         self._num_sent = self._num_in_flight = 0
+        for rank in self._ranks:
+            rank.end_decode()
         return await self._call_state("ClearCache", wire.clear_to_pb(self._epoch), timeout_s)
 
     def step(self, batch: Batch) -> "asyncio.Task[StepResult]":
         """Computes the batch's tokens. Raises ShardFailed, mostly when awaited.
 
-        The calls are sent when this returns, behind those of earlier steps, so that there is time
-        for other work before the answer is awaited. What the batch drops leaves with the same call:
-        a step that was sent before and writes the blocks of what is dropped has run by then, so
-        that they may belong to others in this one.
+        The calls are under way when this returns, behind those of earlier steps, so that there is
+        time for other work before the answer is awaited. What the batch drops leaves with the same
+        call: a step that was sent before and writes the blocks of what is dropped has run by then,
+        so that they may belong to others in this one.
         """
-        metadata = None
         step = self._num_sent + 1
-        if batch.is_prefill:
-            method = "Prefill"
-            request: Any = wire.prefill_to_pb(batch, self._epoch, step)
-            metadata = self._tracer.step_metadata(new.request_id for new in batch.new)
-        elif not self._num_sent:
+        if not batch.is_prefill and not self._num_sent:
             raise ShardFailed(f"step {batch.step_id} decodes, but the shards hold no batch")
-        else:
-            method = "Decode"
-            request = wire.decode_to_pb(batch, self._epoch, step)
         self._num_sent = step
         self._num_in_flight += 1
         # It waits for those before it.
         timeout_s = self._timeouts.step_s * self._num_in_flight
-        calls = [rank.send(method, request, timeout_s, metadata=metadata) for rank in self._ranks]
+        if batch.is_prefill:
+            method = "Prefill"
+            prefill = wire.prefill_to_pb(batch, self._epoch, step)
+            metadata = self._tracer.step_metadata(new.request_id for new in batch.new)
+            calls = [
+                rank.send(method, prefill, timeout_s, metadata=metadata) for rank in self._ranks
+            ]
+        else:
+            method = "Decode"
+            decode = wire.decode_to_pb(batch, self._epoch, step)
+            calls = [rank.decode(decode, timeout_s) for rank in self._ranks]
         return asyncio.ensure_future(self._finish_step(method, calls, batch.step_id))
 
     async def close(self) -> None:
         """Hangs up."""
         for rank in self._ranks:
+            rank.end_decode()
             await rank.channel.close()
 
     async def _finish_step(self, method: str, calls: Sequence[Any], step_id: int) -> StepResult:

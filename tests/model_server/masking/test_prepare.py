@@ -43,6 +43,10 @@ class Served:
         call = pb.PrepareConstraintRequest(constraint=constraint)
         return await self.stub.PrepareConstraint(call, timeout=60.0)
 
+    async def decode(self, *updates: pb.RunningUpdate) -> Any:
+        """A step of what runs."""
+        return await self.stub.Decode([pb.DecodeRequest(epoch=EPOCH, updates=updates)]).read()
+
 
 @pytest.fixture(scope="module")
 def shard(tmp_path_factory: pytest.TempPathFactory) -> Shard:
@@ -108,7 +112,7 @@ async def test_a_constraint_is_compiled_once_and_then_served(served: Served) -> 
     answer = await served.stub.Prefill(call)
     tokens = [token.id for token in answer.generations[0].tokens]
     while answer.request_ids:
-        answer = await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH))
+        answer = await served.decode()
         tokens += [token.id for token in answer.generations[0].tokens]
     assert set(served.shard.text(tokens)) <= {"a", "b"}
     assert len(served.shard.text(tokens)) == 3
@@ -195,7 +199,7 @@ async def test_quick_masks_are_made_between_steps_without_being_asked_for(served
     assert served.runner.is_prepared
     # It was no worker of the pool.
     assert not guides._jobs
-    await served.stub.Decode(pb.DecodeRequest(epoch=EPOCH, updates=[update(1)]))
+    await served.decode(update(1))
 
 
 def update(request_id: int) -> pb.RunningUpdate:

@@ -4,6 +4,7 @@ Messages to the classes of the contract and back, as the shard reads and writes 
 """
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -76,6 +77,11 @@ class Shard:
         answer: pb.WarmupResponse = await self.stub.Warmup(call)
         return answer
 
+    async def decode(self, *steps: int) -> list[pb.StepResponse]:
+        """The answers to so many messages of one call, by the numbers of their steps."""
+        calls = [pb.DecodeRequest(epoch=EPOCH, step=step or None) for step in steps or (0,)]
+        return [answer async for answer in self.stub.Decode(iter(calls))]
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
@@ -135,8 +141,10 @@ def request(request_id: int, **changes: Any) -> pb.Request:
     return pb.Request(**fields)
 
 
-def prefill(*requests: pb.Request, epoch: int = EPOCH) -> pb.PrefillRequest:
-    return pb.PrefillRequest(epoch=epoch, batch=pb.Batch(requests=requests))
+def prefill(
+    *requests: pb.Request, epoch: int = EPOCH, step: int | None = None
+) -> pb.PrefillRequest:
+    return pb.PrefillRequest(epoch=epoch, batch=pb.Batch(requests=requests), step=step)
 
 
 async def test_a_life_from_the_first_call_to_the_last(shard: Shard) -> None:
@@ -149,9 +157,9 @@ async def test_a_life_from_the_first_call_to_the_last(shard: Shard) -> None:
 
     first = await stub.Prefill(prefill(request(1)))
     joined = await stub.Prefill(prefill(request(2)))
-    both = await stub.Decode(pb.DecodeRequest(epoch=EPOCH))
+    (both,) = await shard.decode()
     kept = await stub.FilterBatch(pb.FilterBatchRequest(epoch=EPOCH, request_ids=[2, 3]))
-    one = await stub.Decode(pb.DecodeRequest(epoch=EPOCH))
+    (one,) = await shard.decode()
     cleared = await stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))
 
     answers = (first, joined, both, kept, one, cleared)
@@ -211,12 +219,47 @@ async def test_a_refusal_has_its_code_and_names_the_numbers_and_the_shard_goes_o
     shard: Shard, method: str, call: Any, code: grpc.StatusCode, said: str
 ) -> None:
     await shard.warm_up()
+    work = shard.decode() if method == "Decode" else getattr(shard.stub, method)(call)
     with pytest.raises(grpc.aio.AioRpcError) as refusal:
-        await getattr(shard.stub, method)(call)
+        await work
     assert refusal.value.code() is code
     assert said in str(refusal.value.details())
     assert shard.fatal == []
     assert list((await shard.stub.Prefill(prefill(request(1)))).request_ids) == [1]
+
+
+async def test_steps_that_are_sent_ahead_are_answered_in_their_order(shard: Shard) -> None:
+    await shard.warm_up()
+    await shard.stub.Prefill(prefill(request(1), step=1))
+    answers = await shard.decode(2, 3, 4)
+    tokens = [each.tokens[0].id for answer in answers for each in answer.generations]
+    assert tokens == tiny_models.greedy(tiny_models.build("llama"), list(PROMPT), 4)[1:]
+
+
+async def test_a_step_that_fails_ends_the_call_and_those_behind_it_in_silence(
+    shard: Shard, caplog: pytest.LogCaptureFixture
+) -> None:
+    await shard.warm_up()
+    await shard.stub.Prefill(prefill(request(1), step=1))
+    steps = [pb.DecodeRequest(epoch=EPOCH, step=step) for step in (2, 3, 4)]
+    steps[1].updates.extend([pb.RunningUpdate(request_id=1)] * 2)
+    call = shard.stub.Decode(iter(steps))
+    assert list((await call.read()).request_ids) == [1]
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await call.read()
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refusal.value.details() == "updates name a request twice"
+    gc.collect()
+    assert caplog.messages == []
+
+
+async def test_bytes_that_are_no_step_are_refused(shard: Shard) -> None:
+    await shard.warm_up()
+    call = shard.channel.stream_stream(f"/{SERVICE}/Decode")([b"\xff"])
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        await call.read()
+    assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert shard.fatal == []
 
 
 async def test_running_out_of_memory_is_reported_and_survived(
@@ -329,10 +372,10 @@ async def test_what_a_router_had_is_freed_when_it_says_nothing_and_the_pool_stay
         for _ in range(5):
             await asyncio.sleep(0.1)
             await shard.stub.Health(pb.HealthRequest())
-        await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH))
+        await shard.decode()
         await asyncio.sleep(0.5)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await shard.stub.Decode(pb.DecodeRequest(epoch=EPOCH))
+            await shard.decode()
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND
         assert (await shard.stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH + 1))).is_warm
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -298,9 +298,30 @@ async def test_an_adapter_that_is_loaded_for_an_earlier_epoch_does_not_count(
 async def test_a_hanging_step_fails_at_its_deadline() -> None:
     shard = FakeShard()
     async with connected(shard) as shards:
-        shard.faults.hangs.add("Prefill")
+        shard.faults.hangs |= {"Prefill", "Decode"}
         with pytest.raises(ShardFailed, match="Prefill: DEADLINE_EXCEEDED"):
             await run(shards, prefill(1, new(7)))
+        with pytest.raises(ShardFailed, match="Decode: DEADLINE_EXCEEDED"):
+            await run(shards, decode(2, 7))
+
+
+async def test_a_step_after_a_lost_connection_is_a_message_of_another_call() -> None:
+    shard = FakeShard()
+    async with connected(shard) as shards:
+        await run(shards, prefill(1, new(7)))
+        await run(shards, decode(2, 7))
+        call = shards._ranks[0]._decode
+        assert call is not None
+        await shard.stop()
+        await shard.start(shard.urls[0])
+        async with asyncio.timeout(5.0):
+            while not call.is_over:
+                await asyncio.sleep(0.01)
+            while True:
+                with suppress(ShardFailed):
+                    await shards.check_health()
+                    break
+        assert (await run(shards, decode(3, 7))).remaining_ids == (7,)
 
 
 async def test_an_answer_of_another_epoch_is_dropped() -> None:
