@@ -1,4 +1,4 @@
-"""The command line: serve, check, client, query, top, download-weights, env.
+"""The command line: serve, check, client, query, top, download-weights, quantize, env.
 
 `launcher serve` decides which process gets which flag, starts them and watches them. It imports of
 a tier only what declares and checks its settings, so that a wrong flag is refused, by the rule of
@@ -25,7 +25,7 @@ from client.cli import commands as client_commands
 from client.errors import TandemError
 from constraints.check_command import CheckConfig, check
 from fleet.config import AUTO, FleetConfig
-from model_server.config import ServeConfig
+from model_server.config import ServeConfig, parse_quantize
 from model_server.config import parse as parse_shard
 from processes.addresses import (
     AddressInUse,
@@ -36,7 +36,7 @@ from processes.addresses import (
 )
 from processes.child import Child, ChildFailed
 from processes.config_file import with_config_file
-from processes.deployment import Deployment, num_shards
+from processes.deployment import SPIN, Deployment, num_shards
 from processes.fetching import fetch_tokenizer
 from processes.host import describe
 from processes.logs import Console
@@ -488,6 +488,17 @@ def download_weights(
     if revision:
         argv += ["--revision", revision]
     raise typer.Exit(subprocess.run(argv, check=False).returncode)
+
+
+@app.command(
+    "quantize", context_settings=_UNREAD, short_help="Write a checkpoint with weights in 4 bits."
+)
+def quantize(context: typer.Context) -> None:
+    """Write a checkpoint whose linear layers are in 4 bits, of one where they are not."""
+    parse_quantize(context.args)
+    argv = [sys.executable, "-m", "model_server.quantizing", *context.args]
+    # Nothing is to be watched but that process.
+    os.execve(argv[0], argv, {**SPIN, **children_environ(os.environ, None)})
 
 
 @app.command("check", context_settings=_UNREAD, short_help="Judge texts by a constraint.")

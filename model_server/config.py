@@ -266,6 +266,70 @@ class CheckConfig(ServeConfig):
     )
 
 
+_IN_8_BITS = "weights in 8 bits are made while a model is loaded: launcher serve --quantize "
+_NOT_WRITTEN = {
+    "awq": "its format is read, not written; gptq is as small, and read by as many",
+    "int8": f"{_IN_8_BITS}int8, on a CPU",
+    "fp8": f"{_IN_8_BITS}fp8, on a GPU",
+}
+
+
+def _method(text: str) -> str:
+    if text in _NOT_WRITTEN:
+        raise BadConfig(_NOT_WRITTEN[text])
+    return str(one_of("gptq", "rtn")(text))
+
+
+def _four(text: str) -> int:
+    if text != "4":
+        raise BadConfig(f"must be 4; {_IN_8_BITS}int8")
+    return 4
+
+
+def _group_size(text: str) -> int:
+    return int(one_of("16", "32", "64", "128")(text))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizeConfig(ModelConfig):
+    """Which checkpoint to write in 4 bits, where and how."""
+
+    out: Path = setting(
+        ..., "the folder that is made", Path, group=Group.MODEL, kind=Kind.ARGUMENT, env=False
+    )
+    method: str = setting(
+        "gptq",
+        "gptq: what rounding makes wrong is taken out of weights that are still to be rounded;"
+        " rtn: each is rounded to the nearest number",
+        _method,
+        group=Group.QUANTIZING,
+        env=False,
+    )
+    bits: int = setting(4, "of a weight: 4", _four, group=Group.QUANTIZING, env=False)
+    group_size: int = setting(
+        128,
+        "weights of an output that share a scale: 16, 32, 64 or 128; halved until it divides all",
+        _group_size,
+        group=Group.QUANTIZING,
+        env=False,
+    )
+    calibration: Path | None = setting(
+        None,
+        'texts to quantize by, a line {"text": "..."} or {"messages": [...]} each; absent: the'
+        " model's own",
+        Path,
+        group=Group.QUANTIZING,
+        env=False,
+    )
+    seed: int = setting(
+        0,
+        "of the order of texts, or of the model's own",
+        Whole(0),
+        group=Group.QUANTIZING,
+        env=False,
+    )
+
+
 def num_gpus() -> int:
     """The GPUs that the machine has, or that the environment names of them."""
     return num_visible_gpus(os.environ, count_all=True)
@@ -276,10 +340,6 @@ _COMMANDS = {
     "check": (CheckConfig, "Check what `serve` checks before it reads weights, and end."),
     "download-weights": (DownloadConfig, "Fetch a checkpoint from the hub."),
 }
-_NO_QUANTIZE = (
-    "quantize: Tandem does not write quantized checkpoints; "
-    "serve one that was made elsewhere, or serve in bfloat16"
-)
 
 
 def parse(
@@ -287,8 +347,6 @@ def parse(
 ) -> ServeConfig | CheckConfig | DownloadConfig:
     """Read `argv` (without the program's name). Raises BadConfig; --help exits."""
     command, *rest = argv or ("--help",)
-    if command == "quantize":
-        raise BadConfig(_NO_QUANTIZE)
     commands = ", ".join(_COMMANDS)
     if command in ("-h", "--help"):
         about = f"One tensor-parallel shard of Tandem. Commands: {commands} (each has --help)."
@@ -299,3 +357,19 @@ def parse(
     kind, about = _COMMANDS[command]
     by_flag = CommandLine(fields(kind), f"python -m model_server {command}", about).parse(rest)
     return read_settings(kind, by_flag, os.environ if environ is None else environ)
+
+
+def parse_quantize(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> QuantizeConfig:
+    """As `parse`, for the command that writes a checkpoint."""
+    command_line = CommandLine(
+        [each for each in fields(QuantizeConfig) if not each.metadata["internal"]],
+        "launcher quantize MODEL_ID OUT",
+        """
+        Write a checkpoint whose weights are in 4 bits: linear layers in the format of GPTQ, all
+        else as it is. OUT appears whole or not at all.
+
+        Exit codes: 0 made; 1 refused or stopped; 2 a flag or a variable is wrong.
+        """,
+    )
+    by_flag = command_line.parse(argv)
+    return read_settings(QuantizeConfig, by_flag, os.environ if environ is None else environ)

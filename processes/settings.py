@@ -37,6 +37,7 @@ class Group(StrEnum):
     INERT = "Accepted for TGI's sake, without effect"
     REFUSED = "Refused"
     CONSTRAINT = "The constraint and the texts"
+    QUANTIZING = "What is written"
 
 
 class Kind(StrEnum):

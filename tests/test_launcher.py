@@ -58,7 +58,7 @@ def deployment(*argv: str, **environ: str) -> Deployment:
 def test_help_names_every_command() -> None:
     said = run_launcher("--help")
     assert said.returncode == 0
-    for command in ("serve", "client", "query", "download-weights", "env"):
+    for command in ("serve", "client", "query", "download-weights", "quantize", "env"):
         assert command in said.stdout
 
 
@@ -163,6 +163,13 @@ def test_a_port_in_use_is_refused_at_once() -> None:
 
 
 @pytest.mark.slow
+def test_quantize_refuses_a_wrong_flag_before_anything_is_loaded() -> None:
+    said = run_launcher("quantize", "a/b", "out", "--method", "awq")
+    assert said.returncode == 2
+    assert said.stderr.startswith("error: --method 'awq': its format is read, not written")
+    assert "usage: launcher quantize MODEL_ID OUT" in run_launcher("quantize", "--help").stdout
+
+
 @pytest.mark.parametrize("spelling", [["-m", "launcher"], ["launcher.py"]])
 def test_the_command_is_a_module_and_a_script_too(spelling: list[str]) -> None:
     argv = [sys.executable, *spelling, "serve", "--help"]

@@ -30,7 +30,7 @@ WEIGHTS_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 
 
-_SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
+SMALL_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
 
 
 # The format's own limit; a larger number is not a header's length.
@@ -57,7 +57,7 @@ def find_checkpoint(model_id: str, revision: str | None) -> Path:
         if is_gguf:
             path = find_folder(repository, revision, (gguf_name,)) / gguf_name
         else:
-            path = find_folder(model_id, revision, (*_SMALL_FILES, "*.safetensors"))
+            path = find_folder(model_id, revision, (*SMALL_FILES, "*.safetensors"))
     except DownloadStalled as error:
         raise FetchStalled(str(error)) from error
     except HubError as error:

@@ -102,6 +102,26 @@ def test_a_bad_flag_is_a_line_and_an_exit_code_of_its_own(
     assert capsys.readouterr().err == "error: --kv-blocks '0': must be a whole number, at least 1\n"
 
 
-def test_quantize_says_what_to_do_instead() -> None:
-    with pytest.raises(BadConfig, match="does not write quantized checkpoints"):
-        parse(["quantize", "a/b", "out"], {})
+def test_quantize_has_its_own_words() -> None:
+    config = parse_quantize(["a/b", "out", "--calibration", "t.jsonl", "--group-size=64"], {})
+    assert config == QuantizeConfig(
+        model_id="a/b", out=Path("out"), group_size=64, calibration=Path("t.jsonl")
+    )
+    assert (config.method, config.bits, config.seed) == ("gptq", 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--method", "awq"), "--method 'awq': its format is read, not written"),
+        (("--method", "int8"), "while a model is loaded: launcher serve --quantize int8"),
+        (("--method", "fp8"), "while a model is loaded: launcher serve --quantize fp8"),
+        (("--method", "exl2"), "--method 'exl2': must be one of gptq, rtn"),
+        (("--bits", "8"), "--bits '8': must be 4"),
+        (("--group-size", "48"), "--group-size '48': must be one of 16, 32, 64, 128"),
+        (("--seed", "-1"), "--seed '-1': must be a whole number, at least 0"),
+    ],
+)
+def test_what_is_not_written_is_refused_with_the_reason(flags: tuple[str, ...], said: str) -> None:
+    with pytest.raises(BadConfig, match=re.escape(said)):
+        parse_quantize(["a/b", "out", *flags], {})

@@ -1,0 +1,148 @@
+"""A model of transformers whose layers run one at a time, in float32.
+
+embeddings -> layer 0 -> layer 1 -> ... -> final norm and head
+              widened, run, forgotten
+
+The other layers stay as they lie in the checkpoint's files, which are mapped: of a model that is
+larger than the memory each layer is read when its turn comes.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_server.errors import ModelRefused
+from model_server.zoo import HfModel
+
+
+class _Reached(Exception):
+    """The last layer was called."""
+
+
+class Decoder:
+    """Owner of the model, whose layers are gone once they have run.
+
+    All rows of tokens are of one length, so that a layer's further arguments, as masks and angles,
+    are the same for all of them.
+    """
+
+    def __init__(self, model: HfModel) -> None:
+        self._model = model
+        self._layers = max(
+            (part for part in model.module.modules() if isinstance(part, nn.ModuleList)), key=len
+        )
+        self._names: Mapping[nn.Module, str] = {
+            part: name for name, part in model.module.named_modules()
+        }
+        self._layer_names = tuple(self._names[layer] for layer in self._layers)
+        self._further: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {})] * len(self)
+        inner = {id(parameter) for parameter in self._layers.parameters()}
+        for parameter in model.module.parameters():
+            if id(parameter) not in inner:
+                parameter.data = parameter.data.float()
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def linears(self, index: int) -> dict[str, nn.Linear]:
+        """Of a layer, by their names in the model."""
+        parts = self._layers[index].modules()
+        return {self._names[part]: part for part in parts if isinstance(part, nn.Linear)}
+
+    def name_in_layer(self, name: str) -> str:
+        """Of a part of a layer, by its name in the model."""
+        (layer,) = (each for each in self._layer_names if name.startswith(f"{each}."))
+        return name.removeprefix(f"{layer}.")
+
+    @torch.inference_mode()
+    def embedded(self, row: Tensor) -> Tensor:
+        """What the first layer reads of a row of tokens, [1, row_len, hidden_size]."""
+        read: list[Tensor] = []
+
+        def record(index: int, hidden: Tensor, *further: Any, **named: Any) -> Tensor:
+            read.append(hidden)
+            self._further[index] = (further, named)
+            if index == len(self) - 1:
+                raise _Reached
+            return hidden
+
+        with self._replaced([partial(record, index) for index in range(len(self))]):
+            try:
+                self._model.native_logits(row)
+            except _Reached:
+                return read[0]
+        raise AssertionError("the last layer was not called")
+
+    @torch.inference_mode()
+    def run(self, index: int, hidden: Tensor) -> Tensor:
+        """What a layer gives."""
+        further, named = self._further[index]
+        given = self._layers[index](hidden, *further, **named)
+        return given[0] if isinstance(given, tuple) else given
+
+    def products(
+        self, index: int, linears: Mapping[str, nn.Linear], rows: Sequence[Tensor]
+    ) -> list[tuple[list[str], Tensor]]:
+        """Of what these of a layer read, products of inputs with each other, summed over all tokens
+        of what the layer reads; those that read the same have one.
+
+        Raises ModelRefused for one that is not called.
+        """
+        readers: dict[nn.Module, dict[str, None]] = {}
+        products: dict[nn.Module, Tensor] = {}
+        last: list[tuple[Tensor, nn.Module]] = []
+
+        def see(name: str, linear: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            (x,) = arguments
+            if not last or last[0][0] is not x:
+                last[:] = [(x, linear)]
+                flat = x.flatten(0, -2)
+                if linear not in products:
+                    products[linear] = flat.new_zeros(flat.shape[1], flat.shape[1])
+                products[linear].addmm_(flat.T, flat)
+            readers.setdefault(last[0][1], {})[name] = None
+
+        handles = [
+            linear.register_forward_pre_hook(partial(see, name)) for name, linear in linears.items()
+        ]
+        for row in rows:
+            self.run(index, row)
+            last.clear()
+        for handle in handles:
+            handle.remove()
+        called = {name for names in readers.values() for name in names}
+        if unused := linears.keys() - called:
+            raise ModelRefused(f"{min(unused)} is not called, so what it reads is not known")
+        return [(list(names), products[first]) for first, names in readers.items()]
+
+    @torch.inference_mode()
+    def logits(self, row: Tensor, hidden: Tensor) -> Tensor:
+        """[row_len, vocab_size] of a row, by what the last layer gave."""
+
+        def give(*_: Any, **__: Any) -> Tensor:
+            return hidden
+
+        with self._replaced([give] * len(self)):
+            return self._model.native_logits(row)
+
+    def widen(self, index: int) -> None:
+        """Read a layer, in float32."""
+        self._layers[index].float()
+
+    def forget(self, index: int) -> None:
+        """A layer that has run."""
+        self._layers[index].to("meta")
+
+    @contextmanager
+    def _replaced(self, forwards: Sequence[Any]) -> Iterator[None]:
+        for layer, forward in zip(self._layers, forwards, strict=True):
+            layer.forward = forward
+        try:
+            yield
+        finally:
+            for layer in self._layers:
+                del layer.forward

@@ -1,0 +1,264 @@
+"""`launcher quantize`: a checkpoint in 4 bits, made of one that is not.
+
+MODEL -> checked as `serve` does; refused where its 4 bits could not be served
+      -> rows of tokens, of the operator's texts or drawn from the model
+      -> layer by layer: what its linear ones read -> 4 bits -> what the next layer reads
+      -> a folder beside OUT; read as `serve` reads it, and judged by rows that were held out
+      -> OUT
+
+The original computes by its own class and what was written by our executor, both in float32.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from model_server import zoo
+from model_server.checkpoint import checkpoint
+from model_server.checkpoint.check import CheckedCheckpoint, ModelSettings, check_checkpoint
+from model_server.checkpoint.checkpoint import CONFIG_NAME, find_checkpoint
+from model_server.config import QuantizeConfig
+from model_server.engine.distributed import World
+from model_server.errors import ModelRefused
+from model_server.executor.int4 import PER_WORD, Int4Weight
+from model_server.loading import load_model
+from model_server.quantizing.calibration import Calibration
+from model_server.quantizing.decoder import Decoder
+from model_server.quantizing.gptq import gptq, round_to_nearest
+from model_server.quantizing.rows import Rows
+from model_server.quantizing.writing import (
+    WeightsWriter,
+    copy_files,
+    copy_tensors,
+    new_folder,
+    tensors_of,
+    write_config,
+)
+from model_server.recipe.recipe import Moe
+
+_log = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+_LEAST_GROUP_LEN = 16
+_NO_GGUF = "a GGUF file is served as it is; name the safetensors that it was made of"
+
+
+@dataclass(frozen=True, slots=True)
+class Quantized:
+    """What was made.
+
+    kl:         of next tokens, from the original's, in nats; the mean over held-out tokens
+    same_share: of held-out tokens behind which both find the same next one likeliest
+    """
+
+    folder: Path
+    weights_bytes: int
+    original_bytes: int
+    group_len: int
+    num_held_out: int
+    kl: float
+    same_share: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.folder}: {self.weights_bytes / 2**20:.1f} MiB of weights, of"
+            f" {self.original_bytes / 2**20:.1f}, 4 bits in groups of {self.group_len}; over"
+            f" {self.num_held_out} held-out tokens KL {self.kl:.4f} nats from the original, the"
+            f" same first choice behind {self.same_share:.1%}"
+        )
+
+
+def quantize(config: QuantizeConfig) -> Quantized:
+    """Raises ConfigRefused for a setting, another ShardError for a model that it cannot be."""
+    out = config.out.expanduser().absolute()
+    with new_folder(out) as folder:
+        source = _source(config)
+        checked = _checked(source)
+        calibration = _calibration(config, source, checked)
+        model = zoo.load(
+            source,
+            checked.config,
+            dtype=checked.weights_dtype,
+            device=_CPU,
+            trust_remote_code=False,
+            num_shards=1,
+            left_out=checked.left_out,
+        )
+        decoder = Decoder(model)
+        plan = _Plan.of(decoder, config.group_size)
+        stored = checkpoint.check(source)
+        names = zoo.stored_names(model.module, stored)
+        writer = WeightsWriter(folder)
+        exact = [decoder.embedded(row) for row in calibration.held_out]
+        read = []
+        if config.method == "gptq":
+            read = [decoder.embedded(row) for row in calibration.rows]
+        for index in range(len(decoder)):
+            started_s = time.monotonic()
+            decoder.widen(index)
+            exact = [decoder.run(index, row) for row in exact]
+            linears = plan.linears(decoder, index)
+            for name, weight in _in_4_bits(decoder, index, linears, read, plan.group_len):
+                writer.add(tensors_of(names[f"{name}.weight"].removesuffix(".weight"), weight))
+                linears[name].weight.data = weight.dense(torch.float32)
+            read = [decoder.run(index, row) for row in read]
+            decoder.forget(index)
+            _log.info(
+                "layer %d of %d: %d weights, %.1f s",
+                index + 1,
+                len(decoder),
+                len(linears),
+                time.monotonic() - started_s,
+            )
+        replaced = {names[f"{name}.weight"] for name in plan.names}
+        copy_tensors(source, stored.keys() - replaced, writer)
+        copy_files(source, folder)
+        write_config(folder, _content(source), plan.group_len, plan.modules)
+        kl, same_share = _judged(folder, decoder, calibration.held_out, exact)
+    return Quantized(
+        out,
+        weights_bytes=_weights_bytes(out),
+        original_bytes=_weights_bytes(source),
+        group_len=plan.group_len,
+        num_held_out=sum(map(len, calibration.held_out)),
+        kl=kl,
+        same_share=same_share,
+    )
+
+
+def _source(config: QuantizeConfig) -> Path:
+    """The folder of a checkpoint that is not quantized. Raises ModelRefused."""
+    if config.model_id.endswith(".gguf"):
+        raise ModelRefused(f"{config.model_id}: {_NO_GGUF}")
+    source = find_checkpoint(config.model_id, config.revision)
+    if any(source.glob("*.gguf")) and not any(source.glob("*.safetensors")):
+        raise ModelRefused(f"{source}: {_NO_GGUF}")
+    checkpoint.check(source)
+    settings = _content(source).get("quantization_config")
+    if settings:
+        raise ModelRefused(
+            f"{source}: is quantized already, by {settings.get('quant_method')}; name its original"
+        )
+    return source
+
+
+def _content(source: Path) -> dict[str, Any]:
+    return dict(json.loads((source / CONFIG_NAME).read_text(encoding="utf-8")))
+
+
+def _checked(source: Path) -> CheckedCheckpoint:
+    """Raises ModelRefused where no executor of ours would compute its 4 bits."""
+    checked = check_checkpoint(ModelSettings(source, _CPU, dtype="float32"), 1)
+    reason = checked.fallback_reason
+    if checked.recipe is not None and any(isinstance(x.mlp, Moe) for x in checked.recipe.layers):
+        reason = "it has experts, which are not served in 4 bits"
+    if reason is not None:
+        raise ModelRefused(f"{source}: its 4 bits could not be served: {reason}")
+    return checked
+
+
+def _calibration(config: QuantizeConfig, source: Path, checked: CheckedCheckpoint) -> Calibration:
+    if config.calibration is not None:
+        max_len = checked.facts.max_position_embeddings or 0
+        return Calibration.of_texts(config.calibration, source, config.seed, max_len)
+    _log.info("drawing texts from the model; with --calibration FILE it reads yours")
+    return Calibration.drawn(load_model(ModelSettings(source, _CPU), World()), config.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What is to be in 4 bits.
+
+    names:     of linear layers, in the model
+    modules:   their names within a layer of the decoder; None: all linear ones that it has
+    group_len: that asked for, or the greatest half, quarter, ... of it that divides all rows
+    """
+
+    names: frozenset[str]
+    modules: frozenset[str] | None
+    group_len: int
+
+    @classmethod
+    def of(cls, decoder: Decoder, group_len: int) -> "_Plan":
+        linears = {
+            name: linear
+            for index in range(len(decoder))
+            for name, linear in decoder.linears(index).items()
+        }
+        fitting = {name: linear for name, linear in linears.items() if _fits(linear)}
+        asked = group_len
+        while any(linear.in_features % group_len for linear in fitting.values()):
+            group_len //= 2
+        if group_len != asked:
+            _log.info("groups of %d: %d does not divide all rows of weights", group_len, asked)
+        dense = linears.keys() - fitting.keys()
+        if dense:
+            _log.info("%d linear layers stay as they are, such as %s", len(dense), min(dense))
+        return cls(
+            frozenset(fitting),
+            frozenset(map(decoder.name_in_layer, fitting)) if dense else None,
+            group_len,
+        )
+
+    def linears(self, decoder: Decoder, index: int) -> dict[str, nn.Linear]:
+        """Of a layer, those that are to be in 4 bits."""
+        found = decoder.linears(index)
+        return {name: linear for name, linear in found.items() if name in self.names}
+
+
+def _fits(linear: nn.Linear) -> bool:
+    return linear.in_features % _LEAST_GROUP_LEN == 0 and linear.out_features % PER_WORD == 0
+
+
+@torch.inference_mode()
+def _in_4_bits(
+    decoder: Decoder,
+    index: int,
+    linears: Mapping[str, nn.Linear],
+    read: Sequence[Tensor],
+    group_len: int,
+) -> Iterator[tuple[str, Int4Weight]]:
+    """read: rows that the layer reads; none: numbers are rounded each by itself"""
+    if not read:
+        for name, linear in linears.items():
+            yield name, round_to_nearest(linear.weight, group_len)
+        return
+    for names, products in decoder.products(index, linears, read):
+        # What reads the same is quantized as one.
+        weights = [linears[name].weight for name in names]
+        whole = gptq(torch.cat(weights), products, group_len)
+        first = 0
+        for name, weight in zip(names, weights, strict=True):
+            yield name, whole.rows(torch.arange(first, first + len(weight)))
+            first += len(weight)
+
+
+@torch.inference_mode()
+def _judged(
+    folder: Path, decoder: Decoder, rows: Sequence[Tensor], exact: Sequence[Tensor]
+) -> tuple[float, float]:
+    """KL divergence and share of the same first choices; see Quantized.
+
+    exact: what the last layer of the original gave of each row
+    """
+    model = load_model(ModelSettings(folder, _CPU, dtype="float32"), World())
+    divergence = 0.0
+    num_same = 0
+    for row, hidden in zip(rows, exact, strict=True):
+        expected = decoder.logits(row, hidden).log_softmax(-1)
+        actual = Rows(model, 1, len(row)).step([row.tolist()]).log_softmax(-1)
+        divergence += float((expected.exp() * (expected - actual)).sum())
+        num_same += int((expected.argmax(-1) == actual.argmax(-1)).sum())
+    num_tokens = sum(map(len, rows))
+    return divergence / num_tokens, num_same / num_tokens
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
