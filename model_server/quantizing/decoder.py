@@ -38,7 +38,6 @@ class Decoder:
         self._names: Mapping[nn.Module, str] = {
             part: name for name, part in model.module.named_modules()
         }
-        self._layer_names = tuple(self._names[layer] for layer in self._layers)
         self._further: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {})] * len(self)
         inner = {id(parameter) for parameter in self._layers.parameters()}
         for parameter in model.module.parameters():
@@ -52,11 +51,6 @@ class Decoder:
         """Of a layer, by their names in the model."""
         parts = self._layers[index].modules()
         return {self._names[part]: part for part in parts if isinstance(part, nn.Linear)}
-
-    def name_in_layer(self, name: str) -> str:
-        """Of a part of a layer, by its name in the model."""
-        (layer,) = (each for each in self._layer_names if name.startswith(f"{each}."))
-        return name.removeprefix(f"{layer}.")
 
     @torch.inference_mode()
     def embedded(self, row: Tensor) -> Tensor:
@@ -84,14 +78,13 @@ class Decoder:
         given = self._layers[index](hidden, *further, **named)
         return given[0] if isinstance(given, tuple) else given
 
-    def products(
-        self, index: int, linears: Mapping[str, nn.Linear], rows: Sequence[Tensor]
-    ) -> list[tuple[list[str], Tensor]]:
-        """Of what these of a layer read, products of inputs with each other, summed over all tokens
-        of what the layer reads; those that read the same have one.
+    def products(self, index: int, rows: Sequence[Tensor]) -> list[tuple[list[str], Tensor]]:
+        """Of what the linear ones of a layer read, products of inputs with each other, summed over
+        all tokens of what the layer reads; those that read the same have one.
 
         Raises ModelRefused for one that is not called.
         """
+        linears = self.linears(index)
         readers: dict[nn.Module, dict[str, None]] = {}
         products: dict[nn.Module, Tensor] = {}
         last: list[tuple[Tensor, nn.Module]] = []

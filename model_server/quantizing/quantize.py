@@ -12,18 +12,20 @@ The original computes by its own class and what was written by our executor, bot
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_server import zoo
 from model_server.checkpoint import checkpoint
 from model_server.checkpoint.check import CheckedCheckpoint, ModelSettings, check_checkpoint
 from model_server.checkpoint.checkpoint import CONFIG_NAME, find_checkpoint
+from model_server.checkpoint.tensor_files import TensorFiles
 from model_server.config import QuantizeConfig
 from model_server.engine.distributed import World
 from model_server.errors import ModelRefused
@@ -36,7 +38,6 @@ from model_server.quantizing.rows import Rows
 from model_server.quantizing.writing import (
     WeightsWriter,
     copy_files,
-    copy_tensors,
     new_folder,
     tensors_of,
     write_config,
@@ -69,9 +70,9 @@ class Quantized:
     def __str__(self) -> str:
         return (
             f"{self.folder}: {self.weights_bytes / 2**20:.1f} MiB of weights, of"
-            f" {self.original_bytes / 2**20:.1f}, 4 bits in groups of {self.group_len}; over"
-            f" {self.num_held_out} held-out tokens KL {self.kl:.4f} nats from the original, the"
-            f" same first choice behind {self.same_share:.1%}"
+            f" {self.original_bytes / 2**20:.1f}, 4 bits in groups of {self.group_len}; as it is"
+            f" served here, over {self.num_held_out} held-out tokens KL {self.kl:.4f} nats from the"
+            f" original, the same first choice behind {self.same_share:.1%}"
         )
 
 
@@ -92,10 +93,10 @@ def quantize(config: QuantizeConfig) -> Quantized:
             left_out=checked.left_out,
         )
         decoder = Decoder(model)
-        plan = _Plan.of(decoder, config.group_size)
-        stored = checkpoint.check(source)
-        names = zoo.stored_names(model.module, stored)
-        writer = WeightsWriter(folder)
+        group_len = _group_len(decoder, config.group_size)
+        rest = {name: each.shape for name, each in checkpoint.check(source).items()}
+        names = zoo.stored_names(model.module, rest)
+        writer = WeightsWriter(folder, len(decoder) + 1)
         exact = [decoder.embedded(row) for row in calibration.held_out]
         read = []
         if config.method == "gptq":
@@ -104,29 +105,30 @@ def quantize(config: QuantizeConfig) -> Quantized:
             started_s = time.monotonic()
             decoder.widen(index)
             exact = [decoder.run(index, row) for row in exact]
-            linears = plan.linears(decoder, index)
-            for name, weight in _in_4_bits(decoder, index, linears, read, plan.group_len):
-                writer.add(tensors_of(names[f"{name}.weight"].removesuffix(".weight"), weight))
-                linears[name].weight.data = weight.dense(torch.float32)
+            tensors: dict[str, Tensor] = {}
+            for name, weight in _in_4_bits(decoder, index, read, group_len):
+                decoder.linears(index)[name].weight.data = weight.dense(torch.float32)
+                stored_name = names[f"{name}.weight"]
+                tensors |= tensors_of(stored_name.removesuffix(".weight"), weight)
+                del rest[stored_name]
+            writer.write(tensors)
             read = [decoder.run(index, row) for row in read]
             decoder.forget(index)
             _log.info(
-                "layer %d of %d: %d weights, %.1f s",
-                index + 1,
-                len(decoder),
-                len(linears),
-                time.monotonic() - started_s,
+                "layer %d of %d: %.1f s", index + 1, len(decoder), time.monotonic() - started_s
             )
-        replaced = {names[f"{name}.weight"] for name in plan.names}
-        copy_tensors(source, stored.keys() - replaced, writer)
+        with ExitStack() as stack:
+            files = TensorFiles.open(source, {name: name for name in rest}, _CPU, stack)
+            writer.write({name: files.tensor(name, shape) for name, shape in rest.items()})
+        writer.finish()
         copy_files(source, folder)
-        write_config(folder, _content(source), plan.group_len, plan.modules)
+        write_config(folder, _content(source), group_len)
         kl, same_share = _judged(folder, decoder, calibration.held_out, exact)
     return Quantized(
         out,
         weights_bytes=_weights_bytes(out),
         original_bytes=_weights_bytes(source),
-        group_len=plan.group_len,
+        group_len=group_len,
         num_held_out=sum(map(len, calibration.held_out)),
         kl=kl,
         same_share=same_share,
@@ -172,65 +174,40 @@ def _calibration(config: QuantizeConfig, source: Path, checked: CheckedCheckpoin
     return Calibration.drawn(load_model(ModelSettings(source, _CPU), World()), config.seed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is to be in 4 bits.
+def _group_len(decoder: Decoder, asked: int) -> int:
+    """What is asked for, or the greatest half, quarter, ... of it that divides all rows of weights.
 
-    names:     of linear layers, in the model
-    modules:   their names within a layer of the decoder; None: all linear ones that it has
-    group_len: that asked for, or the greatest half, quarter, ... of it that divides all rows
+    Raises ModelRefused for a layer that has no place in the format.
     """
-
-    names: frozenset[str]
-    modules: frozenset[str] | None
-    group_len: int
-
-    @classmethod
-    def of(cls, decoder: Decoder, group_len: int) -> "_Plan":
-        linears = {
-            name: linear
-            for index in range(len(decoder))
-            for name, linear in decoder.linears(index).items()
-        }
-        fitting = {name: linear for name, linear in linears.items() if _fits(linear)}
-        asked = group_len
-        while any(linear.in_features % group_len for linear in fitting.values()):
-            group_len //= 2
-        if group_len != asked:
-            _log.info("groups of %d: %d does not divide all rows of weights", group_len, asked)
-        dense = linears.keys() - fitting.keys()
-        if dense:
-            _log.info("%d linear layers stay as they are, such as %s", len(dense), min(dense))
-        return cls(
-            frozenset(fitting),
-            frozenset(map(decoder.name_in_layer, fitting)) if dense else None,
-            group_len,
-        )
-
-    def linears(self, decoder: Decoder, index: int) -> dict[str, nn.Linear]:
-        """Of a layer, those that are to be in 4 bits."""
-        found = decoder.linears(index)
-        return {name: linear for name, linear in found.items() if name in self.names}
-
-
-def _fits(linear: nn.Linear) -> bool:
-    return linear.in_features % _LEAST_GROUP_LEN == 0 and linear.out_features % PER_WORD == 0
+    group_len = asked
+    for index in range(len(decoder)):
+        for name, linear in decoder.linears(index).items():
+            if linear.in_features % _LEAST_GROUP_LEN or linear.out_features % PER_WORD:
+                raise ModelRefused(
+                    f"{name} has {linear.in_features} inputs and {linear.out_features} outputs: in"
+                    f" 4 bits they go by {_LEAST_GROUP_LEN} and by {PER_WORD}"
+                )
+            while linear.in_features % group_len:
+                group_len //= 2
+    if group_len != asked:
+        _log.info("groups of %d: %d does not divide all rows of weights", group_len, asked)
+    return group_len
 
 
 @torch.inference_mode()
 def _in_4_bits(
     decoder: Decoder,
     index: int,
-    linears: Mapping[str, nn.Linear],
     read: Sequence[Tensor],
     group_len: int,
 ) -> Iterator[tuple[str, Int4Weight]]:
     """read: rows that the layer reads; none: numbers are rounded each by itself"""
+    linears = decoder.linears(index)
     if not read:
         for name, linear in linears.items():
             yield name, round_to_nearest(linear.weight, group_len)
         return
-    for names, products in decoder.products(index, linears, read):
+    for names, products in decoder.products(index, read):
         # What reads the same is quantized as one.
         weights = [linears[name].weight for name in names]
         whole = gptq(torch.cat(weights), products, group_len)

@@ -9,8 +9,8 @@ config.json   as it is, and quantization_config
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model_server.checkpoint.checkpoint import (
-    CONFIG_NAME,
-    INDEX_NAME,
-    SMALL_FILES,
-    WEIGHTS_NAME,
-    check,
-)
-from model_server.checkpoint.tensor_files import TensorFiles
+from model_server.checkpoint.checkpoint import CONFIG_NAME, INDEX_NAME, SMALL_FILES
 from model_server.errors import ConfigRefused
 from model_server.executor.int4 import Int4Weight, packed
 
 _LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*")
-_CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -67,64 +59,29 @@ def tensors_of(layer: str, weight: Int4Weight) -> dict[str, Tensor]:
 
 
 class WeightsWriter:
-    """Writes tensors to files, and an index where these are several.
+    """Writes a file of weights after the other, and their index at the end."""
 
-    file_bytes: of a file, about; as many are held in memory
-    """
-
-    def __init__(self, folder: Path, file_bytes: int = 2 << 30) -> None:
+    def __init__(self, folder: Path, num_files: int) -> None:
         self._folder = folder
-        self._file_bytes = file_bytes
-        self._waiting: dict[str, Tensor] = {}
-        self._names: list[list[str]] = []  # by file
-        self._num_bytes = 0
+        self._num_files = num_files
+        self._weight_map: dict[str, str] = {}
+        self._num_written = 0
 
-    def add(self, tensors: Mapping[str, Tensor]) -> None:
-        """Of one name each, in memory or mapped."""
-        for name, tensor in tensors.items():
-            self._waiting[name] = tensor
-            self._num_bytes += tensor.nbytes
-            if sum(each.nbytes for each in self._waiting.values()) >= self._file_bytes:
-                self._flush()
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """The next file, of tensors in memory or mapped."""
+        self._num_written += 1
+        path = self._folder / f"model-{self._num_written:05}-of-{self._num_files:05}.safetensors"
+        path.touch()
+        # That library's files are for their owner alone, whatever the operator's mask says.
+        mode = path.stat().st_mode
+        save_file(dict(tensors), path, {"format": "pt"})
+        path.chmod(mode)
+        self._weight_map |= dict.fromkeys(tensors, path.name)
 
     def finish(self) -> None:
-        """Once all are added."""
-        if self._waiting:
-            self._flush()
-        num_files = len(self._names)
-        if num_files == 1:
-            self._path(0).rename(self._folder / WEIGHTS_NAME)
-            return
-        weight_map: dict[str, str] = {}
-        for index, names in enumerate(self._names):
-            file_name = f"model-{index + 1:05}-of-{num_files:05}.safetensors"
-            self._path(index).rename(self._folder / file_name)
-            weight_map |= dict.fromkeys(names, file_name)
-        content = {"metadata": {"total_size": self._num_bytes}, "weight_map": weight_map}
+        """Once all are written."""
+        content = {"metadata": {}, "weight_map": self._weight_map}
         (self._folder / INDEX_NAME).write_text(json.dumps(content, indent=2))
-
-    def _flush(self) -> None:
-        path = self._path(len(self._names))
-        # That library's own files are for their owner alone, whatever the operator's mask says.
-        path.touch()
-        mode = path.stat().st_mode
-        save_file(self._waiting, path, {"format": "pt"})
-        path.chmod(mode)
-        self._names.append(list(self._waiting))
-        self._waiting = {}
-
-    def _path(self, index: int) -> Path:
-        return self._folder / f"{index}.safetensors"
-
-
-def copy_tensors(source: Path, names: Collection[str], writer: WeightsWriter) -> None:
-    """These of a checkpoint, as they are."""
-    with ExitStack() as stack:
-        files = TensorFiles.open(source, {name: name for name in names}, _CPU, stack)
-        for name, stored in check(source).items():
-            if name in names:
-                writer.add({name: files.tensor(name, stored.shape)})
-        writer.finish()
 
 
 def copy_files(source: Path, target: Path) -> None:
@@ -135,10 +92,7 @@ def copy_files(source: Path, target: Path) -> None:
                 shutil.copyfile(path, target / path.name)
 
 
-def write_config(
-    folder: Path, original: Mapping[str, Any], group_len: int, modules: Collection[str] | None
-) -> None:
-    """modules: of a layer, those in 4 bits; None: all of its linear ones"""
+def write_config(folder: Path, original: Mapping[str, Any], group_len: int) -> None:
     settings = {
         "quant_method": "gptq",
         "checkpoint_format": "gptq",
@@ -148,7 +102,5 @@ def write_config(
         "desc_act": False,
         "lm_head": False,
     }
-    if modules is not None:
-        settings["modules_in_block_to_quantize"] = [sorted(modules)]
     content = {**original, "quantization_config": settings}
     (folder / CONFIG_NAME).write_text(json.dumps(content, indent=2) + "\n")

@@ -1,9 +1,10 @@
+import re
 from pathlib import Path
 
 import pytest
 
 from model_server.__main__ import main
-from model_server.config import DownloadConfig, ServeConfig, parse
+from model_server.config import DownloadConfig, QuantizeConfig, ServeConfig, parse, parse_quantize
 from processes.settings import BadConfig
 
 

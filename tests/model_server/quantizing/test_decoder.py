@@ -64,12 +64,11 @@ def test_only_the_layer_that_runs_is_wide(tmp_path: Path) -> None:
     assert dtypes() == ["gone", "torch.bfloat16"]
 
 
-def test_linear_layers_go_by_their_names_in_model_and_layer(tmp_path: Path) -> None:
+def test_linear_layers_go_by_their_names(tmp_path: Path) -> None:
     decoder = Decoder(load("llama", tmp_path))
     names = list(decoder.linears(1))
     assert "model.layers.1.self_attn.q_proj" in names
     assert len(names) == 7
-    assert decoder.name_in_layer("model.layers.1.self_attn.q_proj") == "self_attn.q_proj"
 
 
 def test_products_are_of_what_each_layer_reads_and_shared_where_it_is_the_same(
@@ -92,7 +91,7 @@ def test_products_are_of_what_each_layer_reads_and_shared_where_it_is_the_same(
         for row in ROWS:
             model.native_logits(row)
     expected = {name: torch.cat(parts) for name, parts in read.items()}
-    found = decoder.products(0, linears, [decoder.embedded(row) for row in ROWS])
+    found = decoder.products(0, [decoder.embedded(row) for row in ROWS])
     prefix = "model.layers.0."
     assert [[name.removeprefix(prefix) for name in names] for names, _ in found] == [
         ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -107,7 +106,8 @@ def test_products_are_of_what_each_layer_reads_and_shared_where_it_is_the_same(
 
 
 def test_a_layer_that_is_not_called_is_named(tmp_path: Path) -> None:
-    decoder = Decoder(load("llama", tmp_path))
-    linears = {**decoder.linears(0), "spare": nn.Linear(8, 8)}
-    with pytest.raises(ModelRefused, match="spare is not called"):
-        decoder.products(0, linears, [decoder.embedded(ROWS[0])])
+    model = load("llama", tmp_path)
+    model.module.get_submodule("model.layers.0").spare = nn.Linear(8, 8)
+    decoder = Decoder(model)
+    with pytest.raises(ModelRefused, match=r"model\.layers\.0\.spare is not called"):
+        decoder.products(0, [decoder.embedded(ROWS[0])])

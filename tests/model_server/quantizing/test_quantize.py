@@ -38,7 +38,10 @@ def save(name: str, folder: Path, **changes: Any) -> Path:
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
-    return load_file(folder / "model.safetensors")
+    tensors: dict[str, Tensor] = {}
+    for path in folder.glob("*.safetensors"):
+        tensors |= load_file(path)
+    return tensors
 
 
 def dequantized(folder: Path) -> dict[str, Tensor]:
@@ -62,7 +65,7 @@ def dequantized(folder: Path) -> dict[str, Tensor]:
 
 def logits_by_transformers(folder: Path, weights: dict[str, Tensor], target: Path) -> Tensor:
     """Of a model with these weights."""
-    shutil.copytree(folder, target)
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("*.safetensors*"))
     save_file(weights, target / "model.safetensors", {"format": "pt"})
     content = json.loads((folder / "config.json").read_text())
     content.pop("quantization_config", None)
@@ -104,34 +107,18 @@ def test_gptq_is_nearer_to_the_original_than_rounding(tmp_path: Path) -> None:
     assert made["gptq"].kl < 0.8 * made["rtn"].kl
 
 
-def test_a_group_is_halved_until_it_divides_all_and_the_layers_go_by_their_own_names(
-    tmp_path: Path,
-) -> None:
+def test_a_group_is_halved_until_it_divides_all(tmp_path: Path) -> None:
     source = save("llama", tmp_path / "source")
     made = quantize(config_of(source, tmp_path / "out", "--method", "rtn"))
     # Of 64 and 96.
     assert made.group_len == 32
     settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
     assert settings["group_size"] == 32
-    assert "modules_in_block_to_quantize" not in settings
     assert stored(tmp_path / "out")["model.layers.1.mlp.down_proj.scales"].shape == (3, 64)
     assert 0 < made.weights_bytes < made.original_bytes / 2
     said = str(made)
     assert "groups of 32" in said
     assert "KL" in said
-
-
-def test_layers_that_do_not_fit_stay_and_the_others_are_named(tmp_path: Path) -> None:
-    # Its layers with states have linear layers of 4 outputs.
-    source = save("qwen3_5", tmp_path / "source")
-    quantize(config_of(source, tmp_path / "out", "--method", "rtn"))
-    tensors = stored(tmp_path / "out")
-    assert "model.layers.0.linear_attn.in_proj_b.weight" in tensors
-    assert "model.layers.0.linear_attn.in_proj_qkv.qweight" in tensors
-    settings = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-    (modules,) = settings["modules_in_block_to_quantize"]
-    assert "linear_attn.in_proj_qkv" in modules
-    assert "linear_attn.in_proj_b" not in modules
 
 
 def test_of_what_sees_the_language_model_alone_is_in_4_bits(tmp_path: Path) -> None:
@@ -183,6 +170,7 @@ def nothing(_: Path) -> None:
         ("llama", as_gguf, "a GGUF file is served as it is"),
         ("glm4_moe", nothing, "could not be served: it has experts"),
         ("bamba", nothing, "could not be served: .* selective state space"),
+        ("qwen3_5", nothing, "in_proj_b has 64 inputs and 4 outputs: in 4 bits they go by 16"),
         ("gpt2", nothing, "could not be served: .* learned positions"),
     ],
 )
@@ -221,7 +209,7 @@ def test_the_command_says_what_it_made_and_leaves_nothing_when_it_is_stopped(
         said, log = command.communicate(timeout=60)
     assert command.returncode == 0, log
     assert said.startswith(f"{out}: 0.")
-    assert "layer 2 of 2: 7 weights" in log
+    assert "layer 2 of 2: " in log
     with launcher(str(source), str(tmp_path / "other")) as command:
         assert command.stderr is not None
         while "drawing" not in (line := command.stderr.readline()):
