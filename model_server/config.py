@@ -127,6 +127,16 @@ class ServeConfig(ModelConfig):
         Whole(1),
         group=Group.BATCH,
     )
+    max_loras: int = setting(
+        0,
+        "LoRA adapters that may be loaded at one time; memory is kept for them",
+        Whole(0),
+        group=Group.BATCH,
+        env=False,
+    )
+    max_lora_rank: int = setting(
+        16, "the largest rank of an adapter", Whole(1), group=Group.BATCH, env=False
+    )
     kv_blocks: int | None = setting(
         None,
         "blocks of the KV pool; absent: by the memory",

@@ -41,7 +41,7 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.engine.runner import Runner
-from model_server.errors import CheckpointBroken
+from model_server.errors import CheckpointBroken, ConfigRefused
 from model_server.executor.dense import (
     MAX_QUANTIZED_ERROR,
     Build,
@@ -176,6 +176,7 @@ def _load_dense(
             executor = load_dense(
                 model, recipe, build, dtype=checked.dtype, quantize=settings.quantize
             )
+    _require_adaptable(settings, executor)
     windows = [attention.window_len for attention in recipe.attentions()]
     return PagedModel(
         executor,
@@ -186,6 +187,8 @@ def _load_dense(
         max_position_embeddings=limit,
         window_len=min((window for window in windows if window is not None), default=None),
         eos_token_ids=checked.eos_token_ids,
+        max_loras=settings.max_loras,
+        max_lora_rank=settings.max_lora_rank,
     )
 
 
@@ -238,6 +241,8 @@ def _build_of(
             dtype=checked.dtype,
             num_threads=torch.get_num_threads(),
             quantize=settings.quantize,
+            max_loras=settings.max_loras,
+            max_lora_rank=settings.max_lora_rank,
         )
     return partial(
         build_dense_cuda,
@@ -306,8 +311,10 @@ def _load_zoo(
     if limit is None:
         raise AssertionError("the gate lets no model without a limit pass")
     windows = [plan.options.window_len for plan in plans if plan is not None]
+    executor = ZooExecutor(model, plans, memory, backend, dtype, device)
+    _require_adaptable(settings, executor)
     return PagedModel(
-        ZooExecutor(model, plans, memory, backend, dtype, device),
+        executor,
         model_type=model.facts.model_type,
         dtype=dtype,
         device=device,
@@ -317,6 +324,15 @@ def _load_zoo(
         eos_token_ids=checked.eos_token_ids,
         fallback_reason=reason,
     )
+
+
+def _require_adaptable(settings: ModelSettings, executor: Executor) -> None:
+    """Raises ConfigRefused where adapters are to be served and cannot be."""
+    if settings.max_loras and not executor.adaptable:
+        raise ConfigRefused(
+            f"--max-loras {settings.max_loras}: {executor.name} computes the model alone; adapters"
+            " are served on a CPU, one rank, by models with a recipe"
+        )
 
 
 def new_sampler(
@@ -381,4 +397,5 @@ def _info(settings: ServeConfig, checked: CheckedCheckpoint, model: PagedModel) 
         language_model_only=checked.takes_more_than_text,
         state_bytes=model.state_bytes,
         keeps_states=model.keeps_states,
+        max_loras=model.max_loras,
     )

@@ -49,6 +49,7 @@ class SequenceStep(NamedTuple):
     num_logits: how many of the last rows need logits: none in the middle of a prompt, one for the
                 next token, more for prompt logprobs or drafts
     state:      None: the model has none
+    adapter:    the place of its adapter; None: the model alone
     """
 
     token_ids: Sequence[int]
@@ -56,6 +57,7 @@ class SequenceStep(NamedTuple):
     block_ids: Sequence[int] | npt.NDArray[np.int32]
     num_logits: int = 1
     state: StateStep | None = None
+    adapter: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +98,7 @@ class StepInputs:
     head_indices: Tensor  # logits_indices, filled up to the same minimum: see `logits_indices`
     states: tuple[StateStep | None, ...] = ()  # per sequence, None: of padding; (): model has none
     state_slots: StateSlots | None = None  # `states` for kernels
+    adapters: tuple[int | None, ...] = ()  # per sequence, see SequenceStep; (): none has one
 
     @classmethod
     def build(
@@ -153,6 +156,7 @@ class StepInputs:
             head_indices=tensors[4],
             states=states,
             state_slots=StateSlots(tensors[6], *tensors[8:]) if states else None,
+            adapters=_adapters(sequences),
         )
 
     @property
@@ -176,6 +180,11 @@ class StepInputs:
                 raise InvalidStep(f"the step names the state {top}; the pool has {num_states}")
             found.append(state)
         return tuple(found)
+
+    def row_adapters(self) -> npt.NDArray[np.int32]:
+        """[num_tokens] the place of each row's adapter, -1: none; of a step that has some."""
+        places = [-1 if place is None else place for place in self.adapters]
+        return np.repeat(np.array(places, np.int32), self.query_lens)
 
 
 class _FlatStep(NamedTuple):
@@ -310,6 +319,11 @@ def _slots_of_states(
             kept[cu_lens[row] + each.position - sequence.cached_len - 1] = each.state_id
     rows = np.repeat(np.arange(num_seqs, dtype=np.int32), np.diff(cu_lens))
     return rows, reads, writes, kept
+
+
+def _adapters(sequences: Sequence[SequenceStep]) -> tuple[int | None, ...]:
+    adapters = tuple([sequence.adapter for sequence in sequences])
+    return () if all(place is None for place in adapters) else adapters
 
 
 def _filled(rows: npt.NDArray[np.int64], min_rows: int) -> npt.NDArray[np.int64]:

@@ -41,6 +41,7 @@ from model_server.errors import (
     ModelRefused,
     OutOfMemory,
 )
+from model_server.executor.adapters import most_bytes
 from model_server.executor.device_weights import Partition
 from model_server.executor.weights import ELEMENT_NAMES, MAX_TAPS
 from model_server.recipe.proof import read_recipe
@@ -84,7 +85,7 @@ class ModelSettings:
 
     `dtype` "auto": bfloat16 where the processor computes in it, else float32, or float16 on CUDA; a
     float16 checkpoint stays float16 there. `attention` names a backend, or "auto".
-    `tokenizer_folder` None: `folder`.
+    `tokenizer_folder` None: `folder`. `max_loras` adapters of `max_lora_rank` may be loaded.
     """
 
     folder: Path
@@ -94,6 +95,8 @@ class ModelSettings:
     quantize: str | None = None
     trust_remote_code: bool = False
     tokenizer_folder: Path | None = None
+    max_loras: int = 0
+    max_lora_rank: int = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -160,6 +163,8 @@ def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
         attention=settings.attention,
         quantize=settings.quantize,
         tokenizer_folder=settings.tokenizer_folder,
+        max_loras=settings.max_loras,
+        max_lora_rank=settings.max_lora_rank,
     )
     checked = check_checkpoint(of_model, settings.world_size)
     max_len = checked.facts.max_position_embeddings
@@ -682,7 +687,7 @@ def forecast(settings: CheckConfig) -> Capacity:
     memory.require_weights_fit(device, needed, available)
     _check_vocabulary(of_model, checked)
     max_len = settings.max_total_tokens or checked.facts.max_position_embeddings or 0
-    pool = _pool(settings, checked, device, max_len)
+    pool = _pool(settings, of_model, checked, max_len)
     if pool is not None:
         reason = pool.too_long(settings.max_input_tokens, settings.max_total_tokens)
         if reason is not None:
@@ -721,11 +726,12 @@ def _require_names(of_model: ModelSettings, checked: CheckedCheckpoint) -> None:
 
 
 def _pool(
-    settings: CheckConfig, checked: CheckedCheckpoint, device: torch.device, max_len: int
+    settings: CheckConfig, of_model: ModelSettings, checked: CheckedCheckpoint, max_len: int
 ) -> Pool | None:
     """None for a model without a recipe: the shapes of its keys show when it is loaded."""
     if checked.recipe is None:
         return None
+    device = of_model.device
     part = Partition(settings.rank, settings.world_size)
     bytes_per_block = sum(
         2 * DEFAULT_BLOCK_SIZE * checked.dtype.itemsize * each.head_dim
@@ -737,7 +743,10 @@ def _pool(
     num_states = 0
     left = 0
     if num_blocks is None or state_bytes:
-        left = _bytes_left(settings, checked, device)
+        reserved_bytes = settings.max_loras and settings.max_loras * _adapter_bytes(
+            of_model, checked.config, checked.recipe
+        )
+        left = _bytes_left(settings, checked, device, reserved_bytes)
     if state_bytes:
         num_states = memory.states_that_fit(
             device,
@@ -758,8 +767,21 @@ def _pool(
     return Pool(num_blocks, DEFAULT_BLOCK_SIZE, bytes_per_block, num_states, state_bytes)
 
 
-def _bytes_left(settings: CheckConfig, checked: CheckedCheckpoint, device: torch.device) -> int:
-    """For a rank's pool, once the weights are loaded."""
+def _adapter_bytes(of_model: ModelSettings, config: Any, recipe: Recipe) -> int:
+    """That one adapter takes at most."""
+    empty = zoo.build_empty(config, trust_remote_code=of_model.trust_remote_code)
+    shapes = {}
+    for linear in (each for layer in recipe.layers for part in layer.products for each in part):
+        shape = empty.module.get_parameter(linear.weight).shape
+        outputs, inputs = reversed(shape) if linear.transposed else shape
+        shapes[linear.weight] = (outputs, inputs)
+    return most_bytes(recipe, shapes, of_model.max_lora_rank)
+
+
+def _bytes_left(
+    settings: CheckConfig, checked: CheckedCheckpoint, device: torch.device, reserved_bytes: int
+) -> int:
+    """For a rank's pool, once the weights are loaded and adapters have their share."""
     of_rank = checked.bytes_of_rank
     if device.type == "cuda":
         return memory.pool_bytes(
@@ -767,8 +789,10 @@ def _bytes_left(settings: CheckConfig, checked: CheckedCheckpoint, device: torch
             peak_bytes=of_rank,
             memory_fraction=settings.cuda_memory_fraction,
             num_ranks=settings.world_size,
+            reserved_bytes=reserved_bytes,
         )
     available = memory.available_bytes(device)
     if available is not None:
         available -= memory.weights_of_all(device, of_rank, settings.world_size)
+        available -= reserved_bytes * settings.world_size
     return memory.host_pool_bytes(available, settings.world_size)

@@ -71,9 +71,10 @@ def pool_bytes(
     peak_bytes: int,
     memory_fraction: float,
     num_ranks: int,
+    reserved_bytes: int = 0,
     host: HostMemory = _HOST,
 ) -> int:
-    """The bytes that a pool may take on this device.
+    """The bytes that a pool may take on this device, beside `reserved_bytes` of this rank.
 
     CUDA: `memory_fraction` of the whole device, less what others hold and what the largest step
     takes. Host: a quarter of what is available, at most 2 GiB, shared by the ranks.
@@ -82,8 +83,11 @@ def pool_bytes(
         torch.cuda.empty_cache()
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
         others_bytes = total_bytes - free_bytes - torch.cuda.memory_reserved(device)
-        return int(total_bytes * memory_fraction) - others_bytes - peak_bytes
-    return host_pool_bytes(host.available_bytes(), num_ranks)
+        return int(total_bytes * memory_fraction) - others_bytes - peak_bytes - reserved_bytes
+    available = host.available_bytes()
+    if available is not None:
+        available -= reserved_bytes * num_ranks
+    return host_pool_bytes(available, num_ranks)
 
 
 def host_pool_bytes(available: int | None, num_ranks: int) -> int:

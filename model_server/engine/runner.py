@@ -20,15 +20,17 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 from model_server.engine import memory
+from model_server.engine.adapters import AdapterBook
 from model_server.engine.distributed import Drawn, World
 from model_server.engine.first_rank import FirstRank, Follower, Rank, StepInFlight
 from model_server.engine.sequences import DraftRules, PlannedChunk, SequenceState, take_scores
 from model_server.engine.states import StateBook
 from model_server.engine.warmup import Largest, StepRoom, warm_up
 from model_server.errors import InvalidStep, NoBatch, OutOfMemory
-from model_server.executor.executor import PagedModel
+from model_server.executor.executor import PagedModel, ReadAdapter
 from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler
 from model_server.sampling.choosing import PromptScore
@@ -82,6 +84,7 @@ class Runner:
         self._memory_fraction = memory_fraction
         self._held = HeldRequests(sampler, guides, model.eos_token_ids)
         self._states = StateBook()
+        self._adapters = AdapterBook(model.max_loras)
         self._takes_constraints = guides is not None or not world.is_first
         self._room = StepRoom(world, model.device, bytes_per_token=0)
         # Of a sequence; None before warm-up.
@@ -121,6 +124,7 @@ class Runner:
             num_blocks=num_blocks or self._num_blocks,
             num_states=num_states,
             memory_fraction=self._memory_fraction,
+            num_adapters=self._adapters.num_free,
         )
         self._states = StateBook(limits.num_states, can_keep=self._model.keeps_states)
         self._max_total_len = limits.max_total_len
@@ -276,6 +280,30 @@ class Runner:
         self._held.clear()
         self._states.clear()
 
+    def read_adapter(self, adapter_id: int, folder: Path) -> ReadAdapter:
+        """Read an adapter and make it ready. On any thread, beside steps.
+
+        Raises AdapterRefused, and OutOfMemory where it does not fit or all places are taken.
+        """
+        self._adapters.require_room(adapter_id)
+        return self._model.read_adapter(folder)
+
+    def load_adapter(self, adapter_id: int, adapter: ReadAdapter) -> None:
+        """Let sequences name it from here on. Raises as `read_adapter`."""
+        self.settle()
+        self._model.set_adapter(self._adapters.enter(adapter_id), adapter)
+
+    def unload_adapter(self, adapter_id: int) -> None:
+        """Free it; a sequence that still names it cannot be computed. Raises NoAdapter."""
+        self.settle()
+        self._model.set_adapter(self._adapters.leave(adapter_id), None)
+
+    def unload_adapters(self) -> None:
+        """Free all."""
+        self.settle()
+        for place in self._adapters.clear():
+            self._model.set_adapter(place, None)
+
     def _begin_behind(
         self,
         before: StepInFlight,
@@ -342,12 +370,14 @@ class Runner:
         return chunks
 
     def _require_servable(self, new: Sequence[NewSequence]) -> None:
-        """Raises InvalidStep for those that cannot be served."""
+        """Raises InvalidStep for those that cannot be served; NoAdapter is one."""
         self._held.require_new([one.request_id for one in new])
         if new and self._max_total_len is None:
             raise InvalidStep("there is no KV pool yet: Warmup comes first")
         vocab_size = self._model.vocab_size
         for one in new:
+            if one.adapter_id is not None:
+                self._adapters.place_of(one.adapter_id)
             if one.constraint is not None and not self._takes_constraints:
                 raise InvalidStep(f"request {one.request_id}: constraints are not served here")
             total_len = one.prompt_len + one.stop.max_new_tokens
@@ -365,7 +395,7 @@ class Runner:
         """The tensors of a step. Raises InvalidStep."""
         model = self._model
         return StepInputs.build(
-            [chunk.step() for chunk in chunks],
+            [chunk.step(self._adapters) for chunk in chunks],
             block_size=model.block_size,
             scratch_block_id=model.scratch_block_id,
             device=model.device,

@@ -29,6 +29,7 @@ from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
+from model_server.engine.adapters import AdapterBook
 from model_server.engine.states import SequenceStates
 from model_server.errors import InvalidStep
 from model_server.sampling.choosing import PromptScore, score_tokens
@@ -150,6 +151,7 @@ class SequenceState:
     logprobs: LogprobParams
     pause_len: int | None = None
     states: SequenceStates | None = None
+    adapter_id: int | None = None
     is_constrained: bool = False
     is_decoding: bool = False
     has_ended: bool = False
@@ -169,6 +171,7 @@ class SequenceState:
             logprobs=new.logprobs,
             pause_len=new.pause_len,
             states=states,
+            adapter_id=new.adapter_id,
             is_constrained=new.constraint is not None,
         )
 
@@ -364,13 +367,18 @@ class PlannedChunk(NamedTuple):
         """Whether the sequence ends with this chunk, whatever its token is."""
         return self.samples and self.sequence.num_left <= 1
 
-    def step(self) -> SequenceStep:
-        """The chunk as an input of `StepInputs.build`; a token that it awaits is 0."""
+    def step(self, adapters: AdapterBook) -> SequenceStep:
+        """The chunk as an input of `StepInputs.build`; a token that it awaits is 0.
+
+        Raises NoAdapter.
+        """
+        adapter_id = self.sequence.adapter_id
+        adapter = None if adapter_id is None else adapters.place_of(adapter_id)
         start = self.start - self.num_repeated
         token_ids = self.sequence.token_ids[start : self.start + self.chunk_len]
         if self.awaits or self.drafts:
             token_ids = [*token_ids, *(self.drafts or (0,))]
-        return SequenceStep(token_ids, start, self.block_ids, self.num_logits, self.state)
+        return SequenceStep(token_ids, start, self.block_ids, self.num_logits, self.state, adapter)
 
 
 def _covering(

@@ -53,8 +53,11 @@ def warm_up(
     num_blocks: int | None,
     num_states: int | None = None,
     memory_fraction: float,
+    num_adapters: int = 0,
 ) -> tuple[PoolLimits, "StepRoom"]:
     """Run the largest steps once, then allocate the pool: of the requested size, or what fits.
+
+    num_adapters: that are to fit beside the pool
 
     Raises OutOfMemory when a step or the pool does not fit.
     """
@@ -73,6 +76,7 @@ def warm_up(
             peak_bytes=peak.total_bytes,
             memory_fraction=memory_fraction,
             num_ranks=world.world_size,
+            reserved_bytes=num_adapters * model.adapter_bytes,
         )
     if num_states is None:
         num_states = memory.states_that_fit(
@@ -89,7 +93,9 @@ def warm_up(
     num_blocks = world.smallest(num_blocks)
     memory.require_room(
         model.device,
-        (num_blocks + 1) * model.bytes_per_block + num_states * model.state_bytes,
+        (num_blocks + 1) * model.bytes_per_block
+        + num_states * model.state_bytes
+        + num_adapters * model.adapter_bytes,
     )
     model.allocate(num_blocks, num_states)
     total_len = min(total_len, num_blocks * model.block_size)

@@ -15,7 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from model_server.adapter import Adapter, LinearShapes
 from model_server.errors import InvalidStep
+from model_server.executor.adapters import NativeAdapter, NativeAdapters, PackedAdapter
 from model_server.executor.weights import (
     Arena,
     PackedWeights,
@@ -81,7 +83,9 @@ class _StateSlots:
 class DenseCpu:
     """See Executor, and PackedWeights for the arguments. Not for two threads at a time.
 
-    num_threads: of the team, the caller's included
+    num_threads:   of the team, the caller's included
+    max_loras:     adapters that may be loaded at one time
+    max_lora_rank: the largest of their ranks
     """
 
     block_size = _BLOCK_SIZE
@@ -98,6 +102,8 @@ class DenseCpu:
         dtype: torch.dtype,
         num_threads: int,
         quantize: str | None = None,
+        max_loras: int = 0,
+        max_lora_rank: int = 16,
         release: Callable[[str], None] = lambda name: None,
     ) -> None:
         """Raises NativeUnavailable and MemoryError."""
@@ -113,6 +119,10 @@ class DenseCpu:
             release=release,
         )
         self._model = self._weights.model
+        self._adapters: NativeAdapters | None = None
+        if max_loras:
+            self._adapters = NativeAdapters(self._library, self._weights, max_loras, max_lora_rank)
+            self._model.adapters = self._adapters.struct
         self._recipe = recipe
         self.state_bytes = recipe.state_bytes
         self._step = StepStruct()
@@ -139,6 +149,27 @@ class DenseCpu:
     def _part_bytes(self, layer: ctypes.Structure) -> int:
         """Of a block's keys, or values, in one layer."""
         return _BLOCK_SIZE * layer.num_kv_heads * layer.head_dim * self._itemsize
+
+    @property
+    def adaptable(self) -> LinearShapes:
+        """See Executor."""
+        return {} if self._adapters is None else self._adapters.adaptable
+
+    @property
+    def adapter_bytes(self) -> int:
+        """See Executor."""
+        return 0 if self._adapters is None else self._adapters.bytes_each
+
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """See Executor."""
+        assert self._adapters is not None
+        return self._adapters.pack(adapter)
+
+    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
+        """See Executor."""
+        assert self._adapters is not None
+        assert adapter is None or isinstance(adapter, NativeAdapter)
+        self._adapters.set(place, adapter)
 
     def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Executor."""
@@ -189,6 +220,10 @@ class DenseCpu:
             step.cu_state_writes = slots.cu_writes.ctypes.data
             step.state_write_lens = slots.write_lens.ctypes.data
             step.state_write_slots = slots.write_slots.ctypes.data
+        step.adapters = None
+        if inputs.adapters:
+            row_adapters = inputs.row_adapters()
+            step.adapters = row_adapters.ctypes.data
         status = self._library.tandem_dense_forward(self._engine, self._step_address)
         if status:
             raise self._error(status, inputs)

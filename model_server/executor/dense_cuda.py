@@ -49,6 +49,7 @@ from model_server.executor.device_weights import (
     matrices_of,
     read_weights,
 )
+from model_server.executor.executor import WithoutAdapters
 from model_server.executor.int4 import Int4Parameters
 from model_server.executor.layer_ops import LayerOps, TorchLayerOps
 from model_server.recipe.recipe import Attention, Recipe
@@ -245,7 +246,7 @@ class CudaCapture:
         return replay
 
 
-class DenseCuda:
+class DenseCuda(WithoutAdapters):
     """See Executor. It runs on any device with operations that do.
 
     group:       of the ranks, on the device; None: there is one rank

@@ -8,12 +8,17 @@ An executor owns its weights and its KV pool. It knows no request and no samplin
 decides who owns which block. None of them is for two threads at a time.
 """
 
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from model_server.adapter import Adapter, LinearShapes
 from model_server.errors import OutOfMemory
+from model_server.executor.adapters import PackedAdapter
 from model_server.step import StepInputs
 from native.library import Threads
 
@@ -53,6 +58,20 @@ class Executor(Protocol):
     def threads(self) -> Threads | None:
         """Its threads, for who computes on the CPU between steps; None: it has none to lend."""
 
+    @property
+    def adaptable(self) -> LinearShapes:
+        """The linear layers that adapters may change, whole; none where none may be loaded."""
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes that one adapter takes at most, beside what is allocated already."""
+
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """This rank's part of an adapter. On any thread, beside steps. Raises MemoryError."""
+
+    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
+        """Compute with an adapter in the steps that name its place, or with none. Between steps."""
+
     def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """Make the pool anew, zeroed; what it held is lost. The blocks include the scratch block.
 
@@ -77,12 +96,37 @@ class Executor(Protocol):
         """Free the pool. `allocate` begins anew."""
 
 
+class WithoutAdapters:
+    """What an executor says that computes the model alone; see Executor."""
+
+    adaptable: LinearShapes = MappingProxyType({})
+    adapter_bytes = 0
+
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """Nobody asks."""
+        raise AssertionError("it computes the model alone")
+
+    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
+        """Nobody asks."""
+        raise AssertionError("it computes the model alone")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadAdapter:
+    """An adapter that is ready for steps; `rank` is the largest of its matrices."""
+
+    packed: PackedAdapter
+    rank: int
+
+
 class PagedModel:
     """One rank's model: its executor, the size of its KV pool, and what its callers need to know.
 
     Not for two threads at a time.
 
     fallback_reason: why no recipe describes the model, where its executor is the zoo's; else None
+    max_loras:       adapters that may be loaded at one time
+    max_lora_rank:   the largest of their ranks
     """
 
     def __init__(
@@ -97,6 +141,8 @@ class PagedModel:
         window_len: int | None,
         eos_token_ids: tuple[int, ...],
         fallback_reason: str | None = None,
+        max_loras: int = 0,
+        max_lora_rank: int = 16,
     ) -> None:
         self._executor = executor
         self._num_blocks: int | None = None
@@ -114,6 +160,9 @@ class PagedModel:
         self.max_position_embeddings = max_position_embeddings
         self.window_len = window_len
         self.eos_token_ids = eos_token_ids
+        self.max_loras = max_loras
+        self.adapter_bytes = executor.adapter_bytes
+        self._max_lora_rank = max_lora_rank
 
     @property
     def bytes_per_block(self) -> int:
@@ -162,6 +211,22 @@ class PagedModel:
                 f"decode steps of {max_batch_size} sequences could not be prepared on"
                 f" {self.device}: {error}"
             ) from error
+
+    def read_adapter(self, folder: Path) -> ReadAdapter:
+        """Read an adapter and pack it. On any thread, beside steps.
+
+        Raises AdapterRefused, and OutOfMemory when it does not fit.
+        """
+        adapter = Adapter.read(folder, self._executor.adaptable, self._max_lora_rank)
+        try:
+            packed = self._executor.pack_adapter(adapter)
+        except (torch.OutOfMemoryError, MemoryError) as error:
+            raise OutOfMemory(f"{folder}: the adapter does not fit: {error}") from error
+        return ReadAdapter(packed, adapter.rank)
+
+    def set_adapter(self, place: int, adapter: ReadAdapter | None) -> None:
+        """See Executor."""
+        self._executor.set_adapter(place, None if adapter is None else adapter.packed)
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Compute one step; its keys and values are in the pool afterwards.

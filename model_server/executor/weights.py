@@ -35,6 +35,7 @@ from model_server.recipe.recipe import (
     Head,
     Layer,
     Linear,
+    Mixer,
     Mlp,
     Moe,
     Norm,
@@ -161,6 +162,12 @@ class LayerStruct(Structure):
     )
 
 
+class AdaptersStruct(Structure):
+    """Low-rank adapters of all layers' products."""
+
+    _fields_ = (*_integers("num_places width"), *_pointers("matrices"))
+
+
 class ModelStruct(Structure):
     """A whole decoder."""
 
@@ -172,6 +179,7 @@ class ModelStruct(Structure):
         *((name, c_double) for name in ("embed_scale", "logit_scale", "softcap")),
         ("final_norm", NormStruct),
         ("head", MatrixStruct),
+        ("adapters", AdaptersStruct),
     )
 
 
@@ -183,6 +191,7 @@ class StepStruct(Structure):
         *_pointers("token_ids positions slots block_tables cu_query_lens context_lens"),
         *_pointers("logits_rows logits"),
         *_pointers("state_reads cu_state_writes state_write_lens state_write_slots"),
+        *_pointers("adapters"),
     )
 
 
@@ -216,6 +225,7 @@ class Arena:
     """Zeroed memory, in huge pages where the system grants them; freed all at once."""
 
     def __init__(self) -> None:
+        self.num_bytes = 0  # that were taken
         self._chunks: list[tuple[mmap.mmap, int]] = []
         self._next = self._end = 0
 
@@ -224,6 +234,7 @@ class Arena:
         if self._next + num_bytes > self._end:
             self._add_chunk(max(num_bytes, _CHUNK_BYTES))
         address = self._next
+        self.num_bytes += num_bytes
         self._next += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return address
 
@@ -436,6 +447,67 @@ class Packer:
             list(pool.map(pack, bounds[:-1], bounds[1:]))
 
 
+class ProductColumns:
+    """The columns of a layer's products, merged and in the order in which the library reads them.
+
+    weights:    of linear layers, by the names in the recipe
+    tables:     cos and sin of each entry of `recipe.rotary`
+    has_biases: whether `weights` has the layers' biases, too
+    shapes:     outputs and inputs of the weights that were asked for, by their names
+    """
+
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        tables: Sequence[Sequence[npt.NDArray[np.float32]]],
+        *,
+        has_biases: bool = True,
+    ) -> None:
+        self._weights = weights
+        self._tables = tables
+        self._has_biases = has_biases
+        self.shapes: dict[str, tuple[int, int]] = {}
+
+    def of(self, linear: Linear) -> Columns:
+        """Those of one linear layer."""
+        weight = self._weight(linear)
+        outputs, inputs = weight.shape
+        self.shapes[linear.weight] = (outputs, inputs)
+        bias = None
+        if linear.bias is not None and self._has_biases:
+            bias = self._weights[linear.bias]
+        return Columns.of(weight, bias).take(np.array(linear.rows.indices()))
+
+    def _weight(self, linear: Linear) -> Tensor | GroupedWeight:
+        if isinstance(self._weights, GroupedParameters) and not linear.transposed:
+            grouped = self._weights.grouped(linear.weight)
+            if grouped is not None:
+                return grouped
+        weight = self._weights[linear.weight]
+        return weight.T if linear.transposed else weight
+
+    def of_mixer(self, mixer: Mixer) -> Columns:
+        """Those of what reads the layer's input."""
+        parts = [self.of(linear) for linear in mixer.ins]
+        if isinstance(mixer, Attention):
+            parts[0] = parts[0].take(self.head_order(mixer, mixer.query, mixer.num_heads))
+            parts[1] = parts[1].take(self.head_order(mixer, mixer.key, mixer.num_kv_heads))
+            if mixer.gate is not None:
+                # One number for each head is as many equal ones.
+                times = mixer.num_heads * mixer.head_dim // len(parts[3])
+                parts[3] = parts[3].take(np.repeat(np.arange(len(parts[3])), times))
+        return Columns.concatenate(parts)
+
+    def of_mlp(self, mlp: Mlp) -> Columns:
+        """Those of what reads the layer's inner input."""
+        return _in_panels(Columns.concatenate([self.of(each) for each in mlp.ins]), mlp.layout)
+
+    def head_order(self, attention: Attention, head: Head, num_heads: int) -> npt.NDArray[np.int64]:
+        """In which columns of `head.linear` its heads lie."""
+        angles_len = 0 if head.rope is None else self._tables[head.rope.source][0].shape[1]
+        return rows_of_heads(head, range(num_heads), attention.head_dim, angles_len)
+
+
 _UNLIMITED = 1 << 62
 
 
@@ -468,9 +540,10 @@ class PackedWeights:
     ) -> None:
         """Raises MemoryError."""
         self.arena = Arena()
-        self._recipe = recipe
+        self.recipe = recipe
+        self.tables = [tuple(_array(part) for part in pair) for pair in tables]
         self._parameters = parameters
-        self._tables = [tuple(_array(part) for part in pair) for pair in tables]
+        self._columns = ProductColumns(parameters, self.tables)
         self._dtype = dtype
         self._quantize = quantize
         self._packer = Packer(library, self.arena, num_threads)
@@ -485,7 +558,8 @@ class PackedWeights:
             _release(release, last_use, index)
         self.model = self._model()
         _release(release, last_use, len(recipe.layers))
-        del self._parameters
+        self.shapes = self._columns.shapes
+        del self._parameters, self._columns
         if self._undivided:
             _log.info(
                 "layers of %s inputs are in 8 bits, not in 4: no group of %s divides them",
@@ -494,13 +568,13 @@ class PackedWeights:
             )
 
     def _model(self) -> ModelStruct:
-        recipe = self._recipe
-        embedding = self._parameters[self._recipe.embedding]
+        recipe = self.recipe
+        embedding = self._parameters[self.recipe.embedding]
         hidden = embedding.shape[1]
-        ropes = (RopeStruct * max(1, len(self._tables)))(
+        ropes = (RopeStruct * max(1, len(self.tables)))(
             *(
                 RopeStruct(self.arena.put(cos), self.arena.put(sin), cos.shape[1])
-                for cos, sin in self._tables
+                for cos, sin in self.tables
             )
         )
         self._keep.append(ropes)
@@ -510,7 +584,7 @@ class PackedWeights:
             num_layers=len(self.layers),
             hidden=hidden,
             vocab=recipe.head.rows.count,
-            num_positions=min((len(cos) for cos, _ in self._tables), default=_UNLIMITED),
+            num_positions=min((len(cos) for cos, _ in self.tables), default=_UNLIMITED),
             layers=self.layers,
             ropes=ropes,
             embedding=None if self._is_tied() else self._rows(embedding),
@@ -520,14 +594,15 @@ class PackedWeights:
             final_norm=self._norm(recipe.final_norm, hidden),
             # It decides between tokens.
             head=self._packed(
-                self._columns(recipe.head), "int8" if self._quantize == "int4" else self._quantize
+                self._columns.of(recipe.head),
+                "int8" if self._quantize == "int4" else self._quantize,
             ),
         )
 
     def _is_tied(self) -> bool:
         """Whether the head's panels can serve as the embedding."""
-        head = self._recipe.head
-        embedding = self._parameters[self._recipe.embedding]
+        head = self.recipe.head
+        embedding = self._parameters[self.recipe.embedding]
         is_same = self._parameters[head.weight].data_ptr() == embedding.data_ptr()
         is_whole = head.rows.start == 0 and head.rows.count == embedding.shape[0]
         return is_same and is_whole and self._quantize is None
@@ -573,15 +648,14 @@ class PackedWeights:
             is_parallel=layer.parallel,
             residual_scale=layer.residual_scale,
         )
+        struct.qkv = self._packed(self._columns.of_mixer(layer.mixer), self._quantize)
         if isinstance(layer.mixer, Delta):
-            struct.qkv = self._packed(self._delta_rows(layer.mixer), self._quantize)
             struct.delta = self._delta(layer.mixer)
         elif isinstance(layer.mixer, ShortConv):
-            struct.qkv = self._packed(self._conv_rows(layer.mixer), self._quantize)
             struct.conv = self._short_conv(layer.mixer)
         else:
             self._set_attention(struct, layer.attention)
-        struct.output = self._packed(self._columns(layer.mixer.output), self._quantize)
+        struct.output = self._packed(self._columns.of(layer.mixer.output), self._quantize)
         mlp = layer.feed_forward
         if isinstance(mlp, Mlp):
             struct.mlp = self._mlp(mlp)
@@ -593,7 +667,6 @@ class PackedWeights:
         query = attention.query
         struct.query_norm = self._head_norm(attention, query, attention.num_heads)
         struct.key_norm = self._head_norm(attention, attention.key, attention.num_kv_heads)
-        struct.qkv = self._packed(self._qkv(attention), self._quantize)
         struct.num_heads = attention.num_heads
         struct.num_kv_heads = attention.num_kv_heads
         struct.head_dim = attention.head_dim
@@ -606,27 +679,6 @@ class PackedWeights:
         struct.is_gated = attention.gate is not None
         if attention.sinks is not None:
             struct.sinks = self._floats(attention.sinks)
-
-    def _qkv(self, attention: Attention) -> Columns:
-        parts = [
-            self._columns(attention.query.linear).take(
-                self._head_order(attention, attention.query, attention.num_heads)
-            ),
-            self._columns(attention.key.linear).take(
-                self._head_order(attention, attention.key, attention.num_kv_heads)
-            ),
-            self._columns(attention.value),
-        ]
-        if attention.gate is not None:
-            gate = self._columns(attention.gate)
-            # One number for each head is as many equal ones.
-            times = attention.num_heads * attention.head_dim // len(gate)
-            parts.append(gate.take(np.repeat(np.arange(len(gate)), times)))
-        return Columns.concatenate(parts)
-
-    def _delta_rows(self, delta: Delta) -> Columns:
-        parts = (delta.query, delta.key, delta.value, delta.gate, delta.beta, delta.alpha)
-        return Columns.concatenate([self._columns(linear) for linear in parts])
 
     def _delta(self, delta: Delta) -> "ctypes._Pointer[DeltaStruct]":
         struct = DeltaStruct(
@@ -644,10 +696,6 @@ class PackedWeights:
         )
         self._keep.append(struct)
         return ctypes.pointer(struct)
-
-    def _conv_rows(self, conv: ShortConv) -> Columns:
-        parts = (conv.gate_in, conv.value, conv.gate_out)
-        return Columns.concatenate([self._columns(linear) for linear in parts])
 
     def _short_conv(self, conv: ShortConv) -> "ctypes._Pointer[ShortConvStruct]":
         struct = ShortConvStruct(
@@ -667,23 +715,14 @@ class PackedWeights:
         """The address of a parameter's copy in float32."""
         return self.arena.put(_array(self._parameters[name]))
 
-    def _head_order(
-        self, attention: Attention, head: Head, num_heads: int
-    ) -> npt.NDArray[np.int64]:
-        angles_len = 0 if head.rope is None else self._tables[head.rope.source][0].shape[1]
-        return rows_of_heads(head, range(num_heads), attention.head_dim, angles_len)
-
     def _mlp(self, mlp: Mlp) -> MlpStruct:
-        ins = Columns.concatenate([self._columns(linear) for linear in mlp.ins])
-        return self._two_layers(ins, self._columns(mlp.out), mlp.layout, mlp.activation)
-
-    def _two_layers(self, ins: Columns, out: Columns, layout: str, activation: str) -> MlpStruct:
+        out = self._columns.of(mlp.out)
         return MlpStruct(
-            ins=self._packed(_in_panels(ins, layout), self._quantize),
+            ins=self._packed(self._columns.of_mlp(mlp), self._quantize),
             out=self._packed(out, self._quantize),
             inner=out.k,
-            activation=ACTIVATIONS[activation],
-            is_gated=layout != "plain",
+            activation=ACTIVATIONS[mlp.activation],
+            is_gated=mlp.layout != "plain",
         )
 
     def _experts(self, moe: Moe) -> "ctypes._Pointer[ExpertsStruct]":
@@ -695,11 +734,8 @@ class PackedWeights:
             columns = self._expert(moe, moe.down, moe.down_bias, index)
             outs[index] = self._packed(columns, self._quantize)
         # Scores decide between experts: they are computed in float32.
-        scores = [
-            self._columns(each).dense()
-            for each in (moe.router, moe.shared_gate)
-            if each is not None
-        ]
+        routing = (moe.router, moe.shared_gate)
+        scores = [self._columns.of(each).dense() for each in routing if each is not None]
         groups = moe.groups
         experts = ExpertsStruct(
             num_experts=moe.num_experts,
@@ -729,19 +765,6 @@ class PackedWeights:
         bias = None if bias_name is None else self._parameters[bias_name][index]
         return Columns.of(weight.T if moe.transposed else weight, bias)
 
-    def _columns(self, linear: Linear) -> Columns:
-        bias = None if linear.bias is None else self._parameters[linear.bias]
-        columns = Columns.of(self._weight(linear), bias)
-        return columns.take(np.array(linear.rows.indices()))
-
-    def _weight(self, linear: Linear) -> Tensor | GroupedWeight:
-        if isinstance(self._parameters, GroupedParameters) and not linear.transposed:
-            grouped = self._parameters.grouped(linear.weight)
-            if grouped is not None:
-                return grouped
-        weight = self._parameters[linear.weight]
-        return weight.T if linear.transposed else weight
-
     def _rows(self, tensor: Tensor) -> int:
         """The address of an embedding's rows, which stay where they are if they can."""
         tensor = tensor.detach().to(self._kept_dtype(tensor)).contiguous()
@@ -749,7 +772,7 @@ class PackedWeights:
         return tensor.data_ptr()
 
     def _head_norm(self, attention: Attention, head: Head, num_heads: int) -> NormStruct:
-        order = self._head_order(attention, head, num_heads)
+        order = self._columns.head_order(attention, head, num_heads)
         return self._norm(head.norm, len(order), order)
 
     def _norm(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from model_server.attention.base import AttentionBackend, LayerCache, LayerGeometry, LayerOptions
+from model_server.executor.executor import WithoutAdapters
 from model_server.mixers import Memory, MixerCache, StatePool
 from model_server.step import StepInputs
 from model_server.zoo import HfModel
@@ -33,7 +34,7 @@ class _Layer:
     options: LayerOptions
 
 
-class ZooExecutor:
+class ZooExecutor(WithoutAdapters):
     """See Executor.
 
     plans:  the gate's, one per layer; None: it has no keys and values

@@ -33,7 +33,7 @@ struct Private {
   AttentionScratch attention;
   DeltaScratch delta;
   std::vector<Chunk> chunks;
-  ExpertRows expert_rows;
+  ExpertRows expert_rows, adapter_rows;
   Router router;
 };
 
@@ -42,6 +42,7 @@ struct Layout {
   int64_t x, qkv, mixed, attended, inner, partials;
   int64_t attention_branch, mlp_branch;  // where a norm comes behind them
   int64_t logits, weights, expert_inner, expert_outs;
+  int64_t shrunk[kNumParts];
   int64_t num_floats;  // of one layer
 };
 
@@ -97,9 +98,16 @@ struct Engine {
                   &experts.shared.out});
   }
   void reserve_rows(std::initializer_list<const Matrix *> matrices) {
-    for (const Matrix *m : matrices)
-      for (auto &each : own)
-        if (m->packed != nullptr) each->rows.reserve(*m);
+    for (const Matrix *m : matrices) {
+      if (m->packed == nullptr) continue;
+      // What an adapter's shrinks read.
+      Matrix wide = *m;
+      wide.format = kF32;
+      for (auto &each : own) {
+        each->rows.reserve(*m);
+        if (model.adapters.num_places > 0) each->rows.reserve(wide);
+      }
+    }
   }
 };
 
@@ -113,6 +121,8 @@ class Forward {
 
   void run() {
     x_ = memory(0);
+    if (s_.adapters != nullptr)
+      own_.adapter_rows.group(s_.adapters, m_.adapters.num_places, s_.num_tokens, 1);
     embed();
     for (int64_t l = 0; l < m_.num_layers; ++l) run_layer(l);
     if (s_.num_logits == 0) return;
@@ -145,8 +155,9 @@ class Forward {
   void run_layer(int64_t index) {
     const Layer &layer = m_.layers[index];
     float *base = memory(index);
+    layer_ = index;
     run_product({&layer.qkv, x_, e_.x_stride, nullptr, &layer.attention_norm, kStore,
-                 base + e_.layout.qkv, e_.qkv_stride});
+                 base + e_.layout.qkv, e_.qkv_stride}, kMixerIn);
     GatedHeads heads;
     if (layer.delta != nullptr)
       heads = run_delta(*layer.delta, base);
@@ -159,7 +170,7 @@ class Forward {
     const int64_t size = s_.num_tokens * e_.x_stride;
     float *const old = x_;
     float *const y = e_.fresh || layer.is_parallel ? base + e_.layout.x + size : x_;
-    add_branch(layer, layer.output, base + e_.layout.attended, e_.attended_stride,
+    add_branch(layer, layer.output, kMixerOut, base + e_.layout.attended, e_.attended_stride,
                layer.delta ? &heads : nullptr, layer.attention_post_norm,
                base + e_.layout.attention_branch, old, y);
 
@@ -170,11 +181,32 @@ class Forward {
       return run_experts(layer, base, chosen, source, y);
     }
     run_mlp_in(layer.mlp, layer.mlp_norm, source, base + e_.layout.inner);
-    add_branch(layer, layer.mlp.out, base + e_.layout.inner, e_.inner_stride, nullptr,
+    add_branch(layer, layer.mlp.out, kMlpOut, base + e_.layout.inner, e_.inner_stride, nullptr,
                layer.mlp_post_norm, base + e_.layout.mlp_branch, y, x_);
   }
 
-  void run_product(const Product &p) { products_.run(p, s_.num_tokens); }
+  void run_product(Product p, Part part) {
+    AddedRows added;
+    if (s_.adapters != nullptr && shrink(p, part, added)) p.added = &added;
+    products_.run(p, s_.num_tokens);
+  }
+
+  // The rows of a product that have an adapter, times what shrinks them: a phase of its own. False:
+  // no adapter adds to this product.
+  bool shrink(const Product &p, Part part, AddedRows &added) {
+    const Adapters &all = m_.adapters;
+    const ExpertRows &list = own_.adapter_rows;
+    list.cut(all.shrinks(layer_, part), all.num_places, worker_.num_threads(), own_.chunks);
+    if (own_.chunks.empty()) return false;
+    float *shrunk = memory(layer_) + e_.layout.shrunk[part];
+    Product each{all.shrinks(layer_, part), p.rows, p.row_stride, list.tokens.data(), p.norm, kStore,
+                 shrunk, all.width};
+    each.heads = p.heads;
+    each.targets = list.tokens.data();
+    products_.run_chunks(each, own_.chunks);
+    added = {all.expands(layer_, part), s_.adapters, shrunk, all.width};
+    return true;
+  }
 
   void attend(const Layer &layer, const AttentionPlan &plan, float *base) {
     const AttentionBuffers buffers{base + e_.layout.qkv, base + e_.layout.attended, e_.qkv_stride,
@@ -208,14 +240,14 @@ class Forward {
     const Ending ending = mlp.is_gated ? kGate : kActivate;
     Product in{&mlp.ins, rows, e_.x_stride, nullptr, &norm, ending, to, e_.inner_stride};
     in.activation = mlp.activation;
-    run_product(in);
+    run_product(in, kMlpIn);
   }
 
   // to = from + residual_scale * norm(rows * matrix), the product in `branch`; `heads`: of the rows,
   // or null.
-  void add_branch(const Layer &layer, const Matrix &matrix, const float *rows, int64_t stride,
-                  const GatedHeads *heads, const Norm &norm, float *branch, const float *from,
-                  float *to) {
+  void add_branch(const Layer &layer, const Matrix &matrix, Part part, const float *rows,
+                  int64_t stride, const GatedHeads *heads, const Norm &norm, float *branch,
+                  const float *from, float *to) {
     const auto scale = static_cast<float>(layer.residual_scale);
     Product out{&matrix, rows, stride, nullptr, nullptr, kStore, branch, e_.x_stride};
     out.heads = heads;
@@ -224,9 +256,9 @@ class Forward {
       out.to = to;
       out.add = from;
       out.scale = scale;
-      return run_product(out);
+      return run_product(out, part);
     }
-    run_product(out);
+    run_product(out, part);
     worker_.each(s_.num_tokens, late_, [&](int64_t t) {
       add_row(norm, scale, branch + t * e_.x_stride, from + t * e_.x_stride, to + t * e_.x_stride);
     });
@@ -248,8 +280,8 @@ class Forward {
     const Experts &experts = *layer.experts;
     const ExpertBuffers to{base + e_.layout.logits, chosen, base + e_.layout.weights,
                            base + e_.layout.expert_inner, base + e_.layout.expert_outs};
-    run_product({&experts.router, rows, e_.x_stride, nullptr, &layer.mlp_norm, kStore, to.logits,
-                 e_.router_stride});
+    products_.run({&experts.router, rows, e_.x_stride, nullptr, &layer.mlp_norm, kStore, to.logits,
+                   e_.router_stride}, s_.num_tokens);
     worker_.each(s_.num_tokens, late_, [&](int64_t t) {
       own_.router.route(experts, to.logits + t * e_.router_stride, to.chosen + t * experts.top_k,
                         to.weights + t * experts.top_k);
@@ -259,7 +291,7 @@ class Forward {
     if (experts.has_shared) {
       run_mlp_in(experts.shared, layer.mlp_norm, rows, base + e_.layout.inner);
       run_product({&experts.shared.out, base + e_.layout.inner, e_.inner_stride, nullptr, nullptr,
-                   kStore, shared, e_.x_stride});
+                   kStore, shared, e_.x_stride}, kMlpOut);
     }
     worker_.each(s_.num_tokens, late_, [&](int64_t t) {
       float *line = own_.rows.lines.get() + e_.x_stride;
@@ -294,11 +326,13 @@ class Forward {
   const Late late_;
   Private &own_;
   ProductRunner products_;
+  int64_t layer_ = 0;
   float *x_ = nullptr;  // the residual stream, where it is at present
 };
 
 // Lays out the buffers of a step.
-void lay_out(Engine &e, int64_t n) {
+void lay_out(Engine &e, const Step &s) {
+  const int64_t n = s.num_tokens;
   int64_t partials = 0;
   for (const AttentionPlan &plan : e.plans)
     partials = std::max(partials, plan.work.num_partial_floats);
@@ -317,6 +351,8 @@ void lay_out(Engine &e, int64_t n) {
   to.weights = take(n * e.top_k);
   to.expert_inner = take(n * e.top_k * e.expert_inner_stride);
   to.expert_outs = take(n * e.top_k * e.x_stride);
+  for (int64_t &shrunk : to.shrunk)
+    shrunk = take(s.adapters == nullptr ? 0 : n * e.model.adapters.width);
   to.num_floats = end;
 }
 
@@ -338,7 +374,7 @@ void forward(Engine &e, const Step &s) {
     AttentionPlan &plan = e.plans[e.plan_of[l]];
     plan.make(e.model.layers[l], s, e.team.num_threads());
   }
-  lay_out(e, n);
+  lay_out(e, s);
   const int64_t num_layers = e.model.num_layers + 1;
   e.fresh = n <= kMaxHelpedTokens && e.team.num_threads() > 1 &&
             e.layout.num_floats * num_layers <= kMaxHelpedFloats;

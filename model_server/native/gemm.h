@@ -441,7 +441,7 @@ inline void multiply_amx(const Matrix &matrix, int64_t panel, const RowTile &til
 #endif
 
 // Multiplies every tile by one panel: calls finish(tile number, [rows][32] floats), the floats being
-// complete (scaled, with the bias). All tiles are packed, or none is.
+// complete (scaled, with the bias), and finish's own. All tiles are packed, or none is.
 template <class F>
 void multiply_panel(const Matrix &matrix, int64_t panel, const RowTile *tiles, int64_t num_tiles,
                     [[maybe_unused]] Registers &registers, F finish) {
@@ -457,7 +457,7 @@ void multiply_panel(const Matrix &matrix, int64_t panel, const RowTile *tiles, i
     if (matrix.in_tiles()) {
       registers.shape(tile.num_rows);
       multiply_amx(matrix, panel, tile, t < 2, ahead, sums);
-      finish(t, static_cast<const float *>(sums));
+      finish(t, sums);
       continue;
     }
 #endif
@@ -466,7 +466,7 @@ void multiply_panel(const Matrix &matrix, int64_t panel, const RowTile *tiles, i
                        : multiply_function<true, false>(matrix.format, tile.num_rows)
                : multiply_function<false, true>(matrix.format, tile.num_rows);
     multiply(matrix, panel, tile, ahead, sums);
-    finish(t, static_cast<const float *>(sums));
+    finish(t, sums);
   }
 }
 

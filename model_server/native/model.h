@@ -84,6 +84,24 @@ struct Layer {
   int64_t is_gated;    // rows of `qkv` end in gates of what attention gives
 };
 
+// The products of a layer that adapters add to: of its mixer, and of its MLP or shared expert.
+enum Part : int64_t { kMixerIn, kMixerOut, kMlpIn, kMlpOut, kNumParts };
+
+// Low-rank adapters in their places: a row x of one gets expand(shrink(x)) on top of a product's
+// sums. Where `packed` is null it adds nothing. The matrices are kF32 or kWide, whatever those of the
+// model are, so that no row is rounded for them.
+struct Adapters {
+  int64_t num_places, width;  // width: of the longest shrunk row, in whole panels
+  const Matrix *matrices;     // [layer][part][shrink, expand][place]
+
+  const Matrix *shrinks(int64_t layer, Part part) const {
+    return matrices + (layer * kNumParts + part) * 2 * num_places;
+  }
+  const Matrix *expands(int64_t layer, Part part) const {
+    return shrinks(layer, part) + num_places;
+  }
+};
+
 struct Model {
   int64_t element, embedding_element;  // kF32 or kBf16: of keys and values, of the embedding
   int64_t num_layers, hidden, vocab, num_positions;
@@ -93,6 +111,7 @@ struct Model {
   double embed_scale, logit_scale, softcap;
   Norm final_norm;
   Matrix head;
+  Adapters adapters;  // no places: there are none
 };
 
 struct Step {
@@ -104,6 +123,8 @@ struct Step {
   // Of models with states: the slot that each sequence begins with, negative for zeros; and the
   // slots that it writes, the w-th of the step behind so many of its tokens, in their order.
   const int32_t *state_reads, *cu_state_writes, *state_write_lens, *state_write_slots;
+  // [num_tokens] the place of each row's adapter, negative: none; null: no row has one.
+  const int32_t *adapters;
 };
 
 // ---- Pieces of a layer. Each computes a row by itself and in one order: its bits are the row's own.

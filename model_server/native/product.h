@@ -59,6 +59,14 @@ struct GatedHeads {
   int64_t stride;
 };
 
+// What adapters add to the sums of a product of all rows: row i's shrunk row, times its expand.
+struct AddedRows {
+  const Matrix *expands;    // by place
+  const int32_t *adapters;  // the place of each row, or a negative number
+  const float *shrunk;
+  int64_t stride;
+};
+
 struct Product {
   const Matrix *matrices;  // one, or one of each expert
   const float *rows;
@@ -74,6 +82,7 @@ struct Product {
   float softcap = 0;
   int64_t activation = 0, width = 0;  // kLogits: the columns that there are
   const GatedHeads *heads = nullptr;  // instead of a norm
+  const AddedRows *added = nullptr;   // to the sums, before the ending
 };
 
 struct Chunk {
@@ -127,20 +136,24 @@ class ProductRunner {
     run_chunks(p, chunks_);
   }
 
-  // All matrices are of one shape.
+  // All matrices are of one k.
   void run_chunks(const Product &p, const std::vector<Chunk> &chunks) {
-    const int64_t panels = p.matrices->num_panels();
-    int64_t prepared = -1;
+    int64_t panels = 0, prepared = -1;
+    for (const Chunk &chunk : chunks)
+      panels = std::max(panels, p.matrices[chunk.matrix].num_panels());
     worker_.each(static_cast<int64_t>(chunks.size()) * panels, late_, [&](int64_t item) {
       const Chunk &chunk = chunks[item / panels];
-      if (item / panels != prepared) prepare(p, chunk);
-      prepared = item / panels;
       const Matrix &m = p.matrices[chunk.matrix];
       const int64_t num_rows = chunk.end - chunk.first, panel = item % panels;
+      if (panel >= m.num_panels()) return;
+      if (item / panels != prepared) prepare(p, chunk);
+      prepared = item / panels;
       multiply_panel(m, panel, rows_.tiles.data(), rows_.tiles.size(), registers_,
-                     [&](int64_t t, const float *sums) {
-                       finish(p, panel, chunk.first + tile_start(m, num_rows, t),
-                              rows_.tiles[t].num_rows, sums);
+                     [&](int64_t t, float *sums) {
+                       const int64_t row = chunk.first + tile_start(m, num_rows, t);
+                       const int64_t count = rows_.tiles[t].num_rows;
+                       if (p.added != nullptr) add_rows(*p.added, panel, row, count, sums);
+                       finish(p, panel, row, count, sums);
                      });
     });
   }
@@ -190,6 +203,25 @@ class ProductRunner {
       const float factor = 1.f / std::sqrt(squares / heads.width + heads.eps);
       for (int64_t i = head; i < head + heads.width; i += 16)
         store(line + i, load(row + i) * factor * load(gates + i));
+    }
+  }
+
+  // Neighbours of one adapter are one tile, which no row's bits depend on.
+  static void add_rows(const AddedRows &added, int64_t panel, int64_t row, int64_t count,
+                       float *sums) {
+    alignas(64) float more[kVectorRows * kColumns];
+    for (int64_t r = 0, end; r < count; r = end) {
+      const int32_t place = added.adapters[row + r];
+      end = r + 1;
+      while (end < count && end - r < kVectorRows && added.adapters[row + end] == place) ++end;
+      if (place < 0 || added.expands[place].packed == nullptr) continue;
+      const Matrix &expand = added.expands[place];
+      const auto *rows = reinterpret_cast<const uint32_t *>(added.shrunk + (row + r) * added.stride);
+      const RowTile tile{rows, nullptr, added.stride, static_cast<int>(end - r)};
+      multiply_function<false, false>(expand.format, tile.num_rows)(expand, panel, tile, nullptr,
+                                                                    more);
+      for (int64_t i = 0; i < (end - r) * kColumns; i += 16)
+        store(sums + r * kColumns + i, load(sums + r * kColumns + i) + load(more + i));
     }
   }
 
@@ -254,8 +286,8 @@ struct ExpertBuffers {
   float *outs;     // [num_tokens][top_k][x_stride]
 };
 
-// A thread's list of the rows of each expert. Every thread makes its own, which is cheaper than a
-// phase.
+// A thread's list of the rows of each expert, or of each adapter, of which a row may have none.
+// Every thread makes its own, which is cheaper than a phase.
 struct ExpertRows {
   std::vector<int64_t> tokens, slots;  // of each row, grouped by expert; slot = token * top_k + n
   std::vector<int64_t> ends;           // of each expert's rows
@@ -265,9 +297,11 @@ struct ExpertRows {
     tokens.resize(num_rows);
     slots.resize(num_rows);
     ends.assign(num_experts + 1, 0);
-    for (int64_t slot = 0; slot < num_rows; ++slot) ++ends[chosen[slot] + 1];
+    for (int64_t slot = 0; slot < num_rows; ++slot)
+      if (chosen[slot] >= 0) ++ends[chosen[slot] + 1];
     for (int64_t e = 0; e < num_experts; ++e) ends[e + 1] += ends[e];
     for (int64_t slot = 0; slot < num_rows; ++slot) {
+      if (chosen[slot] < 0) continue;
       const int64_t row = ends[chosen[slot]]++;
       tokens[row] = slot / top_k;
       slots[row] = slot;
@@ -277,7 +311,8 @@ struct ExpertRows {
            std::vector<Chunk> &chunks) const {
     chunks.clear();
     for (int64_t e = 0; e < num_experts; ++e)
-      cut_chunks(matrices[e], e, e == 0 ? 0 : ends[e - 1], ends[e], num_threads, chunks);
+      if (matrices[e].packed != nullptr)
+        cut_chunks(matrices[e], e, e == 0 ? 0 : ends[e - 1], ends[e], num_threads, chunks);
   }
 };
 

@@ -119,6 +119,12 @@ class Attention:
     sinks: str | None
     gate: Linear | None = None
 
+    @property
+    def ins(self) -> tuple[Linear, ...]:
+        """What reads the layer's input."""
+        gates = () if self.gate is None else (self.gate,)
+        return (self.query.linear, self.key.linear, self.value, *gates)
+
 
 @dataclass(frozen=True, slots=True)
 class Conv:
@@ -166,6 +172,11 @@ class Delta:
     output: Linear  # [hidden_size, num_heads * value_dim]
 
     @property
+    def ins(self) -> tuple[Linear, ...]:
+        """What reads the layer's input."""
+        return (self.query, self.key, self.value, self.gate, self.beta, self.alpha)
+
+    @property
     def state_bytes(self) -> int:
         """Of a window and matrices in float32."""
         num_channels = 2 * self.num_key_heads * self.key_dim + self.num_heads * self.value_dim
@@ -206,6 +217,11 @@ class Mamba2:
     state_size: int
     output: Linear  # [hidden_size, num_heads * head_dim]
 
+    @property
+    def ins(self) -> tuple[Linear, ...]:
+        """What reads the layer's input."""
+        return (self.gate, self.value, self.b, self.c, self.dt)
+
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
@@ -219,6 +235,11 @@ class ShortConv:
     gate_out: Linear  # as gate_in
     conv: Conv
     output: Linear  # [hidden_size, channels]
+
+    @property
+    def ins(self) -> tuple[Linear, ...]:
+        """What reads the layer's input."""
+        return (self.gate_in, self.value, self.gate_out)
 
     @property
     def state_bytes(self) -> int:
@@ -307,6 +328,20 @@ class Layer:
         if not isinstance(self.mixer, Attention):
             raise AssertionError(f"a layer mixes its tokens by {type(self.mixer).__name__}")
         return self.mixer
+
+    @property
+    def products(self) -> tuple[tuple[Linear, ...], ...]:
+        """The linear layers that are multiplied together: of the mixer the first ones and the last,
+        of the MLP as well. Of experts only a shared one counts; () where there is none.
+        """
+        mlp = self.plain_mlp
+        of_mlp = ((), ()) if mlp is None else (mlp.ins, (mlp.out,))
+        return (self.mixer.ins, (self.mixer.output,), *of_mlp)
+
+    @property
+    def plain_mlp(self) -> Mlp | None:
+        """What every token passes: the MLP, or beside experts the shared one."""
+        return self.mlp.shared if isinstance(self.mlp, Moe) else self.mlp
 
     @property
     def feed_forward(self) -> Mlp | Moe:

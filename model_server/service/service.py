@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,7 +22,6 @@ from constraints.spec import ConstraintSpec, ThoughtRule
 from constraints.translation import Translation
 from model_server.engine.runner import Runner
 from model_server.errors import (
-    AdapterRefused,
     ConstraintRefused,
     InvalidStep,
     NoAdapter,
@@ -218,6 +218,8 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self._tracer = tracer
         self._constraints = constraints
         self._step_queue = StepQueue(runner, device_thread)
+        # One adapter is read at a time.
+        self._reading = asyncio.Lock()
         self._epoch = 0
 
     async def Health(self, request: pb.HealthRequest, context: Context) -> pb.HealthResponse:
@@ -317,14 +319,26 @@ class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
         self, request: pb.LoadAdapterRequest, context: Context
     ) -> pb.LoadAdapterResponse:
         self._require_epoch(request.epoch)
-        raise AdapterRefused("this shard keeps no memory for adapters: max_loras is 0")
+        adapter_id = request.adapter_id
+        async with self._reading:
+            adapter = await asyncio.to_thread(
+                self._runner.read_adapter, adapter_id, Path(request.path)
+            )
+            self._require_epoch(request.epoch)
+            await self._on_device(lambda: self._runner.load_adapter(adapter_id, adapter))
+        return pb.LoadAdapterResponse(
+            epoch=request.epoch, rank=adapter.rank, num_bytes=adapter.packed.num_bytes
+        )
 
     async def UnloadAdapter(
         self, request: pb.UnloadAdapterRequest, context: Context
     ) -> pb.UnloadAdapterResponse:
         self._require_epoch(request.epoch)
-        if request.adapter_id:
-            raise NoAdapter(f"adapter {request.adapter_id} is not loaded")
+        adapter_id = request.adapter_id
+        if adapter_id:
+            await self._on_device(lambda: self._runner.unload_adapter(adapter_id))
+        else:
+            await self._on_device(self._runner.unload_adapters)
         return pb.UnloadAdapterResponse(epoch=request.epoch)
 
     async def ClearCache(

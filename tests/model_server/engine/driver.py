@@ -60,6 +60,7 @@ class Request:
     state_ids: tuple[int, ...] = ()
     from_state: int | None = None
     kept_states: tuple[KeptState, ...] = ()
+    adapter_id: int | None = None
 
     @property
     def uncomputed_len(self) -> int:
@@ -111,6 +112,7 @@ class Driver:
         constraint: OutputConstraint | None = None,
         from_state: int | None = None,
         kept_states: tuple[KeptState, ...] = (),
+        adapter_id: int | None = None,
         **stop: Any,
     ) -> Request:
         """Queue a request. `shared`: blocks of its prefix that are computed, and their length.
@@ -130,6 +132,7 @@ class Driver:
             cached_len,
             from_state=from_state,
             kept_states=kept_states,
+            adapter_id=adapter_id,
         )
         self.requests[request_id] = request
         return request
@@ -200,6 +203,7 @@ class Driver:
             state_ids=request.state_ids,
             from_state=request.from_state,
             kept_states=request.kept_states,
+            adapter_id=request.adapter_id,
         )
 
     def _num_drafts(self, request: Request) -> int:
@@ -236,9 +240,12 @@ def load(
     dtype: str = "float32",
     device: str = "cpu",
     attention: str = "auto",
+    max_loras: int = 0,
 ) -> PagedModel:
     """The model of a checkpoint; by an attention that is named, in its own class."""
-    settings = ModelSettings(folder, torch.device(device), dtype=dtype, attention=attention)
+    settings = ModelSettings(
+        folder, torch.device(device), dtype=dtype, attention=attention, max_loras=max_loras
+    )
     return load_model(settings, world)
 
 

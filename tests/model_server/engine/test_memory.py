@@ -45,6 +45,13 @@ def test_a_pool_takes_a_quarter_and_ranks_share_it(host: HostMemory) -> None:
     assert pool_bytes(host, num_ranks=2) == 6 * GIB // 8
 
 
+def test_what_is_reserved_is_no_pool_s(host: HostMemory) -> None:
+    reserved = memory.pool_bytes(
+        CPU, peak_bytes=0, memory_fraction=0.9, num_ranks=2, reserved_bytes=GIB, host=host
+    )
+    assert reserved == 4 * GIB // 8
+
+
 def test_a_pool_of_a_large_host_is_capped(host: HostMemory) -> None:
     (host.proc / "meminfo").write_text(f"MemAvailable: {99 * GIB // 1024} kB\n")
     assert pool_bytes(host) == 2 * GIB

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.spec import ConstraintSpec, Kind
+from model_server.engine.adapters import AdapterBook
 from model_server.engine.sequences import Drafter, DraftRules, PlannedChunk, SequenceState
 from model_server.errors import InvalidStep
 from proto.contract import (
@@ -56,7 +57,7 @@ def decoding() -> SequenceState:
 def test_a_decoding_sequence_computes_one_token_unless_told_otherwise() -> None:
     chunk = PlannedChunk.of(decoding(), None, BLOCK_SIZE)
     assert (chunk.chunk_len, chunk.num_logits, chunk.samples) == (1, 1, True)
-    assert chunk.step() == ([109], 9, chunk.block_ids, 1, None)
+    assert chunk.step(AdapterBook(0)) == ([109], 9, chunk.block_ids, 1, None, None)
 
 
 def test_a_first_token_that_was_late_is_computed_again_whatever_room_the_step_has() -> None:
@@ -154,7 +155,7 @@ def test_a_chunk_is_either_refused_or_covered(num_tokens: int, computed: int, ch
         return
     planned = PlannedChunk.of(state, RunningUpdate(1, chunk_len=chunk), BLOCK_SIZE)
     assert planned.samples == (chunk > 0 and end == num_tokens)
-    assert len(planned.step().token_ids) == chunk
+    assert len(planned.step(AdapterBook(0)).token_ids) == chunk
 
 
 @pytest.mark.parametrize(("chunk_len", "computed"), [(1, 1), (3, 3), (16, 3), (0, 0)])

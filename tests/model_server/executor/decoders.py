@@ -56,6 +56,7 @@ class Decoder:
         num_threads: int = 2,
         *,
         quantize: str | None = None,
+        max_loras: int = 0,
         release: Callable[[str], None] = lambda name: None,
     ) -> DenseCpu:
         """An executor with a pool."""
@@ -66,6 +67,7 @@ class Decoder:
             dtype=dtype,
             num_threads=num_threads,
             quantize=quantize,
+            max_loras=max_loras,
             release=release,
         )
         executor.allocate(NUM_BLOCKS + 1, NUM_STATES)
@@ -144,6 +146,7 @@ class Held:
     state_ids: tuple[int, int] | None = None  # of a model with states
     from_state: int | None = None
     kept: tuple[KeptState, ...] = ()
+    adapter: int | None = None
 
     def next_step(self, num_tokens: int) -> SequenceStep:
         """The next tokens, with logits for all of them."""
@@ -151,7 +154,7 @@ class Held:
         self.computed_len += num_tokens
         token_ids = self.token_ids[first : self.computed_len]
         state = None if self.state_ids is None else self._next_state(first)
-        return SequenceStep(token_ids, first, self.block_ids, num_tokens, state)
+        return SequenceStep(token_ids, first, self.block_ids, num_tokens, state, self.adapter)
 
     def _next_state(self, first: int) -> StateStep:
         assert self.state_ids is not None

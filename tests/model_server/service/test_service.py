@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
 from constraints.translation import Translation
+from model_server.adapter import LinearShapes
 from model_server.engine.distributed import World
 from model_server.errors import ConfigRefused, InvalidStep
 from model_server.executor.executor import PagedModel
@@ -51,8 +52,10 @@ from proto.contract import (
 )
 from router.request.errors import StartupFailed
 from router.shards.shards import Shards, ShardTimeouts
+from tests.model_server import lora_folders
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import NUM_BLOCKS, load, runner_of
+from tests.native.compiler import needs_compiler
 
 EPOCH = 7
 SERVICE = "tandem.v1.TextGenerationService"
@@ -85,7 +88,8 @@ class Shard:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> PagedModel:
-    return load(tiny_models.save("llama", tmp_path_factory.mktemp("llama")), World())
+    folder = tiny_models.save("llama", tmp_path_factory.mktemp("llama"))
+    return load(folder, World(), max_loras=2)
 
 
 @pytest.fixture
@@ -172,6 +176,46 @@ async def test_a_life_from_the_first_call_to_the_last(shard: Shard) -> None:
             tokens[generation.request_id] += [token.id for token in generation.tokens]
     expected = tiny_models.greedy(tiny_models.build("llama"), list(PROMPT), 3)
     assert tokens == {1: expected, 2: expected}
+    assert shard.fatal == []
+
+
+@needs_compiler
+async def test_an_adapter_is_loaded_used_and_unloaded(shard: Shard, tmp_path: Path) -> None:
+    stub = shard.stub
+    await shard.warm_up()
+    shapes: LinearShapes = {"model.layers.0.mlp.down_proj": (64, 96)}
+
+    def load_call(adapter_id: int, path: Path, epoch: int = EPOCH) -> pb.LoadAdapterRequest:
+        return pb.LoadAdapterRequest(epoch=epoch, adapter_id=adapter_id, path=str(path))
+
+    folder = lora_folders.save(tmp_path / "a", shapes, rank=3)
+    loaded = await stub.LoadAdapter(load_call(4, folder))
+    assert (loaded.epoch, loaded.rank) == (EPOCH, 3)
+    # Of 32 columns of 96 and 64 of 4 numbers, in float32.
+    assert loaded.num_bytes == 4 * (32 * 96 + 64 * 4)
+    await stub.LoadAdapter(load_call(5, folder))
+    new = (request(1), request(2, adapter_id=4), request(3, adapter_id=5))
+    answer = await stub.Prefill(prefill(*new))
+    plain, four, five = (generation.tokens[0].logprob for generation in answer.generations)
+    assert four == five != plain
+    shapes_of_none: LinearShapes = {"lm_head": (160, 64)}
+    refused = lora_folders.save(tmp_path / "b", shapes_of_none)
+    for method, call, code, said in (
+        ("LoadAdapter", load_call(6, folder), "RESOURCE_EXHAUSTED", "--max-loras is 2"),
+        ("LoadAdapter", load_call(4, refused), "INVALID_ARGUMENT", "it changes lm_head, which is"),
+        ("LoadAdapter", load_call(4, folder, 3), "FAILED_PRECONDITION", "epoch 3 is not"),
+        ("UnloadAdapter", pb.UnloadAdapterRequest(epoch=EPOCH, adapter_id=9), "NOT_FOUND", "9 is"),
+        ("Prefill", prefill(request(7, adapter_id=9)), "NOT_FOUND", "adapter 9 is not loaded"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError, match=said) as failed:
+            await getattr(stub, method)(call)
+        assert failed.value.code() == grpc.StatusCode[code], method
+    await stub.ClearCache(pb.ClearCacheRequest(epoch=EPOCH))
+    await stub.UnloadAdapter(pb.UnloadAdapterRequest(epoch=EPOCH, adapter_id=4))
+    await stub.LoadAdapter(load_call(6, folder))
+    await stub.UnloadAdapter(pb.UnloadAdapterRequest(epoch=EPOCH))
+    await stub.UnloadAdapter(pb.UnloadAdapterRequest(epoch=EPOCH))
+    await stub.LoadAdapter(load_call(7, folder))
     assert shard.fatal == []
 
 
