@@ -134,6 +134,7 @@ class NewSequence:
     `from_state`: the kept slot that it begins with, which stands at cached_len; None: it begins at
     position 0. `kept_states`: block boundaries of token_ids behind cached_len, in their order.
     `adapter_id`: the loaded LoRA adapter that it is computed with; None: the model alone.
+    `max_drafts`: draft tokens that a step may compute behind its last token.
     """
 
     request_id: int
@@ -151,6 +152,7 @@ class NewSequence:
     from_state: int | None = None
     kept_states: tuple[KeptState, ...] = ()
     adapter_id: int | None = None
+    max_drafts: int = 0
 
     def __post_init__(self) -> None:
         total_len = len(self.token_ids)
@@ -183,7 +185,7 @@ class RunningUpdate:
 
     `block_ids` are appended to its block table. `chunk_len` None: one token if it decodes, none
     while its prompt is being computed. 0: it sits this step out. For a request that decodes it is
-    the most: under a constraint the last step may have forced any number of tokens, else the shard
+    the most: under a constraint the last step may have forced any number of tokens, and the shard
     may compute draft tokens behind the last one. The shard skips a request that just ended.
     """
 
@@ -257,14 +259,14 @@ class SampledToken(NamedTuple):
 class Generation(NamedTuple):
     """What a step brought for one request.
 
-    The last `num_forced` tokens were not sampled: the constraint left no choice.
+    `num_forced` of the tokens were not sampled: the constraint left no choice.
     `finish_reason` only for reasons that a shard decides; `constraint_satisfied` goes with one;
     None: there is no constraint. `error`: this row failed, and `tokens` is empty; it `is_refused`
     where the output made before is what the constraint forbids. `prompt_logprobs` are those of this
     step's chunk; a sequence's first token has none. `is_late`: its mask was not made in time, so
     that nothing was sampled, and its last token counts as not computed. The step computed
-    `num_drafts` draft tokens; the first `num_accepted` of `tokens` are those that were sampled, and
-    are in the KV cache.
+    `num_drafts` draft tokens; the first `num_accepted` of `tokens` are those that were sampled or
+    forced, and are in the KV cache.
     """
 
     request_id: int

@@ -939,6 +939,7 @@ class Request(_message.Message):
     FROM_STATE_FIELD_NUMBER: _builtins.int
     KEPT_STATES_FIELD_NUMBER: _builtins.int
     ADAPTER_ID_FIELD_NUMBER: _builtins.int
+    MAX_DRAFTS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     prompt_len: _builtins.int
     cached_len: _builtins.int
@@ -953,6 +954,8 @@ class Request(_message.Message):
     """
     adapter_id: _builtins.int
     """The LoRA adapter that it is computed with, which is loaded. Absent: the model alone."""
+    max_drafts: _builtins.int
+    """Draft tokens of its own text that a step may compute behind its last token."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -991,10 +994,11 @@ class Request(_message.Message):
         from_state: _builtins.int | None = ...,
         kept_states: _abc.Iterable[Global___KeptState] | None = ...,
         adapter_id: _builtins.int | None = ...,
+        max_drafts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id", "_from_state", b"_from_state", "_pause_len", b"_pause_len", "adapter_id", b"adapter_id", "constraint", b"constraint", "from_state", b"from_state", "logprobs", b"logprobs", "pause_len", b"pause_len", "sampling", b"sampling", "stopping", b"stopping"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id", "_from_state", b"_from_state", "_pause_len", b"_pause_len", "adapter_id", b"adapter_id", "block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "from_state", b"from_state", "id", b"id", "kept_states", b"kept_states", "logprobs", b"logprobs", "pause_len", b"pause_len", "prompt_len", b"prompt_len", "sampling", b"sampling", "state_ids", b"state_ids", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id", "_from_state", b"_from_state", "_pause_len", b"_pause_len", "adapter_id", b"adapter_id", "block_ids", b"block_ids", "cached_len", b"cached_len", "chunk_len", b"chunk_len", "constraint", b"constraint", "from_state", b"from_state", "id", b"id", "kept_states", b"kept_states", "logprobs", b"logprobs", "max_drafts", b"max_drafts", "pause_len", b"pause_len", "prompt_len", b"prompt_len", "sampling", b"sampling", "state_ids", b"state_ids", "stopping", b"stopping", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__adapter_id: _TypeAlias = _typing.Literal["adapter_id"]  # noqa: Y015
     _WhichOneofArgType__adapter_id: _TypeAlias = _typing.Literal["_adapter_id", b"_adapter_id"]  # noqa: Y015
@@ -1069,7 +1073,7 @@ class RunningUpdate(_message.Message):
     """Tokens to compute in this step. Absent: one for a request that decodes; a request whose
     prompt is still being computed sits the step out. 0: sits the step out. For a request that
     decodes it is the most: how many tokens a constraint forced, and are now to be computed, the
-    shard may know before the router does; without a constraint, draft tokens may fill the rest.
+    shard may know before the router does; draft tokens may fill the rest, up to max_drafts.
     """
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -1249,8 +1253,8 @@ class Generation(_message.Message):
     finish_reason: Global___FinishReason.ValueType
     error: _builtins.str
     num_forced: _builtins.int
-    """The last so many of tokens were not sampled: the constraint left no choice. None of a
-    generation's tokens is in the KV cache, but accepted drafts: the next chunk_len is to cover them.
+    """So many of tokens were not sampled: the constraint left no choice. None of a generation's tokens
+    is in the KV cache, but accepted drafts: the next chunk_len is to cover them.
     """
     constraint_satisfied: _builtins.bool
     """With a finish reason: whether the text satisfies the request's constraint. Absent: it has none."""
@@ -1264,7 +1268,7 @@ class Generation(_message.Message):
     """
     num_drafts: _builtins.int
     """Draft tokens that the step computed behind the chunk. The first num_accepted of tokens are
-    drafts that were sampled: they are in the KV cache.
+    drafts that were sampled or forced: they are in the KV cache. The last of tokens never is.
     """
     num_accepted: _builtins.int
     @_builtins.property

@@ -18,7 +18,8 @@ sampled in their places:
     sampled:     = draft 1   = draft 2   another            three tokens, two drafts accepted
 
 Each position is sampled with the sampler's own state after the tokens before it, so penalties,
-least lengths and the draws of a seed are those of a step for each token.
+least lengths and the draws of a seed are those of a step for each token; and so are masks, which
+are made one after the other, each once the draft before it is accepted.
 
 It reads the plans of a step and changes no sequence.
 """
@@ -52,6 +53,7 @@ from proto.contract import Generation, SampledToken
 
 # Of a chunk that scored its prompt well and sampled nothing; nobody reads it.
 _NO_TOKEN = Drawn((0,))
+_NO_ADVANCE = Advance()
 
 
 @dataclass(slots=True, eq=False)
@@ -79,8 +81,10 @@ class StepInFlight:
         drawn:    one entry per chunk with logits. For a chunk that scored its prompt and sampled no
                   token, it matters only if it failed.
         sampled:  one row for each of `sampling`
-        advances: the consequences for constraints, by request
-        behind_drafts: the tokens sampled behind accepted drafts, by request: one for each of these
+        advances: the consequences for constraints, by request, of the last token sampled
+        behind:   by request, the tokens after the first: those that a constraint forced, and those
+                  sampled behind accepted drafts; num_forced of them were forced
+        mask_ns, num_masked_rows: of all masks
         errors:   the reasons of failed requests, by request
         redrawn:  requests whose token is not the one that the step after this was launched with
     """
@@ -108,8 +112,11 @@ class StepInFlight:
 
     drawn: Sequence[Drawn] = ()
     sampled: SampledRows | None = None
-    advances: Mapping[int, Advance] = field(default_factory=dict)
-    behind_drafts: Mapping[int, tuple[SampledToken, ...]] = field(default_factory=dict)
+    advances: dict[int, Advance] = field(default_factory=dict)
+    behind: dict[int, list[SampledToken]] = field(default_factory=dict)
+    num_forced: dict[int, int] = field(default_factory=dict)
+    mask_ns: int = 0
+    num_masked_rows: int = 0
     errors: Mapping[int, str] = field(default_factory=dict)
     redrawn: frozenset[int] = frozenset()
 
@@ -125,6 +132,14 @@ class StepInFlight:
             if chunk.sequence.logprobs.prompt or chunk.num_logits != chunk.samples:
                 return False
         return True
+
+    def append(self, request_id: int, tokens: Sequence[SampledToken]) -> None:
+        """Tokens that follow those which the request has of this step."""
+        self.behind.setdefault(request_id, []).extend(tokens)
+
+    def ids_behind(self, request_id: int) -> tuple[int, ...]:
+        """The ids of a request's tokens after the first."""
+        return tuple([token.token_id for token in self.behind.get(request_id, ())])
 
     @property
     def refused(self) -> frozenset[int]:
@@ -252,10 +267,9 @@ class FirstRank:
                 step.redrawn = frozenset([step.sampling[row] for row in sampled.redrawn])
                 for row, reason in sampled.errors.items():
                     errors[step.sampling[row]] = reason
-                if self._guides is not None and step.masks is not None:
-                    step.advances = self._advance(self._guides, step, sampled)
-                    errors |= step.masks.errors()
-                step.behind_drafts = self._sample_behind_drafts(step, sampled, errors)
+                if step.masks is not None:
+                    self._advance(step, step.sampling, sampled, step.masks, errors)
+                self._sample_behind_drafts(step, sampled, errors)
             step.errors = errors
             step.logits = None
             drawn = choose_tokens(answering, step)
@@ -281,67 +295,91 @@ class FirstRank:
                 raise
 
     def _rows_of(
-        self, step: StepInFlight, request_ids: Sequence[int], num_drafts: int = 0
+        self, step: StepInFlight, request_ids: Sequence[int], num_drafts: Sequence[int] = ()
     ) -> Tensor:
-        """These requests' logits behind so many drafts; between them lie rows of other use."""
+        """These requests' logits, of each behind so many drafts; between them lie other rows."""
         logits = step.logits
         assert logits is not None
         if len(request_ids) == len(logits):
             return logits
-        rows = np.array([step.logit_rows[request_id] + num_drafts for request_id in request_ids])
+        rows = np.array([step.logit_rows[request_id] for request_id in request_ids])
+        if num_drafts:
+            rows += np.array(num_drafts)
         return logits.index_select(0, self._staging.to_device(rows))
 
     def _advance(
-        self, guides: MaskScheduler, step: StepInFlight, sampled: SampledRows
-    ) -> Mapping[int, Advance]:
+        self,
+        step: StepInFlight,
+        request_ids: Sequence[int],
+        sampled: SampledRows,
+        masks: StepMasks,
+        errors: dict[int, str],
+    ) -> None:
         """Advance the guides by the sampled tokens, and the sampler by the forced ones."""
-        assert step.masks is not None
+        assert self._guides is not None
         drawn = {
-            step.sampling[place]: sampled.token_ids[place]
-            for place in step.masks.places.tolist()
+            request_ids[place]: sampled.token_ids[place]
+            for place in masks.places.tolist()
             if place not in sampled.errors
         }
-        advances = guides.advance(step.masks, drawn)
-        for request_id, advance in advances.items():
+        for request_id, advance in self._guides.advance(masks, drawn).items():
+            step.advances[request_id] = advance
             if advance.forced:
                 self._sampler.extend(request_id, advance.forced)
-        return advances
+                step.append(request_id, [SampledToken(each, 0.0) for each in advance.forced])
+                step.num_forced[request_id] = step.num_forced.get(request_id, 0) + len(
+                    advance.forced
+                )
+        errors |= masks.errors()
+        step.mask_ns += masks.mask_ns
+        step.num_masked_rows += len(masks.outputs)
 
     def _sample_behind_drafts(
-        self, step: StepInFlight, sampled: SampledRows, errors: Mapping[int, str]
-    ) -> dict[int, tuple[SampledToken, ...]]:
-        """By request, the tokens behind its accepted drafts: one for each of these.
+        self, step: StepInFlight, sampled: SampledRows, errors: dict[int, str]
+    ) -> None:
+        """Sample behind each draft that is accepted, as long as there is one.
 
-        A request that fails there has sampled nothing: its draft is not accepted, and a later step
-        that computes the token again says why.
+            drafts:  a b c d      sampled: a, forced: b, c    sampled behind c: d, then e
+
+        A row that is no number has sampled nothing: its draft is not accepted, and a later step
+        that computes the token again says why. Nor is one accepted whose next mask takes long.
         """
         drafts = {chunk.sequence.request_id: chunk.drafts for chunk in step.chunks if chunk.drafts}
         if not drafts:
-            return {}
-        last_ids = {
+            return
+        first = {
             request_id: token_id
             for request_id, token_id in zip(step.sampling, sampled.token_ids, strict=True)
-            if request_id in drafts and request_id not in errors
+            if request_id in drafts
         }
-        behind: dict[int, tuple[SampledToken, ...]] = {}
-        place = 0
+        guides = self._guides
+        going_on = list(first)
         while True:
+            made = {each: (first[each], *step.ids_behind(each)) for each in going_on}
             going_on = [
                 request_id
-                for request_id, token_id in last_ids.items()
-                if place < len(drafts[request_id]) and drafts[request_id][place] == token_id
+                for request_id, token_ids in made.items()
+                if request_id not in errors
+                and drafts[request_id][: len(token_ids)] == token_ids
+                and step.advances.get(request_id, _NO_ADVANCE).is_satisfied is None
             ]
+            masks = None
+            if guides is not None and going_on:
+                began_ns = time.perf_counter_ns()
+                late = guides.wait_behind(going_on)
+                step.mask_wait_ns += time.perf_counter_ns() - began_ns
+                going_on = [each for each in going_on if each not in late]
+                masks = guides.join(going_on)
             if not going_on:
-                return behind
-            place += 1
-            rows = self._sampler.sample(going_on, self._rows_of(step, going_on, place))
-            last_ids = {}
+                return
+            logits = self._rows_of(step, going_on, [len(made[each]) for each in going_on])
+            rows = self._sampler.sample(going_on, logits, masks)
             for row, request_id in enumerate(going_on):
                 if row not in rows.errors:
-                    token_id = rows.token_ids[row]
-                    last_ids[request_id] = token_id
-                    token = SampledToken(token_id, rows.logprobs[row], rows.top_tokens[row])
-                    behind[request_id] = (*behind.get(request_id, ()), token)
+                    step.append(request_id, [rows.token(row)])
+            if masks is not None:
+                self._advance(step, going_on, rows, masks, errors)
+            going_on = [each for row, each in enumerate(going_on) if row not in rows.errors]
 
     @torch.inference_mode()
     def _hand_over(
@@ -394,8 +432,7 @@ def choose_tokens(answering: Sequence[PlannedChunk], step: StepInFlight) -> list
     token_ids = iter(() if step.sampled is None else step.sampled.token_ids)
     errors = step.errors
     advances = step.advances
-    behind = step.behind_drafts
-    if not (errors or advances or behind or step.late or step.scores):
+    if not (errors or advances or step.behind or step.late or step.scores):
         # Nearly every step.
         return [Drawn((next(token_ids),)) if c.samples else _NO_TOKEN for c in answering]
     chosen = []
@@ -409,11 +446,8 @@ def choose_tokens(answering: Sequence[PlannedChunk], step: StepInFlight) -> list
             drawn = _NO_TOKEN
         if request_id in errors:
             drawn = FAILED
-        elif request_id in advances:
-            advance = advances[request_id]
-            drawn = Drawn(drawn.token_ids + advance.forced, advance.is_over)
-        elif request_id in behind:
-            more = tuple([token.token_id for token in behind[request_id]])
-            drawn = Drawn(drawn.token_ids + more)
+        elif request_id in advances or request_id in step.behind:
+            advance = advances.get(request_id, _NO_ADVANCE)
+            drawn = Drawn(drawn.token_ids + step.ids_behind(request_id), advance.is_over)
         chosen.append(drawn)
     return chosen

@@ -417,8 +417,8 @@ class Runner:
             forward_ns=step.forward_ns,
             sample_ns=step.sample_ns,
             total_ns=self._finished_ns - started_ns,
-            mask_ns=0 if step.masks is None else step.masks.mask_ns,
-            num_masked_rows=0 if step.masks is None else len(step.masks.outputs),
+            mask_ns=step.mask_ns,
+            num_masked_rows=step.num_masked_rows,
             mask_wait_ns=step.mask_wait_ns,
         )
 
@@ -527,7 +527,8 @@ class HeldRequests:
                 else:
                     finish_reason = self._finish_reason(sequence, samples, answer)
                     if chunk.drafts and answer.token_ids:
-                        sequence.take_drafts(len(chunk.drafts), len(answer.token_ids) - 1)
+                        num_accepted = chunk.num_accepted(answer.token_ids)
+                        sequence.take_drafts(len(chunk.drafts), num_accepted)
                 if finish_reason is not None:
                     sequence.has_ended = True
                     ended.append(sequence.request_id)
@@ -602,30 +603,22 @@ def _generation(
     if error is not None:
         return _failed(sequence, finish_reason, error, is_refused=request_id in step.refused)
     tokens: tuple[SampledToken, ...] = ()
-    sampled = step.sampled
-    if sampled is not None and row is not None:
-        token = SampledToken(
-            sampled.token_ids[row],
-            sampled.logprobs[row],
-            sampled.top_tokens[row],
-            sampled.mask_effects.get(row),
-        )
-        tokens = (token, *step.behind_drafts.get(request_id, ()))
+    if step.sampled is not None and row is not None:
+        tokens = (step.sampled.token(row), *step.behind.get(request_id, ()))
     advance = step.advances.get(request_id, _NO_ADVANCE)
     is_late = request_id in step.late
     if not scores and advance is _NO_ADVANCE and not chunk.drafts:
         return Generation(request_id, tokens, finish_reason, is_late=is_late)
-    num_accepted = max(0, len(tokens) - 1) if chunk.drafts else 0
     has_rivals = sequence.logprobs.num_top_tokens > 0
     return Generation(
         request_id,
-        tokens + tuple(SampledToken(token_id, 0.0) for token_id in advance.forced),
+        tokens,
         finish_reason,
         prompt_logprobs=tuple(score.logprob for score in scores),
         prompt_top_tokens=tuple(score.top_tokens for score in scores) if has_rivals else (),
-        num_forced=len(advance.forced),
+        num_forced=step.num_forced.get(request_id, 0),
         constraint_satisfied=advance.is_satisfied,
         is_late=is_late,
         num_drafts=len(chunk.drafts) if tokens else 0,
-        num_accepted=num_accepted,
+        num_accepted=chunk.num_accepted([token.token_id for token in tokens]),
     )

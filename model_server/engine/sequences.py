@@ -16,8 +16,9 @@ drafter guesses them from its own text: prompt lookup, or n-gram speculation.
 A step computes the draft behind the sequence's last token, and samples at each of its positions
 until a token is not the one that was guessed. Since a position's logits and its random draw do not
 depend on how many tokens a step computes, the output is the same as without drafts; only the number
-of steps is not. (Saxena, prompt lookup decoding, 2023; verification as Leviathan et al.,
-arXiv:2211.17192, of a draft without probabilities.)
+of steps is not. Tokens that a constraint forces are not sampled, and may be what was guessed, too.
+(Saxena, prompt lookup decoding, 2023; verification as Leviathan et al., arXiv:2211.17192, of a
+draft without probabilities.)
 """
 
 from array import array
@@ -48,19 +49,26 @@ class DraftRules:
 
     min_match_len: so many tokens at least came before, and were followed by the guess
     end_token_ids: those of the model, none of which is guessed
+    is_for_constrained: whether sequences with a constraint have drafts
     """
 
     min_match_len: int = 2
     end_token_ids: Collection[int] = ()
+    is_for_constrained: bool = True
 
     @classmethod
     def of_rows(cls, num_rows: int, end_token_ids: Collection[int]) -> "DraftRules":
         """For a step of so many sequences that decode.
 
         One of few rows waits for the weights, and a draft costs it a tenth or two. One of more
-        computes for longer than that, so that only a likely draft is worth its row.
+        computes for longer than that, so that only a likely draft is worth its row. The masks
+        behind accepted drafts are made while all rows wait, so that they have to be few.
         """
-        return cls(2 if num_rows < _FEW_ROWS else 8, end_token_ids)
+        return cls(
+            min_match_len=2 if num_rows < _FEW_ROWS else 8,
+            end_token_ids=end_token_ids,
+            is_for_constrained=num_rows <= _FEW_ROWS,
+        )
 
 
 class Drafter:
@@ -150,6 +158,7 @@ class SequenceState:
     stop: StopParams
     logprobs: LogprobParams
     pause_len: int | None = None
+    max_drafts: int = 0
     states: SequenceStates | None = None
     adapter_id: int | None = None
     is_constrained: bool = False
@@ -170,6 +179,7 @@ class SequenceState:
             stop=new.stop,
             logprobs=new.logprobs,
             pause_len=new.pause_len,
+            max_drafts=new.max_drafts,
             states=states,
             adapter_id=new.adapter_id,
             is_constrained=new.constraint is not None,
@@ -180,10 +190,11 @@ class SequenceState:
         """Tokens whose keys and values are not in the pool."""
         return len(self.token_ids) - self.computed_len
 
-    @property
-    def takes_drafts(self) -> bool:
+    def takes_drafts(self, rules: DraftRules) -> bool:
         """Whether guesses may follow its last token in a step, and be taken back."""
-        return not self.is_constrained and (self.states is None or self.states.can_draft)
+        if self.max_drafts == 0 or (self.is_constrained and not rules.is_for_constrained):
+            return False
+        return self.states is None or self.states.can_draft
 
     def scored(self, chunk_len: int) -> range:
         """Positions of the prompt tokens that the next chunk's logits score."""
@@ -207,7 +218,7 @@ class SequenceState:
         if self._drafter is None:
             self._drafter = Drafter()
         # Behind an accepted draft there is always one more token.
-        most = min(most, self.num_left - 1)
+        most = min(most, self.max_drafts, self.num_left - 1)
         drafts = self._drafter.draft(self.token_ids, most, rules.min_match_len)
         ends = {*self.stop.stop_token_ids, *(() if self.stop.ignore_eos else rules.end_token_ids)}
         return tuple(takewhile(lambda token_id: token_id not in ends, drafts))
@@ -311,7 +322,7 @@ class PlannedChunk(NamedTuple):
         drafts: tuple[int, ...] = ()
         if sequence.logprobs.prompt and (scored := sequence.scored(chunk_len)):
             num_logits = start + chunk_len - (scored.start - 1)
-        elif num_spare and sequence.takes_drafts:
+        elif num_spare and before is None and sequence.takes_drafts(rules):
             room_len = len(block_ids) * block_size - start - chunk_len
             drafts = sequence.draft(min(num_spare, room_len), rules)
             num_logits = 1 + len(drafts)
@@ -349,6 +360,15 @@ class PlannedChunk(NamedTuple):
         samples = self.samples and is_last_token
         return self._replace(num_logits=int(samples), samples=samples, awaits=False)
 
+    def num_accepted(self, token_ids: Sequence[int]) -> int:
+        """The drafts that are among the tokens the step brought; the last of these is not one."""
+        num_accepted = 0
+        for token_id, draft in zip(token_ids[:-1], self.drafts, strict=False):
+            if token_id != draft:
+                break
+            num_accepted += 1
+        return num_accepted
+
     @property
     def may_be_late(self) -> bool:
         """Whether the router takes it that the chunk samples in a later step."""
@@ -360,7 +380,7 @@ class PlannedChunk(NamedTuple):
         states = self.sequence.states
         if states is None or self.state is None:
             return True
-        return states.can_repeat(self.state, self.chunk_len)
+        return self.num_repeated == 0 and states.can_repeat(self.state, self.chunk_len)
 
     @property
     def is_last(self) -> bool:

@@ -352,6 +352,23 @@ class MaskScheduler:
         self.waited_ns += time.perf_counter_ns() - began_ns
         return frozenset([output.request_id for output in late])
 
+    def wait_behind(self, request_ids: Sequence[int]) -> frozenset[int]:
+        """As `wait`, where a token is to be sampled behind one of the same step; nobody is held up
+        for what has to compile first, or for longer than for one slow mask.
+        """
+        if not self._outputs:
+            return _NONE
+        self.make_quick()
+        until_ns = time.perf_counter_ns() + int(self._hold_s * 1e9)
+        return frozenset(
+            [
+                each
+                for each in request_ids
+                if each in self._deferred
+                or (each in self._outputs and not self._wait_for(self._outputs[each], until_ns))
+            ]
+        )
+
     def join(self, request_ids: Sequence[int]) -> StepMasks | None:
         """The masks of those about to be sampled; None: none of them has a constraint.
 

@@ -55,7 +55,14 @@ from model_server.sampling.plan import (
     Top,
 )
 from model_server.staging import Arrival, PinnedStaging
-from proto.contract import LogprobParams, MaskEffect, SamplingParams, StopParams, TopToken
+from proto.contract import (
+    LogprobParams,
+    MaskEffect,
+    SampledToken,
+    SamplingParams,
+    StopParams,
+    TopToken,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -198,6 +205,15 @@ class SampledRows:
     errors: Mapping[int, str]
     mask_effects: Mapping[int, MaskEffect] = field(default_factory=dict)
     redrawn: frozenset[int] = frozenset()
+
+    def token(self, row: int) -> SampledToken:
+        """What a row that did not fail has sampled."""
+        return SampledToken(
+            self.token_ids[row],
+            self.logprobs[row],
+            self.top_tokens[row],
+            self.mask_effects.get(row),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -410,6 +410,7 @@ def sequence_from_pb(message: pb.Request) -> NewSequence:
                 KeptState(kept.position, kept.state_id) for kept in message.kept_states
             ),
             adapter_id=_optional(message, "adapter_id"),
+            max_drafts=message.max_drafts,
         )
     except ValueError as error:
         raise InvalidStep(str(error)) from error

@@ -191,17 +191,22 @@ class Planner:
         plan.num_decode_tokens += chunk_len
 
     def _multi_token_len(self, sequence: Sequence, plan: StepPlan, num_behind: int) -> int:
-        """Tokens to compute where samples may bring several; those behind need one each."""
+        """Tokens to compute where samples may bring several; those behind need one each.
+
+        Where it is not known how many a constraint has forced, drafts fill what they leave.
+        """
         most = plan.num_tokens_left - num_behind
-        if sequence.takes_drafts:
-            allocation = sequence.allocation
-            chunk_len = min(1 + plan.num_drafts, most)
-            assert allocation is not None, f"request {sequence.request_id} has no blocks"
-            stop_len = min(sequence.scheduled_len + chunk_len, sequence.max_computed_len)
-            # Nobody is preempted for a guess.
-            return chunk_len if self._allocator.has_room(allocation, stop_len) else 1
-        known_len = sequence.known_len - sequence.scheduled_len
-        return min(known_len if known_len > 0 else _MAX_AWAITED, most)
+        known_len = 1
+        if sequence.is_constrained:
+            known_len = sequence.known_len - sequence.scheduled_len
+            if known_len <= 0:
+                return min(_MAX_AWAITED, most)
+        chunk_len = min(known_len + plan.num_drafts, most)
+        allocation = sequence.allocation
+        assert allocation is not None, f"request {sequence.request_id} has no blocks"
+        stop_len = min(sequence.scheduled_len + chunk_len, sequence.max_computed_len)
+        # Nobody is preempted for a guess.
+        return chunk_len if self._allocator.has_room(allocation, stop_len) else min(known_len, most)
 
     def _grow(
         self, sequence: Sequence, allocation: BlockAllocation, num_tokens: int, plan: StepPlan
@@ -373,7 +378,11 @@ class Planner:
                 state_ids=() if states is None else states.state_ids,
                 from_state=None if states is None else states.from_state,
                 kept_states=() if states is None else tuple(states.unwritten),
+<<<<<<< HEAD
                 adapter_id=request.adapter_id,
+=======
+                max_drafts=self._max_drafts,
+>>>>>>> 7a7b9052 (Drafts under constraints)
             )
         )
 

@@ -102,10 +102,10 @@ class Sequence:
     some, and `scheduled_len` is the most that may be computed.
 
     `order` is the order of arrival. It did not fit when it was tried, and is tried again once
-    `min_available` blocks are available. `takes_drafts`: the shards may guess its next tokens where
-    it has no constraint. `has_doubtful_kv`: its row failed in a shard, and its KV may be
-    why. `is_paused`: its reader is behind, so that it samples no tokens. `num_lost`: how often the
-    shards failed with it in a step, since it last came as far as `lost_len` tokens.
+    `min_available` blocks are available. `takes_drafts`: the shards may guess its next tokens.
+    `has_doubtful_kv`: its row failed in a shard, and its KV may be why. `is_paused`: its reader is
+    behind, so that it samples no tokens. `num_lost`: how often the shards failed with it in a step,
+    since it last came as far as `lost_len` tokens.
     """
 
     request_id: int
@@ -147,7 +147,6 @@ class Sequence:
         self.max_new_tokens = self.request.stop.max_new_tokens
         self.last_len = self.request.last_len
         self.is_constrained = self.request.constraint is not None
-        self.takes_drafts = self.takes_drafts and not self.is_constrained
         self.is_multi_token = self.is_constrained or self.takes_drafts
 
     @property

@@ -201,6 +201,7 @@ def _request_to_pb(new: NewSequence) -> pb.Request:
             pb.KeptState(position=kept.position, state_id=kept.state_id) for kept in new.kept_states
         ],
         adapter_id=new.adapter_id,
+        max_drafts=new.max_drafts,
     )
 
 

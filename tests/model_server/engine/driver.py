@@ -39,6 +39,8 @@ from proto.contract import (
 )
 from tests.model_server import forked
 
+_MAX_DRAFTS = 8
+
 
 @dataclass(slots=True)
 class Request:
@@ -54,6 +56,7 @@ class Request:
     block_ids: list[int] = field(default_factory=list)
     computed_len: int = 0
     is_held: bool = False
+    is_decoding: bool = False
     is_dropped: bool = False
     finish_reason: FinishReason | None = None
     generations: list[Generation] = field(default_factory=list)
@@ -182,7 +185,7 @@ class Driver:
         request.block_ids = []
         self.free_states += request.state_ids
         request.state_ids = ()
-        request.is_held = False
+        request.is_held = request.is_decoding = False
 
     def _new(self, request: Request, chunk_len: int) -> NewSequence:
         self._blocks(request, chunk_len)
@@ -203,12 +206,15 @@ class Driver:
             state_ids=request.state_ids,
             from_state=request.from_state,
             kept_states=request.kept_states,
+<<<<<<< HEAD
             adapter_id=request.adapter_id,
+=======
+            max_drafts=_MAX_DRAFTS,
+>>>>>>> 7a7b9052 (Drafts under constraints)
         )
 
     def _num_drafts(self, request: Request) -> int:
-        decodes = request.is_held and request.output and request.uncomputed_len == 1
-        return self.num_drafts if decodes and request.constraint is None else 0
+        return self.num_drafts if request.is_decoding else 0
 
     def _blocks(self, request: Request, chunk_len: int) -> tuple[int, ...]:
         needed = -(-(request.computed_len + chunk_len) // self.block_size)
@@ -223,6 +229,7 @@ class Driver:
         for generation in output.generations:
             request = self.requests[generation.request_id]
             request.generations.append(generation)
+            request.is_decoding = request.is_decoding or bool(generation.tokens)
             request.token_ids += [token.token_id for token in generation.tokens]
             request.computed_len += generation.num_accepted - generation.is_late
             request.finish_reason = generation.finish_reason

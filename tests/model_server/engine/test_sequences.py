@@ -1,5 +1,7 @@
 """The books of a shard: what a step may do to a sequence."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -208,6 +210,9 @@ def planned(
     num_blocks: int = 4,
     prompt_len: int = 9,
     pause_len: int | None = None,
+    max_drafts: int = 8,
+    constraint: OutputConstraint | None = None,
+    num_rows: int = 1,
 ) -> PlannedChunk:
     """A chunk of up to six tokens of 1, 2, 3, 1, 2, 3, .. which decodes; 3 ends a sequence."""
     new = NewSequence(
@@ -220,13 +225,16 @@ def planned(
         sampling=SamplingParams(),
         stop=stop or StopParams(20),
         pause_len=pause_len,
+        max_drafts=max_drafts,
+        constraint=constraint,
     )
     sequence = SequenceState.of(new)
     sequence.is_decoding = True
     sequence.draft(1, DraftRules())
     sequence.take_drafts(8, 8)
     sequence.computed_len = 8
-    return PlannedChunk.of(sequence, RunningUpdate(1, (), 6), 4, DraftRules(2, (3,)))
+    rules = replace(DraftRules.of_rows(num_rows, (3,)), min_match_len=2)
+    return PlannedChunk.of(sequence, RunningUpdate(1, (), 6), 4, rules)
 
 
 def test_no_draft_ends_the_sequence() -> None:
@@ -241,3 +249,21 @@ def test_drafts_keep_to_the_tokens_that_are_left_and_to_the_blocks() -> None:
     assert planned(StopParams(20, ignore_eos=True), prompt_len=8, pause_len=3).drafts == (1,)
     last = planned(StopParams(2, ignore_eos=True), prompt_len=8)
     assert (last.drafts, last.num_logits) == ((), 1)
+    assert planned(StopParams(20, ignore_eos=True), max_drafts=3).drafts == (1, 2, 3)
+    assert planned(max_drafts=0).drafts == ()
+
+
+def test_in_a_step_of_more_than_four_no_constrained_sequence_has_drafts() -> None:
+    digits = OutputConstraint(ConstraintSpec(Kind.REGEX, "[0-9]+"))
+    assert planned(constraint=digits, num_rows=4).drafts == (1, 2)
+    assert planned(constraint=digits, num_rows=5).drafts == ()
+    assert planned(num_rows=5).drafts == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "num_accepted"), [((1, 2, 9), 2), ((1, 2), 1), ((9,), 0), ((1, 9, 9), 1), ((), 0)]
+)
+def test_drafts_count_as_accepted_as_far_as_another_token_follows(
+    token_ids: tuple[int, ...], num_accepted: int
+) -> None:
+    assert planned().num_accepted(token_ids) == num_accepted

@@ -1077,3 +1077,89 @@ def test_a_hand_that_is_left_to_its_job_steps_back_and_is_no_idle_work() -> None
 
 def assert_released(release: threading.Event) -> None:
     assert release.wait(LONG_S)
+
+
+# Few tokens fit, so that what came before is often right; and a run of them is forced.
+REPETITIVE = of(Kind.REGEX, "((yes|no), ){12}that is all, my friend[.]")
+
+
+def answered(
+    shard: Shard,
+    guides: MaskScheduler,
+    num_drafts: int,
+    sampling: SamplingParams,
+    logprobs: LogprobParams,
+) -> Driver:
+    """A driver with the answers to two constrained requests and a free one."""
+    driver = shard.driver(guides)
+    driver.num_drafts = num_drafts
+    for request_id, constraint in enumerate((REPETITIVE, PERSON, None)):
+        driver.add(
+            request_id,
+            PROMPT,
+            60,
+            sampling=replace(sampling, seed=request_id),
+            logprobs=logprobs,
+            constraint=constraint,
+        )
+    driver.run()
+    return driver
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling", "logprobs"),
+    [
+        pytest.param("shard", SamplingParams(), LogprobParams(), id="greedy"),
+        pytest.param("shard", PENALISED, LogprobParams(), id="penalised"),
+        pytest.param(
+            "shard", HOT, LogprobParams(raw=True, num_top_tokens=2), id="without forced tokens"
+        ),
+        pytest.param("hybrid", FILTERED, LogprobParams(), id="hybrid", marks=pytest.mark.nightly),
+    ],
+)
+def test_constrained_outputs_are_the_same_with_drafts(
+    request: pytest.FixtureRequest, name: str, sampling: SamplingParams, logprobs: LogprobParams
+) -> None:
+    shard = request.getfixturevalue(name)
+    plain = answered(shard, shard.guides(), 0, sampling, logprobs)
+    drafted = answered(shard, shard.guides(), 7, sampling, logprobs)
+    assert sampled_tokens(drafted) == sampled_tokens(plain)
+    ends = [each.generations[-1] for each in plain.requests.values()]
+    for each, end in zip(drafted.requests.values(), ends, strict=True):
+        last = each.generations[-1]
+        assert last.finish_reason is end.finish_reason
+        assert last.constraint_satisfied == end.constraint_satisfied
+    assert [num_forced(each) for each in drafted.requests.values()] == [
+        num_forced(each) for each in plain.requests.values()
+    ]
+
+
+def test_accepted_drafts_of_constrained_outputs_save_steps(shard: Shard) -> None:
+    """Forced tokens that were guessed count, and what is sampled behind them."""
+    drafted, plain = (
+        answered(shard, shard.guides(), num_drafts, SamplingParams(), LogprobParams())
+        for num_drafts in (7, 0)
+    )
+    generations = drafted.requests[0].generations
+    assert any(each.num_forced and 1 < each.num_accepted < each.num_drafts for each in generations)
+    assert len(generations) < len(plain.requests[0].generations)
+
+
+def test_a_late_mask_behind_a_draft_ends_the_step_there(shard: Shard) -> None:
+    slow = FaultyLanguages(shard.languages, lambda: time.sleep(0.02), num_good=4)
+    answers = []
+    for num_drafts in (0, 7):
+        guides = Shard(shard.model, slow).guides(hold_s=0.001)
+        driver = shard.driver(guides)
+        driver.num_drafts = num_drafts
+        driver.add(1, PROMPT, 20, sampling=FILTERED, constraint=FAULTY)
+        driver.run()
+        answers.append(driver.outputs)
+    assert answers[0] == answers[1]
+
+
+def sampled_tokens(driver: Driver) -> list[list[Any]]:
+    return [
+        [token for generation in request.generations for token in generation.tokens]
+        for request in driver.requests.values()
+    ]

@@ -253,15 +253,16 @@ class KvShard:
         if not decodes:
             return update.chunk_len, decodes
         num_left = len(sequence.tokens) - sequence.computed_len
-        if sequence.request.constraint is None and update.chunk_len > num_left:
+        if update.chunk_len > num_left:
             sequence.drafts = self._draft(sequence, update.chunk_len - num_left)
         return min(update.chunk_len, num_left + len(sequence.drafts)), decodes
 
     def _draft(self, sequence: _Sequence, most: int) -> Prefix:
-        assert most <= self._max_drafts
+        assert most <= self._max_drafts or sequence.request.constraint is not None
         num_outputs = len(sequence.tokens) - len(sequence.request.prompt_ids)
         room_len = len(sequence.block_ids) * self._block_size - len(sequence.tokens)
-        most = min(most, sequence.request.last_len - num_outputs - 1, room_len)
+        num_left = sequence.request.last_len - num_outputs
+        most = min(most, self._max_drafts, num_left - 1, room_len)
         return draft(sequence.tokens, self._seed, max(0, most))
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
@@ -339,9 +340,11 @@ class KvShard:
         sequence.is_decoding = True
         if request.constraint is not None:
             # Where a state stands at its last token.
-            may_be_late = not self._num_states or count == 1
+            is_alone = count == 1 + len(sequence.drafts) and start in sequence.standing
+            may_be_late = not self._num_states or is_alone
             if may_be_late and sequence.num_late < num_late(sequence.tokens, self._seed):
                 sequence.num_late += 1
+                self._forget(sequence, len(sequence.drafts), writes)
                 sequence.computed_len -= 1
                 return Generation(request_id, prompt_logprobs=logprobs, is_late=True)
             sequence.num_late = 0
@@ -360,11 +363,13 @@ class KvShard:
         tokens, reason = self._draw(sequence)
         if not sequence.drafts:
             return Generation(request_id, tokens, reason)
-        num_accepted = len(tokens) - 1
+        num_accepted = 0
+        for token, guess in zip(tokens[:-1], sequence.drafts, strict=False):
+            if token.token_id != guess:
+                break
+            num_accepted += 1
         sequence.computed_len += num_accepted
-        # The next step writes the slots of wrong drafts, and always after this one.
-        for offset in range(len(sequence.drafts) - num_accepted):
-            del writes[self._slot(sequence, sequence.computed_len + offset)]
+        self._forget(sequence, len(sequence.drafts) - num_accepted, writes)
         return Generation(
             request_id,
             tokens,
@@ -373,11 +378,14 @@ class KvShard:
             num_accepted=num_accepted,
         )
 
+    def _forget(self, sequence: _Sequence, num_drafts: int, writes: dict[int, Prefix]) -> None:
+        """Drafts that are no tokens: the next step writes their slots, always after this one."""
+        for offset in range(num_drafts):
+            del writes[self._slot(sequence, sequence.computed_len + offset)]
+
     def _draw(self, sequence: _Sequence) -> tuple[tuple[SampledToken, ...], FinishReason | None]:
         made, reason = draw_run(sequence.request, sequence.tokens, self._seed)
-        for guess in sequence.drafts:
-            if reason is not None or made[-1] != guess:
-                break
+        while reason is None and made == sequence.drafts[: len(made)]:
             more, reason = draw_run(sequence.request, sequence.tokens + made, self._seed)
             made += more
         sequence.tokens += made

@@ -494,11 +494,13 @@ def test_without_blocks_for_drafts_there_are_none_and_nobody_is_preempted() -> N
     assert scheduler.stats().num_preemptions == 0
 
 
-def test_a_request_with_a_constraint_has_no_drafts() -> None:
-    scheduler = make_scheduler(max_drafts=3)
-    scheduler.add(0, make_request((1, 2), is_constrained=True), 0.0)
-    run(scheduler, token(0, 7))
-    assert step(scheduler).num_tokens == 1
+def test_under_a_constraint_drafts_come_behind_what_it_forced() -> None:
+    scheduler = make_scheduler(num_blocks=64, max_drafts=3)
+    scheduler.add(0, make_request((1, 2), 40, is_constrained=True), 0.0)
+    first = step(scheduler)
+    assert first.new[0].max_drafts == 3
+    answer(scheduler, first, Generation(0, tokens=token(0, 7).tokens * 2, num_forced=1))
+    assert step(scheduler).num_tokens == 2 + 3
 
 
 def test_wasted_drafts_are_the_requests_own_work() -> None:
