@@ -378,11 +378,8 @@ class Planner:
                 state_ids=() if states is None else states.state_ids,
                 from_state=None if states is None else states.from_state,
                 kept_states=() if states is None else tuple(states.unwritten),
-<<<<<<< HEAD
                 adapter_id=request.adapter_id,
-=======
                 max_drafts=self._max_drafts,
->>>>>>> 7a7b9052 (Drafts under constraints)
             )
         )
 

@@ -206,11 +206,8 @@ class Driver:
             state_ids=request.state_ids,
             from_state=request.from_state,
             kept_states=request.kept_states,
-<<<<<<< HEAD
             adapter_id=request.adapter_id,
-=======
             max_drafts=_MAX_DRAFTS,
->>>>>>> 7a7b9052 (Drafts under constraints)
         )
 
     def _num_drafts(self, request: Request) -> int:
