@@ -3,10 +3,12 @@
     python -m bench.make_model /tmp/llama-100m
     python -m bench.make_model /tmp/llama-1b --shape 1b
     python -m bench.make_model /tmp/hybrid --shape hybrid
+    python -m bench.make_model /tmp/state-space --shape state-space
 
 Hidden 768, 12 layers, 12 heads of 4 key heads, intermediate 2048, vocabulary 32 000 (tied), 4096
 positions, bfloat16, 200 MB; `--shape 1b` is TinyLlama's, 1.1 B parameters, 2.2 GB; `--shape hybrid`
 is Qwen3.5-0.8B's but for its vocabulary: 24 layers, of which 18 have a gated delta rule, 1.06 GB;
+`--shape state-space` Granite 4.0 H 350M's but for that: 28 of 32 layers have a Mamba2, 580 MB;
 `--shape experts` GLM-4.5's, made narrow: a token uses 8 of 64 experts and a shared one, 600 MB.
 `--vocab-size 128000 --num-layers 1 --hidden-size 128` makes a quick one of a large vocabulary.
 Linear layers have unit gain (std = in_features ** -0.5): of the usual initialisation, with tied
@@ -69,6 +71,24 @@ _HYBRID = {
     "intermediate_size": 3584,
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 16,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}
+_STATE_SPACE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": _HIDDEN_SIZE,
+    "num_hidden_layers": 32,
+    "layer_types": [
+        "full_attention" if layer in (10, 13, 17, 27) else "linear_attention" for layer in range(32)
+    ],
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 2048,
+    "mamba_n_heads": 48,
+    "mamba_d_state": 128,
+    "mamba_n_groups": 1,
+    "attention_multiplier": 1 / _HEAD_LEN,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
@@ -145,7 +165,7 @@ def main() -> None:
     parser.add_argument("--hidden-size", type=int, default=_HIDDEN_SIZE)
     parser.add_argument("--num-layers", type=int, default=_NUM_LAYERS)
     parser.add_argument("--max-len", type=int, help="positions (default: 4096)")
-    shapes = ("1b", "hybrid", "experts")
+    shapes = ("1b", "hybrid", "state-space", "experts")
     parser.add_argument("--shape", choices=shapes, help="instead of the sizes above")
     args = parser.parse_args()
     sizes = (args.vocab_size, args.hidden_size, args.num_layers)
@@ -154,6 +174,9 @@ def main() -> None:
         shape = config(VOCAB_SIZE, 2048, 22, **_TINYLLAMA)
     elif args.shape == "hybrid":
         shape = AutoConfig.for_model("qwen3_5_text", **_HYBRID, bos_token_id=0, eos_token_id=1)
+    elif args.shape == "state-space":
+        ends = {"bos_token_id": 0, "eos_token_id": 1}
+        shape = AutoConfig.for_model("granitemoehybrid", **_STATE_SPACE, **ends)
     elif args.shape == "experts":
         shape = AutoConfig.for_model("glm4_moe", **_EXPERTS, bos_token_id=0, eos_token_id=1)
     else:

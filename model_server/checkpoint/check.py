@@ -505,8 +505,7 @@ def _reasons(recipe: Recipe, dtype: torch.dtype, quantize: str | None) -> Iterat
 
 def _layer_reasons(recipe: Recipe) -> Iterator[str]:
     for index, layer in enumerate(recipe.layers):
-        of_mixer = _mixer_reasons(layer.mixer)
-        for reason in (*of_mixer, *_mlp_reasons(layer.mlp), *_norm_reasons(layer)):
+        for reason in (*_mixer_reasons(layer.mixer), *_norm_reasons(layer)):
             yield f"layer {index}: {reason}"
     if not any(recipe.attentions()):
         yield "none of its layers attends: a model of states alone has no blocks of keys and values"
@@ -528,6 +527,10 @@ def _cuda_reasons(recipe: Recipe, quantize: str | None) -> Iterator[str]:
     for index, layer in enumerate(recipe.layers):
         if isinstance(layer.mlp, Moe) and quantize is not None:
             yield f"layer {index}: its MLP has experts, which are not multiplied in {quantize}"
+        if isinstance(layer.mixer, Mamba2):
+            yield f"layer {index}: its selective state space is computed on a CPU alone"
+        for reason in _mlp_reasons(layer.mlp):
+            yield f"layer {index}: {reason}"
     yield from _layer_reasons(recipe)
 
 
@@ -586,12 +589,10 @@ def _undivided_heads(attention: Attention, num_ranks: int) -> Iterator[str]:
 
 
 def _mixer_reasons(mixer: Mixer) -> Iterator[str]:
-    if isinstance(mixer, Delta):
-        yield from _delta_reasons(mixer)
+    if isinstance(mixer, Delta | Mamba2):
+        yield from _recurrence_reasons(mixer)
     elif isinstance(mixer, ShortConv):
         yield from _short_conv_reasons(mixer)
-    elif isinstance(mixer, Mamba2):
-        yield "its selective state space is computed by its own class alone"
     else:
         yield from _attention_reasons(mixer)
 
@@ -604,16 +605,24 @@ def _short_conv_reasons(conv: ShortConv) -> Iterator[str]:
         )
 
 
-def _delta_reasons(delta: Delta) -> Iterator[str]:
-    for name, width in (("key_dim", delta.key_dim), ("value_dim", delta.value_dim)):
+def _recurrence_reasons(mixer: Delta | Mamba2) -> Iterator[str]:
+    if isinstance(mixer, Delta):
+        kind = "gated delta rule"
+        widths = {"key_dim": mixer.key_dim, "value_dim": mixer.value_dim}
+        shared = (mixer.num_key_heads, "key heads")
+    else:
+        kind = "selective state space"
+        widths = {"state_size": mixer.state_size, "head_dim": mixer.head_dim}
+        shared = (mixer.num_groups, "groups")
+    for name, width in widths.items():
         if width % _VECTOR_LEN:
-            yield f"{name} {width} of its gated delta rule is not a multiple of {_VECTOR_LEN}"
-    if delta.num_heads % delta.num_key_heads:
-        yield f"{delta.num_key_heads} key heads do not divide {delta.num_heads} heads"
-    if delta.conv.num_taps > MAX_TAPS:
-        yield f"its convolution reads {delta.conv.num_taps} tokens, more than {MAX_TAPS}"
-    if delta.norm.kind != "rms" or delta.norm.biases:
-        yield "what its gated delta rule gives is normalised by more than a root mean square"
+            yield f"{name} {width} of its {kind} is not a multiple of {_VECTOR_LEN}"
+    if mixer.num_heads % shared[0]:
+        yield f"{shared[0]} {shared[1]} do not divide {mixer.num_heads} heads"
+    if mixer.conv.num_taps > MAX_TAPS:
+        yield f"its convolution reads {mixer.conv.num_taps} tokens, more than {MAX_TAPS}"
+    if mixer.norm.kind != "rms" or mixer.norm.biases:
+        yield f"what its {kind} gives is normalised by more than a root mean square"
 
 
 def _attention_reasons(attention: Attention) -> Iterator[str]:
@@ -645,9 +654,9 @@ def _head_norm_reasons(head: Head, head_dim: int) -> Iterator[str]:
 
 def _mlp_reasons(mlp: Mlp | Moe | None) -> Iterator[str]:
     if mlp is None:
-        yield "it has no MLP"
+        yield "it has no MLP, which is computed on a CPU alone"
     elif isinstance(mlp, Moe) and mlp.layout == "plain":
-        yield "its experts have no gate"
+        yield "its experts have no gate, which is computed on a CPU alone"
 
 
 def _norm_reasons(layer: Layer) -> Iterator[str]:

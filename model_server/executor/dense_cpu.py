@@ -24,7 +24,7 @@ from model_server.executor.weights import (
     StepStruct,
     sizes,
 )
-from model_server.recipe.recipe import Delta, Recipe, ShortConv
+from model_server.recipe.recipe import Delta, Mamba2, Recipe, ShortConv
 from model_server.step import StepInputs
 from native.library import NativeUnavailable, Threads, instruction_set_of, load_native
 
@@ -177,8 +177,8 @@ class DenseCpu:
         pool = Arena()
         for layer, described in zip(self._weights.layers, self._recipe.layers, strict=True):
             mixer = described.mixer
-            if isinstance(mixer, Delta):
-                layer.delta.contents.states = pool.take(num_states * mixer.state_bytes)
+            if isinstance(mixer, Delta | Mamba2):
+                layer.recurrence.contents.states = pool.take(num_states * mixer.state_bytes)
             elif isinstance(mixer, ShortConv):
                 layer.conv.contents.states = pool.take(num_states * mixer.state_bytes)
             layer.keys = pool.take(num_blocks * self._part_bytes(layer))

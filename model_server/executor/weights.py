@@ -35,6 +35,7 @@ from model_server.recipe.recipe import (
     Head,
     Layer,
     Linear,
+    Mamba2,
     Mixer,
     Mlp,
     Moe,
@@ -124,14 +125,14 @@ class ExpertsStruct(Structure):
     )
 
 
-class DeltaStruct(Structure):
-    """A gated delta rule; `states` is its part of the pool."""
+class RecurrenceStruct(Structure):
+    """A gated delta rule or a selective state space; `states` is its part of the pool."""
 
     _fields_ = (
-        *_integers("num_key_heads num_heads key_dim value_dim num_taps"),
-        ("beta_scale", c_double),
+        *_integers("num_key_heads num_heads key_dim value_dim num_taps is_gate_first"),
+        *((name, c_double) for name in ("beta_scale", "min_step", "max_step")),
         ("norm", NormStruct),
-        *_pointers("taps conv_bias rates dt_bias states"),
+        *_pointers("taps conv_bias rates dt_bias skip states"),
     )
 
 
@@ -156,7 +157,7 @@ class LayerStruct(Structure):
         ("mlp", MlpStruct),
         ("experts", POINTER(ExpertsStruct)),
         *_pointers("keys values"),
-        ("delta", POINTER(DeltaStruct)),
+        ("recurrence", POINTER(RecurrenceStruct)),
         ("conv", POINTER(ShortConvStruct)),
         *_integers("is_gated"),
     )
@@ -202,7 +203,7 @@ def sizes() -> int:
         + 1000 * ctypes.sizeof(LayerStruct)
         + 1000_000 * ctypes.sizeof(ExpertsStruct)
         + 1000_000_000 * ctypes.sizeof(StepStruct)
-        + 1000_000_000_000 * ctypes.sizeof(DeltaStruct)
+        + 1000_000_000_000 * ctypes.sizeof(RecurrenceStruct)
         + 1000_000_000_000_000 * ctypes.sizeof(ShortConvStruct)
     )
 
@@ -649,18 +650,17 @@ class PackedWeights:
             residual_scale=layer.residual_scale,
         )
         struct.qkv = self._packed(self._columns.of_mixer(layer.mixer), self._quantize)
-        if isinstance(layer.mixer, Delta):
-            struct.delta = self._delta(layer.mixer)
+        if isinstance(layer.mixer, Delta | Mamba2):
+            struct.recurrence = self._recurrence(layer.mixer)
         elif isinstance(layer.mixer, ShortConv):
             struct.conv = self._short_conv(layer.mixer)
         else:
             self._set_attention(struct, layer.attention)
         struct.output = self._packed(self._columns.of(layer.mixer.output), self._quantize)
-        mlp = layer.feed_forward
-        if isinstance(mlp, Mlp):
-            struct.mlp = self._mlp(mlp)
-        else:
-            struct.experts = self._experts(mlp)
+        if isinstance(layer.mlp, Mlp):
+            struct.mlp = self._mlp(layer.mlp)
+        elif isinstance(layer.mlp, Moe):
+            struct.experts = self._experts(layer.mlp)
         return struct
 
     def _set_attention(self, struct: LayerStruct, attention: Attention) -> None:
@@ -680,20 +680,31 @@ class PackedWeights:
         if attention.sinks is not None:
             struct.sinks = self._floats(attention.sinks)
 
-    def _delta(self, delta: Delta) -> "ctypes._Pointer[DeltaStruct]":
-        struct = DeltaStruct(
-            num_key_heads=delta.num_key_heads,
-            num_heads=delta.num_heads,
-            key_dim=delta.key_dim,
-            value_dim=delta.value_dim,
-            num_taps=delta.conv.num_taps,
-            beta_scale=delta.beta_scale,
-            norm=self._norm(delta.norm, delta.value_dim),
-            taps=self._taps(delta.conv),
-            conv_bias=delta.conv.bias and self._floats(delta.conv.bias),
-            rates=self.arena.put(np.exp(_array(self._parameters[delta.a_log]))),
-            dt_bias=self._floats(delta.dt_bias),
-        )
+    def _recurrence(self, mixer: Delta | Mamba2) -> "ctypes._Pointer[RecurrenceStruct]":
+        if isinstance(mixer, Delta):
+            struct = RecurrenceStruct(
+                num_key_heads=mixer.num_key_heads,
+                key_dim=mixer.key_dim,
+                value_dim=mixer.value_dim,
+                beta_scale=mixer.beta_scale,
+            )
+        else:
+            struct = RecurrenceStruct(
+                num_key_heads=mixer.num_groups,
+                key_dim=mixer.state_size,
+                value_dim=mixer.head_dim,
+                is_gate_first=mixer.gate_first,
+                min_step=mixer.dt_limits[0],
+                max_step=mixer.dt_limits[1],
+                skip=self._floats(mixer.skip),
+            )
+        struct.num_heads = mixer.num_heads
+        struct.num_taps = mixer.conv.num_taps
+        struct.norm = self._norm(mixer.norm, mixer.gate.rows.count)
+        struct.taps = self._taps(mixer.conv)
+        struct.conv_bias = mixer.conv.bias and self._floats(mixer.conv.bias)
+        struct.rates = self.arena.put(np.exp(_array(self._parameters[mixer.a_log])))
+        struct.dt_bias = self._floats(mixer.dt_bias)
         self._keep.append(struct)
         return ctypes.pointer(struct)
 
@@ -753,7 +764,11 @@ class PackedWeights:
             router=self._packer.matrix(Columns.concatenate(scores), "f32"),
             ins=ins,
             outs=outs,
-            each=MlpStruct(inner=outs[0].k, activation=ACTIVATIONS[moe.activation], is_gated=True),
+            each=MlpStruct(
+                inner=outs[0].k,
+                activation=ACTIVATIONS[moe.activation],
+                is_gated=moe.layout != "plain",
+            ),
         )
         if moe.shared is not None:
             experts.shared = self._mlp(moe.shared)

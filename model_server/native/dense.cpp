@@ -6,8 +6,8 @@
 //
 //     norm, qkv | rope, cache, attention | output, sum | norm, in, activation | out, sum
 //
-// A layer with a gated delta rule has two phases where others attend, and one with a short
-// convolution has one: see delta.h and short_conv.h.
+// A layer with a gated delta rule or a state space has two phases where others attend, and one with a
+// short convolution has one: see recurrence.h and short_conv.h. A layer may have no MLP.
 // Steps with prompts have one more, since tokens of a sequence read each other's keys; a norm after
 // a branch is one more too. The residual stream, norms and what lies between products are float32;
 // products, keys and values are of the model's element type.
@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "attention.h"
-#include "delta.h"
+#include "recurrence.h"
 #include "short_conv.h"
 
 namespace {
@@ -31,7 +31,7 @@ constexpr int64_t kMaxHelpedFloats = int64_t{1} << 26;
 struct Private {
   PreparedRows rows;
   AttentionScratch attention;
-  DeltaScratch delta;
+  RecurrenceScratch recurrence;
   std::vector<Chunk> chunks;
   ExpertRows expert_rows, adapter_rows;
   Router router;
@@ -76,9 +76,10 @@ struct Engine {
     inner_stride = std::max(inner_stride, stride_of(layer.mlp.inner));
     reserve_rows({&layer.qkv, &layer.output, &layer.mlp.ins, &layer.mlp.out});
     if (layer.experts != nullptr) add_experts(*layer.experts);
-    if (layer.delta != nullptr) {
-      mixed_stride = std::max(mixed_stride, stride_of(DeltaRow(*layer.delta).mixed_width));
-      for (auto &each : own) each->delta.reserve(*layer.delta);
+    if (layer.recurrence != nullptr) {
+      const int64_t width = RecurrenceRow(*layer.recurrence).mixed_width;
+      mixed_stride = std::max(mixed_stride, stride_of(width));
+      for (auto &each : own) each->recurrence.reserve(*layer.recurrence);
       return plan_of.push_back(-1);
     }
     if (layer.conv != nullptr) return plan_of.push_back(-1);
@@ -159,8 +160,8 @@ class Forward {
     run_product({&layer.qkv, x_, e_.x_stride, nullptr, &layer.attention_norm, kStore,
                  base + e_.layout.qkv, e_.qkv_stride}, kMixerIn);
     GatedHeads heads;
-    if (layer.delta != nullptr)
-      heads = run_delta(*layer.delta, base);
+    if (layer.recurrence != nullptr)
+      heads = run_recurrence(*layer.recurrence, base);
     else if (layer.conv != nullptr)
       run_short_conv(*layer.conv, base);
     else
@@ -168,14 +169,18 @@ class Forward {
 
     // Without a layer's own memory, sums go where the residual was; a parallel MLP still reads it.
     const int64_t size = s_.num_tokens * e_.x_stride;
+    const bool has_mlp = layer.experts != nullptr || layer.mlp.ins.packed != nullptr;
     float *const old = x_;
-    float *const y = e_.fresh || layer.is_parallel ? base + e_.layout.x + size : x_;
+    float *const next = e_.fresh ? memory(index + 1) + e_.layout.x : base + e_.layout.x;
+    float *const middle = e_.fresh || layer.is_parallel ? base + e_.layout.x + size : x_;
+    float *const y = has_mlp ? middle : next;
     add_branch(layer, layer.output, kMixerOut, base + e_.layout.attended, e_.attended_stride,
-               layer.delta ? &heads : nullptr, layer.attention_post_norm,
+               layer.recurrence ? &heads : nullptr, layer.attention_post_norm,
                base + e_.layout.attention_branch, old, y);
+    x_ = next;
+    if (!has_mlp) return;
 
     const float *source = layer.is_parallel ? old : y;
-    x_ = e_.fresh ? memory(index + 1) + e_.layout.x : base + e_.layout.x;
     if (layer.experts != nullptr) {
       int32_t *chosen = e_.chosen.get() + index * s_.num_tokens * e_.top_k;
       return run_experts(layer, base, chosen, source, y);
@@ -220,14 +225,17 @@ class Forward {
           .run(plan, e_.runs);
   }
 
-  // The rule's answers, which the output product is to normalise and gate.
-  GatedHeads run_delta(const Delta &delta, float *base) {
-    const DeltaBuffers buffers{base + e_.layout.qkv,      base + e_.layout.mixed,
-                               base + e_.layout.attended, e_.qkv_stride,
-                               e_.mixed_stride,           e_.attended_stride};
-    DeltaRunner(worker_, late_, own_.delta, s_, delta, buffers).run();
-    return {delta.value_dim, static_cast<float>(delta.norm.eps),
-            buffers.mixed + DeltaRow(delta).gate, e_.mixed_stride};
+  // The answers, which the output product is to normalise, and to gate if they are not yet.
+  GatedHeads run_recurrence(const Recurrence &recurrence, float *base) {
+    const RecurrenceBuffers buffers{base + e_.layout.qkv,      base + e_.layout.mixed,
+                                    base + e_.layout.attended, e_.qkv_stride,
+                                    e_.mixed_stride,           e_.attended_stride};
+    RecurrenceRunner(worker_, late_, own_.recurrence, s_, recurrence, buffers).run();
+    const Norm &norm = recurrence.norm;
+    const auto eps = static_cast<float>(norm.eps);
+    if (recurrence.is_gate_first) return {norm.width, eps, norm.weights, 0};
+    const float *gates = buffers.mixed + RecurrenceRow(recurrence).gate;
+    return {norm.width, eps, gates, e_.mixed_stride};
   }
 
   void run_short_conv(const ShortConv &conv, float *base) {
@@ -388,7 +396,7 @@ void forward(Engine &e, const Step &s) {
 extern "C" {
 int64_t tandem_dense_sizes() {
   return static_cast<int64_t>(sizeof(Model) + 1000 * sizeof(Layer) + 1000000 * sizeof(Experts) +
-                              1000000000 * sizeof(Step) + 1000000000000 * sizeof(Delta) +
+                              1000000000 * sizeof(Step) + 1000000000000 * sizeof(Recurrence) +
                               1000000000000000 * sizeof(ShortConv));
 }
 

@@ -41,13 +41,16 @@ struct Experts {
   Mlp shared;
 };
 
-// A gated delta rule. Rows of the layer's `qkv` are queries, keys, values, gates, betas and alphas.
-struct Delta {
+// A gated delta rule, or a selective state space: rows of the layer's `qkv` are what recurrence.h says.
+struct Recurrence {
   int64_t num_key_heads, num_heads, key_dim, value_dim, num_taps;
-  double beta_scale;
-  Norm norm;                          // of a head
+  int64_t is_gate_first;              // of a state space: what is gated is normalised, not the reverse
+  double beta_scale;                  // of a delta rule
+  double min_step, max_step;          // of a state space
+  Norm norm;                          // of neighbouring heads; weights of all
   const float *taps, *conv_bias;      // [num_taps][channels], and [channels] or null
   const float *rates, *dt_bias;       // [num_heads]
+  const float *skip;                  // as well, of a state space; null: it is a delta rule
   float *states;                      // the pool, [slots][slot_floats()]
 
   int64_t panel_vectors() const { return value_dim % 32 == 0 ? 2 : 1; }
@@ -76,11 +79,11 @@ struct Layer {
   int64_t rope, norm_after_rope, is_parallel;  // rope: 1 + its index, or 0
   double scale, softcap, residual_scale;
   const float *sinks;
-  Mlp mlp;
+  Mlp mlp;                 // without matrices: there is none
   const Experts *experts;  // instead of mlp
   void *keys, *values;
-  const Delta *delta;  // instead of attention
-  const ShortConv *conv;  // as well
+  const Recurrence *recurrence;  // instead of attention
+  const ShortConv *conv;         // as well
   int64_t is_gated;    // rows of `qkv` end in gates of what attention gives
 };
 

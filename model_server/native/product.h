@@ -51,7 +51,8 @@ inline int64_t stride_of(int64_t width) { return padded(width) + 32; }
 
 enum Ending { kStore, kAdd, kGate, kActivate, kLogits };
 
-// Heads of `width` numbers, each to a root mean square of one, times the gates of its row.
+// Runs of `width` numbers, each to a root mean square of one, times the gates of its row. A stride of
+// 0: all rows have the same.
 struct GatedHeads {
   int64_t width;
   float eps;

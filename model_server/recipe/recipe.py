@@ -220,7 +220,14 @@ class Mamba2:
     @property
     def ins(self) -> tuple[Linear, ...]:
         """What reads the layer's input."""
-        return (self.gate, self.value, self.b, self.c, self.dt)
+        return (self.value, self.b, self.c, self.gate, self.dt)
+
+    @property
+    def state_bytes(self) -> int:
+        """Of a window and matrices in float32."""
+        num_channels = 2 * self.b.rows.count + self.value.rows.count
+        window_len = (self.conv.num_taps - 1) * num_channels
+        return 4 * (window_len + self.state_size * self.value.rows.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,9 +397,9 @@ class Recipe:
 
     @property
     def state_bytes(self) -> int:
-        """Of one sequence, by the layers that executors compute."""
+        """Of one sequence."""
         mixers = (layer.mixer for layer in self.layers)
-        return sum(each.state_bytes for each in mixers if isinstance(each, Delta | ShortConv))
+        return sum(each.state_bytes for each in mixers if not isinstance(each, Attention))
 
     def weights(self) -> set[str]:
         """Names of all parameters that it uses."""

@@ -149,7 +149,7 @@ BY_RECIPE: Configs = {
     "jais2": _text("jais2"),
     "starcoder2": _text("starcoder2"),
     "afmoe": _text("afmoe", _BESIDE, _WINDOWED, head_dim=16, num_dense_layers=1),
-    **_tiny("lfm2", "lfm2_moe"),
+    **_tiny("lfm2", "lfm2_moe", "granitemoehybrid", "bamba", "nemotron_h"),
     "lfm3": _text("lfm3", _SHORT, head_dim=16),
     "lfm2_vl": _seeing("lfm2_vl", "lfm2", _SHORT, block_auto_adjust_ff_dim=False),
     "step3p7": _seeing(
@@ -258,9 +258,6 @@ IN_ITS_CLASS: Mapping[str, Configs] = {
     },
     "which experts a token takes is not handed to its experts": _tiny("llama4"),
     "at its last positions": _tiny("ministral3"),
-    "selective state space is computed by its own class": _tiny(
-        "granitemoehybrid", "bamba", "nemotron_h"
-    ),
     "mixes its tokens more than once": _tiny("falcon_h1"),
 }
 

@@ -34,7 +34,7 @@ from model_server.errors import (
     OutOfMemory,
 )
 from model_server.loading import load_model
-from model_server.recipe.recipe import Conv, Delta, Mamba2, Mixer, Moe, Norm, Recipe
+from model_server.recipe.recipe import Conv, Delta, Mamba2, Mixer, Moe, Recipe
 from processes.capacity import Capacity, Pool
 from tests.byte_tokenizer import save_byte_tokenizer
 from tests.model_server.checkpoint import tiny_models
@@ -359,59 +359,52 @@ def test_the_reason_of_a_refusal_names_what_is_not_served() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("family", "changes", "reason"),
     [
-        ({"value_dim": 24}, "value_dim 24 of its gated delta rule is not a multiple of 16"),
-        ({"num_key_heads": 3}, "3 key heads do not divide 8 heads"),
-        ({"conv": Conv("", None, 9)}, "its convolution reads 9 tokens, more than 8"),
+        (
+            "qwen3_5",
+            {"value_dim": 24},
+            "value_dim 24 of its gated delta rule is not a multiple of 16",
+        ),
+        ("qwen3_5", {"num_key_heads": 3}, "3 key heads do not divide 8 heads"),
+        ("qwen3_5", {"conv": Conv("", None, 9)}, "its convolution reads 9 tokens, more than 8"),
+        (
+            "bamba",
+            {"state_size": 20},
+            "state_size 20 of its selective state space is not a multiple of 16",
+        ),
+        ("bamba", {"num_groups": 3}, "3 groups do not divide 16 heads"),
     ],
 )
-def test_a_delta_rule_of_odd_sizes_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
-    recipe = decoder("qwen3_5").recipe
+def test_a_recurrence_of_odd_sizes_is_refused_by_name(
+    family: str, changes: dict[str, Any], reason: str
+) -> None:
+    recipe = decoder(family).recipe
     assert unfit_reason(recipe, torch.bfloat16) is None
     mixer = recipe.layers[0].mixer
-    assert isinstance(mixer, Delta)
+    assert isinstance(mixer, Delta | Mamba2)
     assert unfit_reason(with_mixer(recipe, replace(mixer, **changes)), torch.bfloat16) == (
         f"layer 0: {reason}"
     )
 
 
-def test_a_selective_state_space_is_refused_by_name() -> None:
-    recipe = decoder("llama").recipe
-    linear = recipe.layers[0].attention.value
-    mamba = Mamba2(
-        gate=linear,
-        value=linear,
-        b=linear,
-        c=linear,
-        dt=linear,
-        conv=Conv("", None, 4),
-        a_log="",
-        dt_bias="",
-        skip="",
-        dt_limits=(0.0, torch.inf),
-        norm=Norm("rms", 64, 1e-5, False, (), ()),
-        gate_first=True,
-        num_groups=1,
-        num_heads=4,
-        head_dim=16,
-        state_size=16,
-        output=recipe.layers[0].attention.output,
-    )
-    reason = "layer 0: its selective state space is computed by its own class alone"
-    assert unfit_reason(with_mixer(recipe, mamba), torch.bfloat16) == reason
-    assert unfit_reason_on_cuda(with_mixer(recipe, mamba), ((0,),), 1) == reason
+def test_a_state_space_is_refused_on_cuda() -> None:
+    reason = "layer 0: its selective state space is computed on a CPU alone"
+    assert unfit_reason_on_cuda(decoder("bamba").recipe, ((0,),) * 6, 1) == reason
 
 
-def test_layers_without_an_mlp_and_experts_without_a_gate_are_refused_by_name() -> None:
+def test_layers_without_an_mlp_and_experts_without_a_gate_are_refused_on_cuda() -> None:
     first, *_ = decoder("mixtral").recipe.layers
     assert isinstance(first.mlp, Moe)
     for mlp, reason in (
-        (None, "layer 0: it has no MLP"),
-        (replace(first.mlp, layout="plain"), "layer 0: its experts have no gate"),
+        (None, "layer 0: it has no MLP, which is computed on a CPU alone"),
+        (
+            replace(first.mlp, layout="plain"),
+            "layer 0: its experts have no gate, which is computed on a CPU alone",
+        ),
     ):
         recipe = replace(decoder("mixtral").recipe, layers=(replace(first, mlp=mlp),))
-        assert unfit_reason(recipe, torch.bfloat16) == reason
+        assert unfit_reason(recipe, torch.bfloat16) is None
         assert unfit_reason_on_cuda(recipe, ((0,),), 1) == reason
 
 

@@ -25,26 +25,33 @@ SEEING_BY_NIGHT = tuple(
     for name in tiny_models.SEEING
     if name not in (*SEEING_BY_DAY, SEEING_HYBRID)
 )
-# A delta rule, a state space beside an MLP without attention, convolutions alone.
-HYBRIDS_BY_DAY = ("qwen3_5", "nemotron_h", "lfm2")
 # Those that a recipe describes, too.
 IN_ITS_CLASS = "-in-its-class"
+# A delta rule, a state space beside an MLP without attention.
+HYBRIDS_BY_DAY = ("qwen3_5", "nemotron_h", "nemotron_h" + IN_ITS_CLASS)
 HYBRIDS_BY_NIGHT = tuple(
     pytest.param(name, marks=pytest.mark.nightly)
     for name in (
         *[name for name in (*tiny_models.HYBRIDS, SEEING_HYBRID) if name not in HYBRIDS_BY_DAY],
         *[
             name + IN_ITS_CLASS
-            for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "lfm2")
+            for name in (
+                *("qwen3_5", "qwen3_5_moe", "qwen3_next", "olmo_hybrid", "lfm2"),
+                "granitemoehybrid",
+            )
         ],
     )
 )
 # Hybrids that recipes describe.
 DESCRIBED = (
     "qwen3_5",
+    "nemotron_h",
     *[
         pytest.param(name, marks=pytest.mark.nightly)
-        for name in ("qwen3_5_moe", "qwen3_next", "olmo_hybrid", "lfm2", "lfm2_moe")
+        for name in (
+            *("qwen3_5_moe", "qwen3_next", "olmo_hybrid", "lfm2", "lfm2_moe"),
+            *("granitemoehybrid", "bamba"),
+        )
     ],
 )
 # One of them by day.

@@ -27,16 +27,18 @@ from tests.model_server.executor.decoders import (
     distance,
     random_tokens,
 )
-from tests.model_server.recipe.families import EXECUTED, WITH_STATES, by_night
+from tests.model_server.recipe import families
+from tests.model_server.recipe.families import EXECUTED, EXECUTED_ON_CPUS, by_night
 from tests.native.compiler import needs_compiler
 
 BF16 = torch.bfloat16
 pytestmark = needs_compiler
 
 LENS = (37, 9, 1, 70)
+WITH_STATES = (*families.WITH_STATES, *EXECUTED_ON_CPUS)
 
 
-@pytest.mark.parametrize("family", EXECUTED)
+@pytest.mark.parametrize("family", [*EXECUTED, *EXECUTED_ON_CPUS])
 def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str) -> None:
     own = decoder(family)
     pool = Pool(own.executor(torch.float32))
@@ -51,7 +53,8 @@ def test_float32_is_as_near_to_transformers_as_another_order_of_sums(family: str
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "gemma3_text", "stablelm", "gpt_neox", "mixtral", "glm4_moe", "qwen3_5"]
+    "family",
+    ["llama", "gemma3_text", "stablelm", "gpt_neox", "mixtral", "glm4_moe", "qwen3_5", "bamba"],
 )
 def test_bfloat16_is_as_near_to_float32_as_transformers_in_bfloat16(family: str) -> None:
     own = decoder(family)
@@ -156,7 +159,7 @@ BATCH_SIZES = (1, 2, 4, 5, 7, 12, 13, 25, 64, 65)
 PROMPT_LEN = 150
 NUM_NEW = 6
 KINDS = ("float32", "bfloat16", "int8", "int4")
-BIT_EQUAL = ("llama", "gemma3_text", "qwen2_moe", "dots1", "qwen3_5")
+BIT_EQUAL = ("llama", "gemma3_text", "qwen2_moe", "dots1", "qwen3_5", "nemotron_h")
 
 
 def executor(own: Decoder, kind: str, num_threads: int = 2) -> DenseCpu:
@@ -211,7 +214,7 @@ def test_in_a_batch_of_any_size(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("family", by_night({"qwen2_moe"}, BIT_EQUAL))
+@pytest.mark.parametrize("family", by_night({"qwen2_moe", "nemotron_h"}, BIT_EQUAL))
 @pytest.mark.parametrize("num_threads", [1, 4])
 def test_in_chunks_with_others_on_any_number_of_threads(
     family: str, kind: str, num_threads: int
@@ -223,7 +226,7 @@ def test_in_chunks_with_others_on_any_number_of_threads(
     pool.executor.close()
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen2_moe", "qwen3_5"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen2_moe", "qwen3_5", "nemotron_h"])
 def test_whichever_threads_are_late(family: str) -> None:
     """More threads than cores: some are stopped inside of items, which others then do again."""
     pool = Pool(executor(decoder(family), "float32", num_threads=8))
@@ -262,8 +265,9 @@ def test_after_a_prefix_that_another_sequence_computed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_after_a_prefix_whose_state_another_sequence_kept(kind: str) -> None:
-    pool = Pool(executor(decoder("qwen3_5"), kind))
+@pytest.mark.parametrize("family", by_night({"nemotron_h"}, ("qwen3_5", "nemotron_h")))
+def test_after_a_prefix_whose_state_another_sequence_kept(family: str, kind: str) -> None:
+    pool = Pool(executor(decoder(family), kind))
     slots = (pool.free_states.pop(), pool.free_states.pop())
     first = pool.sequence(tokens())
     first.kept = (KeptState(48, slots[0]), KeptState(64, slots[1]))
@@ -274,11 +278,11 @@ def test_after_a_prefix_whose_state_another_sequence_kept(kind: str) -> None:
         hit.computed_len = 64
         hit.from_state = slots[1]
         actual = in_pieces(pool, hit, (PROMPT_LEN - 64, *[1] * NUM_NEW), num_mates=3)
-        assert torch.equal(actual, alone("qwen3_5", kind)[64:])
+        assert torch.equal(actual, alone(family, kind)[64:])
     pool.executor.close()
 
 
-@pytest.mark.parametrize("family", WITH_STATES)
+@pytest.mark.parametrize("family", by_night({"granite4", "bamba"}, WITH_STATES))
 def test_states_in_a_batch_of_32_and_in_short_chunks(family: str) -> None:
     pool = Pool(executor(decoder(family), "bfloat16"))
     for pieces, num_mates in (

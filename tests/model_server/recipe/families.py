@@ -77,9 +77,9 @@ _CONVOLVED: dict[str, Any] = {
 }
 _SCANNED: dict[str, Any] = {
     "mamba_n_heads": 16,
-    "mamba_d_head": 24,
+    "mamba_d_head": "auto",
     "mamba_n_groups": 4,
-    "mamba_d_state": 20,
+    "mamba_d_state": 48,
     "mamba_chunk_size": 16,
 }
 _SHARED: dict[str, Any] = {**EXPERTS, "shared_expert_intermediate_size": 120}
@@ -213,9 +213,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             ],
             "moe_shared_expert_intermediate_size": 72,
             "mamba_num_heads": 16,
-            "mamba_head_dim": 20,
+            "mamba_head_dim": 48,
             "n_groups": 4,
-            "ssm_state_size": 28,
+            "ssm_state_size": 32,
             "use_bias": True,
             "chunk_size": 16,
         },
@@ -258,6 +258,8 @@ EXECUTED = (
     "lfm2-bias",
     "lfm3",
 )
+# On a CPU alone; all of them with layers that keep a state.
+EXECUTED_ON_CPUS = ("granite4", "bamba", "nemotron_h")
 # Those with layers that keep a state of fixed size.
 WITH_STATES = ("qwen3_5", "qwen3_next", "olmo_hybrid", "lfm2-bias", "lfm3")
 

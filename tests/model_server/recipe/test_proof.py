@@ -57,7 +57,15 @@ from model_server.recipe.recipe import (
 from model_server.recipe.recording import native_logits, real
 from model_server.recipe.small import parameters_of, randomise, small_model
 from model_server.zoo import build_empty, build_small
-from tests.model_server.recipe.families import EXECUTED, EXPERTS, FAMILIES, by_night, config, family
+from tests.model_server.recipe.families import (
+    EXECUTED,
+    EXECUTED_ON_CPUS,
+    EXPERTS,
+    FAMILIES,
+    by_night,
+    config,
+    family,
+)
 
 Mutants = Iterator[tuple[str, Any]]
 
@@ -339,7 +347,7 @@ class Judge:
 
 
 # Of the others, each recipe is read by day by tests of executors or of mutants.
-READ_ELSEWHERE = {*EXECUTED, *MUTATED}
+READ_ELSEWHERE = {*EXECUTED, *EXECUTED_ON_CPUS, *MUTATED}
 # These are read as another is.
 ALIKE = {"solar_open", "exaone_moe", "granitemoehybrid", "granite4", "bamba", "afmoe"}
 
