@@ -64,6 +64,20 @@ def test_only_the_layer_that_runs_is_wide(tmp_path: Path) -> None:
     assert dtypes() == ["gone", "torch.bfloat16"]
 
 
+def test_layers_that_have_not_run_are_the_pages_of_the_file(tmp_path: Path) -> None:
+    decoder = Decoder(load("llama", tmp_path, torch.float32))
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    spans = [line.split()[0].split("-") for line in lines if str(tmp_path) in line]
+
+    def is_mapped(index: int) -> bool:
+        (weight,) = (
+            linear.weight for name, linear in decoder.linears(index).items() if "down" in name
+        )
+        return any(int(first, 16) <= weight.data_ptr() < int(end, 16) for first, end in spans)
+
+    assert is_mapped(1)
+
+
 def test_linear_layers_go_by_their_names(tmp_path: Path) -> None:
     decoder = Decoder(load("llama", tmp_path))
     names = list(decoder.linears(1))
