@@ -30,7 +30,8 @@ from model_server.checkpoint.check import (
     preflight,
 )
 from model_server.checkpoint.gguf_file import GgufFile
-from model_server.checkpoint.int4_checkpoint import Int4Format, read_int4
+from model_server.checkpoint.gguf_parameters import GgufParameters
+from model_server.checkpoint.int4_checkpoint import read_int4
 from model_server.checkpoint.tensor_files import TensorFiles
 from model_server.config import ServeConfig
 from model_server.engine.distributed import World
@@ -53,6 +54,7 @@ from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import DenseCuda, build_dense_cuda
 from model_server.executor.device_weights import Partition
 from model_server.executor.executor import Executor, PagedModel
+from model_server.executor.grouped import GroupedParameters
 from model_server.executor.zoo_executor import ZooExecutor
 from model_server.masking.constraint_cache import ConstraintCache
 from model_server.masking.mask_scheduler import MaskScheduler
@@ -165,8 +167,8 @@ def _load_dense(
     # Several ranks take each its part of the files, which are mapped.
     device = settings.device if world.world_size == 1 else torch.device("cpu")
     executor: Executor
-    if checked.int4 is not None:
-        executor = _load_int4(settings, checked, checked.int4, recipe, build, device, limit)
+    if checked.int4 is not None or checked.packs_gguf:
+        executor = _load_grouped(settings, checked, recipe, build, device, limit)
     else:
         model = _read_weights(settings, checked, checked.weights_dtype, device, num_shards=1)
         widen(model.module, recipe.wide_names(), settings.folder)
@@ -192,10 +194,9 @@ def _load_dense(
     )
 
 
-def _load_int4(
+def _load_grouped(
     settings: ModelSettings,
     checked: CheckedCheckpoint,
-    stored: Int4Format,
     recipe: Recipe,
     build: Build[DenseCpu] | Build[DenseCuda],
     device: torch.device,
@@ -206,19 +207,26 @@ def _load_int4(
     module = zoo.build_parts(checked.config, names, device, trust_remote_code=trust)
     used = {name: module.get_parameter(name) for name in recipe.last_uses()}
     first_names = {id(parameter): name for name, parameter in module.named_parameters()}
-    parameters = read_int4(
-        settings.folder,
-        stored,
-        {name: tuple(parameter.shape) for name, parameter in used.items()},
-        {name: first_names[id(parameter)] for name, parameter in used.items()},
-        zoo.stored_names(module, checkpoint.check(settings.folder)),
-        dtype=checked.dtype,
-        device=device,
-    )
+    tied = {name: first_names[id(parameter)] for name, parameter in used.items()}
+    parameters: GroupedParameters
+    if checked.int4 is None:
+        parameters = GgufParameters.of_folder(settings.folder, tied)
+    else:
+        parameters = read_int4(
+            settings.folder,
+            checked.int4,
+            {name: tuple(parameter.shape) for name, parameter in used.items()},
+            tied,
+            zoo.stored_names(module, checkpoint.check(settings.folder)),
+            dtype=checked.dtype,
+            device=device,
+        )
     max_error = None
     if device == settings.device:
-        # On CPUs what is in 4 bits stays so, and rows are rounded for it.
-        is_exact = settings.quantize is None and not (device.type == "cpu" and parameters.int4)
+        # On CPUs what is in groups stays so, and rows are rounded for it.
+        is_exact = settings.quantize is None and not (
+            device.type == "cpu" and parameters.has_groups
+        )
         max_error = MAX_ERRORS[checked.dtype] if is_exact else MAX_QUANTIZED_ERROR
     return load_grouped(
         recipe,

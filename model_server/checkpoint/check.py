@@ -29,7 +29,8 @@ from model_server import zoo
 from model_server.attention.base import DEFAULT_BLOCK_SIZE
 from model_server.checkpoint import checkpoint, gate
 from model_server.checkpoint.checkpoint import find_checkpoint
-from model_server.checkpoint.gguf_file import GGUF_INDEX_NAME
+from model_server.checkpoint.gguf_file import GGUF_INDEX_NAME, GgufFile
+from model_server.checkpoint.gguf_parameters import packed_bytes
 from model_server.checkpoint.int4_checkpoint import Int4Format
 from model_server.checkpoint.sampling_defaults import read_sampling_defaults
 from model_server.config import CheckConfig, ServeConfig, num_gpus
@@ -113,6 +114,7 @@ class CheckedCheckpoint:
     recipe:          what the model computes; None: it runs in its own class
     fallback_reason: why there is no recipe; None: there is one
     int4:            how the weights of the recipe are stored in 4 bits; None: they are not
+    packs_gguf:      whether those of a GGUF file are packed in their own kinds
     left_out:        names of parts that are not loaded, since text never passes them
     takes_more_than_text: by its config, as images; text alone is served
     """
@@ -129,6 +131,7 @@ class CheckedCheckpoint:
     recipe: Recipe | None
     fallback_reason: str | None
     int4: Int4Format | None = None
+    packs_gguf: bool = False
     left_out: tuple[str, ...] = ()
     takes_more_than_text: bool = False
 
@@ -266,21 +269,30 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     quantization = _quantization(config)
     num_parameters = empty.num_parameters()
     weights_dtype = dtype
+    weights_bytes = None
+    gguf = None
     if recipe is not None and settings.device.type == "cpu":
         weights_dtype = _weights_dtype(dtype, stored)
+        gguf = None if settings.quantize else GgufFile.of_folder(settings.folder)
+    if gguf is not None and recipe is not None:
+        is_tied = recipe.embedding == recipe.head.weight
+        weights_bytes = packed_bytes(gguf, dtype, None if is_tied else recipe.embedding)
+    elif quantization is None:
+        weights_bytes = num_parameters * weights_dtype.itemsize
     return CheckedCheckpoint(
         config=config,
         dtype=dtype,
         weights_dtype=weights_dtype,
         num_shards=num_shards,
         num_parameters=num_parameters,
-        weights_bytes=num_parameters * weights_dtype.itemsize if quantization is None else None,
+        weights_bytes=weights_bytes,
         facts=empty.facts,
         eos_token_ids=eos_token_ids,
         sampling_defaults=sampling_defaults,
         recipe=recipe,
         fallback_reason=fallback_reason,
         int4=None if recipe is None or quantization is None else Int4Format.of(quantization),
+        packs_gguf=gguf is not None,
         left_out=empty.left_out,
         takes_more_than_text=takes_more_than_text,
     )

@@ -8,13 +8,12 @@ any weight, rounded here.
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 GROUP_LENS = (128, 64, 32, 16)  # that are multiplied, the best first
-_MAX_NUMBER = 15  # of 4 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +24,7 @@ class GroupedWeight:
     scales:   [num_outputs, num_groups] float32
     minimums: as scales; None: each is -zero times its scale
     bits:     that the largest number may need, 4 or 8
+    kind:     what it is called where it is shown
     """
 
     numbers: Tensor
@@ -32,10 +32,11 @@ class GroupedWeight:
     minimums: Tensor | None
     zero: int
     bits: int
+    kind: str = "int4"
 
     @classmethod
-    def rounded(cls, weight: Tensor) -> "GroupedWeight | None":
-        """To the nearest of 16 numbers from the least to the largest of each group.
+    def rounded(cls, weight: Tensor, bits: int = 4) -> "GroupedWeight | None":
+        """To the nearest of 2^bits numbers from the least to the largest of each group.
 
         None: no length of a group divides the inputs.
         """
@@ -44,11 +45,12 @@ class GroupedWeight:
             return None
         groups = weight.detach().float().unflatten(1, (-1, group_len))
         least, largest = groups.aminmax(dim=2, keepdim=True)
-        scales = (largest - least) / _MAX_NUMBER
+        most = (1 << bits) - 1
+        scales = (largest - least) / most
         # A group of equal values is its minimum alone.
         steps = (groups - least) / scales.clamp(min=torch.finfo(torch.float32).tiny)
-        numbers = steps.round_().clamp_(0, _MAX_NUMBER).to(torch.uint8)
-        return cls(numbers.flatten(1), scales.squeeze(2), least.squeeze(2), 0, 4)
+        numbers = steps.round_().clamp_(0, most).to(torch.uint8)
+        return cls(numbers.flatten(1), scales.squeeze(2), least.squeeze(2), 0, bits, f"int{bits}")
 
     @property
     def shape(self) -> torch.Size:
@@ -72,17 +74,15 @@ class GroupedWeight:
         minimums = self.minimums
         if times == 1:
             return self
-        return GroupedWeight(
-            self.numbers,
-            self.scales.repeat_interleave(times, 1),
-            None if minimums is None else minimums.repeat_interleave(times, 1),
-            self.zero,
-            self.bits,
+        return replace(
+            self,
+            scales=self.scales.repeat_interleave(times, 1),
+            minimums=None if minimums is None else minimums.repeat_interleave(times, 1),
         )
 
     def with_minimums(self) -> "GroupedWeight":
         """The same with minimums of its own."""
-        return GroupedWeight(self.numbers, self.scales, self._all_minimums(), 0, self.bits)
+        return replace(self, minimums=self._all_minimums(), zero=0)
 
     def _all_minimums(self) -> Tensor:
         return self.scales * -self.zero if self.minimums is None else self.minimums
@@ -109,6 +109,11 @@ class GroupedParameters(Mapping[str, Tensor]):
     @abstractmethod
     def device(self) -> torch.device:
         """Of all of them."""
+
+    @property
+    @abstractmethod
+    def has_groups(self) -> bool:
+        """Whether any is stored so."""
 
     @abstractmethod
     def grouped(self, name: str) -> GroupedWeight | None:

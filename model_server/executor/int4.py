@@ -151,6 +151,11 @@ class Int4Parameters(GroupedParameters):
             return self._int4[name].dense(self._dtype)
         return self._plain[name]
 
+    @property
+    def has_groups(self) -> bool:
+        """See GroupedParameters."""
+        return bool(self._int4)
+
     def grouped(self, name: str) -> GroupedWeight | None:
         """See GroupedParameters."""
         return self._int4[name].grouped() if name in self._int4 else None

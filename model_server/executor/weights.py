@@ -47,9 +47,6 @@ from model_server.recipe.recipe import (
 # "wide" is bfloat16 weights for rows of float32, with the results of "f32"; of the last two see
 # `native/groups.h`.
 FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3, "int4": 4, "grouped_int8": 5}
-# What they are called where they are shown.
-_SHOWN = {"wide": "f32", "grouped_int8": "int8"}
-_FORMAT_NAMES = {number: name for name, number in FORMATS.items()}
 
 
 NORM_KINDS = {"rms": 1, "layer": 2}
@@ -320,11 +317,11 @@ class Columns:
         )
         return Columns(weights, self.places, self.biases, self.k)
 
-    def rounded(self) -> "Columns | None":
+    def rounded(self, bits: int) -> "Columns | None":
         """The same with every weight in groups; None: no group divides its inputs."""
         weights = []
         for each in self.weights:
-            weight = GroupedWeight.rounded(each) if isinstance(each, Tensor) else each
+            weight = GroupedWeight.rounded(each, bits) if isinstance(each, Tensor) else each
             if weight is None:
                 return None
             weights.append(weight)
@@ -570,8 +567,9 @@ class PackedWeights:
 
     def _model(self) -> ModelStruct:
         recipe = self.recipe
-        embedding = self._parameters[self.recipe.embedding]
-        hidden = embedding.shape[1]
+        hidden = recipe.layers[0].mixer.output.rows.count
+        head = self._columns.of(recipe.head)
+        embedding = None if self._is_tied(head) else self._parameters[recipe.embedding]
         ropes = (RopeStruct * max(1, len(self.tables)))(
             *(
                 RopeStruct(self.arena.put(cos), self.arena.put(sin), cos.shape[1])
@@ -588,38 +586,41 @@ class PackedWeights:
             num_positions=min((len(cos) for cos, _ in self.tables), default=_UNLIMITED),
             layers=self.layers,
             ropes=ropes,
-            embedding=None if self._is_tied() else self._rows(embedding),
+            embedding=None if embedding is None else self._rows(embedding),
             embed_scale=recipe.embed_scale,
             logit_scale=recipe.logit_scale,
             softcap=recipe.softcap or 0.0,
             final_norm=self._norm(recipe.final_norm, hidden),
             # It decides between tokens.
-            head=self._packed(
-                self._columns.of(recipe.head),
-                "int8" if self._quantize == "int4" else self._quantize,
-            ),
+            head=self._packed(head, self._quantize, bits=8),
         )
 
-    def _is_tied(self) -> bool:
-        """Whether the head's panels can serve as the embedding."""
+    def _is_tied(self, columns: Columns) -> bool:
+        """Whether the panels of these, the head's, can serve as the embedding."""
         head = self.recipe.head
+        is_whole = head.rows.start == 0 and head.rows.count == columns.weights[0].shape[0]
+        if self._quantize is not None or not is_whole:
+            return False
+        if head.weight == self.recipe.embedding:
+            return True
         embedding = self._parameters[self.recipe.embedding]
-        is_same = self._parameters[head.weight].data_ptr() == embedding.data_ptr()
-        is_whole = head.rows.start == 0 and head.rows.count == embedding.shape[0]
-        return is_same and is_whole and self._quantize is None
+        return self._parameters[head.weight].data_ptr() == embedding.data_ptr()
 
-    def _kept_dtype(self, tensor: Tensor) -> torch.dtype:
+    def _kept_dtype(self, tensor: Tensor | None) -> torch.dtype:
         """In which a weight is kept: bfloat16 is not widened."""
-        return torch.bfloat16 if tensor.dtype == torch.bfloat16 else self._dtype
+        is_narrow = tensor is not None and tensor.dtype == torch.bfloat16
+        return torch.bfloat16 if is_narrow else self._dtype
 
     @property
     def format_name(self) -> str:
-        """What products are multiplied in, that of most weights first."""
+        """What products are multiplied in, or are of the checkpoint's kinds; that of most weights
+        first.
+        """
         return "+".join(name for name, _ in self._num_weights.most_common())
 
-    def _packed(self, columns: Columns, quantize: str | None) -> MatrixStruct:
+    def _packed(self, columns: Columns, quantize: str | None, bits: int = 4) -> MatrixStruct:
         if quantize == "int4":
-            rounded = columns.rounded()
+            rounded = columns.rounded(bits)
             if rounded is None:
                 self._undivided.add(columns.k)
                 quantize = "int8"
@@ -627,17 +628,17 @@ class PackedWeights:
                 columns = rounded
         grouped = None if quantize == "int8" else columns.grouped()
         if grouped is not None:
-            return self._counted(self._packer.grouped(columns, grouped))
+            for index, weight in enumerate(grouped):
+                num_columns = int((columns.places[:, 0] == index).sum())
+                self._num_weights[weight.kind] += num_columns * columns.k
+            return self._packer.grouped(columns, grouped)
         columns = columns.dense()
         format_name = quantize or ELEMENT_NAMES[self._dtype]
         if format_name == "f32" and columns.element == FORMATS["bf16"]:
             format_name = "wide"
-        return self._counted(self._packer.matrix(columns, format_name))
-
-    def _counted(self, matrix: MatrixStruct) -> MatrixStruct:
-        name = _FORMAT_NAMES[matrix.format]
-        self._num_weights[_SHOWN.get(name, name)] += matrix.n * matrix.k
-        return matrix
+        shown = "f32" if format_name == "wide" else format_name
+        self._num_weights[shown] += len(columns) * columns.k
+        return self._packer.matrix(columns, format_name)
 
     def _layer(self, layer: Layer) -> LayerStruct:
         hidden = layer.mixer.output.rows.count

@@ -198,7 +198,7 @@ struct Matrix {
   const float *bias;    // per column, or null
   int64_t n, k;         // columns, and length of a row; k at most 2^17 in int8
   int64_t format;
-  // In groups: k of each, a multiple of 16 that divides k; and what is added to a group, as scales:
+  // In groups: k of each, 16, 32, 64 or 128, which divides k; and what is added to a group, as scales:
   // null where it is -zero of the scale everywhere.
   int64_t group_len, zero;
   const float *minimums;
@@ -237,7 +237,7 @@ inline int tile_rows(const Matrix &matrix) { return matrix.in_tiles() ? kTileRow
 // units[u * num_rows + r] where row_step is 0, else units[r * row_step + u]; for AMX see amx.h.
 struct RowTile {
   const uint32_t *units;
-  const float *scales;  // of bytes: per row
+  const float *scales;  // of bytes: per row; in groups: [num_rows][num_groups()]
   int64_t row_step;
   int num_rows;
   const float *sums = nullptr;  // for groups: [num_rows][num_groups()], of a row's bytes
@@ -258,9 +258,7 @@ ALWAYS_INLINE Floats finished(const Matrix &matrix, int64_t column, Sums sums, f
   Floats x;
   if constexpr (std::is_same_v<Sums, Ints>) {
     const Ints exact = sums - load(matrix.sums + column) * int32_t{Int8Dot::kOffset};
-    x = each<float>([&](int i) {
-          return __builtin_convertvector(exact.part[i], Floats::Register);
-        }) * row_scale;
+    x = floats_of(exact) * row_scale;
     const Floats scale = load(matrix.scales + column);
     return matrix.bias ? multiply_add(x, scale, load(matrix.bias + column)) : x * scale;
   } else {
@@ -365,17 +363,17 @@ void multiply_groups(const Matrix &matrix, int64_t panel, const RowTile &tile, c
         minimums[n] = matrix.minimums ? load(matrix.minimums + column + n * 16)
                                       : scales[n] * -static_cast<float>(matrix.zero);
       }
-      join_group<Dot>(total, sums, tile.sums + group, num_groups, scales, minimums);
+      join_group<Dot>(total, sums, tile.sums + group, tile.scales + group, num_groups, scales,
+                      minimums);
     }
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 2
       for (int n = 0; n < kWide; ++n) {
         const int64_t place = (half + n) * 16;
-        const Floats bias =
-            matrix.bias ? load(matrix.bias + panel * kColumns + place) : broadcast(0.f);
-        store(to + r * kColumns + place,
-              multiply_add(total[r][n], broadcast(tile.scales[r]), bias));
+        Floats x = total[r][n];
+        if (matrix.bias) x = x + load(matrix.bias + panel * kColumns + place);
+        store(to + r * kColumns + place, x);
       }
   }
 }
@@ -604,6 +602,31 @@ ALWAYS_INLINE void encode_chunk(const E *row, int64_t k, int64_t first, float in
     encode_end<Encoder>(row + first, k - first, inverse_scale, to);
 }
 
+inline float inverse_of(float scale) {
+  return scale >= FLT_MIN ? 1.f / scale : 0.f;  // NaN, too, is written as zeros
+}
+
+// Scales of a row's bytes along k, each of 2^shift numbers, which are a multiple of 16.
+struct GroupScales {
+  const float *scales = nullptr;
+  int shift = 0;
+
+  float inverse(int64_t i) const { return inverse_of(scales[i >> shift]); }
+};
+
+// As above, with more than one scale: whole numbers are encoded.
+template <class Encoder, class E>
+ALWAYS_INLINE void encode_chunk(const E *row, int64_t k, int64_t first, const GroupScales &scales,
+                                uint32_t *to) {
+  float numbers[Encoder::kElements];
+  for (int64_t i = 0; i < Encoder::kElements; i += 16) {
+    Floats x = broadcast(0.f);
+    if (first + i < k) x = floats_of(quantised(row + first + i, scales.inverse(first + i)));
+    store(numbers + i, x);
+  }
+  Encoder::encode(numbers, 1.f, to);
+}
+
 // The scale of a row in 8 bits: its largest magnitude is 127. A row with infinity or NaN has NaN for
 // a scale, and so for results.
 template <class E>
@@ -625,16 +648,15 @@ float scale_of(const E *row, int64_t k) {
     encode_chunk<F32Encoder>(row, k, i, 0.f, chunk);
     join(largest[0], bits_as<float>(load(chunk)));
   }
-  int32_t lanes[32];
-  store(lanes, largest[0]);
-  store(lanes + 16, largest[1]);
-  const int32_t top = *std::max_element(lanes, lanes + 32);
+  join(largest[0], bits_as<float>(largest[1]));
+  Ints::Register most = largest[0].part[0];
+  for (Ints::Register part : largest[0].part) most = most < part ? part : most;
+  int32_t lanes[kLanes];
+  std::memcpy(lanes, &most, sizeof most);
+  const int32_t top = *std::max_element(lanes, lanes + kLanes);
   float magnitude;
   std::memcpy(&magnitude, &top, sizeof magnitude);
   return (top >= kInfiniteBits ? __builtin_nanf("") : magnitude) / 127.f;
-}
-inline float inverse_of(float scale) {
-  return scale >= FLT_MIN ? 1.f / scale : 0.f;  // NaN, too, is written as zeros
 }
 
 // Lanes of two rows that are `S` apart change places, so that their squares of S x S are transposed.
@@ -697,16 +719,16 @@ inline void write_transposed(const uint32_t (&block)[16][16], int num_rows, int6
     }
 }
 
-// [unit][stride] of up to 16 rows. A null row is zeros.
-template <class Encoder, class E>
+// [unit][stride] of up to 16 rows. A null row is zeros. S: a float for each row, or GroupScales.
+template <class Encoder, class S, class E>
 void encode_rows(const E *const *rows, int num_rows, int64_t k, int64_t num_units,
-                 const float *inverse_scales, int64_t stride, uint32_t *to) {
+                 const S *inverse_scales, int64_t stride, uint32_t *to) {
   alignas(64) uint32_t block[16][16] = {};
   for (int64_t unit = 0; unit < num_units; unit += 16) {
     for (int r = 0; r < num_rows; ++r)
       if (rows[r] != nullptr)
         encode_chunk<Encoder>(rows[r], k, unit / 16 * Encoder::kElements,
-                              inverse_scales ? inverse_scales[r] : 0.f, block[r]);
+                              inverse_scales ? inverse_scales[r] : S{}, block[r]);
     write_transposed(block, num_rows, std::min<int64_t>(16, num_units - unit), stride,
                      to + unit * stride);
   }
@@ -732,11 +754,11 @@ void pack_panels(const Matrix &shape, const E *const *rows, int64_t first, int64
     }
     auto *to = static_cast<uint32_t *>(packed) + half / 2 * num_words * kColumns + half % 2 * 16;
     if (shape.format == kF32)
-      encode_rows<F32Encoder>(own, 16, k, num_words, nullptr, kColumns, to);
+      encode_rows<F32Encoder, float>(own, 16, k, num_words, nullptr, kColumns, to);
     else if (shape.format == kBf16 || shape.format == kWide)
-      encode_rows<Bf16Encoder>(own, 16, k, num_words, nullptr, kColumns, to);
+      encode_rows<Bf16Encoder, float>(own, 16, k, num_words, nullptr, kColumns, to);
     else
-      encode_rows<ByteEncoder<0>>(own, 16, k, num_words, inverse_scales, kColumns, to);
+      encode_rows<ByteEncoder<0>, float>(own, 16, k, num_words, inverse_scales, kColumns, to);
     if (shape.format != kInt8) continue;
     for (int r = 0; r < 16; ++r) {
       int32_t sum = 0;
@@ -792,12 +814,12 @@ inline int64_t units_per_word(int64_t format) {
 // What `prepare_rows` needs for `num_rows` rows, in 32-bit units.
 inline int64_t prepared_units(const Matrix &matrix, int64_t num_rows) {
   return num_rows *
-         (matrix.num_words() * units_per_word(matrix.format) + matrix.num_groups());
+         (matrix.num_words() * units_per_word(matrix.format) + 2 * matrix.num_groups());
 }
 
-template <class Encoder, class E>
+template <class Encoder, class S, class E>
 void encode_tile(const E *const *rows, int num_rows, int64_t k, int64_t num_units,
-                 const float *inverse_scales, bool interleaved, uint32_t *to) {
+                 const S *inverse_scales, bool interleaved, uint32_t *to) {
   if (interleaved)
     return encode_rows<Encoder>(rows, num_rows, k, num_units, inverse_scales, num_rows, to);
   for (int r = 0; r < num_rows; ++r, to += num_units) {
@@ -820,18 +842,38 @@ void encode_steps(const E *const *rows, int num_rows, int64_t k, int64_t num_uni
       encode_chunk<Encoder>(rows[r], k, first, inverse_scales[r], to);
 }
 
-// The sums of each group of a row's bytes.
+// The scales of each group's bytes of a row, and their sums.
 template <class E>
-void sum_groups(const Matrix &matrix, const E *row, float inverse_scale, float *sums) {
+void scale_groups(const Matrix &matrix, const E *row, float *scales, float *sums) {
   for (int64_t first = 0; first < matrix.k; first += matrix.group_len) {
+    *scales = scale_of(row + first, matrix.group_len);
+    const float inverse = inverse_of(*scales++);
     Ints lanes = broadcast(int32_t{0});
     for (int64_t i = first; i < first + matrix.group_len; i += 16)
-      lanes = lanes + quantised(row + i, inverse_scale);
-    int32_t each[16], sum = 0;
-    store(each, lanes);
-    for (int32_t lane : each) sum += lane;
-    *sums++ = static_cast<float>(sum);
+      lanes = lanes + quantised(row + i, inverse);
+    *sums++ = sum_of(floats_of(lanes));
   }
+}
+
+// As prepare_rows, for groups.
+template <class E>
+RowTile prepare_groups(const Matrix &matrix, const E *rows, int64_t row_stride, int num_rows,
+                       bool many, uint32_t *to) {
+  const int64_t k = matrix.k, num_units = matrix.num_words() * units_per_word(matrix.format);
+  auto *scales = reinterpret_cast<float *>(to + num_rows * num_units);
+  float *sums = scales + num_rows * matrix.num_groups();
+  const E *own[kVectorRows];
+  GroupScales of_rows[kVectorRows];
+  for (int r = 0; r < num_rows; ++r) {
+    own[r] = rows + r * row_stride;
+    of_rows[r] = {scales + r * matrix.num_groups(), __builtin_ctzll(matrix.group_len)};
+    scale_groups(matrix, own[r], scales + r * matrix.num_groups(), sums + r * matrix.num_groups());
+  }
+  if (matrix.format == kInt4)
+    encode_tile<Int4RowEncoder, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
+  else
+    encode_tile<GroupedRowEncoder, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
+  return {to, scales, many ? 0 : num_units, num_rows, sums};
 }
 
 // Makes up to tile_rows() rows of E, `row_stride` elements apart, ready for `matrix`. `many`: the rows
@@ -852,23 +894,14 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
   if (!many && as_it_lies && !matrix.in_tiles())
     return {reinterpret_cast<const uint32_t *>(rows), nullptr,
             row_stride / static_cast<int64_t>(4 / sizeof(E)), num_rows};
+  if (matrix.in_groups()) return prepare_groups(matrix, rows, row_stride, num_rows, many, to);
   const E *own[kTileRows];
   float inverse_scales[kTileRows] = {};
   for (int r = 0; r < num_rows; ++r) {
     own[r] = rows + r * row_stride;
-    if (format != kInt8 && !matrix.in_groups()) continue;
+    if (format != kInt8) continue;
     scales[r] = scale_of(own[r], k);
     inverse_scales[r] = inverse_of(scales[r]);
-  }
-  if (matrix.in_groups()) {
-    if (format == kInt4)
-      encode_tile<Int4RowEncoder>(own, num_rows, k, num_units, inverse_scales, many, to);
-    else
-      encode_tile<GroupedRowEncoder>(own, num_rows, k, num_units, inverse_scales, many, to);
-    auto *sums = reinterpret_cast<float *>(to + num_rows * num_units);
-    for (int r = 0; r < num_rows; ++r)
-      sum_groups(matrix, own[r], inverse_scales[r], sums + r * matrix.num_groups());
-    return {to, scales, many ? 0 : num_units, num_rows, sums};
   }
   if (matrix.in_tiles()) {
     if (format == kBf16)
@@ -876,10 +909,10 @@ RowTile prepare_rows(const Matrix &matrix, const E *rows, int64_t row_stride, in
     else
       encode_steps<ByteEncoder<0>>(own, num_rows, k, num_units, inverse_scales, to);
   } else if (format == kF32 || format == kWide)
-    encode_tile<F32Encoder>(own, num_rows, k, num_units, inverse_scales, many, to);
+    encode_tile<F32Encoder, float>(own, num_rows, k, num_units, inverse_scales, many, to);
   else if (format == kBf16)
-    encode_tile<Bf16RowEncoder>(own, num_rows, k, num_units, inverse_scales, many, to);
+    encode_tile<Bf16RowEncoder, float>(own, num_rows, k, num_units, inverse_scales, many, to);
   else
-    encode_tile<Int8RowEncoder>(own, num_rows, k, num_units, inverse_scales, many, to);
+    encode_tile<Int8RowEncoder, float>(own, num_rows, k, num_units, inverse_scales, many, to);
   return {to, format == kInt8 ? scales : nullptr, many ? 0 : num_units, num_rows};
 }

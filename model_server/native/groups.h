@@ -3,7 +3,8 @@
 //
 //     weight = number * scale + minimum
 //
-// Rows are bytes. Within a group the sum of numbers times bytes is a whole number, and exact; groups
+// Rows are bytes, with a scale for each group, too: a few numbers of a row are often far larger than
+// all others. Within a group the sum of numbers times bytes is a whole number, and exact; groups
 // join a column's sum in their order, in one register. So a row's result has the same bits whatever
 // the number of rows, and for every instruction set that rounds once where it multiplies and adds.
 //
@@ -162,23 +163,22 @@ struct GroupedInt8Dot {
 
 #endif
 
-// What a group adds to the total of a tile of R rows. `sums`: of numbers times bytes; `row_sums`: of
-// the rows' bytes, `stride` apart.
+// What a group adds to the total of a tile of R rows. `sums`: of numbers times bytes; `row_sums` and
+// `row_scales`: of the rows' bytes, `stride` apart.
 template <class Dot, int R, int N>
 ALWAYS_INLINE void join_group(Floats (&total)[R][N], const Ints (&sums)[R][N],
-                              const float *row_sums, int64_t stride, const Floats (&scales)[N],
-                              const Floats (&minimums)[N]) {
+                              const float *row_sums, const float *row_scales, int64_t stride,
+                              const Floats (&scales)[N], const Floats (&minimums)[N]) {
 #pragma GCC unroll 12
   for (int r = 0; r < R; ++r) {
     const Floats row_sum = broadcast(row_sums[r * stride]);
+    const Floats row_scale = broadcast(row_scales[r * stride]);
 #pragma GCC unroll 2
     for (int n = 0; n < N; ++n) {
-      Floats exact = each<float>([&](int i) {
-        return __builtin_convertvector(sums[r][n].part[i], Floats::Register);
-      });
+      Floats exact = floats_of(sums[r][n]);
       if constexpr (Dot::kTaken != 0) exact = exact + row_sum * static_cast<float>(Dot::kTaken);
-      total[r][n] =
-          multiply_add(exact, scales[n], multiply_add(row_sum, minimums[n], total[r][n]));
+      const Floats value = multiply_add(exact, scales[n], row_sum * minimums[n]);
+      total[r][n] = multiply_add(value, row_scale, total[r][n]);
     }
   }
 }

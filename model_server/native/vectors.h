@@ -83,6 +83,13 @@ ALWAYS_INLINE Vector<To> bits_as(Vector<From> v) {
   return each<To>([&](int i) { return (typename Vector<To>::Register)v.part[i]; });
 }
 
+// The same numbers.
+ALWAYS_INLINE Floats floats_of(Ints v) {
+  return each<float>([&](int i) {
+    return __builtin_convertvector(v.part[i], Floats::Register);
+  });
+}
+
 // x - 0 is x for every float, unlike 0 + x, so that no instruction remains of it.
 template <class T>
 ALWAYS_INLINE Vector<T> broadcast(T x) {

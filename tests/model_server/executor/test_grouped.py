@@ -17,17 +17,18 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def test_rounding_gives_the_nearest_of_16_numbers_between_a_groups_ends() -> None:
+@pytest.mark.parametrize(("bits", "most"), [(4, 15), (8, 255)])
+def test_rounding_gives_the_nearest_numbers_between_a_groups_ends(bits: int, most: int) -> None:
     weight = normal(5, 256)
-    rounded = GroupedWeight.rounded(weight)
+    rounded = GroupedWeight.rounded(weight, bits)
     assert rounded is not None
-    assert (rounded.group_len, rounded.bits) == (128, 4)
+    assert (rounded.group_len, rounded.bits) == (128, bits)
     groups = weight.unflatten(1, (2, 128))
-    steps = (groups.amax(2) - groups.amin(2)) / 15
+    steps = (groups.amax(2) - groups.amin(2)) / most
     error = (rounded.dense() - weight).abs().unflatten(1, (2, 128)).amax(2)
-    assert bool((error <= steps * 0.5001).all())
+    assert bool((error <= steps * 0.501).all())
     # Both ends are among the numbers.
-    assert torch.equal(rounded.numbers.unflatten(1, (2, 128)).amax(2), torch.full((5, 2), 15))
+    assert torch.equal(rounded.numbers.unflatten(1, (2, 128)).amax(2), torch.full((5, 2), most))
     assert torch.equal(rounded.dense().unflatten(1, (2, 128)).amin(2), groups.amin(2))
 
 

@@ -280,10 +280,10 @@ def in_groups(
 
 
 def whole_rows(num_rows: int, k: int) -> Tensor:
-    """Of which bytes are exact: the largest is 127."""
+    """Of which bytes are exact: the largest of each group is 127."""
     generator = torch.Generator().manual_seed(num_rows + k)
     rows = torch.randint(-20, 21, (num_rows, k), generator=generator)
-    rows[:, k // 2] = 127
+    rows[:, 5::16] = 127
     return rows.float()
 
 
@@ -323,6 +323,22 @@ def test_the_extremes_of_a_group_add_up_without_an_error(
     rows = torch.stack((torch.full((256,), 127.0), torch.full((256,), -127.0)))
     found = GroupedMatrix(libraries[name], weight).times(rows, interleaved=False)
     assert torch.equal(found, rows @ numbers.float().T)
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_number_far_larger_than_all_others_takes_digits_of_its_group_alone(
+    libraries: dict[str, ctypes.CDLL], name: str, bits: int
+) -> None:
+    weight = in_groups(32, 128, 32, bits=bits)
+    rows = normal(5, 128)
+    rows[:, 40] = 1e6
+    weight.numbers[:, 32:64] = 0
+    assert weight.minimums is not None
+    weight.minimums[:, 1] = 0
+    found = GroupedMatrix(libraries[name], weight).times(rows, interleaved=True)
+    expected = rows.double() @ weight.dense().double().T
+    assert float((found - expected).abs().max() / expected.std()) < 0.05
 
 
 @pytest.mark.parametrize("name", INSTRUCTION_SETS)

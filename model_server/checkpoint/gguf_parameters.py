@@ -1,0 +1,216 @@
+"""A GGUF file's parameters: those of its quantized kinds in groups, with no number changed.
+
+A block of the file is one group or several, of 16 or 32 numbers with a scale and maybe a minimum:
+
+    Q4_0 Q5_0 Q8_0   (number - 8, 16, 128) * scale       32 numbers a block; Q8_0's are signed
+    Q4_1 Q5_1        number * scale + minimum            the same
+    Q4_K Q5_K        number * scale - minimum            8 groups of 32, by 6 bits of two scales
+    Q6_K             (number - 32) * scale               16 groups of 16, by 8 bits of a scale
+
+Source: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import Q4_K
+from torch import Tensor
+
+from model_server.checkpoint.gguf_file import GGUF_INDEX_NAME, GgufFile, StoredRows
+from model_server.errors import CheckpointBroken
+from model_server.executor.grouped import GroupedParameters, GroupedWeight
+
+_log = logging.getLogger(__name__)
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Floats: TypeAlias = npt.NDArray[np.float32]
+_PLAIN = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blocks:
+    """[num_blocks, ...]: see GroupedWeight."""
+
+    numbers: Bytes
+    scales: Floats
+    minimums: Floats | None = None
+    zero: int = 0
+
+
+def grouped_weight(stored: StoredRows) -> GroupedWeight | None:
+    """The same numbers; None: of a kind that is not multiplied in groups."""
+    kind = _KINDS.get(stored.kind)
+    if kind is None:
+        return None
+    num_rows = len(stored.rows)
+    _, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[stored.kind]]
+    blocks = kind.read(stored.rows.reshape(-1, block_bytes))
+    minimums = blocks.minimums
+    return GroupedWeight(
+        numbers=torch.from_numpy(blocks.numbers.reshape(num_rows, -1)),
+        scales=torch.from_numpy(blocks.scales.reshape(num_rows, -1)),
+        minimums=None if minimums is None else torch.from_numpy(minimums.reshape(num_rows, -1)),
+        zero=blocks.zero,
+        bits=kind.bits,
+        kind=stored.kind,
+    )
+
+
+def _q4_0(blocks: Bytes) -> _Blocks:
+    return _Blocks(_numbers(blocks[:, 2:], 16, 4), _halves(blocks[:, :2]), zero=8)
+
+
+def _q4_1(blocks: Bytes) -> _Blocks:
+    numbers = _numbers(blocks[:, 4:], 16, 4)
+    return _Blocks(numbers, _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
+
+
+def _q5_0(blocks: Bytes) -> _Blocks:
+    numbers = _numbers(blocks[:, 6:], 16, 4) | _fifth_bits(blocks[:, 2:6])
+    return _Blocks(numbers, _halves(blocks[:, :2]), zero=16)
+
+
+def _q5_1(blocks: Bytes) -> _Blocks:
+    numbers = _numbers(blocks[:, 8:], 16, 4) | _fifth_bits(blocks[:, 4:8])
+    return _Blocks(numbers, _halves(blocks[:, :2]), _halves(blocks[:, 2:4]))
+
+
+def _q8_0(blocks: Bytes) -> _Blocks:
+    # A signed byte and 128 is the same byte with its highest bit changed.
+    return _Blocks(blocks[:, 2:] ^ np.uint8(128), _halves(blocks[:, :2]), zero=128)
+
+
+def _q4_k(blocks: Bytes) -> _Blocks:
+    return _of_two_scales(_numbers(blocks[:, 16:], 32, 4), blocks)
+
+
+def _q5_k(blocks: Bytes) -> _Blocks:
+    numbers = _numbers(blocks[:, 48:], 32, 4) | _numbers(blocks[:, 16:48], 32, 1) << np.uint8(4)
+    return _of_two_scales(numbers, blocks)
+
+
+def _q6_k(blocks: Bytes) -> _Blocks:
+    low = _numbers(blocks[:, :128], 64, 4)
+    numbers = low | _numbers(blocks[:, 128:192], 32, 2) << np.uint8(4)
+    parts = blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return _Blocks(numbers, _halves(blocks[:, 208:]) * parts, zero=32)
+
+
+def _of_two_scales(numbers: Bytes, blocks: Bytes) -> _Blocks:
+    scales, minimums = Q4_K.get_scale_min(blocks[:, 4:16])
+    return _Blocks(
+        numbers,
+        _halves(blocks[:, :2]) * scales.astype(np.float32),
+        -(_halves(blocks[:, 2:4]) * minimums.astype(np.float32)),
+    )
+
+
+def _numbers(packed: Bytes, run_len: int, width: int) -> Bytes:
+    """Numbers of `width` bits: of each run of bytes first all lowest ones, then the next."""
+    shifts = np.arange(0, 8, width, dtype=np.uint8)[:, None]
+    runs = packed.reshape(len(packed), -1, 1, run_len)
+    return ((runs >> shifts) & np.uint8((1 << width) - 1)).reshape(len(packed), -1)
+
+
+def _fifth_bits(packed: Bytes) -> Bytes:
+    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+
+
+def _halves(packed: Bytes) -> Floats:
+    """[num_blocks, 1], of float16."""
+    return np.ascontiguousarray(packed).view(np.float16).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How a kind is packed. `bits`: of a number; `num_floats`: scales and minimums of a group."""
+
+    read: Callable[[Bytes], _Blocks]
+    bits: int
+    group_len: int
+    num_floats: int
+
+    @property
+    def packed_bits(self) -> float:
+        return self.bits + 32 * self.num_floats / self.group_len
+
+
+_KINDS = {
+    "Q4_0": _Kind(_q4_0, 4, 32, 1),
+    "Q4_1": _Kind(_q4_1, 4, 32, 2),
+    "Q5_0": _Kind(_q5_0, 8, 32, 1),
+    "Q5_1": _Kind(_q5_1, 8, 32, 2),
+    "Q8_0": _Kind(_q8_0, 8, 32, 1),
+    "Q4_K": _Kind(_q4_k, 4, 32, 2),
+    "Q5_K": _Kind(_q5_k, 8, 32, 2),
+    "Q6_K": _Kind(_q6_k, 8, 16, 1),
+}
+PACKED_KINDS = frozenset(_KINDS)
+
+
+def packed_bytes(file: GgufFile, dtype: torch.dtype, embedding: str | None) -> int:
+    """Of all tensors, packed for a CPU; `embedding`: what is looked up in `dtype`, not packed."""
+    num_bits = 0.0
+    for name, tensor in file.tensors.items():
+        kind = _KINDS.get(tensor.kind) if name != embedding else None
+        num_numbers = int(np.prod(tensor.shape, dtype=np.int64))
+        num_bits += num_numbers * (8 * dtype.itemsize if kind is None else kind.packed_bits)
+    return int(num_bits) // 8
+
+
+class GgufParameters(GroupedParameters):
+    """stored_names: of the parameters in the file, by the names in the recipe."""
+
+    def __init__(self, file: GgufFile, stored_names: Mapping[str, str]) -> None:
+        self._file = file
+        self._names = stored_names
+        kinds = {tensor.kind for tensor in file.tensors.values()}
+        if others := sorted(kinds - {*_KINDS, *_PLAIN}):
+            _log.info(
+                "%s: what it has in %s is dequantized to bfloat16", file.path, ", ".join(others)
+            )
+
+    @classmethod
+    def of_folder(cls, folder: Path, stored_names: Mapping[str, str]) -> "GgufParameters":
+        """Of the file that the folder's index names. Raises CheckpointBroken."""
+        file = GgufFile.of_folder(folder)
+        if file is None:
+            raise CheckpointBroken(f"{folder}: has no {GGUF_INDEX_NAME}")
+        return cls(file, stored_names)
+
+    @property
+    def device(self) -> torch.device:
+        """See GroupedParameters."""
+        return torch.device("cpu")
+
+    @property
+    def has_groups(self) -> bool:
+        """See GroupedParameters."""
+        return any(tensor.kind in _KINDS for tensor in self._file.tensors.values())
+
+    def grouped(self, name: str) -> GroupedWeight | None:
+        """See GroupedParameters."""
+        return grouped_weight(self._file.stored(self._names[name]))
+
+    def __getitem__(self, name: str) -> Tensor:
+        stored_name = self._names[name]
+        tensor = self._file.get_tensor(stored_name)
+        kind = self._file.tensors[stored_name].kind
+        is_exact = kind in _KINDS or kind in ("F32", "F16")
+        return tensor if is_exact else tensor.bfloat16()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def release(self, name: str) -> None:
+        """See GroupedParameters: the file is mapped, and takes no memory."""

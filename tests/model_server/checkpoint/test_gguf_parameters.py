@@ -1,0 +1,107 @@
+"""Quantized kinds of a GGUF file are packed in groups, with the numbers of the package `gguf`."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+
+from model_server.checkpoint.check import ModelSettings, check_checkpoint
+from model_server.checkpoint.gguf_conversion import convert
+from model_server.checkpoint.gguf_file import GgufFile
+from model_server.checkpoint.gguf_parameters import GgufParameters, grouped_weight
+from model_server.executor.grouped import alike
+from tests.model_server.checkpoint.gguf_files import small_model, write_gguf
+
+_QUERIES = "model.layers.0.self_attn.q_proj.weight"
+_DOWN = "model.layers.0.mlp.down_proj.weight"
+
+
+def file_of(folder: Path, kind: str) -> GgufFile:
+    wide = {"hidden_size": 256, "intermediate_size": 512} if kind.endswith("_K") else {}
+    model = small_model("llama", num_hidden_layers=1, **wide)
+    convert(write_gguf(folder / "model.gguf", model, Kind[kind]), folder)
+    file = GgufFile.of_folder(folder)
+    assert file is not None
+    return file
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "group_len", "has_minimums"),
+    [
+        ("Q4_0", 4, 32, False),
+        ("Q4_1", 4, 32, True),
+        ("Q5_0", 8, 32, False),
+        ("Q5_1", 8, 32, True),
+        ("Q8_0", 8, 32, False),
+        ("Q4_K", 4, 32, True),
+        ("Q5_K", 8, 32, True),
+        ("Q6_K", 8, 16, False),
+    ],
+)
+def test_no_number_changes(
+    kind: str, bits: int, group_len: int, has_minimums: bool, tmp_path: Path
+) -> None:
+    file = file_of(tmp_path, kind)
+    for name in (_QUERIES, _DOWN):  # whose rows are in another order in the file, and are not
+        weight = grouped_weight(file.stored(name))
+        assert weight is not None
+        assert torch.equal(weight.dense(), file.get_tensor(name))
+        assert (weight.kind, weight.bits, weight.group_len) == (kind, bits, group_len)
+        assert (weight.minimums is not None) == has_minimums
+        assert int(weight.numbers.max()) < 1 << bits
+
+
+def test_kinds_that_are_merged_keep_their_numbers(tmp_path: Path) -> None:
+    first, second = (
+        grouped_weight(file_of(tmp_path, kind).stored(_DOWN)) for kind in ("Q4_K", "Q6_K")
+    )
+    assert first is not None
+    assert second is not None
+    merged = alike([first, second])
+    assert [each.group_len for each in merged] == [16, 16]
+    for before, after in zip((first, second), merged, strict=True):
+        assert torch.equal(after.dense(), before.dense())
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("F32", torch.float32), ("F16", torch.float32), ("BF16", torch.bfloat16)],
+)
+def test_numbers_that_are_in_no_groups_stay_as_they_are(
+    kind: str, dtype: torch.dtype, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = file_of(tmp_path, kind)
+    caplog.clear()
+    parameters = GgufParameters(file, {"own": _DOWN})
+    assert not parameters.has_groups
+    assert parameters.grouped("own") is None
+    assert parameters["own"].dtype == dtype
+    assert torch.equal(parameters["own"].float(), file.get_tensor(_DOWN))
+    assert not caplog.records
+
+
+def test_other_kinds_are_dequantized_to_bfloat16_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = file_of(tmp_path, "Q2_K")
+    caplog.set_level("INFO")
+    caplog.clear()
+    parameters = GgufParameters(file, {"own": _DOWN})
+    assert parameters.grouped("own") is None
+    assert torch.equal(parameters["own"], file.get_tensor(_DOWN).bfloat16())
+    assert caplog.messages == [f"{file.path}: what it has in Q2_K is dequantized to bfloat16"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("Q4_0", 5), ("Q4_1", 6), ("Q8_0", 9), ("Q6_K", 10), ("F16", 32)]
+)
+def test_the_memory_of_packed_weights_is_known_before_they_are_read(
+    kind: str, bits: int, tmp_path: Path
+) -> None:
+    file = file_of(tmp_path, kind)
+    checked = check_checkpoint(ModelSettings(tmp_path, torch.device("cpu"), dtype="float32"), 1)
+    sizes = {name: file.get_tensor(name).numel() for name in file.tensors}
+    plain = sum(n for name, n in sizes.items() if "norm" in name or "embed" in name)
+    expected = plain * 4 + (sum(sizes.values()) - plain) * bits // 8
+    assert checked.weights_bytes == expected
