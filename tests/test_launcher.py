@@ -338,6 +338,15 @@ def test_the_fronts_command_keeps_the_servers_flags_apart() -> None:
     ]  # fmt: skip
 
 
+def test_shards_have_room_for_the_adapters_of_the_start_and_some_of_later() -> None:
+    names = ("--lora-adapters", "a,b", "--lora-adapters", "c=d")
+    assert "--max-loras=3" in deployment(*names).shard_flags
+    assert "--max-loras=2" in deployment(*names, "--max-loras", "2").shard_flags
+    later = ("--lora-folders", "/", "--admin-api-key", "k" * 16)
+    assert "--max-loras=8" in deployment(*names, *later).shard_flags
+    assert not [flag for flag in deployment().shard_flags if "lora" in flag]
+
+
 @pytest.mark.parametrize("flag", ["--lora-adapters=x=y", "--lora-folders=/"])
 def test_adapters_are_for_one_model(flag: str) -> None:
     with pytest.raises(BadConfig, match=r"^--lora.*: an adapter is for one model"):

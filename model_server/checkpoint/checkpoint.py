@@ -104,8 +104,8 @@ def _require_no_adapter(folder: Path) -> None:
         return
     base = _json_object(folder / _ADAPTER_NAME).get("base_model_name_or_path")
     raise CheckpointBroken(
-        f"{folder}: is an adapter for {base or 'another model'}, and adapters are not served: merge"
-        " it into its model (merge_and_unload() of peft), save that, and serve it"
+        f"{folder}: is an adapter for {base or 'another model'}: serve that, with"
+        f" --lora-adapters NAME={folder}"
     )
 
 

@@ -26,6 +26,7 @@ from tests.router.process import (
     status_of,
     stream,
 )
+from tests.router.rig import adapter_folder
 
 
 @pytest.fixture
@@ -241,6 +242,20 @@ async def test_a_shard_out_of_memory_is_one_line(tokenizer: Path) -> None:
         assert f"Warmup: RESOURCE_EXHAUSTED: {reason}" in router.log[0]
 
 
+async def test_an_adapter_that_the_shard_refuses_ends_the_start_with_its_reason(
+    tokenizer: Path, tmp_path: Path
+) -> None:
+    shard = FakeShard(max_loras=1)
+    reason = "use_dora is True, which is not served"
+    shard.faults.fails.append(("LoadAdapter", grpc.StatusCode.INVALID_ARGUMENT, reason))
+    path = adapter_folder(tmp_path, "a")
+    named = ("--tokenizer-name", str(tokenizer), "--lora-adapters", f"sql={path}")
+    async with unstarted_over(shard, *named) as router:
+        assert await router.ended() == 1
+        assert router.log[-1] == f"error: --lora-adapters sql={path}: {reason}\n"
+        assert "Traceback" not in "".join(router.log)
+
+
 @pytest.mark.slow
 async def test_more_tokens_than_the_pool_holds_are_refused_with_the_numbers(
     tokenizer: Path,
@@ -255,7 +270,7 @@ async def test_more_tokens_than_the_pool_holds_are_refused_with_the_numbers(
 
 
 def starts(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
-    code = main(argv)
+    code = main([*argv])
     errors = capfd.readouterr().err
     assert "Traceback" not in errors
     assert errors.count("\n") == 1, errors
@@ -297,6 +312,16 @@ def test_a_missing_tokenizer_is_one_line(capfd: pytest.CaptureFixture[str], tmp_
     code, errors = starts(capfd, "--port", "0", "--tokenizer-name", str(tmp_path))
     assert code == 1
     assert "tokenizer.json" in errors
+
+
+@pytest.mark.usefixtures("own_logging")
+def test_a_missing_adapter_is_one_line_also_where_all_is_only_checked(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, tokenizer: Path
+) -> None:
+    flags = ("--port", "0", "--tokenizer-name", str(tokenizer), "--lora-adapters", "x=/nowhere")
+    said = "error: the adapter's folder '/nowhere' does not exist\n"
+    assert starts(capfd, *flags) == (1, said)
+    assert starts(capfd, "check", *flags) == (1, said)
 
 
 @pytest.mark.usefixtures("own_logging")

@@ -131,7 +131,9 @@ def test_a_kind_that_nobody_knows_is_named_with_the_nearest_one(tmp_path: Path) 
 def test_an_adapter_is_called_one(tmp_path: Path) -> None:
     adapter = {"base_model_name_or_path": "someone/model", "peft_type": "LORA"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
-    with pytest.raises(CheckpointBroken, match=r"is an adapter for someone/model, .* merge it"):
+    with pytest.raises(
+        CheckpointBroken, match=r"is an adapter for someone/model: serve that, with --lora-ad"
+    ):
         look(tmp_path)
 
 
