@@ -69,10 +69,15 @@ class QuickShard(FakeShard):
         }
         for key in [key for key in self._left if key not in paused]:
             self._left[key] -= 1
-            generation = answer.generations.add(request_id=key, tokens=(self._token,))
-            if not self._left[key]:
-                generation.finish_reason = pb.FINISH_REASON_LENGTH
-                del self._left[key]
+            if self._left[key]:
+                answer.plain_request_ids.append(key)
+                answer.plain_token_ids.append(self._token.id)
+                answer.plain_logprobs.append(self._token.logprob)
+                continue
+            answer.generations.add(
+                request_id=key, tokens=(self._token,), finish_reason=pb.FINISH_REASON_LENGTH
+            )
+            del self._left[key]
         answer.request_ids.extend(self._left)
         return answer
 

@@ -1342,6 +1342,9 @@ class StepResponse(_message.Message):
     NUM_MASKED_ROWS_FIELD_NUMBER: _builtins.int
     MASK_WAIT_NS_FIELD_NUMBER: _builtins.int
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    PLAIN_REQUEST_IDS_FIELD_NUMBER: _builtins.int
+    PLAIN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    PLAIN_LOGPROBS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     forward_ns: _builtins.int
     sample_ns: _builtins.int
@@ -1359,6 +1362,16 @@ class StepResponse(_message.Message):
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The requests that go on."""
 
+    @_builtins.property
+    def plain_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Rank 0 only: the requests of which nothing is to be said but a token and its log-probability,
+        nearly all of a step. They have no entry in generations.
+        """
+
+    @_builtins.property
+    def plain_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def plain_logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
     def __init__(
         self,
         *,
@@ -1371,10 +1384,13 @@ class StepResponse(_message.Message):
         num_masked_rows: _builtins.int = ...,
         mask_wait_ns: _builtins.int = ...,
         request_ids: _abc.Iterable[_builtins.int] | None = ...,
+        plain_request_ids: _abc.Iterable[_builtins.int] | None = ...,
+        plain_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        plain_logprobs: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "forward_ns", b"forward_ns", "generations", b"generations", "mask_ns", b"mask_ns", "mask_wait_ns", b"mask_wait_ns", "num_masked_rows", b"num_masked_rows", "request_ids", b"request_ids", "sample_ns", b"sample_ns", "total_ns", b"total_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "forward_ns", b"forward_ns", "generations", b"generations", "mask_ns", b"mask_ns", "mask_wait_ns", b"mask_wait_ns", "num_masked_rows", b"num_masked_rows", "plain_logprobs", b"plain_logprobs", "plain_request_ids", b"plain_request_ids", "plain_token_ids", b"plain_token_ids", "request_ids", b"request_ids", "sample_ns", b"sample_ns", "total_ns", b"total_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -194,6 +194,8 @@ def _code_of(error: ShardError) -> grpc.StatusCode:
 
 
 T = TypeVar("T")
+# What a generation has behind its request and its tokens, by default.
+_NOTHING_ELSE = Generation(0)[2:]
 
 
 class TextGenerationService(pb_grpc.TextGenerationServiceServicer):
@@ -471,9 +473,16 @@ def _optional(message: Message, name: str) -> int | None:
 
 
 def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
+    plain: list[Generation] = []
+    others: list[Generation] = []
+    for generation in output.generations:
+        (plain if _is_plain(generation) else others).append(generation)
     return pb.StepResponse(
         epoch=epoch,
-        generations=[_generation_to_pb(generation) for generation in output.generations],
+        generations=[_generation_to_pb(generation) for generation in others],
+        plain_request_ids=[each.request_id for each in plain],
+        plain_token_ids=[each.tokens[0].token_id for each in plain],
+        plain_logprobs=[each.tokens[0].logprob for each in plain],
         request_ids=output.request_ids,
         forward_ns=output.forward_ns,
         sample_ns=output.sample_ns,
@@ -482,6 +491,12 @@ def step_to_pb(output: StepOutput, epoch: int) -> pb.StepResponse:
         num_masked_rows=output.num_masked_rows,
         mask_wait_ns=output.mask_wait_ns,
     )
+
+
+def _is_plain(generation: Generation) -> bool:
+    """Whether a token and its log-probability are all that is to be said."""
+    tokens = generation.tokens
+    return len(tokens) == 1 and generation[2:] == _NOTHING_ELSE and not tokens[0].top_tokens
 
 
 def _generation_to_pb(generation: Generation) -> pb.Generation:

@@ -43,6 +43,7 @@ _FINISH_REASONS: dict[int, FinishReason | None] = {
 }
 _MASK_EFFECTS = {number: effect for effect, number in MASK_EFFECTS.items()}
 _NANOSECOND = 1e-9
+_NO_LOGPROB = "the log-probability of its token is not a number"
 
 
 class HasEpoch(Protocol):
@@ -141,9 +142,11 @@ def step_from_pb(message: pb.StepResponse, step_id: int) -> StepResult:
 
     Raises ShardFailed when a generation is malformed.
     """
+    generations = _plain_from_pb(message)
+    generations += [_generation_from_pb(made) for made in message.generations]
     return StepResult(
         step_id=step_id,
-        generations=tuple([_generation_from_pb(made) for made in message.generations]),
+        generations=tuple(generations),
         remaining_ids=tuple(message.request_ids),
         forward_s=message.forward_ns * _NANOSECOND,
         sample_s=message.sample_ns * _NANOSECOND,
@@ -232,13 +235,27 @@ def _translation_to_pb(found: Translation) -> pb.Translation:
     )
 
 
+def _plain_from_pb(message: pb.StepResponse) -> list[Generation]:
+    token_ids = message.plain_token_ids
+    logprobs = message.plain_logprobs
+    try:
+        return [
+            Generation(request_id, (SampledToken(token_id, logprob),))
+            if not isnan(logprob)
+            else Generation(request_id, error=_NO_LOGPROB)
+            for request_id, token_id, logprob in zip(
+                message.plain_request_ids, token_ids, logprobs, strict=True
+            )
+        ]
+    except ValueError as error:
+        raise ShardFailed(f"its columns of plain generations differ in length: {error}") from error
+
+
 def _generation_from_pb(message: pb.Generation) -> Generation:
     code = message.finish_reason
     tokens = tuple([_token_from_pb(token) for token in message.tokens])
     if not message.error and any(isnan(token.logprob) for token in tokens):
-        return Generation(
-            message.request_id, error="the log-probability of its token is not a number"
-        )
+        return Generation(message.request_id, error=_NO_LOGPROB)
     if code == pb.FINISH_REASON_NONE and not message.prompt_logprobs and not message.error:
         return Generation(
             message.request_id,

@@ -52,6 +52,7 @@ from proto.contract import (
 )
 from router.request.errors import StartupFailed
 from router.shards.shards import Shards, ShardTimeouts
+from router.shards.wire import step_from_pb
 from tests.model_server import lora_folders
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import NUM_BLOCKS, load, runner_of
@@ -172,8 +173,8 @@ async def test_a_life_from_the_first_call_to_the_last(shard: Shard) -> None:
     assert held == [[1], [1, 2], [1, 2], [2], [2]]
     tokens: dict[int, list[int]] = {1: [], 2: []}
     for answer in (first, joined, both, one):
-        for generation in answer.generations:
-            tokens[generation.request_id] += [token.id for token in generation.tokens]
+        for generation in step_from_pb(answer, 0).generations:
+            tokens[generation.request_id] += [token.token_id for token in generation.tokens]
     expected = tiny_models.greedy(tiny_models.build("llama"), list(PROMPT), 3)
     assert tokens == {1: expected, 2: expected}
     assert shard.fatal == []
@@ -196,7 +197,7 @@ async def test_an_adapter_is_loaded_used_and_unloaded(shard: Shard, tmp_path: Pa
     await stub.LoadAdapter(load_call(5, folder))
     new = (request(1), request(2, adapter_id=4), request(3, adapter_id=5))
     answer = await stub.Prefill(prefill(*new))
-    plain, four, five = (generation.tokens[0].logprob for generation in answer.generations)
+    plain, four, five = answer.plain_logprobs
     assert four == five != plain
     shapes_of_none: LinearShapes = {"lm_head": (160, 64)}
     refused = lora_folders.save(tmp_path / "b", shapes_of_none)
@@ -276,7 +277,7 @@ async def test_steps_that_are_sent_ahead_are_answered_in_their_order(shard: Shar
     await shard.warm_up()
     await shard.stub.Prefill(prefill(request(1), step=1))
     answers = await shard.decode(2, 3, 4)
-    tokens = [each.tokens[0].id for answer in answers for each in answer.generations]
+    tokens = [token_id for answer in answers for token_id in answer.plain_token_ids]
     assert tokens == tiny_models.greedy(tiny_models.build("llama"), list(PROMPT), 4)[1:]
 
 
@@ -662,6 +663,25 @@ def test_a_step_is_answered_with_tokens_reasons_and_what_is_left() -> None:
     assert not first.HasField("constraint_satisfied")
     assert list(message.request_ids) == [3]
     assert (message.mask_ns, message.num_masked_rows, message.mask_wait_ns) == (4, 5, 6)
+
+
+def test_of_plain_rows_there_are_columns_and_the_router_reads_what_the_shard_said() -> None:
+    token = SampledToken(3, -0.5)
+    generations = (
+        Generation(1, (token,)),
+        Generation(2, (token,), FinishReason.LENGTH),
+        Generation(3, (SampledToken(4, -0.25),)),
+        Generation(4, (SampledToken(5, -1.0, (TopToken(5, -1.0),)),)),
+        Generation(5, (token, token), num_drafts=1, num_accepted=1),
+        Generation(6, is_late=True),
+    )
+    output = StepOutput(generations, (1, 3), forward_ns=1, sample_ns=2, total_ns=3)
+    message = step_to_pb(output, epoch=9)
+    assert list(message.plain_request_ids) == [1, 3]
+    assert list(message.plain_token_ids) == [3, 4]
+    assert list(message.plain_logprobs) == [-0.5, -0.25]
+    read = step_from_pb(message, 0).generations
+    assert sorted(read, key=lambda generation: generation.request_id) == list(generations)
 
 
 def test_a_late_row_is_answered_with_the_scores_of_its_prompt() -> None:

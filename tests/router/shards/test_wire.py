@@ -333,6 +333,22 @@ def test_what_is_not_a_number_fails_its_row_alone(message: pb.Generation) -> Non
     assert kept == Generation(8, (SampledToken(5, -0.5),))
 
 
+def test_plain_rows_come_in_columns_of_one_length() -> None:
+    columns = pb.StepResponse(
+        epoch=1,
+        plain_request_ids=[9, 8],
+        plain_token_ids=[5, 6],
+        plain_logprobs=[-0.5, float("nan")],
+    )
+    kept, failed = wire.step_from_pb(columns, 1).generations
+    assert kept == Generation(9, (SampledToken(5, -0.5),))
+    assert failed.error is not None
+    assert (failed.request_id, failed.tokens) == (8, ())
+    columns.plain_logprobs.append(-1.0)
+    with pytest.raises(ShardFailed, match="differ in length"):
+        wire.step_from_pb(columns, 1)
+
+
 def test_an_unknown_enum_value_survives_the_encoding_and_is_refused() -> None:
     message = answer(pb.Generation(request_id=9, finish_reason=UNKNOWN))
     again = pb.StepResponse.FromString(message.SerializeToString())
