@@ -11,6 +11,8 @@ import signal
 import sys
 from typing import NoReturn
 
+from safetensors import SafetensorError
+
 from model_server import config
 from model_server.errors import ShardError
 from model_server.quantizing.quantize import quantize
@@ -27,7 +29,8 @@ def main(argv: list[str]) -> int:
         settings = config.parse_quantize(argv)
         start_logging("info", json_output=False)
         made = quantize(settings)
-    except (BadConfig, ShardError, KeyboardInterrupt) as error:
+    # Those that are not ours are of disks.
+    except (BadConfig, ShardError, OSError, SafetensorError, KeyboardInterrupt) as error:
         logging.shutdown()
         sys.stderr.write(f"error: {error}\n")
         return 2 if isinstance(error, BadConfig) else 1

@@ -18,6 +18,7 @@ from model_server.executor.executor import PagedModel
 from model_server.quantizing.rows import Rows
 
 _NUM_ROWS = 128
+_NUM_DRAWN_ROWS = 64  # what a model draws itself takes as long as what it is quantized by
 _NUM_HELD_OUT = 16
 _ROW_LEN = 256
 # Of texts that are too short for all: a row in nine is held out, at least one.
@@ -30,11 +31,6 @@ class Calibration:
 
     rows: list[Tensor]
     held_out: list[Tensor]
-
-    @classmethod
-    def _of(cls, rows: list[Tensor]) -> "Calibration":
-        num_held_out = min(_NUM_HELD_OUT, len(rows) // _MIN_ROWS)
-        return cls(rows[num_held_out:], rows[:num_held_out])
 
     @classmethod
     def of_texts(cls, path: Path, folder: Path, seed: int, max_len: int) -> "Calibration":
@@ -53,14 +49,15 @@ class Calibration:
                 f"--calibration {str(path)!r}: has {len(tokens)} tokens, and must have"
                 f" {_MIN_ROWS * row_len} at least"
             )
-        return cls._of(rows[: _NUM_ROWS + _NUM_HELD_OUT])
+        num_held_out = min(_NUM_HELD_OUT, len(rows) // _MIN_ROWS)
+        return cls(rows[num_held_out:][:_NUM_ROWS], rows[:num_held_out])
 
     @classmethod
     @torch.inference_mode()
     def drawn(cls, model: PagedModel, seed: int) -> "Calibration":
         """What the model writes behind a token of any kind, beyond all ends."""
         generator = torch.Generator().manual_seed(seed)
-        num_rows = _NUM_ROWS + _NUM_HELD_OUT
+        num_rows = _NUM_DRAWN_ROWS + _NUM_HELD_OUT
         row_len = min(_ROW_LEN, model.max_position_embeddings)
         rows = Rows(model, num_rows, row_len)
         tokens = torch.randint(model.vocab_size, (num_rows, 1), generator=generator)
@@ -68,7 +65,7 @@ class Calibration:
             shares = rows.step(tokens[:, -1:].tolist()).float().softmax(-1)
             drawn = torch.multinomial(shares, 1, generator=generator)
             tokens = torch.cat((tokens, drawn), 1)
-        return cls._of(list(tokens))
+        return cls(list(tokens[_NUM_HELD_OUT:]), list(tokens[:_NUM_HELD_OUT]))
 
 
 class _Texts:

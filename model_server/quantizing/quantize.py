@@ -167,8 +167,10 @@ def _checked(source: Path) -> CheckedCheckpoint:
 
 
 def _calibration(config: QuantizeConfig, source: Path, checked: CheckedCheckpoint) -> Calibration:
+    max_len = checked.facts.max_position_embeddings
+    if max_len is None:
+        raise ModelRefused(f"{source}: its config names no max_position_embeddings")
     if config.calibration is not None:
-        max_len = checked.facts.max_position_embeddings or 0
         return Calibration.of_texts(config.calibration, source, config.seed, max_len)
     _log.info("drawing texts from the model; with --calibration FILE it reads yours")
     return Calibration.drawn(load_model(ModelSettings(source, _CPU), World()), config.seed)
