@@ -44,6 +44,7 @@ from model_server.engine.memory import (
 from model_server.engine.runner import Runner
 from model_server.errors import CheckpointBroken, ConfigRefused
 from model_server.executor.dense import (
+    MAX_GROUPED_ERROR,
     MAX_QUANTIZED_ERROR,
     Build,
     load_dense,
@@ -223,11 +224,12 @@ def _load_grouped(
         )
     max_error = None
     if device == settings.device:
-        # On CPUs what is in groups stays so, and rows are rounded for it.
-        is_exact = settings.quantize is None and not (
-            device.type == "cpu" and parameters.has_groups
-        )
-        max_error = MAX_ERRORS[checked.dtype] if is_exact else MAX_QUANTIZED_ERROR
+        max_error = MAX_QUANTIZED_ERROR
+        if settings.quantize is None:
+            max_error = MAX_ERRORS[checked.dtype]
+            # On CPUs what is in groups stays so.
+            if device.type == "cpu" and parameters.has_groups:
+                max_error = max(max_error, MAX_GROUPED_ERROR)
     return load_grouped(
         recipe,
         parameters,

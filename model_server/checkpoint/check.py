@@ -273,7 +273,8 @@ def check_checkpoint(settings: ModelSettings, world_size: int) -> CheckedCheckpo
     gguf = None
     if recipe is not None and settings.device.type == "cpu":
         weights_dtype = _weights_dtype(dtype, stored)
-        gguf = None if settings.quantize else GgufFile.of_folder(settings.folder)
+        # In 8 bits all of it is rounded anew.
+        gguf = None if settings.quantize == "int8" else GgufFile.of_folder(settings.folder)
     if gguf is not None and recipe is not None:
         is_tied = recipe.embedding == recipe.head.weight
         weights_bytes = packed_bytes(gguf, dtype, None if is_tied else recipe.embedding)

@@ -44,9 +44,9 @@ from model_server.recipe.recipe import (
     ShortConv,
 )
 
-# "wide" is bfloat16 weights for rows of float32, with the results of "f32"; of the last two see
-# `native/groups.h`.
-FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3, "int4": 4, "grouped_int8": 5}
+# "wide" is bfloat16 weights for rows of float32, with the results of "f32"; of the last three
+# see `native/groups.h`.
+FORMATS = {"f32": 0, "bf16": 1, "int8": 2, "wide": 3, "int4": 4, "int4_wide": 5, "grouped_int8": 6}
 
 
 NORM_KINDS = {"rms": 1, "layer": 2}
@@ -399,11 +399,17 @@ class Packer:
         )
         return matrix
 
-    def grouped(self, columns: Columns, weights: Sequence[GroupedWeight]) -> MatrixStruct:
-        """Pack columns of such weights, which are alike. Raises MemoryError."""
+    def grouped(
+        self, columns: Columns, weights: Sequence[GroupedWeight], *, rounds_rows: bool
+    ) -> MatrixStruct:
+        """Pack columns of such weights, which are alike. Raises MemoryError.
+
+        rounds_rows: to 8 bits where weights have 4; else rows have 16
+        """
         columns = columns.padded(COLUMNS)
         is_int4 = all(each.bits <= 4 for each in weights)
-        matrix = self._empty(columns, "int4" if is_int4 else "grouped_int8")
+        of_int4 = "int4" if rounds_rows else "int4_wide"
+        matrix = self._empty(columns, of_int4 if is_int4 else "grouped_int8")
         matrix.group_len = weights[0].group_len
         matrix.zero = weights[0].zero
         group_bytes = 4 * len(columns) * (columns.k // weights[0].group_len)
@@ -519,8 +525,8 @@ class PackedWeights:
     tables:     cos and sin [num_positions, n / 2] float32 of each entry of `recipe.rotary`
     dtype:      of keys, values and, unless `quantize` says "int8" or "int4", weights: float32 or
                 bfloat16; in float32, those that come as bfloat16 stay so, for the same results
-    quantize:   "int4": but for the head, and what no group divides, which are in 8 bits; "int8":
-                also what comes in groups, which else stays so
+    quantize:   "int4": rows in 8 bits, and weights in 4, but for the head and what no group
+                divides, which are in 8; "int8": also what comes in groups, which else stays so
     release:    called with a parameter's name once it is not needed any more
     """
 
@@ -631,7 +637,7 @@ class PackedWeights:
             for index, weight in enumerate(grouped):
                 num_columns = int((columns.places[:, 0] == index).sum())
                 self._num_weights[weight.kind] += num_columns * columns.k
-            return self._packer.grouped(columns, grouped)
+            return self._packer.grouped(columns, grouped, rounds_rows=quantize == "int4")
         columns = columns.dense()
         format_name = quantize or ELEMENT_NAMES[self._dtype]
         if format_name == "f32" and columns.element == FORMATS["bf16"]:

@@ -186,8 +186,9 @@ struct Registers {};
 constexpr int kColumns = 32;  // of a panel
 
 // Of weights; rows are of the same. But kWide is bfloat16 weights for rows of floats: half of what
-// kF32 reads, to the same results. Of kInt4 and kGroupedInt8 see groups.h: rows are of bytes.
-enum Format : int64_t { kF32, kBf16, kInt8, kWide, kInt4, kGroupedInt8 };
+// kF32 reads, to the same results. Of the last three see groups.h: kInt4 is
+// for rows of 8 bits, the others for rows of 16.
+enum Format : int64_t { kF32, kBf16, kInt8, kWide, kInt4, kInt4Wide, kGroupedInt8 };
 
 // Mirrored field by field by whoever packs it. Arrays of columns are padded to whole panels; `k` may
 // be any number, the last words are filled up with zeros.
@@ -203,10 +204,10 @@ struct Matrix {
   int64_t group_len, zero;
   const float *minimums;
 
-  bool in_groups() const { return format == kInt4 || format == kGroupedInt8; }
+  bool in_groups() const { return format >= kInt4; }
   int64_t num_groups() const { return in_groups() ? k / group_len : 0; }
   int64_t pack() const {
-    constexpr int8_t kPack[] = {1, 2, 4, 2, Int4Dot::kPack, GroupedInt8Dot::kPack};
+    constexpr int8_t kPack[] = {1, 2, 4, 2, 8, 8, 4};
     return kPack[format];
   }
   bool in_tiles() const { return NATIVE_AMX && (format == kBf16 || format == kInt8); }  // of AMX
@@ -237,10 +238,10 @@ inline int tile_rows(const Matrix &matrix) { return matrix.in_tiles() ? kTileRow
 // units[u * num_rows + r] where row_step is 0, else units[r * row_step + u]; for AMX see amx.h.
 struct RowTile {
   const uint32_t *units;
-  const float *scales;  // of bytes: per row; in groups: [num_rows][num_groups()]
+  const float *scales;  // of bytes: per row; for groups: [num_rows][num_groups()]
   int64_t row_step;
   int num_rows;
-  const float *sums = nullptr;  // for groups: [num_rows][num_groups()], of a row's bytes
+  const float *sums = nullptr;  // for groups: [num_rows][num_groups()], of a row's numbers
 };
 
 // Rows are cut into as many tiles as necessary: of about equal size, but for AMX, where 16 rows take
@@ -403,6 +404,7 @@ Multiply multiply_function(int64_t format, int num_rows) {
       multiply_functions<Int8Dot, kPacked, kAhead>(Rows{}),
       multiply_functions<WideDot, kPacked, kAhead>(Rows{}),
       group_functions<Int4Dot, kPacked, kAhead>(Rows{}),
+      group_functions<Int4WideDot, kPacked, kAhead>(Rows{}),
       group_functions<GroupedInt8Dot, kPacked, kAhead>(Rows{}),
   };
   return kFunctions[format][num_rows - 1];
@@ -576,11 +578,9 @@ using Bf16RowEncoder = std::conditional_t<Bf16Dot::kUnits == 1, Bf16Encoder, Wid
 using Int8RowEncoder =
     std::conditional_t<Int8Dot::kUnits == 1, ByteEncoder<Int8Dot::kOffset>,
                        std::conditional_t<Int8Dot::kUnits == 2, PairEncoder, NumberEncoder>>;
-using Int4RowEncoder =
-    std::conditional_t<Int4Dot::kUnits == 2, ByteEncoder<0>, NumberEncoder>;
-using GroupedRowEncoder =
-    std::conditional_t<GroupedInt8Dot::kUnits == 1, ByteEncoder<0>,
-                       std::conditional_t<GroupedInt8Dot::kUnits == 2, PairEncoder, NumberEncoder>>;
+using WideRowEncoder =
+    std::conditional_t<GroupedInt8Dot::kUnits == 2, PairEncoder, NumberEncoder>;
+using Int4RowEncoder = std::conditional_t<Int4Dot::kUnits == 2, ByteEncoder<0>, WideRowEncoder>;
 
 // A row's last chunk, of `count` elements and zeros. Not inlined, so that it costs the others
 // nothing.
@@ -606,7 +606,7 @@ inline float inverse_of(float scale) {
   return scale >= FLT_MIN ? 1.f / scale : 0.f;  // NaN, too, is written as zeros
 }
 
-// Scales of a row's bytes along k, each of 2^shift numbers, which are a multiple of 16.
+// Scales of a row's numbers along k, each of 2^shift numbers, which are a multiple of 16.
 struct GroupScales {
   const float *scales = nullptr;
   int shift = 0;
@@ -627,10 +627,10 @@ ALWAYS_INLINE void encode_chunk(const E *row, int64_t k, int64_t first, const Gr
   Encoder::encode(numbers, 1.f, to);
 }
 
-// The scale of a row in 8 bits: its largest magnitude is 127. A row with infinity or NaN has NaN for
+// The scale of a row in whole numbers: its largest magnitude is `most`, 127 in 8 bits. A row with infinity or NaN has NaN for
 // a scale, and so for results.
 template <class E>
-float scale_of(const E *row, int64_t k) {
+float scale_of(const E *row, int64_t k, float most = 127.f) {
   constexpr int32_t kMagnitude = 0x7fffffff, kInfiniteBits = 0x7f800000;
   // Of the bits of magnitudes, which are in the same order. Two chains, to be quicker.
   Ints largest[2] = {broadcast(int32_t{0}), broadcast(int32_t{0})};
@@ -649,14 +649,14 @@ float scale_of(const E *row, int64_t k) {
     join(largest[0], bits_as<float>(load(chunk)));
   }
   join(largest[0], bits_as<float>(largest[1]));
-  Ints::Register most = largest[0].part[0];
-  for (Ints::Register part : largest[0].part) most = most < part ? part : most;
+  Ints::Register tops = largest[0].part[0];
+  for (Ints::Register part : largest[0].part) tops = tops < part ? part : tops;
   int32_t lanes[kLanes];
-  std::memcpy(lanes, &most, sizeof most);
+  std::memcpy(lanes, &tops, sizeof tops);
   const int32_t top = *std::max_element(lanes, lanes + kLanes);
   float magnitude;
   std::memcpy(&magnitude, &top, sizeof magnitude);
-  return (top >= kInfiniteBits ? __builtin_nanf("") : magnitude) / 127.f;
+  return (top >= kInfiniteBits ? __builtin_nanf("") : magnitude) / most;
 }
 
 // Lanes of two rows that are `S` apart change places, so that their squares of S x S are transposed.
@@ -772,12 +772,9 @@ void pack_panels(const Matrix &shape, const E *const *rows, int64_t first, int64
   }
 }
 
-// Where number i of a word lies in it, in groups.
-inline int64_t grouped_shift(int64_t i) { return 8 * (i % 4) + 4 * (i / 4); }
-
 // Number i of a column in groups, whose first word is `column`.
 inline uint32_t grouped_number(const uint32_t *column, int64_t pack, int64_t i) {
-  return column[i / pack * kColumns] >> grouped_shift(i % pack) & (pack == Int4Dot::kPack ? 15 : 255);
+  return column[i / pack * kColumns] >> grouped_shift(i % pack) & (pack == 8 ? 15 : 255);
 }
 
 // Packs panels [first, end) of a matrix in groups: `rows` has k numbers of each column, `scales` and
@@ -806,8 +803,9 @@ inline void pack_groups(const Matrix &shape, const uint8_t *const *rows,
 }
 
 inline int64_t units_per_word(int64_t format) {
-  constexpr int8_t kUnits[] = {F32Dot::kUnits,  Bf16Dot::kUnits, Int8Dot::kUnits,
-                               WideDot::kUnits, Int4Dot::kUnits, GroupedInt8Dot::kUnits};
+  constexpr int8_t kUnits[] = {F32Dot::kUnits,      Bf16Dot::kUnits, Int8Dot::kUnits,
+                               WideDot::kUnits,     Int4Dot::kUnits, Int4WideDot::kUnits,
+                               GroupedInt8Dot::kUnits};
   return kUnits[format];
 }
 
@@ -842,11 +840,11 @@ void encode_steps(const E *const *rows, int num_rows, int64_t k, int64_t num_uni
       encode_chunk<Encoder>(rows[r], k, first, inverse_scales[r], to);
 }
 
-// The scales of each group's bytes of a row, and their sums.
+// The scales of each group's numbers of a row, and the sums of the numbers.
 template <class E>
 void scale_groups(const Matrix &matrix, const E *row, float *scales, float *sums) {
   for (int64_t first = 0; first < matrix.k; first += matrix.group_len) {
-    *scales = scale_of(row + first, matrix.group_len);
+    *scales = scale_of(row + first, matrix.group_len, matrix.format == kInt4 ? 127.f : 32767.f);
     const float inverse = inverse_of(*scales++);
     Ints lanes = broadcast(int32_t{0});
     for (int64_t i = first; i < first + matrix.group_len; i += 16)
@@ -872,7 +870,7 @@ RowTile prepare_groups(const Matrix &matrix, const E *rows, int64_t row_stride, 
   if (matrix.format == kInt4)
     encode_tile<Int4RowEncoder, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
   else
-    encode_tile<GroupedRowEncoder, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
+    encode_tile<WideRowEncoder, GroupScales>(own, num_rows, k, num_units, of_rows, many, to);
   return {to, scales, many ? 0 : num_units, num_rows, sums};
 }
 

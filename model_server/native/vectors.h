@@ -58,7 +58,6 @@ ARITHMETIC(/)
 ARITHMETIC(<<)
 ARITHMETIC(>>)
 ARITHMETIC(&)
-ARITHMETIC(^)
 #undef ARITHMETIC
 
 // Comparisons answer all ones or all zeros per lane.
