@@ -12,6 +12,9 @@ URL = os.environ.get("TANDEM_URL", "http://127.0.0.1:3000")
 QUESTIONS = ("What is the weather in Paris?", "How many people live in Paris?")
 
 
+# In place of those that look something up.
+
+
 def get_weather(city: str) -> str:
     """The weather in a city"""
     return "It is sunny, with 21 degrees."
@@ -19,7 +22,7 @@ def get_weather(city: str) -> str:
 
 def get_population(city: str) -> str:
     """How many people live in a city"""
-    return {"Paris": "2.1 million"}.get(city, "unknown")
+    return f"{city} has 2.1 million inhabitants."
 
 
 FUNCTIONS = {function.__name__: function for function in (get_weather, get_population)}

@@ -16,10 +16,10 @@ def test_an_answer_and_one_that_fits_a_schema(chrome: Browser, real: Served) -> 
         page = visit.page
         visit.open()
         page.get_by_label("Show tokens").check()
-        page.get_by_role("button", name="What is the capital of France?").click()
+        page.get_by_role("button", name="What is the capital of Japan?").click()
         visit.ends(1)
         first = page.locator(".token-list").first
-        expect(first).to_contain_text("The capital of France is Paris.")
+        expect(first).to_contain_text("The capital of Japan is Tokyo.")
         page.get_by_label("Example").select_option("A person, as JSON")
         expect(page.get_by_role("status")).to_contain_text("Can be satisfied")
         visit.send("Maria Lopez is 34 years old and works as a nurse in Lisbon.")

@@ -1,6 +1,6 @@
 """A real model through each API, and in the examples that ask it: SmolLM2-135M-Instruct.
 
-What it says is written down where it is sure of it, on any CPU.
+What it says is written down where it is sure of it: in its own 4 bits and dequantized, on any CPU.
 """
 
 import subprocess
@@ -16,8 +16,8 @@ from tests.conformance.serving import ROOT, Served, tandem_python
 
 pytestmark = pytest.mark.nightly
 
-QUESTION = "What is the capital of France?"
-ANSWER = "The capital of France is Paris."
+QUESTION = "What is the capital of Japan?"
+ANSWER = "The capital of Japan is Tokyo."
 
 
 @pytest.fixture
@@ -106,6 +106,6 @@ def test_a_loop_with_tools_ends_in_an_answer(real: Served) -> None:
         "  get_weather({'city': 'Paris'}) -> It is sunny, with 21 degrees.",
         "  The weather in Paris is sunny with 21 degrees.",
         "How many people live in Paris?",
-        "  get_population({'city': 'Paris'}) -> 2.1 million",
-        "  The number of people living in Paris is approximately 2.1 million.",
+        "  get_population({'city': 'Paris'}) -> Paris has 2.1 million inhabitants.",
+        "  Paris has 2.1 million inhabitants.",
     ]

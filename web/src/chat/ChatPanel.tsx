@@ -11,7 +11,7 @@ import { current, replace, storageTrouble } from "./store";
 // Closer to its end than this, a chat follows what is written.
 const NEAR_PX = 120;
 // To begin with; a model of a hundred million parameters answers them, and comes to an end.
-const QUESTIONS = ["What is the capital of France?", "What is photosynthesis?", "Write a haiku about the sea."];
+const QUESTIONS = ["What is the capital of Japan?", "What is photosynthesis?", "Write a haiku about the sea."];
 
 export function ChatPanel() {
   return (
