@@ -30,21 +30,29 @@ _NUM_BLOCKS = "16"
 Answers = list[list[int]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_byte_tokenizer(tiny_models.save("qwen3_5", tmp_path_factory.mktemp("qwen3_5")))
+@pytest.fixture(
+    scope="module", params=["qwen3_5", pytest.param("nemotron_h", marks=pytest.mark.nightly)]
+)
+def name(request: pytest.FixtureRequest) -> str:
+    """With a delta rule, or with a state space."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def expected() -> Answers:
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_byte_tokenizer(tiny_models.save(name, tmp_path_factory.mktemp(name)))
+
+
+@pytest.fixture(scope="module")
+def expected(name: str) -> Answers:
     """What the class itself answers to each prompt alone."""
-    return [generated(prompt, _NUM_NEW) for prompt in _PROMPTS]
+    return [generated(name, prompt, _NUM_NEW) for prompt in _PROMPTS]
 
 
-def generated(prompt: str, num_new: int) -> list[int]:
+def generated(name: str, prompt: str, num_new: int) -> list[int]:
     token_ids = torch.tensor([byte_ids(prompt)])
     with torch.inference_mode():
-        whole = tiny_models.build("qwen3_5").generate(
+        whole = tiny_models.build(name).generate(
             token_ids, do_sample=False, max_new_tokens=num_new, min_new_tokens=num_new
         )
     answer: list[int] = whole[0, token_ids.shape[1] :].tolist()
@@ -94,7 +102,7 @@ def require_equal_rounds(server: RunningServer, expected: Answers) -> None:
 
 
 def test_answers_are_those_of_the_class_preempted_or_from_kept_states(
-    server: RunningServer, expected: Answers
+    server: RunningServer, name: str, expected: Answers
 ) -> None:
     require_equal_rounds(server, expected)
     assert info(server)["prefix_caching"]
@@ -102,7 +110,7 @@ def test_answers_are_those_of_the_class_preempted_or_from_kept_states(
     # The next turn of a chat begins where the prompt of the last one ended.
     turn = _PROMPTS[0] + "x" * _NUM_NEW
     before = metric(server, "tandem_prefix_cache_hit_tokens_total")
-    assert answer(server, turn, 5) == generated(turn, 5)
+    assert answer(server, turn, 5) == generated(name, turn, 5)
     hit = metric(server, "tandem_prefix_cache_hit_tokens_total") - before
     assert hit >= len(_STORY) // 16 * 16
 
