@@ -42,7 +42,7 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.engine.runner import Runner
-from model_server.errors import CheckpointBroken, ConfigRefused
+from model_server.errors import CheckpointBroken
 from model_server.executor.dense import (
     MAX_GROUPED_ERROR,
     MAX_QUANTIZED_ERROR,
@@ -179,7 +179,6 @@ def _load_dense(
             executor = load_dense(
                 model, recipe, build, dtype=checked.dtype, quantize=settings.quantize
             )
-    _require_adaptable(settings, executor)
     windows = [attention.window_len for attention in recipe.attentions()]
     return PagedModel(
         executor,
@@ -262,6 +261,8 @@ def _build_of(
         Partition(world.rank, world.world_size),
         dist.group.WORLD if world.world_size > 1 else None,
         quantize=settings.quantize,
+        max_loras=settings.max_loras,
+        max_lora_rank=settings.max_lora_rank,
     )
 
 
@@ -321,8 +322,15 @@ def _load_zoo(
     if limit is None:
         raise AssertionError("the gate lets no model without a limit pass")
     windows = [plan.options.window_len for plan in plans if plan is not None]
-    executor = ZooExecutor(model, plans, memory, backend, dtype, device)
-    _require_adaptable(settings, executor)
+    executor = ZooExecutor(
+        model,
+        plans,
+        memory,
+        backend,
+        dtype,
+        device,
+        max_lora_rank=settings.max_lora_rank if settings.max_loras else None,
+    )
     return PagedModel(
         executor,
         model_type=model.facts.model_type,
@@ -333,16 +341,9 @@ def _load_zoo(
         window_len=min((window for window in windows if window is not None), default=None),
         eos_token_ids=checked.eos_token_ids,
         fallback_reason=reason,
+        max_loras=settings.max_loras,
+        max_lora_rank=settings.max_lora_rank,
     )
-
-
-def _require_adaptable(settings: ModelSettings, executor: Executor) -> None:
-    """Raises ConfigRefused where adapters are to be served and cannot be."""
-    if settings.max_loras and not executor.adaptable:
-        raise ConfigRefused(
-            f"--max-loras {settings.max_loras}: {executor.name} computes the model alone; adapters"
-            " are served on a CPU, one rank, by models with a recipe"
-        )
 
 
 def new_sampler(

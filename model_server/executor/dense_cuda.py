@@ -33,9 +33,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_server.adapter import Adapter, LinearShapes
 from model_server.attention.base import LayerCache, LayerGeometry, TokenMajorAttention
 from model_server.attention.sdpa import GatherSdpaAttention
 from model_server.attention.select import select_backend
+from model_server.executor.adapters import PackedAdapter
 from model_server.executor.device_weights import (
     DenseAttention,
     DenseDelta,
@@ -49,9 +51,9 @@ from model_server.executor.device_weights import (
     matrices_of,
     read_weights,
 )
-from model_server.executor.executor import WithoutAdapters
 from model_server.executor.int4 import Int4Parameters
 from model_server.executor.layer_ops import LayerOps, TorchLayerOps
+from model_server.executor.torch_adapters import DeviceAdapters, TorchAdapter, product_shapes
 from model_server.recipe.recipe import Attention, Recipe
 from model_server.step import StateSlots, StepInputs
 
@@ -205,10 +207,13 @@ class DecodeGraphs:
         )
 
     def has(self, step: StepInputs) -> bool:
-        """Whether there is a graph for a step: one token and one row of logits per sequence."""
+        """Whether there is a graph for a step: one token and one row of logits per sequence, and no
+        adapter, which its launches know nothing of.
+        """
         num_seqs, num_blocks = step.block_tables.shape
         return (
-            num_seqs == step.num_tokens == len(step.logits_indices)
+            not step.adapters
+            and num_seqs == step.num_tokens == len(step.logits_indices)
             and num_seqs <= self.sizes[-1]
             and num_blocks <= self._max_blocks
         )
@@ -246,11 +251,12 @@ class CudaCapture:
         return replay
 
 
-class DenseCuda(WithoutAdapters):
+class DenseCuda:
     """See Executor. It runs on any device with operations that do.
 
     group:       of the ranks, on the device; None: there is one rank
     new_capture: of decode steps, for a pool that was made anew; None: each step is launched anew
+    adapters:    beside `weights`; None: none may be loaded
     """
 
     # Products of cuBLAS may add up in another order in another batch.
@@ -268,8 +274,10 @@ class DenseCuda(WithoutAdapters):
         partition: Partition | None = None,
         group: dist.ProcessGroup | None = None,
         new_capture: Callable[[], Capture] | None = None,
+        adapters: DeviceAdapters | None = None,
     ) -> None:
-        self._weights = weights
+        self._weights = weights if adapters is None else adapters.beside(weights)
+        self._adapters = adapters
         self._ops = ops
         self._attention = attention
         self._partition = partition or Partition()
@@ -299,6 +307,27 @@ class DenseCuda(WithoutAdapters):
             for mixer in self._mixers()
             if isinstance(mixer, DenseAttention)
         )
+
+    @property
+    def adaptable(self) -> LinearShapes:
+        """See Executor."""
+        return {} if self._adapters is None else self._adapters.adaptable
+
+    @property
+    def adapter_bytes(self) -> int:
+        """See Executor."""
+        return 0 if self._adapters is None else self._adapters.bytes_each
+
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """See Executor."""
+        assert self._adapters is not None
+        return self._adapters.pack(adapter)
+
+    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
+        """See Executor."""
+        assert self._adapters is not None
+        assert adapter is None or isinstance(adapter, TorchAdapter)
+        self._adapters.set(place, adapter)
 
     def _mixers(self) -> Iterator[DenseMixer]:
         return (layer.mixer for layer in self._weights.layers)
@@ -353,6 +382,8 @@ class DenseCuda(WithoutAdapters):
     @torch.inference_mode()
     def forward_eager(self, inputs: StepInputs) -> Tensor:
         """As `forward`, without graphs."""
+        if self._adapters is not None:
+            self._adapters.rows.begin(inputs)
         weights = self._weights
         ops = self._ops
         residual = F.embedding(inputs.token_ids, weights.embedding)
@@ -422,7 +453,7 @@ class DenseCuda(WithoutAdapters):
     def _attend(
         self, mixer: DenseAttention, cache: LayerCache, normed: Tensor, inputs: StepInputs
     ) -> Tensor:
-        rows = mixer.qkv.multiply(normed)
+        rows = mixer.ins.multiply(normed)
         query = self._ops.rotate_and_write(
             rows,
             mixer.heads,
@@ -480,6 +511,8 @@ def build_dense_cuda(
     tables: Sequence[tuple[Tensor, Tensor]],
     *,
     quantize: str | None = None,
+    max_loras: int = 0,
+    max_lora_rank: int = 16,
     release: Callable[[str], None] = lambda name: None,
 ) -> DenseCuda:
     """The executor of this rank's part; for the arguments see read_weights and DenseCuda.
@@ -501,6 +534,11 @@ def build_dense_cuda(
         # Collectives of gloo run on the host.
         if group is None or dist.get_backend(group) == "nccl":
             new_capture = CudaCapture
+    int4 = parameters.int4 if isinstance(parameters, Int4Parameters) else {}
+    adapters = None
+    if max_loras:
+        shapes = product_shapes(recipe, parameters, int4)
+        adapters = DeviceAdapters(recipe, shapes, tables, partition, device, max_lora_rank)
     weights = read_weights(
         recipe,
         parameters,
@@ -509,11 +547,17 @@ def build_dense_cuda(
         device=device,
         partition=partition,
         make_matrix=matrices_of(ops, quantize),
-        int4=parameters.int4 if isinstance(parameters, Int4Parameters) else {},
+        int4=int4,
         release=release,
     )
     return DenseCuda(
-        weights, ops, attention, partition=partition, group=group, new_capture=new_capture
+        weights,
+        ops,
+        attention,
+        partition=partition,
+        group=group,
+        new_capture=new_capture,
+        adapters=adapters,
     )
 
 

@@ -212,9 +212,9 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DenseAttention:
-    """A mixer of recipe.Attention, for this rank. `qkv` has its gates behind its values, if any."""
+    """A mixer of recipe.Attention, for this rank. `ins` has its gates behind its values, if any."""
 
-    qkv: Matrix
+    ins: Matrix
     heads: HeadLayout
     options: LayerOptions
     is_gated: bool
@@ -306,7 +306,7 @@ def read_weights(
     int4:       of `parameters`, those that are in 4 bits; they stay so where their groups allow it
     release:    called with a parameter's name once it is not needed any more
     """
-    reader = _Reader(recipe, parameters, tables, dtype, device, partition, make_matrix, int4 or {})
+    reader = WeightReader(recipe, parameters, tables, dtype, device, partition, make_matrix, int4)
     last_use = recipe.last_uses()
     layers = []
     for index, layer in enumerate(recipe.layers):
@@ -330,7 +330,12 @@ def read_weights(
     return weights
 
 
-class _Reader:
+class WeightReader:
+    """Reads this rank's part of a decoder; see `read_weights`.
+
+    has_biases: whether `parameters` has those of linear layers, too
+    """
+
     def __init__(
         self,
         recipe: Recipe,
@@ -340,7 +345,9 @@ class _Reader:
         device: torch.device,
         partition: Partition,
         make_matrix: MakeMatrix,
-        int4: Mapping[str, Int4Weight],
+        int4: Mapping[str, Int4Weight] | None = None,
+        *,
+        has_biases: bool = True,
     ) -> None:
         self._recipe = recipe
         self._parameters = parameters
@@ -349,7 +356,8 @@ class _Reader:
         self._device = device
         self._partition = partition
         self._make_matrix = make_matrix
-        self._int4 = int4
+        self._int4 = int4 or {}
+        self._has_biases = has_biases
 
     def layer(self, layer: Layer) -> DenseLayer:
         mlp = layer.feed_forward
@@ -413,32 +421,54 @@ class _Reader:
         if isinstance(mixer, Mamba2):
             raise AssertionError("a selective state space is refused before it is loaded")
         return DenseAttention(
-            qkv=self._qkv(mixer),
+            ins=self.ins_of_mixer(mixer),
             heads=self._heads(mixer),
             options=self._options(mixer),
             is_gated=mixer.gate is not None,
-            output=self._summed(mixer.output, self._inputs_of_heads(mixer)),
+            output=self.summed(mixer.output, self.inputs_of_output(mixer)),
         )
 
-    def _delta(self, delta: Delta) -> DenseDelta:
+    def ins_of_mixer(self, mixer: Mixer) -> Matrix:
+        """What reads the layer's input."""
+        if isinstance(mixer, Attention):
+            return self._qkv(mixer)
+        if isinstance(mixer, ShortConv):
+            part = self.inputs_of_output(mixer)
+            channels = np.arange(part.start, part.stop)
+            return self._side_by_side([(each, channels) for each in mixer.ins])
+        assert isinstance(mixer, Delta)
+        keys, values, heads = self._parts_of_delta(mixer)
+        parts = (keys, keys, values, values, heads, heads)
+        return self._side_by_side(list(zip(mixer.ins, parts, strict=True)))
+
+    def inputs_of_output(self, mixer: Mixer) -> range:
+        """What its last product reads on this rank."""
+        if isinstance(mixer, Attention):
+            return self._inputs_of_heads(mixer)
+        if isinstance(mixer, ShortConv):
+            return self._partition.part(mixer.value.rows.count)
+        assert isinstance(mixer, Delta)
+        _, values, _ = self._parts_of_delta(mixer)
+        return range(int(values[0]), int(values[-1]) + 1)
+
+    def _parts_of_delta(
+        self, delta: Delta
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """This rank's numbers of keys and of values, and its heads."""
         key_heads = self._partition.part(delta.num_key_heads)
         share = delta.num_heads // delta.num_key_heads
         heads = np.arange(key_heads.start * share, key_heads.stop * share)
         keys = np.arange(key_heads.start * delta.key_dim, key_heads.stop * delta.key_dim)
         values = np.arange(heads[0] * delta.value_dim, (heads[-1] + 1) * delta.value_dim)
-        ins = (
-            (delta.query, keys),
-            (delta.key, keys),
-            (delta.value, values),
-            (delta.gate, values),
-            (delta.beta, heads),
-            (delta.alpha, heads),
-        )
+        return keys, values, heads
+
+    def _delta(self, delta: Delta) -> DenseDelta:
+        keys, values, heads = self._parts_of_delta(delta)
         keys_len = delta.num_key_heads * delta.key_dim
         norm = self.norm(delta.norm)
         assert norm is not None
         rule = DeltaRule(
-            num_key_heads=len(key_heads),
+            num_key_heads=len(keys) // delta.key_dim,
             num_heads=len(heads),
             key_dim=delta.key_dim,
             value_dim=delta.value_dim,
@@ -450,17 +480,15 @@ class _Reader:
             beta_scale=delta.beta_scale,
             norm=norm,
         )
-        inputs = range(int(values[0]), int(values[-1]) + 1)
-        return DenseDelta(self._side_by_side(ins), rule, self._summed(delta.output, inputs))
+        output = self.summed(delta.output, self.inputs_of_output(delta))
+        return DenseDelta(self.ins_of_mixer(delta), rule, output)
 
     def _short_conv(self, short: ShortConv) -> DenseShortConv:
-        part = self._partition.part(short.value.rows.count)
-        channels = np.arange(part.start, part.stop)
-        ins = tuple((each, channels) for each in (short.gate_in, short.value, short.gate_out))
+        part = self.inputs_of_output(short)
         return DenseShortConv(
-            self._side_by_side(ins),
-            self._convolution(short.conv, channels),
-            self._summed(short.output, part),
+            self.ins_of_mixer(short),
+            self._convolution(short.conv, np.arange(part.start, part.stop)),
+            self.summed(short.output, part),
         )
 
     def _convolution(self, conv: Conv, channels: npt.NDArray[np.int64]) -> Convolution:
@@ -546,10 +574,10 @@ class _Reader:
 
     def _mlp(self, mlp: Mlp) -> DenseMlp:
         return DenseMlp(
-            ins=self._ins(mlp),
+            ins=self.ins_of_mlp(mlp),
             layout="plain" if mlp.layout == "plain" else "gate_up",
             activation=mlp.activation,
-            out=self._summed(mlp.out, self._partition.part(self._num_inputs(mlp.out))),
+            out=self.summed(mlp.out, self._partition.part(self._num_inputs(mlp.out))),
         )
 
     def _mixture(self, moe: Moe) -> Mixture:
@@ -603,7 +631,7 @@ class _Reader:
         weight = self._parameters[name].detach()
         return weight.transpose(1, 2) if moe.transposed else weight
 
-    def _ins(self, mlp: Mlp) -> Matrix:
+    def ins_of_mlp(self, mlp: Mlp) -> Matrix:
         """Gate rows, then up rows; or all rows of a plain layer."""
         # Which row of which layer: (layer, row) of the outputs side by side.
         owners = [
@@ -628,7 +656,7 @@ class _Reader:
                     parts.append(self._rows(linear, rows))
         return self._make_matrix(*_merged(parts, self._dtype))
 
-    def _summed(self, linear: Linear, inputs: range) -> Matrix:
+    def summed(self, linear: Linear, inputs: range) -> Matrix:
         """A product of some inputs, to be added up over the ranks: one of them has the bias."""
         weight, bias = self._rows(linear, np.arange(linear.rows.count), inputs)
         if isinstance(weight, Tensor):
@@ -666,7 +694,7 @@ class _Reader:
         return self._moved(_taken(weight, rows), dtype), self._bias(linear, rows)
 
     def _bias(self, linear: Linear, rows: npt.NDArray[np.int64]) -> Tensor | None:
-        if linear.bias is None:
+        if linear.bias is None or not self._has_biases:
             return None
         return self._moved(_taken(self._parameters[linear.bias].detach(), rows))
 

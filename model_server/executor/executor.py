@@ -10,7 +10,6 @@ decides who owns which block. None of them is for two threads at a time.
 
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -94,21 +93,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free the pool. `allocate` begins anew."""
-
-
-class WithoutAdapters:
-    """What an executor says that computes the model alone; see Executor."""
-
-    adaptable: LinearShapes = MappingProxyType({})
-    adapter_bytes = 0
-
-    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
-        """Nobody asks."""
-        raise AssertionError("it computes the model alone")
-
-    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
-        """Nobody asks."""
-        raise AssertionError("it computes the model alone")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

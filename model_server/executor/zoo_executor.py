@@ -7,11 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from transformers.pytorch_utils import Conv1D
 
+from model_server.adapter import Adapter, LinearShapes, LowRank
 from model_server.attention.base import AttentionBackend, LayerCache, LayerGeometry, LayerOptions
-from model_server.executor.executor import WithoutAdapters
+from model_server.executor.adapters import PackedAdapter
+from model_server.executor.torch_adapters import (
+    AdapterRows,
+    AddedProduct,
+    LowRankPart,
+    TorchAdapter,
+)
 from model_server.mixers import Memory, MixerCache, StatePool
-from model_server.step import StepInputs
+from model_server.step import SequenceStep, StateStep, StepInputs
 from model_server.zoo import HfModel
 
 # A linear layer on a CPU may add up in another order for 1, 2 or 3 rows than for 4 and more, so a
@@ -34,11 +43,69 @@ class _Layer:
     options: LayerOptions
 
 
-class ZooExecutor(WithoutAdapters):
+# Of two sequences, whose logits are fewer rows.
+_PROBE_LENS = (30, 31)
+_PROBE_BLOCKS = 31  # of each, of whatever size
+
+
+class _AdaptedForward:
+    """Takes the place of a linear layer's `forward`, and adds what adapters give.
+
+    widths: of what it was handed and of what it gave: of several ranks each may have a part
+    """
+
+    def __init__(self, module: nn.Module, rows: AdapterRows, widths: tuple[int, int]) -> None:
+        self._forward = module.forward
+        outputs, inputs = shape_of(module)
+        weight: Any = module.weight
+        self._inputs = _part_of(weight, inputs, widths[0])
+        self._outputs = _part_of(weight, outputs, widths[1])
+        # What it gives is summed by itself, what adapters add is not.
+        is_summed = len(self._inputs) < inputs
+        group = weight.device_mesh.get_group() if is_summed else None
+        self._device: torch.device = weight.device
+        self.added = AddedProduct(rows, group)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        product: Tensor = self._forward(x)
+        self.added.add(x.flatten(0, -2), product.flatten(0, -2))
+        return product
+
+    def part(self, layer: LowRank) -> LowRankPart:
+        """This rank's of what an adapter adds."""
+        a = layer.a[:, self._inputs.start : self._inputs.stop]
+        b = layer.b[self._outputs.start : self._outputs.stop]
+        return LowRankPart(a.to(self._device, torch.float32), b.to(self._device))
+
+
+def shape_of(module: nn.Module) -> tuple[int, int]:
+    """Outputs and inputs of a linear layer, over all ranks."""
+    if isinstance(module, nn.Linear):
+        return module.out_features, module.in_features
+    assert isinstance(module, Conv1D)
+    return module.nf, module.nx
+
+
+def _part_of(weight: Any, count: int, width: int) -> range:
+    """Of `count` outputs or inputs of a layer the `width` ones of this rank."""
+    if width == count:
+        return range(count)
+    each = -(-count // weight.device_mesh.size())
+    start = weight.device_mesh.get_local_rank() * each
+    return range(start, start + width)
+
+
+def _is_plain(weight: Any) -> bool:
+    """Whether a rank's part of it is one run of outputs, or of inputs."""
+    return not isinstance(weight, DTensor) or type(weight.placements[0]) in (Shard, Replicate)
+
+
+class ZooExecutor:
     """See Executor.
 
-    plans:  the gate's, one per layer; None: it has no keys and values
-    memory: what layers remember beside these
+    plans:         the gate's, one per layer; None: it has no keys and values
+    memory:        what layers remember beside these
+    max_lora_rank: the largest rank of an adapter; None: none may be loaded
     """
 
     # Matrix products of torch may add up in another order in another batch.
@@ -55,6 +122,8 @@ class ZooExecutor(WithoutAdapters):
         backend: AttentionBackend,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        max_lora_rank: int | None = None,
     ) -> None:
         self._model = model
         self._plans = tuple(plans)
@@ -68,6 +137,91 @@ class ZooExecutor(WithoutAdapters):
         self.state_bytes = memory.state_bytes
         self.block_size = backend.block_size
         self.min_step_tokens = _MIN_CPU_TOKENS if device.type == "cpu" else 1
+        self._rows = AdapterRows(device)
+        self._adapted: dict[str, _AdaptedForward] = {}
+        self.adaptable: LinearShapes = {}
+        self.adapter_bytes = 0
+        if max_lora_rank is not None:
+            self._adapt(max_lora_rank)
+
+    def _adapt(self, max_rank: int) -> None:
+        """Let adapters change the linear layers that every token of a step passes in its row."""
+        modules = {
+            name: module
+            for name, module in self._model.module.named_modules()
+            if isinstance(module, nn.Linear | Conv1D) and _is_plain(module.weight)
+        }
+        shapes = {name: shape_of(module) for name, module in modules.items()}
+        widths = self._widths(modules)
+        for name, module in modules.items():
+            if name in widths:
+                self._adapted[name] = _AdaptedForward(module, self._rows, widths[name])
+                module.forward = self._adapted[name]  # type: ignore[method-assign]
+        self.adaptable = {name: shapes[name] for name in self._adapted}
+        self.adapter_bytes = 4 * max_rank * sum(map(sum, self.adaptable.values()))
+
+    def _widths(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[int, int]]:
+        """What is handed to each, and what it gives, where these are the rows of all tokens."""
+        seen: dict[str, set[tuple[int, ...]]] = {name: set() for name in modules}
+
+        def note(name: str, _: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            shapes = [part.flatten(0, -2).shape for part in (*args[:1], output)]
+            seen[name].add(tuple(number for shape in shapes for number in shape))
+
+        handles = [
+            module.register_forward_hook(partial(note, name)) for name, module in modules.items()
+        ]
+        try:
+            num_tokens = self._pass_over_tokens()
+        finally:
+            for handle in handles:
+                handle.remove()
+        widths = {}
+        for name, calls in seen.items():
+            # Experts see some of the rows, the head those of logits, a mixer each sequence's.
+            if len(calls) == 1 and (call := calls.pop())[::2] == (num_tokens, num_tokens):
+                widths[name] = (call[1], call[3])
+        return widths
+
+    def _pass_over_tokens(self) -> int:
+        """Compute a step of two sequences, and forget it; returns how many tokens it had."""
+        has_states = bool(self._memory.mixers)
+        self.allocate(len(_PROBE_LENS) * _PROBE_BLOCKS + 1, len(_PROBE_LENS))
+        steps = []
+        for index, length in enumerate(_PROBE_LENS):
+            token_ids = [
+                7 * (index + 3 * token) % self._model.facts.vocab_size for token in range(length)
+            ]
+            blocks = range(index * _PROBE_BLOCKS, (index + 1) * _PROBE_BLOCKS)
+            state = StateStep(None, index) if has_states else None
+            steps.append(SequenceStep(token_ids, 0, list(blocks), 1, state))
+        self.forward(
+            StepInputs.build(
+                steps,
+                block_size=self.block_size,
+                scratch_block_id=len(_PROBE_LENS) * _PROBE_BLOCKS,
+                device=self._device,
+                min_tokens=self.min_step_tokens,
+            )
+        )
+        self.close()
+        return sum(_PROBE_LENS)
+
+    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
+        """See Executor."""
+        layers = adapter.layers
+        return TorchAdapter(
+            [
+                adapted.part(layers[name]) if name in layers else None
+                for name, adapted in self._adapted.items()
+            ]
+        )
+
+    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
+        """See Executor."""
+        assert adapter is None or isinstance(adapter, TorchAdapter)
+        for index, adapted in enumerate(self._adapted.values()):
+            adapted.added.set(place, None if adapter is None else adapter.parts[index])
 
     @property
     def bytes_per_block(self) -> int:
@@ -102,6 +256,7 @@ class ZooExecutor(WithoutAdapters):
     @torch.inference_mode()
     def forward(self, inputs: StepInputs) -> Tensor:
         """See Executor. The logits are of the model's dtype."""
+        self._rows.begin(inputs)
         logits = self._model.paged_logits(
             inputs.token_ids,
             inputs.positions,

@@ -8,7 +8,7 @@ from model_server.adapter import LinearShapes
 from model_server.engine.adapters import AdapterBook
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
-from model_server.errors import AdapterRefused, ConfigRefused, NoAdapter, OutOfMemory
+from model_server.errors import AdapterRefused, NoAdapter, OutOfMemory
 from model_server.executor.executor import PagedModel
 from tests.model_server import lora_folders
 from tests.model_server.checkpoint import tiny_models
@@ -134,6 +134,14 @@ def test_adapters_outlive_a_warm_up_and_their_memory_is_no_pool_s(driver: Driver
     assert alone(again, 5, 2) == five
 
 
-def test_a_model_in_its_own_class_takes_none(folder: Path) -> None:
-    with pytest.raises(ConfigRefused, match="--max-loras 2: zoo, reference attention computes the"):
-        load(folder, World(), attention="reference", max_loras=2)
+def test_a_model_in_its_own_class_answers_as_its_recipe_does(
+    driver: Driver, folder: Path, tmp_path: Path
+) -> None:
+    zoo = driver_of(load(folder, World(), attention="reference", max_loras=1))
+    load_adapter(zoo.runner, 1, tmp_path / "6")
+    for request_id, adapter_id in enumerate((None, 1, 1)):
+        zoo.add(request_id, PROMPT, MAX_NEW, adapter_id=adapter_id)
+    zoo.run(step_tokens=13)
+    plain = alone(driver, None, 1)
+    six = alone(driver, 6, 2)
+    assert list(zoo.outputs.values()) == [plain, six, six]

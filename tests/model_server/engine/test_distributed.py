@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from model_server.adapter import LinearShapes
 from model_server.engine import memory
 from model_server.engine.distributed import FAILED, LATE, Drawn, World
 from model_server.engine.warmup import StepRoom
@@ -19,6 +20,7 @@ from model_server.step import StepInputs
 from processes.addresses import free_port
 from proto.contract import SamplingParams
 from tests.listeners import is_every_interface, listening_at
+from tests.model_server import lora_folders
 from tests.model_server.checkpoint import tiny_models
 from tests.model_server.engine.driver import (
     NUM_BLOCKS,
@@ -42,6 +44,28 @@ OTHERS = tuple(
 )
 # Of one key head in a block: two layers, 16 tokens, keys and values of 16 floats.
 _HEAD_BYTES = 2 * 16 * 2 * 16 * 4
+# Whose outputs, and whose inputs, are divided.
+ADAPTED: dict[str, LinearShapes] = {
+    "llama": {
+        f"model.layers.{layer}.{name}": shape
+        for layer in range(2)
+        for name, shape in (
+            ("self_attn.q_proj", (64, 64)),
+            ("self_attn.o_proj", (64, 64)),
+            ("mlp.up_proj", (96, 64)),
+            ("mlp.down_proj", (64, 96)),
+        )
+    },
+    "gpt_neox": {
+        f"gpt_neox.layers.{layer}.{name}": shape
+        for layer in range(2)
+        for name, shape in (
+            ("attention.query_key_value", (192, 64)),
+            ("attention.dense", (64, 64)),
+            ("mlp.dense_h_to_4h", (96, 64)),
+        )
+    },
+}
 PROMPTS = tuple(
     [(index * 31 + position * 17 + 7) % 150 + 3 for position in range(length)]
     for index, length in enumerate((5, 41, 1))
@@ -89,6 +113,29 @@ class Mirror:
         return answers
 
 
+class _Adapted:
+    """Answers with two adapters and without, and what either rank holds of one."""
+
+    def __init__(self, model: Path, adapters: Sequence[Path], attention: str = "auto") -> None:
+        self.model = model
+        self.adapters = adapters
+        self.attention = attention
+
+    def __call__(self, world: World) -> tuple[dict[int, list[int]], int]:
+        model = load(self.model, world, attention=self.attention, max_loras=2)
+        runner = warmed_up(model, world)
+        num_bytes = 0
+        for adapter_id, folder in enumerate(self.adapters, start=1):
+            adapter = runner.read_adapter(adapter_id, folder)
+            runner.load_adapter(adapter_id, adapter)
+            num_bytes = adapter.packed.num_bytes
+        driver = ShadowDriver(runner, NUM_BLOCKS, model.block_size)
+        for index, prompt in enumerate(PROMPTS):
+            driver.add(index, prompt, NUM_NEW, adapter_id=index or None)
+        driver.run(16)
+        return driver.outputs, num_bytes
+
+
 class ShadowDriver(Driver):
     """Learns a rank's tokens from its own books, since only rank 0 answers with generations."""
 
@@ -107,6 +154,7 @@ class ShadowDriver(Driver):
         request = self.requests[request_id]
         if request_id in output.request_ids:
             state = self.runner._held.sequences[request_id]
+            request.is_decoding = True
             request.token_ids = list(state.token_ids)
             # One less than was computed, where the draw was late.
             request.computed_len = state.computed_len
@@ -201,6 +249,15 @@ def _save_undividable(folder: Path) -> Path:
     return folder
 
 
+def _adapters(folder: Path, name: str) -> list[Path]:
+    shapes = ADAPTED[name]
+    found = [folder / f"{name}-{seed}" for seed in range(2)]
+    if not found[0].exists():
+        for seed, path in enumerate(found):
+            lora_folders.save(path, shapes, seed=seed)
+    return found
+
+
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """What either rank returned. All in one pair of processes: to start them takes long."""
@@ -212,6 +269,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], d
         "tokens": _tokens,
         "no room": _refused_for_want_of_room,
         "listening": _listening_at,
+        "adapters": _Adapted(models["llama"], _adapters(folder, "llama")),
+        "fused adapters": _Adapted(models["gpt_neox"], _adapters(folder, "gpt_neox")),
         # The ranks have left their collectives together, so it may be one of several works.
         "failed": _FailingStep(models["llama"], 0, after_forward=True),
     }
@@ -259,6 +318,22 @@ def test_ranks_agree_on_drafts_and_on_what_became_of_them(
     first, second = (answer["models"]["llama"]["drafted"] for answer in answers)
     assert first == second
     assert sum(map(len, first.values())) > 3 * 20
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_two_ranks_answer_with_adapters_as_one_does(
+    answers: tuple[dict[str, Any], dict[str, Any]], name: str, tmp_path: Path
+) -> None:
+    folders = _adapters(tmp_path, name)
+    one = _Adapted(tiny_models.save(name, tmp_path / "model"), folders, attention="reference")
+    expected, num_bytes = one(World())
+    work = "adapters" if name == "llama" else "fused adapters"
+    (first, half), (_, other_half) = (answer[work] for answer in answers)
+    assert first == expected
+    plain = tiny_models.build(name)
+    greedy = [tiny_models.greedy(plain, prompt, NUM_NEW) for prompt in PROMPTS]
+    assert [first[index] == greedy[index] for index in range(3)] == [True, False, False]
+    assert half == other_half < num_bytes
 
 
 def test_keys_and_values_are_divided_between_the_ranks(

@@ -21,6 +21,7 @@ from model_server.executor.dense_cuda import Capture, DenseCuda
 from model_server.executor.device_weights import MakeMatrix, Partition, matrices_of, read_weights
 from model_server.executor.executor import Executor
 from model_server.executor.layer_ops import TorchLayerOps
+from model_server.executor.torch_adapters import DeviceAdapters, product_shapes
 from model_server.recipe.dense_torch import angles_of
 from model_server.recipe.reader import read
 from model_server.recipe.recipe import Recipe
@@ -82,15 +83,21 @@ class Decoder:
         group: dist.ProcessGroup | None = None,
         new_capture: Callable[[], Capture] | None = None,
         make_matrix: MakeMatrix | None = None,
+        has_adapters: bool = False,
     ) -> DenseCuda:
         """The executor for GPUs in plain torch, with a pool."""
+        partition = partition or Partition()
+        adapters = None
+        if has_adapters:
+            shapes = product_shapes(self.recipe, self.parameters, {})
+            adapters = DeviceAdapters(self.recipe, shapes, self.tables, partition, device, 16)
         weights = read_weights(
             self.recipe,
             self.parameters,
             self.tables,
             dtype=dtype,
             device=device,
-            partition=partition or Partition(),
+            partition=partition,
             make_matrix=make_matrix or matrices_of(TorchLayerOps()),
         )
         executor = DenseCuda(
@@ -100,6 +107,7 @@ class Decoder:
             partition=partition,
             group=group,
             new_capture=new_capture,
+            adapters=adapters,
         )
         executor.allocate(NUM_BLOCKS + 1, NUM_STATES)
         return executor

@@ -1,5 +1,7 @@
 """What an executor computes with adapters is what peft computes, whatever else is in the step."""
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,15 +10,26 @@ import torch
 from torch import Tensor
 
 from model_server.adapter import Adapter
+from model_server.attention.reference import ReferenceAttention
+from model_server.checkpoint import gate
 from model_server.executor.executor import Executor
+from model_server.executor.zoo_executor import ZooExecutor
+from model_server.mixers import Memory
 from model_server.recipe.recipe import Moe
 from model_server.recipe.recording import native_logits
+from model_server.zoo import HfModel
 from tests.model_server import lora_folders
-from tests.model_server.executor.decoders import Pool, decoder, distance, random_tokens
+from tests.model_server.executor.decoders import (
+    CPU,
+    NUM_BLOCKS,
+    Decoder,
+    Pool,
+    decoder,
+    distance,
+    random_tokens,
+)
 from tests.model_server.recipe.families import WITH_STATES
 from tests.native.compiler import needs_compiler
-
-pytestmark = needs_compiler
 
 BF16 = torch.bfloat16
 PROMPT_LEN = 40
@@ -65,32 +78,59 @@ def in_chunks(pool: Pool, parts: list[tuple[Tensor, int | None]], *lens: int) ->
     return [torch.cat(chunks) for chunks in zip(*steps, strict=True)]
 
 
-by_night = pytest.mark.nightly
+def zoo(own: Decoder) -> ZooExecutor:
+    """The model in its own class, with the adapters that its linear layers take."""
+    model = HfModel(copy.deepcopy(own.model))
+    attention = ReferenceAttention()
+    plans = gate.probe_layers(
+        model, Memory(), attention, torch.float32, CPU, gate.expected_logits(model, CPU)
+    )
+    executor = ZooExecutor(model, plans, Memory(), attention, torch.float32, CPU, max_lora_rank=16)
+    executor.allocate(NUM_BLOCKS + 1)
+    return executor
+
+
+EXECUTORS: dict[str, Callable[[Decoder], Executor]] = {
+    "native": lambda own: own.executor(torch.float32, max_loras=4),
+    "torch": lambda own: own.on_device(
+        torch.float32, has_adapters=True, new_capture=lambda: lambda run: run
+    ),
+    "zoo": zoo,
+}
+
+
+def by_night(kind: str, *families: str) -> list[Any]:
+    return [pytest.param(kind, family, marks=pytest.mark.nightly) for family in families]
 
 
 @pytest.mark.parametrize(
-    "family",
+    ("kind", "family"),
     [
-        "llama",
-        "phi3-partial",
-        *(
-            pytest.param(family, marks=by_night)
-            for family in ("qwen3", "gemma2", "gpt_neox", "glm", "mixtral", "qwen2_moe", "olmo2")
-        ),
-        *(pytest.param(family, marks=by_night) for family in WITH_STATES),
+        pytest.param("native", "llama", marks=needs_compiler),
+        pytest.param("native", "phi3-partial", marks=needs_compiler),
+        ("torch", "llama"),
+        ("zoo", "llama"),
+        *by_night("native", "qwen3", "gemma2", "gpt_neox", "glm", "mixtral", "qwen2_moe", "olmo2"),
+        # Of Qwen3-Next peft changes the experts, whatever it is asked for.
+        *by_night("native", *(each for each in WITH_STATES if each != "qwen3_next")),
+        *by_night("torch", "phi3-partial", "gpt_neox", "glm", "qwen2_moe", "qwen3_5", "lfm2-bias"),
+        *by_night("zoo", "phi3-partial", "gpt_neox", "qwen2_moe", "starcoder2"),
     ],
 )
-def test_a_mixed_batch_is_as_near_to_peft_as_the_model_alone(family: str, tmp_path: Path) -> None:
+def test_a_mixed_batch_is_as_near_to_peft_as_the_model_alone(
+    kind: str, family: str, tmp_path: Path
+) -> None:
     own = decoder(family)
     kinds = [*KINDS, SPLIT] if family == "llama" else list(KINDS)
     models: list[Any] = [own.model]
-    for index, kind in enumerate(kinds):
+    for index, settings in enumerate(kinds):
         if any(isinstance(layer.mlp, Moe) for layer in own.recipe.layers):
-            kind = {**kind, "target_modules": BESIDE_EXPERTS}
-        models.append(lora_folders.save_by_peft(own.model, tmp_path / str(index), index, **kind))
-    pool = loaded(
-        own.executor(torch.float32, max_loras=4), *(tmp_path / str(i) for i in range(len(kinds)))
-    )
+            settings = {**settings, "target_modules": BESIDE_EXPERTS}
+        folder = tmp_path / str(index)
+        models.append(lora_folders.save_by_peft(own.model, folder, index, **settings))
+    executor = EXECUTORS[kind](own)
+    executor.prepare(4, 256, NUM_BLOCKS)
+    pool = loaded(executor, *(tmp_path / str(index) for index in range(len(kinds))))
     places = [None, 3, 2, 1][: len(models)]
     parts = list(zip(prompts(len(models)), places, strict=True))
 
@@ -105,11 +145,12 @@ def test_a_mixed_batch_is_as_near_to_peft_as_the_model_alone(family: str, tmp_pa
         assert distance(one, wanted) < (2e-5 if family in WITH_STATES else 1e-5), place
         if place is not None:
             assert distance(own.native(prompt), wanted) > 0.1
-    pool.executor.close()
+    executor.close()
 
 
+@needs_compiler
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8", "int4"])
-@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_5", marks=by_night)])
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_5", marks=pytest.mark.nightly)])
 def test_a_sequence_has_the_same_bits_in_any_batch_and_any_chunks(
     kind: str, family: str, tmp_path: Path
 ) -> None:
@@ -137,6 +178,7 @@ def test_a_sequence_has_the_same_bits_in_any_batch_and_any_chunks(
     pool.executor.close()
 
 
+@needs_compiler
 def test_steps_without_an_adapter_have_the_bits_of_a_model_that_takes_none(tmp_path: Path) -> None:
     own = decoder("llama")
     (prompt,) = prompts(1)
@@ -163,6 +205,7 @@ def test_steps_without_an_adapter_have_the_bits_of_a_model_that_takes_none(tmp_p
     plain.executor.close()
 
 
+@needs_compiler
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_a_narrow_model_adds_what_the_adapter_gives_in_float32(
     quantize: str | None, tmp_path: Path

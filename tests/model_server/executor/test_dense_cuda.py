@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from model_server.adapter import Adapter
 from model_server.attention.base import LayerCache
 from model_server.checkpoint.check import unfit_reason_on_cuda
 from model_server.engine.distributed import World
@@ -19,6 +21,7 @@ from model_server.executor.layer_ops import TorchLayerOps
 from model_server.recipe.recipe import Mlp, Moe
 from model_server.step import StepInputs
 from proto.contract import KeptState
+from tests.model_server import lora_folders
 from tests.model_server.engine.driver import on_two_ranks
 from tests.model_server.executor.decoders import (
     NUM_BLOCKS,
@@ -269,8 +272,11 @@ RANK_FAMILIES = (
 )
 
 
-def _logits_of_ranks(device: torch.device, world: World) -> dict[str, Any]:
-    """On a GPU by its kernels, on a CPU by plain torch; the ranks talk over gloo."""
+def _logits_of_ranks(device: torch.device, folders: Path, world: World) -> dict[str, Any]:
+    """On a GPU by its kernels, on a CPU by plain torch; the ranks talk over gloo.
+
+    Every second sequence is computed with an adapter.
+    """
     partition = Partition(world.rank, world.world_size)
     group = dist.group.WORLD
     answers = {}
@@ -285,29 +291,51 @@ def _logits_of_ranks(device: torch.device, world: World) -> dict[str, Any]:
                 group,
                 own.parameters,
                 own.tables,
+                max_loras=1,
             )
             executor.allocate(NUM_BLOCKS + 1, NUM_STATES)
         else:
-            executor = own.on_device(torch.float32, partition=partition, group=group)
+            executor = own.on_device(
+                torch.float32, partition=partition, group=group, has_adapters=True
+            )
         assert executor.state_bytes == own.recipe.state_bytes // world.world_size
         pool = Pool(executor, device=device)
-        prompts = random_tokens(sum(LENS)).split(list(LENS))
-        held = [pool.sequence(prompt) for prompt in prompts]
-        logits = torch.cat(pool.run([(each, len(each.token_ids)) for each in held]))
-        answers[family] = logits.float().cpu().numpy()
+        answers[family] = _with_an_adapter(pool, folders / family).float().cpu().numpy()
     return answers
+
+
+def _with_an_adapter(pool: Pool, folder: Path) -> Tensor:
+    """Logits of all prompts, every second one with this adapter."""
+    executor = pool.executor
+    adapter = Adapter.read(folder, executor.adaptable, max_rank=16)
+    executor.set_adapter(0, executor.pack_adapter(adapter))
+    held = [pool.sequence(prompt) for prompt in random_tokens(sum(LENS)).split(list(LENS))]
+    for sequence in held[1::2]:
+        sequence.adapter = 0
+    return torch.cat(pool.run([(each, len(each.token_ids)) for each in held]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
-def test_two_ranks_compute_what_one_does(device: str) -> None:
+def test_two_ranks_compute_what_one_does(device: str, tmp_path: Path) -> None:
     """Two ranks share the GPU, where there is one."""
     if device != "cpu" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
-    first, _ = on_two_ranks(partial(_logits_of_ranks, torch.device(device)))
+    for family in RANK_FAMILIES:
+        shapes = decoder(family).on_device(torch.float32, has_adapters=True).adaptable
+        lora_folders.save(tmp_path / family, shapes, rank=5)
+    first, _ = on_two_ranks(partial(_logits_of_ranks, torch.device(device), tmp_path))
     assert isinstance(first, dict), first
     for family in RANK_FAMILIES:
         own = decoder(family)
-        expected = torch.cat([own.native(each) for each in random_tokens(sum(LENS)).split(LENS)])
+        prompts = random_tokens(sum(LENS)).split(LENS)
+        pool = Pool(own.on_device(torch.float32, has_adapters=True))
+        expected = list(_with_an_adapter(pool, tmp_path / family).split(LENS))
+        for index in range(len(prompts)):
+            native = own.native(prompts[index])
+            if index % 2:
+                assert distance(expected[index], native) > 0.1
+            else:
+                expected[index] = native
         most = 2e-5 if family in WITH_STATES else 1e-5
-        assert distance(torch.from_numpy(first[family]), expected) < most, family
+        assert distance(torch.from_numpy(first[family]), torch.cat(expected)) < most, family
