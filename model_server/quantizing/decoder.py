@@ -8,7 +8,7 @@ larger than the memory each layer is read when its turn comes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -20,17 +20,18 @@ from model_server.zoo import HfModel
 
 
 class _Reached(Exception):
-    """The last layer was called."""
+    """The first layer was called."""
 
 
 class Decoder:
     """Owner of the model, whose layers are gone once they have run.
 
-    All rows of tokens are of one length, so that a layer's further arguments, as masks and angles,
-    are the same for all of them.
+    All rows of tokens are as long as `row`, so that a layer's further arguments, as masks and
+    angles, are the same for all of them.
     """
 
-    def __init__(self, model: HfModel) -> None:
+    @torch.inference_mode()
+    def __init__(self, model: HfModel, row: Tensor) -> None:
         self._model = model
         self._layers = max(
             (part for part in model.module.modules() if isinstance(part, nn.ModuleList)), key=len
@@ -38,11 +39,29 @@ class Decoder:
         self._names: Mapping[nn.Module, str] = {
             part: name for name, part in model.module.named_modules()
         }
-        self._further: list[tuple[tuple[Any, ...], dict[str, Any]]] = [((), {})] * len(self)
         inner = {id(parameter) for parameter in self._layers.parameters()}
         for parameter in model.module.parameters():
             if id(parameter) not in inner:
                 parameter.data = parameter.data.float()
+        # By layer: its further arguments, and what it gives beside its rows; None: rows alone.
+        self._further: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self._beside: list[tuple[None, ...] | None] = []
+        with self._replaced(
+            [partial(self._record, layer, layer.forward) for layer in self._layers]
+        ):
+            model.native_logits(row)
+
+    def _record(
+        self, layer: nn.Module, forward: Any, hidden: Tensor, *further: Any, **named: Any
+    ) -> Any:
+        as_stored = [parameter.data for parameter in layer.parameters()]
+        layer.float()
+        given = forward(hidden, *further, **named)
+        for parameter, data in zip(layer.parameters(), as_stored, strict=True):
+            parameter.data = data
+        self._further.append((further, named))
+        self._beside.append((None,) * (len(given) - 1) if isinstance(given, tuple) else None)
+        return given
 
     def __len__(self) -> int:
         return len(self._layers)
@@ -57,26 +76,28 @@ class Decoder:
         """What the first layer reads of a row of tokens, [1, row_len, hidden_size]."""
         read: list[Tensor] = []
 
-        def record(index: int, hidden: Tensor, *further: Any, **named: Any) -> Tensor:
+        def reach(hidden: Tensor, *_: Any, **__: Any) -> None:
             read.append(hidden)
-            self._further[index] = (further, named)
-            if index == len(self) - 1:
-                raise _Reached
-            return hidden
+            raise _Reached
 
-        with self._replaced([partial(record, index) for index in range(len(self))]):
-            try:
-                self._model.native_logits(row)
-            except _Reached:
-                return read[0]
-        raise AssertionError("the last layer was not called")
+        with self._replaced([reach] * len(self)), suppress(_Reached):
+            self._model.native_logits(row)
+        return read[0]
+
+    def widen(self, index: int) -> None:
+        """Read a layer, in float32."""
+        self._layers[index].float()
 
     @torch.inference_mode()
     def run(self, index: int, hidden: Tensor) -> Tensor:
         """What a layer gives."""
         further, named = self._further[index]
         given = self._layers[index](hidden, *further, **named)
-        return given[0] if isinstance(given, tuple) else given
+        return given if self._beside[index] is None else given[0]
+
+    def forget(self, index: int) -> None:
+        """A layer that has run."""
+        self._layers[index].to("meta")
 
     def products(self, index: int, rows: Sequence[Tensor]) -> list[tuple[list[str], Tensor]]:
         """Of what the linear ones of a layer read, products of inputs with each other, summed over
@@ -116,19 +137,11 @@ class Decoder:
     def logits(self, row: Tensor, hidden: Tensor) -> Tensor:
         """[row_len, vocab_size] of a row, by what the last layer gave."""
 
-        def give(*_: Any, **__: Any) -> Tensor:
-            return hidden
+        def give(beside: tuple[None, ...] | None, *_: Any, **__: Any) -> Any:
+            return hidden if beside is None else (hidden, *beside)
 
-        with self._replaced([give] * len(self)):
+        with self._replaced([partial(give, beside) for beside in self._beside]):
             return self._model.native_logits(row)
-
-    def widen(self, index: int) -> None:
-        """Read a layer, in float32."""
-        self._layers[index].float()
-
-    def forget(self, index: int) -> None:
-        """A layer that has run."""
-        self._layers[index].to("meta")
 
     @contextmanager
     def _replaced(self, forwards: Sequence[Any]) -> Iterator[None]:

@@ -83,18 +83,21 @@ def quantize(config: QuantizeConfig) -> Quantized:
         source = _source(config)
         checked = _checked(source)
         calibration = _calibration(config, source, checked)
+        stored = checkpoint.check(source)
+        is_half = all(each.dtype == "F16" for each in stored.values())
         model = zoo.load(
             source,
             checked.config,
-            dtype=checked.weights_dtype,
+            # In what the files have, they stay mapped.
+            dtype=torch.float16 if is_half else checked.weights_dtype,
             device=_CPU,
             trust_remote_code=False,
             num_shards=1,
             left_out=checked.left_out,
         )
-        decoder = Decoder(model)
+        decoder = Decoder(model, calibration.held_out[0])
         group_len = _group_len(decoder, config.group_size)
-        rest = {name: each.shape for name, each in checkpoint.check(source).items()}
+        rest = {name: each.shape for name, each in stored.items()}
         names = zoo.stored_names(model.module, rest)
         writer = WeightsWriter(folder, len(decoder) + 1)
         exact = [decoder.embedded(row) for row in calibration.held_out]

@@ -30,13 +30,16 @@ def load(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> HfModel
     )
 
 
-# Windows by layer, scaled embeddings and capped logits, a layer's own rope, states, and what sees.
-@pytest.mark.parametrize("name", ["llama-tied", "qwen2", "gemma2", "gemma3", "qwen3_5", "llava"])
+# Windows by layer, scaled embeddings and capped logits, a layer's own rope, states, layers that
+# give more than their rows, and what sees.
+@pytest.mark.parametrize(
+    "name", ["llama-tied", "qwen2", "gemma2", "gemma3", "qwen3_5", "bamba", "llava"]
+)
 def test_layer_by_layer_the_logits_are_those_of_the_whole(name: str, tmp_path: Path) -> None:
     model = load(name, tmp_path)
     with torch.inference_mode():
         expected = [model.native_logits(row) for row in ROWS]
-    decoder = Decoder(model)
+    decoder = Decoder(model, ROWS[0])
     rows = [decoder.embedded(row) for row in ROWS]
     for index in range(len(decoder)):
         decoder.widen(index)
@@ -47,7 +50,7 @@ def test_layer_by_layer_the_logits_are_those_of_the_whole(name: str, tmp_path: P
 
 
 def test_only_the_layer_that_runs_is_wide(tmp_path: Path) -> None:
-    decoder = Decoder(load("llama", tmp_path, torch.bfloat16))
+    decoder = Decoder(load("llama", tmp_path, torch.bfloat16), ROWS[0])
 
     def dtypes() -> list[str]:
         return [
@@ -65,7 +68,7 @@ def test_only_the_layer_that_runs_is_wide(tmp_path: Path) -> None:
 
 
 def test_layers_that_have_not_run_are_the_pages_of_the_file(tmp_path: Path) -> None:
-    decoder = Decoder(load("llama", tmp_path, torch.float32))
+    decoder = Decoder(load("llama", tmp_path, torch.float32), ROWS[0])
     lines = Path("/proc/self/maps").read_text().splitlines()
     spans = [line.split()[0].split("-") for line in lines if str(tmp_path) in line]
 
@@ -79,7 +82,7 @@ def test_layers_that_have_not_run_are_the_pages_of_the_file(tmp_path: Path) -> N
 
 
 def test_linear_layers_go_by_their_names(tmp_path: Path) -> None:
-    decoder = Decoder(load("llama", tmp_path))
+    decoder = Decoder(load("llama", tmp_path), ROWS[0])
     names = list(decoder.linears(1))
     assert "model.layers.1.self_attn.q_proj" in names
     assert len(names) == 7
@@ -97,7 +100,7 @@ def test_products_are_of_what_each_layer_reads_and_shared_where_it_is_the_same(
             lambda _, arguments: read.setdefault(name, []).append(arguments[0][0].double())
         )
 
-    decoder = Decoder(model)
+    decoder = Decoder(model, ROWS[0])
     linears = decoder.linears(0)
     for name in linears:
         see(name)
@@ -122,6 +125,6 @@ def test_products_are_of_what_each_layer_reads_and_shared_where_it_is_the_same(
 def test_a_layer_that_is_not_called_is_named(tmp_path: Path) -> None:
     model = load("llama", tmp_path)
     model.module.get_submodule("model.layers.0").spare = nn.Linear(8, 8)
-    decoder = Decoder(model)
+    decoder = Decoder(model, ROWS[0])
     with pytest.raises(ModelRefused, match=r"model\.layers\.0\.spare is not called"):
         decoder.products(0, [decoder.embedded(ROWS[0])])
