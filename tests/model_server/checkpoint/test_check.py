@@ -314,6 +314,22 @@ def test_weights_and_a_pool_need_memory(llama: Path, monkeypatch: pytest.MonkeyP
             check(llama)
 
 
+def test_adapters_have_their_memory_before_the_pool(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load(llama, World(), max_loras=1)
+    assert model.adapter_bytes > 0
+    weights_bytes = check(llama).weights_bytes
+    assert weights_bytes is not None
+    for of_adapters, max_loras in ((0, 0), (model.adapter_bytes, 1), (3 * model.adapter_bytes, 3)):
+        # The pool has a quarter of it: 7 blocks, and the one of padding.
+        available = weights_bytes + of_adapters + 4 * 8 * model.bytes_per_block
+        monkeypatch.setattr(memory, "available_bytes", lambda _, free=available: free)
+        pool = check(llama, max_loras=max_loras).pool
+        assert pool is not None
+        assert pool.num_blocks == 7, max_loras
+
+
 def test_a_vocabulary_that_masks_cannot_read_is_told(
     llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
