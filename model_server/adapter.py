@@ -113,7 +113,14 @@ class Adapter:
                 raise AdapterRefused(
                     f"{path}: {name} has rank {rank}, and --max-lora-rank is {max_rank}"
                 )
-            layers[name] = LowRank(pair["A"], pair["B"].float() * config.scale(name))
+            scale = config.scale(name)
+            b = pair["B"].float() * scale
+            if not bool(b.isfinite().all()):
+                raise AdapterRefused(
+                    f"{path}: {name}.lora_B times its scale of {scale:g} holds other than finite"
+                    " numbers"
+                )
+            layers[name] = LowRank(pair["A"], b)
         return cls(layers)
 
 
@@ -124,8 +131,11 @@ def _require_shape(path: Path, name: str, tensor: Tensor, shape: tuple[int, int]
             f"{path}: {name} has the shape {list(tensor.shape)}, and by {CONFIG_NAME} and the model"
             f" it is {list(shape)}"
         )
-    if not tensor.is_floating_point() or not bool(tensor.isfinite().all()):
-        raise AdapterRefused(f"{path}: {name} holds other than finite numbers")
+    is_served = tensor.is_floating_point() and tensor.itemsize > 1
+    if not is_served or not bool(tensor.float().isfinite().all()):
+        raise AdapterRefused(
+            f"{path}: {name} holds other than finite numbers of 16 bits and more, in float32"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +171,7 @@ def _read_config(folder: Path) -> _Config:
     path = folder / CONFIG_NAME
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise AdapterRefused(f"{path}: cannot be read: {error}") from error
     if not isinstance(found, dict):
         raise AdapterRefused(f"{path}: it holds no object")
@@ -172,7 +182,7 @@ def _read_config(folder: Path) -> _Config:
             raise AdapterRefused(f"{path}: {name} is {value!r}, which is not known here")
     try:
         return _config_of(found)
-    except (KeyError, TypeError, ValueError, re.error) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, re.error) as error:
         raise AdapterRefused(f"{path}: its ranks and scales cannot be read: {error!r}") from error
 
 
@@ -193,6 +203,9 @@ def _config_of(found: Mapping[str, Any]) -> _Config:
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if path.exists() and not path.is_file():
+        # A pipe would be waited for.
+        raise AdapterRefused(f"{path}: it is no file")
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -107,7 +107,12 @@ def allowed_folder(folders: Sequence[Path], path: str) -> Path:
             inside.append(found)
     if not inside:
         raise wrong("lora_path", "must be in one of the folders of --lora-folders", path)
+    reason = f"no {CONFIG_NAME} is there"
     for found in inside:
-        if (found / CONFIG_NAME).is_file():
-            return found
-    raise NoAdapter(f"No adapter found for {quoted(path)}: no {CONFIG_NAME} is there", "lora_path")
+        try:
+            if (found / CONFIG_NAME).is_file():
+                return found
+        except OSError as error:
+            # Too long, or not ours to look into.
+            reason = error.strerror or str(error)
+    raise NoAdapter(f"No adapter found for {quoted(path)}: {reason}", "lora_path")

@@ -1,6 +1,7 @@
 """A LoRA adapter is read as peft reads it; whatever does more than that is refused by name."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,10 @@ def test_what_peft_writes_of_a_plain_adapter_is_known(tmp_path: Path) -> None:
         ({"use_next_thing": 1}, "use_next_thing is 1, which is not known here"),
         ({"r": 0}, "its ranks and scales cannot be read: ValueError('a rank is below 1')"),
         ({"lora_alpha": "much"}, "its ranks and scales cannot be read"),
+        ({"r": float("inf")}, "its ranks and scales cannot be read"),
+        ({"rank_pattern": ["q_proj"]}, "its ranks and scales cannot be read"),
+        ({"lora_alpha": float("nan")}, f"{Q}.lora_B times its scale of nan holds other than"),
+        ({"lora_alpha": 1e300}, f"{Q}.lora_B times its scale of 2.5e+299 holds other than"),
         ({"alpha_pattern": {"(": 1}}, "its ranks and scales cannot be read"),
         ({"r": 5}, f"{Q}.lora_A has the shape [4, 16], and by adapter_config.json and the model"),
     ],
@@ -98,6 +103,14 @@ def test_a_config_that_says_more_is_refused(
         ({key(Q, "A"): torch.ones(4, 17)}, f"{Q}.lora_A has the shape [4, 17]"),
         ({key(V, "A"): torch.full((4, 16), torch.nan)}, f"{V}.lora_A holds other than finite"),
         ({key(V, "A"): torch.ones(4, 16, dtype=torch.int8)}, f"{V}.lora_A holds other than"),
+        (
+            {key(V, "A"): torch.ones(4, 16).to(torch.float8_e4m3fn)},
+            f"{V}.lora_A holds other than finite numbers of 16 bits and more",
+        ),
+        (
+            {key(V, "A"): torch.full((4, 16), 1e300, dtype=torch.float64)},
+            f"{V}.lora_A holds other than",
+        ),
         ({key(name, which): None for name in SHAPES for which in "AB"}, "it holds no tensors"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -122,6 +135,12 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     folder = lora_folders.save(tmp_path / "a", SHAPES)
     (folder / WEIGHTS_NAME).unlink()
     with pytest.raises(AdapterRefused, match=r"adapter_model\.safetensors: cannot be read"):
+        Adapter.read(folder, SHAPES, max_rank=8)
+    os.mkfifo(folder / WEIGHTS_NAME)
+    with pytest.raises(AdapterRefused, match=r"adapter_model\.safetensors: it is no file"):
+        Adapter.read(folder, SHAPES, max_rank=8)
+    (folder / CONFIG_NAME).write_text("[" * 100_000)
+    with pytest.raises(AdapterRefused, match=r"adapter_config\.json: cannot be read: maximum rec"):
         Adapter.read(folder, SHAPES, max_rank=8)
     (folder / CONFIG_NAME).write_text(json.dumps([1]))
     with pytest.raises(AdapterRefused, match="it holds no object"):

@@ -123,6 +123,11 @@ def test_no_way_leads_out_of_the_folders(path: str, tmp_path: Path) -> None:
         allowed_folder([inside.resolve()], path)
 
 
+def test_a_path_that_the_system_does_not_look_up_leads_to_no_adapter(tmp_path: Path) -> None:
+    with pytest.raises(NoAdapter, match=r'for "a.*: File name too long'):
+        allowed_folder([tmp_path.resolve()], "a" * 5000)
+
+
 def test_a_link_that_stays_inside_is_followed_and_the_next_folder_is_tried(tmp_path: Path) -> None:
     first = tmp_path / "first"
     second = tmp_path / "second"
