@@ -271,6 +271,9 @@ def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict
     shared = {name: value for name, value in environ.items() if name not in secrets}
     # Its notes on forks and the like do not concern whoever serves a model.
     shared.setdefault("GRPC_VERBOSITY", "ERROR")
+    # Its event engine reads and writes in threads of its own, and wakes five of them for a step;
+    # without, the thread that waits for its events does.
+    shared.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
     if hub_cache:
         shared["HF_HUB_CACHE"] = str(hub_cache)
     return shared

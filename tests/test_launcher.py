@@ -33,7 +33,10 @@ from tests.command_line import run_launcher
 from tests.settings_table import PAGE, page_with_table
 
 ROOT = Path(__file__).resolve().parents[1]
-_QUIET = {"GRPC_VERBOSITY": "ERROR"}
+_OF_GRPC = {
+    "GRPC_VERBOSITY": "ERROR",
+    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
+}
 
 
 def flags_of_line(*argv: str) -> dict[str, Any]:
@@ -269,7 +272,7 @@ def test_secrets_are_no_flags() -> None:
     assert admin not in str(plan.router_flags + plan.shard_flags)
     given = {"API_KEY": "hush", "ADMIN_API_KEY": admin, "PATH": "/"}
     environ = children_environ(given, None)
-    assert environ == {"PATH": "/"} | _QUIET
+    assert environ == {"PATH": "/"} | _OF_GRPC
 
 
 def test_what_a_process_would_refuse_is_refused_beforehand() -> None:
@@ -301,13 +304,14 @@ def test_an_empty_id_of_a_variable_that_is_not_set_is_none(
 
 def test_the_hubs_cache_is_handed_on_in_its_own_word() -> None:
     environ = children_environ({"HF_HUB_CACHE": "/old", "PATH": "/bin"}, Path("/new"))
-    assert environ == {"HF_HUB_CACHE": "/new", "PATH": "/bin"} | _QUIET
-    assert children_environ({"HF_HUB_CACHE": "/old"}, None) == {"HF_HUB_CACHE": "/old"} | _QUIET
+    assert environ == {"HF_HUB_CACHE": "/new", "PATH": "/bin"} | _OF_GRPC
+    assert children_environ({"HF_HUB_CACHE": "/old"}, None) == {"HF_HUB_CACHE": "/old"} | _OF_GRPC
 
 
 def test_grpcs_notes_are_not_shown_unless_somebody_asks_for_them() -> None:
-    assert children_environ({}, None) == _QUIET
-    assert children_environ({"GRPC_VERBOSITY": "DEBUG"}, None) == {"GRPC_VERBOSITY": "DEBUG"}
+    assert children_environ({}, None) == _OF_GRPC
+    own = {"GRPC_VERBOSITY": "DEBUG", "GRPC_EXPERIMENTS": ""}
+    assert children_environ(own, None) == own
 
 
 @pytest.mark.parametrize(
