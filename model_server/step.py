@@ -9,7 +9,7 @@ It knows no request, no layer and no model; the runner decides what each sequenc
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -138,8 +138,8 @@ class StepInputs:
                 logits_rows,
                 head_rows,
                 flat.tables,
-                flat.cu_lens.astype(np.int32),
-                flat.context_lens.astype(np.int32),
+                np.array(flat.cu_lens, np.int32),
+                np.array(flat.context_lens, np.int32),
                 *(_slots_of_states(sequences, flat.cu_lens) if states else ()),
             )
         )
@@ -148,7 +148,7 @@ class StepInputs:
             positions=tensors[1],
             slot_mapping=tensors[2],
             query_lens=tuple(query_lens),
-            context_lens=tuple(flat.context_lens.tolist()),
+            context_lens=tuple(flat.context_lens),
             block_tables=tensors[5],
             cu_query_lens=tensors[6],
             device_context_lens=tensors[7],
@@ -188,14 +188,17 @@ class StepInputs:
 
 
 class _FlatStep(NamedTuple):
-    """The arrays of a flattened step, on the host; `StepInputs` documents their contents."""
+    """A flattened step, on the host; `StepInputs` documents the contents.
+
+    Arrays are by token; of what is by sequence there is too little to be worth numpy's calls.
+    """
 
     token_ids: npt.NDArray[np.int64]
     positions: npt.NDArray[np.int64]
     slots: npt.NDArray[np.int64]
     tables: npt.NDArray[np.int32]
-    cu_lens: npt.NDArray[np.int64]
-    context_lens: npt.NDArray[np.int64]
+    cu_lens: list[int]
+    context_lens: list[int]
 
 
 def _flatten(
@@ -205,19 +208,20 @@ def _flatten(
     scratch_block_id: int,
     num_padding: int,
 ) -> _FlatStep:
-    lens = np.array(query_lens, dtype=np.int64)
-    cached_lens = np.array([s.cached_len for s in sequences], dtype=np.int64)
-    context_lens = cached_lens + lens
+    cached_lens = [s.cached_len for s in sequences]
+    context_lens = [before + new for before, new in zip(cached_lens, query_lens, strict=True)]
     num_real = len(sequences) - bool(num_padding)
     tables = _block_tables(sequences, context_lens, num_real, block_size, scratch_block_id)
 
-    cu_lens = np.zeros(len(lens) + 1, dtype=np.int64)
-    np.cumsum(lens, out=cu_lens[1:])
-    num_tokens = int(cu_lens[-1])
-    row_sequence = np.repeat(np.arange(len(lens)), lens)
-    positions = np.arange(num_tokens) + (cached_lens - cu_lens[:-1])[row_sequence]
-    blocks = tables[row_sequence, positions // block_size].astype(np.int64)
-    slots = blocks * block_size + positions % block_size
+    cu_lens = [0, *accumulate(query_lens)]
+    num_tokens = cu_lens[-1]
+    positions = np.array(cached_lens, np.int64)
+    row_sequence = np.arange(len(sequences))
+    if num_tokens > len(sequences):
+        row_sequence = row_sequence.repeat(query_lens)
+        positions = (positions - cu_lens[:-1])[row_sequence] + np.arange(num_tokens)
+    places, offsets = np.divmod(positions, block_size)
+    slots = tables[row_sequence, places].astype(np.int64) * block_size + offsets
     token_ids = np.fromiter(
         chain.from_iterable(s.token_ids for s in sequences), np.int64, num_tokens
     )
@@ -245,13 +249,13 @@ def _query_lens(sequences: Sequence[SequenceStep]) -> list[int]:
 
 def _block_tables(
     sequences: Sequence[SequenceStep],
-    context_lens: npt.NDArray[np.int64],
+    context_lens: Sequence[int],
     num_real: int,
     block_size: int,
     scratch_block_id: int,
 ) -> npt.NDArray[np.int32]:
     """Rows of block ids [num_seqs, max_blocks], all of the scratch block where there is none."""
-    num_blocks = (-(-context_lens // block_size)).tolist()
+    num_blocks = [-(-context_len // block_size) for context_len in context_lens]
     width = max(num_blocks)
     if num_real < len(sequences):
         num_blocks[num_real] = 0
@@ -261,13 +265,14 @@ def _block_tables(
         if len(sequence.block_ids) < needed:
             raise InvalidStep(
                 f"sequence {row} of the step has {len(sequence.block_ids)} blocks of {block_size}"
-                f" tokens for a context of {int(context_lens[row])}"
+                f" tokens for a context of {context_lens[row]}"
             )
         joined.extend(sequence.block_ids[:needed])
         if needed < width:
             joined.extend(scratch[needed:])
     tables = np.frombuffer(joined, np.int32).reshape(len(sequences), width)
-    num_outside = np.count_nonzero((tables < 0) | (tables >= scratch_block_id))
+    # Without a sign a negative number is a large one.
+    num_outside = np.count_nonzero(tables.view(np.uint32) >= scratch_block_id)
     if num_outside > tables.size - sum(num_blocks):
         _refuse_outside(tables, num_blocks, scratch_block_id)
     return tables
@@ -287,12 +292,11 @@ def _refuse_outside(
 
 
 def _logits_rows(
-    sequences: Sequence[SequenceStep], cu_lens: npt.NDArray[np.int64]
+    sequences: Sequence[SequenceStep], cu_lens: Sequence[int]
 ) -> npt.NDArray[np.int64]:
-    counts = np.array([s.num_logits for s in sequences], dtype=np.int64)
-    ends = np.cumsum(counts)
-    first_rows = cu_lens[1:] - counts
-    return np.arange(int(ends[-1])) + np.repeat(first_rows - (ends - counts), counts)
+    ends = zip(sequences, cu_lens[1:], strict=True)
+    rows = [row for sequence, end in ends for row in range(end - sequence.num_logits, end)]
+    return np.array(rows, np.int64)
 
 
 def _states(sequences: Sequence[SequenceStep]) -> tuple[StateStep | None, ...]:
@@ -301,12 +305,12 @@ def _states(sequences: Sequence[SequenceStep]) -> tuple[StateStep | None, ...]:
 
 
 def _slots_of_states(
-    sequences: Sequence[SequenceStep], cu_lens: npt.NDArray[np.int64]
+    sequences: Sequence[SequenceStep], cu_lens: Sequence[int]
 ) -> tuple[npt.NDArray[np.int32], ...]:
     """All of StateSlots behind cu_query_lens."""
     num_seqs = len(sequences)
     reads = np.full(num_seqs, -1, np.int32)
-    writes = np.full(int(cu_lens[-1]), -1, np.int32)
+    writes = np.full(cu_lens[-1], -1, np.int32)
     kept = np.full_like(writes, -1)
     for row, sequence in enumerate(sequences):
         state = sequence.state
