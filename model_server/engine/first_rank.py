@@ -25,8 +25,7 @@ It reads the plans of a step and changes no sequence.
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -180,7 +179,7 @@ class Follower:
     def forward(self, step: StepInFlight) -> None:
         """As `Rank`."""
         assert step.inputs is not None
-        with _translated_errors(self._world, step):
+        with _StepErrors(self._world, step):
             started_ns = time.perf_counter_ns()
             self._model.forward(step.inputs)
             step.forward_ns = time.perf_counter_ns() - started_ns
@@ -191,7 +190,7 @@ class Follower:
     def collect(self, step: StepInFlight) -> None:
         """As `Rank`: the tokens, no scores and no reasons."""
         num_answers = sum([chunk.num_logits > 0 for chunk in step.chunks])
-        with _translated_errors(self._world, step):
+        with _StepErrors(self._world, step):
             started_ns = time.perf_counter_ns()
             if num_answers:
                 step.drawn = self._world.broadcast_drawn(None, num_answers)
@@ -220,7 +219,7 @@ class FirstRank:
     def forward(self, step: StepInFlight, before: StepInFlight | None = None) -> None:
         """As `Rank`. `before`: a step in flight, which draws the tokens that this one awaits."""
         assert step.inputs is not None
-        with self._no_rank_left_behind(step):
+        with _StepErrors(self._world, step, tells=True):
             if before is not None:
                 self._hand_over(step.inputs, step.chunks, before)
             started_ns = time.perf_counter_ns()
@@ -235,7 +234,7 @@ class FirstRank:
 
     def sample(self, step: StepInFlight) -> None:
         """As `Rank`. Those of `step.late` are late already."""
-        with self._no_rank_left_behind(step):
+        with _StepErrors(self._world, step, tells=True):
             assert step.logits is not None
             step.scores = {} if step.is_plain else score_prompts(step.logits, step.chunks)
             step.sampling_since_ns = time.perf_counter_ns()
@@ -259,7 +258,7 @@ class FirstRank:
     def collect(self, step: StepInFlight) -> None:
         """As `Rank`; the other ranks are told the tokens."""
         answering = [chunk for chunk in step.chunks if chunk.num_logits]
-        with self._no_rank_left_behind(step):
+        with _StepErrors(self._world, step, tells=True):
             errors = failed_scores(step.scores) if step.scores else {}
             if step.sample is not None:
                 sampled = step.sampled = self._sampler.collect(step.sample)
@@ -273,26 +272,9 @@ class FirstRank:
             step.errors = errors
             step.logits = None
             drawn = choose_tokens(answering, step)
-        with _translated_errors(self._world, step):
+        with _StepErrors(self._world, step):
             step.drawn = self._world.broadcast_drawn(drawn, len(answering)) if drawn else ()
         step.sample_ns = time.perf_counter_ns() - step.sampling_since_ns
-
-    @contextmanager
-    def _no_rank_left_behind(self, step: StepInFlight) -> Iterator[None]:
-        """If the step fails here, the ranks that wait for its tokens are told. Raises as `Rank`."""
-        with _translated_errors(self._world, step):
-            try:
-                yield
-            except Exception as cause:
-                num_answers = sum([chunk.num_logits > 0 for chunk in step.chunks])
-                if num_answers:
-                    try:
-                        self._world.abandon(num_answers)
-                    except RanksDiverged as error:
-                        raise RanksDiverged(
-                            f"{error}, after {type(cause).__name__}: {cause}"
-                        ) from cause
-                raise
 
     def _rows_of(
         self, step: StepInFlight, request_ids: Sequence[int], num_drafts: Sequence[int] = ()
@@ -407,24 +389,48 @@ def _not_late(chunks: Sequence[PlannedChunk]) -> frozenset[int]:
     )
 
 
-@contextmanager
-def _translated_errors(world: World, step: StepInFlight) -> Iterator[None]:
-    """What goes wrong in a step, as `Rank` says."""
-    try:
-        yield
-    except RanksDiverged:
-        raise
-    except Exception as error:
+class _StepErrors:
+    """Around a part of a step: what goes wrong there is raised as `Rank` says.
+
+    tells: the ranks that wait for this one's tokens are told before
+    """
+
+    __slots__ = ("_step", "_tells", "_world")
+
+    def __init__(self, world: World, step: StepInFlight, *, tells: bool = False) -> None:
+        self._world = world
+        self._step = step
+        self._tells = tells
+
+    def __enter__(self) -> None:
+        """Nothing: a step enters this some times, so that it is no generator."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if not isinstance(error, Exception):
+            return
+        if self._tells:
+            self._tell(error)
+        if isinstance(error, RanksDiverged):
+            return
+        world = self._world
         if world.world_size > 1:
             raise RanksDiverged(
                 f"rank {world.rank} failed in a step that the others are in:"
                 f" {type(error).__name__}: {error}"
             ) from error
-        if memory.is_exhausted(error) and step.inputs is not None:
+        inputs = self._step.inputs
+        if memory.is_exhausted(error) and inputs is not None:
             raise OutOfMemory(
-                f"a step of {step.inputs.num_tokens} tokens does not fit: {error}"
+                f"a step of {inputs.num_tokens} tokens does not fit: {error}"
             ) from error
-        raise
+
+    def _tell(self, cause: Exception) -> None:
+        num_answers = sum([chunk.num_logits > 0 for chunk in self._step.chunks])
+        if num_answers:
+            try:
+                self._world.abandon(num_answers)
+            except RanksDiverged as error:
+                raise RanksDiverged(f"{error}, after {type(cause).__name__}: {cause}") from cause
 
 
 def choose_tokens(answering: Sequence[PlannedChunk], step: StepInFlight) -> list[Drawn]:

@@ -108,6 +108,7 @@ class DenseCpu:
     ) -> None:
         """Raises NativeUnavailable and MemoryError."""
         self._library = load_dense()
+        self._each = ctypes.cast(self._library.tandem_dense_each, ctypes.c_void_p).value
         self._weights = PackedWeights(
             self._library,
             recipe,
@@ -138,7 +139,7 @@ class DenseCpu:
     @property
     def threads(self) -> Threads | None:
         """See Executor."""
-        each = ctypes.cast(self._library.tandem_dense_each, ctypes.c_void_p).value
+        each = self._each
         return None if self._engine is None or each is None else Threads(each, self._engine)
 
     @property

@@ -380,7 +380,7 @@ class Sampler:
             outcome,
             logits,
             masked=() if masks is None else masks.places.tolist(),
-            redrawn=np.flatnonzero(launched != outcome.tokens),
+            redrawn=(launched != outcome.tokens).nonzero()[0],
             effects={} if masks is None else mask_effects(plan, masks, outcome.tops),
         )
 
@@ -429,7 +429,7 @@ class Sampler:
         draws: Tensor,
     ) -> None:
         """Draw again, with the same numbers, where the candidates did not suffice."""
-        short = np.flatnonzero(outcome.short)
+        (short,) = outcome.short.nonzero()
         if len(short) == 0:
             return
         among = None if masks is None else masks.among(short, self._staging)
@@ -524,7 +524,7 @@ class Sampler:
         redrawn: Rows,
         effects: Mapping[int, MaskEffect],
     ) -> SampledRows:
-        failed = np.flatnonzero(outcome.failed).tolist()
+        failed = outcome.failed.nonzero()[0].tolist()
         for row in failed:
             outcome.tokens[row] = 0
             outcome.logprobs[row] = np.nan
