@@ -1,14 +1,11 @@
 """LoRA adapters of random numbers, in folders as PEFT saves them."""
 
-import copy
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -46,19 +43,3 @@ def save(
 def key(name: str, matrix: str) -> str:
     """Of a layer's matrix "A" or "B" in the file."""
     return f"base_model.model.{name}.lora_{matrix}.weight"
-
-
-def save_by_peft(model: Any, folder: Path, seed: int = 0, **config: Any) -> Any:
-    """An adapter that peft itself made and saved; returns its model."""
-    with warnings.catch_warnings():
-        # Of models with experts it says that it found no patterns, which it made itself.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        settings = LoraConfig(task_type="CAUSAL_LM", **config)
-        made = get_peft_model(copy.deepcopy(model), settings).eval()
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        for name, parameter in made.named_parameters():
-            if "lora_" in name:
-                torch.nn.init.normal_(parameter, std=0.1)
-    made.save_pretrained(str(folder))
-    return made

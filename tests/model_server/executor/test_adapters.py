@@ -1,12 +1,14 @@
 """What an executor computes with adapters is what peft computes, whatever else is in the step."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor
 
 from model_server.adapter import Adapter
@@ -51,6 +53,22 @@ SPLIT: dict[str, Any] = {
 BESIDE_EXPERTS = (
     r".*\.(q_proj|k_proj|v_proj|o_proj|in_proj_\w+|out_proj|shared_expert\.(gate|up|down)_proj)"
 )
+
+
+def save_by_peft(model: Any, folder: Path, seed: int = 0, **config: Any) -> Any:
+    """An adapter that peft itself made and saved; returns its model."""
+    with warnings.catch_warnings():
+        # Of models with experts it says that it found no patterns, which it made itself.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        settings = LoraConfig(task_type="CAUSAL_LM", **config)
+        made = get_peft_model(copy.deepcopy(model), settings).eval()
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for name, parameter in made.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
+    made.save_pretrained(str(folder))
+    return made
 
 
 def loaded(executor: Executor, *folders: Path) -> Pool:
@@ -127,7 +145,7 @@ def test_a_mixed_batch_is_as_near_to_peft_as_the_model_alone(
         if any(isinstance(layer.mlp, Moe) for layer in own.recipe.layers):
             settings = {**settings, "target_modules": BESIDE_EXPERTS}
         folder = tmp_path / str(index)
-        models.append(lora_folders.save_by_peft(own.model, folder, index, **settings))
+        models.append(save_by_peft(own.model, folder, index, **settings))
     executor = EXECUTORS[kind](own)
     executor.prepare(4, 256, NUM_BLOCKS)
     pool = loaded(executor, *(tmp_path / str(index) for index in range(len(kinds))))
@@ -212,7 +230,7 @@ def test_a_narrow_model_adds_what_the_adapter_gives_in_float32(
 ) -> None:
     """Beside weights of 8 bits as well: it is as near to merged weights as they let it be."""
     own = decoder("llama")
-    peft = lora_folders.save_by_peft(own.model, tmp_path / "a", **KINDS[1])
+    peft = save_by_peft(own.model, tmp_path / "a", **KINDS[1])
     pool = loaded(own.executor(BF16, quantize=quantize, max_loras=4), tmp_path / "a")
     (prompt,) = prompts(1)
     (actual,) = in_chunks(pool, [(prompt, 3)], PROMPT_LEN)
