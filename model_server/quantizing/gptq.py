@@ -23,7 +23,7 @@ _ZERO = 8
 _MOST = 7  # numbers are -8 to 7 times the scale
 # Of the diagonal's mean, added to it: inputs may depend on each other.
 _DAMPING = 0.01
-_BLOCK_LEN = 128  # inputs after which the others learn of their errors
+_BLOCK_LEN = 64  # inputs after which the others learn of their errors
 # Of the scale that clips nothing.
 _SHARES = tuple(1 - step / 40 for step in range(16))
 
