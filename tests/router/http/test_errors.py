@@ -78,7 +78,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         "`parameters.stop_token_ids[1]` must be a valid integer. Given: 0.5",
     ),
     ("/generate", generate(logit_bias={"a": 1}), 'whose keys are token ids. Given: "a"'),
-    ("/generate", generate(adapter_id="a"), '`adapter_id` names an adapter. Given: "a"'),
+    (
+        "/generate",
+        generate(adapter_id="a"),
+        '`adapter_id` must be absent: no adapter is loaded. Given: "a"',
+    ),
     (
         "/generate",
         generate(grammar={"type": "json", "value": "nix"}),
