@@ -117,6 +117,7 @@ def test_a_regenerated_answer_is_a_branch_beside_the_first(visit: Visit) -> None
 def test_an_edited_message_begins_a_branch_with_its_own_answer(visit: Visit) -> None:
     page = visit.page
     visit.open()
+    set_parameters(visit, Temperature="0")
     visit.send("Hello")
     visit.ends(1)
     visit.send("What is the capital of France?")
