@@ -89,6 +89,9 @@ _STATE_SPACE = {
     "mamba_d_state": 128,
     "mamba_n_groups": 1,
     "attention_multiplier": 1 / _HEAD_LEN,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.246,
+    "logits_scaling": 3.0,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
