@@ -42,6 +42,24 @@ class PackedAdapter(Protocol):
         """Of memory, on this rank."""
 
 
+class AdapterPlaces(Protocol):
+    """The adapters of one executor, each in its place."""
+
+    @property
+    def adaptable(self) -> LinearShapes:
+        """The linear layers that adapters may change, whole."""
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes that one adapter takes at most, beside what is allocated already."""
+
+    def pack(self, adapter: Adapter) -> PackedAdapter:
+        """This rank's part of an adapter. On any thread, beside steps. Raises MemoryError."""
+
+    def set(self, place: int, adapter: PackedAdapter | None) -> None:
+        """Compute with an adapter in the steps that name its place, or with none. Between steps."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class MergedAdapter:
     """What an adapter adds to one product; rows of `expands` by the names of the weights.
@@ -116,10 +134,7 @@ def _num_layers(linears: Sequence[Linear]) -> int:
 
 
 class NativeAdapters:
-    """The adapters of a native forward, each in its place; owner of what `struct` leads to.
-
-    bytes_each: that one takes at most
-    """
+    """See AdapterPlaces; owner of what `struct` leads to."""
 
     def __init__(
         self, library: ctypes.CDLL, weights: PackedWeights, max_loras: int, max_rank: int
@@ -137,11 +152,12 @@ class NativeAdapters:
         self.struct = AdaptersStruct(max_loras, width, ctypes.addressof(self._matrices))
 
     def pack(self, adapter: Adapter) -> "NativeAdapter":
-        """On any thread, beside steps. Raises MemoryError."""
+        """See AdapterPlaces."""
         return NativeAdapter(self._library, self._weights, adapter)
 
-    def set(self, place: int, adapter: "NativeAdapter | None") -> None:
-        """Between steps."""
+    def set(self, place: int, adapter: PackedAdapter | None) -> None:
+        """See AdapterPlaces."""
+        assert adapter is None or isinstance(adapter, NativeAdapter)
         for product in range(len(self._matrices) // (2 * self._max_loras)):
             for index in range(2):
                 at = (2 * product + index) * self._max_loras + place

@@ -15,9 +15,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_server.adapter import Adapter, LinearShapes
 from model_server.errors import InvalidStep
-from model_server.executor.adapters import NativeAdapter, NativeAdapters, PackedAdapter
+from model_server.executor.adapters import NativeAdapters
 from model_server.executor.weights import (
     Arena,
     PackedWeights,
@@ -120,10 +119,10 @@ class DenseCpu:
             release=release,
         )
         self._model = self._weights.model
-        self._adapters: NativeAdapters | None = None
+        self.adapters: NativeAdapters | None = None
         if max_loras:
-            self._adapters = NativeAdapters(self._library, self._weights, max_loras, max_lora_rank)
-            self._model.adapters = self._adapters.struct
+            self.adapters = NativeAdapters(self._library, self._weights, max_loras, max_lora_rank)
+            self._model.adapters = self.adapters.struct
         self._recipe = recipe
         self.state_bytes = recipe.state_bytes
         self._step = StepStruct()
@@ -150,27 +149,6 @@ class DenseCpu:
     def _part_bytes(self, layer: ctypes.Structure) -> int:
         """Of a block's keys, or values, in one layer."""
         return _BLOCK_SIZE * layer.num_kv_heads * layer.head_dim * self._itemsize
-
-    @property
-    def adaptable(self) -> LinearShapes:
-        """See Executor."""
-        return {} if self._adapters is None else self._adapters.adaptable
-
-    @property
-    def adapter_bytes(self) -> int:
-        """See Executor."""
-        return 0 if self._adapters is None else self._adapters.bytes_each
-
-    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
-        """See Executor."""
-        assert self._adapters is not None
-        return self._adapters.pack(adapter)
-
-    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
-        """See Executor."""
-        assert self._adapters is not None
-        assert adapter is None or isinstance(adapter, NativeAdapter)
-        self._adapters.set(place, adapter)
 
     def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """See Executor."""

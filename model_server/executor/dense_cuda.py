@@ -33,11 +33,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_server.adapter import Adapter, LinearShapes
 from model_server.attention.base import LayerCache, LayerGeometry, TokenMajorAttention
 from model_server.attention.sdpa import GatherSdpaAttention
 from model_server.attention.select import select_backend
-from model_server.executor.adapters import PackedAdapter
 from model_server.executor.device_weights import (
     DenseAttention,
     DenseDelta,
@@ -53,7 +51,7 @@ from model_server.executor.device_weights import (
 )
 from model_server.executor.int4 import Int4Parameters
 from model_server.executor.layer_ops import LayerOps, TorchLayerOps
-from model_server.executor.torch_adapters import DeviceAdapters, TorchAdapter, product_shapes
+from model_server.executor.torch_adapters import DeviceAdapters, product_shapes
 from model_server.recipe.recipe import Attention, Recipe
 from model_server.step import StateSlots, StepInputs
 
@@ -277,7 +275,7 @@ class DenseCuda:
         adapters: DeviceAdapters | None = None,
     ) -> None:
         self._weights = weights if adapters is None else adapters.beside(weights)
-        self._adapters = adapters
+        self.adapters = adapters
         self._ops = ops
         self._attention = attention
         self._partition = partition or Partition()
@@ -307,27 +305,6 @@ class DenseCuda:
             for mixer in self._mixers()
             if isinstance(mixer, DenseAttention)
         )
-
-    @property
-    def adaptable(self) -> LinearShapes:
-        """See Executor."""
-        return {} if self._adapters is None else self._adapters.adaptable
-
-    @property
-    def adapter_bytes(self) -> int:
-        """See Executor."""
-        return 0 if self._adapters is None else self._adapters.bytes_each
-
-    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
-        """See Executor."""
-        assert self._adapters is not None
-        return self._adapters.pack(adapter)
-
-    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
-        """See Executor."""
-        assert self._adapters is not None
-        assert adapter is None or isinstance(adapter, TorchAdapter)
-        self._adapters.set(place, adapter)
 
     def _mixers(self) -> Iterator[DenseMixer]:
         return (layer.mixer for layer in self._weights.layers)
@@ -382,8 +359,8 @@ class DenseCuda:
     @torch.inference_mode()
     def forward_eager(self, inputs: StepInputs) -> Tensor:
         """As `forward`, without graphs."""
-        if self._adapters is not None:
-            self._adapters.rows.begin(inputs)
+        if self.adapters is not None:
+            self.adapters.rows.begin(inputs)
         weights = self._weights
         ops = self._ops
         residual = F.embedding(inputs.token_ids, weights.embedding)

@@ -15,9 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from model_server.adapter import Adapter, LinearShapes
+from model_server.adapter import Adapter
 from model_server.errors import OutOfMemory
-from model_server.executor.adapters import PackedAdapter
+from model_server.executor.adapters import AdapterPlaces, PackedAdapter
 from model_server.step import StepInputs
 from native.library import Threads
 
@@ -58,18 +58,8 @@ class Executor(Protocol):
         """Its threads, for who computes on the CPU between steps; None: it has none to lend."""
 
     @property
-    def adaptable(self) -> LinearShapes:
-        """The linear layers that adapters may change, whole; none where none may be loaded."""
-
-    @property
-    def adapter_bytes(self) -> int:
-        """Bytes that one adapter takes at most, beside what is allocated already."""
-
-    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
-        """This rank's part of an adapter. On any thread, beside steps. Raises MemoryError."""
-
-    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
-        """Compute with an adapter in the steps that name its place, or with none. Between steps."""
+    def adapters(self) -> AdapterPlaces | None:
+        """Where LoRA adapters are loaded; None: none may be."""
 
     def allocate(self, num_blocks: int, num_states: int = 0) -> None:
         """Make the pool anew, zeroed; what it held is lost. The blocks include the scratch block.
@@ -145,7 +135,7 @@ class PagedModel:
         self.window_len = window_len
         self.eos_token_ids = eos_token_ids
         self.max_loras = max_loras
-        self.adapter_bytes = executor.adapter_bytes
+        self.adapter_bytes = 0 if executor.adapters is None else executor.adapters.bytes_each
         self._max_lora_rank = max_lora_rank
 
     @property
@@ -201,16 +191,22 @@ class PagedModel:
 
         Raises AdapterRefused, and OutOfMemory when it does not fit.
         """
-        adapter = Adapter.read(folder, self._executor.adaptable, self._max_lora_rank)
+        adapter = Adapter.read(folder, self._places.adaptable, self._max_lora_rank)
         try:
-            packed = self._executor.pack_adapter(adapter)
+            packed = self._places.pack(adapter)
         except (torch.OutOfMemoryError, MemoryError) as error:
             raise OutOfMemory(f"{folder}: the adapter does not fit: {error}") from error
         return ReadAdapter(packed, adapter.rank)
 
     def set_adapter(self, place: int, adapter: ReadAdapter | None) -> None:
-        """See Executor."""
-        self._executor.set_adapter(place, None if adapter is None else adapter.packed)
+        """Compute with an adapter in the steps that name its place, or with none. Between steps."""
+        self._places.set(place, None if adapter is None else adapter.packed)
+
+    @property
+    def _places(self) -> AdapterPlaces:
+        places = self._executor.adapters
+        assert places is not None, "max_loras is 0"
+        return places
 
     def forward(self, inputs: StepInputs) -> Tensor:
         """Compute one step; its keys and values are in the pool afterwards.

@@ -14,7 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from model_server.adapter import Adapter
-from model_server.executor.adapters import MergedAdapter, adaptable_layers, most_bytes
+from model_server.executor.adapters import (
+    MergedAdapter,
+    PackedAdapter,
+    adaptable_layers,
+    most_bytes,
+)
 from model_server.executor.device_weights import (
     Angles,
     DenseLayer,
@@ -115,10 +120,7 @@ class AdaptedMatrix:
 
 
 class DeviceAdapters:
-    """The adapters of a recipe's products on a device, each in its place.
-
-    bytes_each: that one takes at most
-    """
+    """See AdapterPlaces; of a recipe's products on a device."""
 
     def __init__(
         self,
@@ -149,7 +151,7 @@ class DeviceAdapters:
         return replace(weights, layers=tuple(layers))
 
     def pack(self, adapter: Adapter) -> TorchAdapter:
-        """On any thread, beside steps. Raises torch.OutOfMemoryError."""
+        """See AdapterPlaces; raises torch.OutOfMemoryError in place of MemoryError."""
         parts = []
         for layer in self._recipe.layers:
             for index, linears in enumerate(layer.products):
@@ -188,8 +190,9 @@ class DeviceAdapters:
             shrink.to(self._device).contiguous(), expand.weight[:, : len(rank)].contiguous()
         )
 
-    def set(self, place: int, adapter: TorchAdapter | None) -> None:
-        """Between steps."""
+    def set(self, place: int, adapter: PackedAdapter | None) -> None:
+        """See AdapterPlaces."""
+        assert adapter is None or isinstance(adapter, TorchAdapter)
         for index, added in enumerate(self._added):
             added.set(place, None if adapter is None else adapter.parts[index])
 

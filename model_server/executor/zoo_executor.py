@@ -100,6 +100,33 @@ def _is_plain(weight: Any) -> bool:
     return not isinstance(weight, DTensor) or type(weight.placements[0]) in (Shard, Replicate)
 
 
+class ZooAdapters:
+    """See AdapterPlaces; of linear layers of a model's own class, by their names."""
+
+    def __init__(
+        self, forwards: Mapping[str, _AdaptedForward], adaptable: LinearShapes, max_rank: int
+    ) -> None:
+        self._forwards = forwards
+        self.adaptable = adaptable
+        self.bytes_each = 4 * max_rank * sum(map(sum, adaptable.values()))
+
+    def pack(self, adapter: Adapter) -> TorchAdapter:
+        """See AdapterPlaces."""
+        layers = adapter.layers
+        return TorchAdapter(
+            [
+                forward.part(layers[name]) if name in layers else None
+                for name, forward in self._forwards.items()
+            ]
+        )
+
+    def set(self, place: int, adapter: PackedAdapter | None) -> None:
+        """See AdapterPlaces."""
+        assert adapter is None or isinstance(adapter, TorchAdapter)
+        for index, forward in enumerate(self._forwards.values()):
+            forward.added.set(place, None if adapter is None else adapter.parts[index])
+
+
 class ZooExecutor:
     """See Executor.
 
@@ -138,13 +165,11 @@ class ZooExecutor:
         self.block_size = backend.block_size
         self.min_step_tokens = _MIN_CPU_TOKENS if device.type == "cpu" else 1
         self._rows = AdapterRows(device)
-        self._adapted: dict[str, _AdaptedForward] = {}
-        self.adaptable: LinearShapes = {}
-        self.adapter_bytes = 0
+        self.adapters: ZooAdapters | None = None
         if max_lora_rank is not None:
-            self._adapt(max_lora_rank)
+            self.adapters = self._adapted(max_lora_rank)
 
-    def _adapt(self, max_rank: int) -> None:
+    def _adapted(self, max_rank: int) -> ZooAdapters:
         """Let adapters change the linear layers that every token of a step passes in its row."""
         modules = {
             name: module
@@ -153,12 +178,12 @@ class ZooExecutor:
         }
         shapes = {name: shape_of(module) for name, module in modules.items()}
         widths = self._widths(modules)
+        forwards = {}
         for name, module in modules.items():
             if name in widths:
-                self._adapted[name] = _AdaptedForward(module, self._rows, widths[name])
-                module.forward = self._adapted[name]  # type: ignore[method-assign]
-        self.adaptable = {name: shapes[name] for name in self._adapted}
-        self.adapter_bytes = 4 * max_rank * sum(map(sum, self.adaptable.values()))
+                forwards[name] = _AdaptedForward(module, self._rows, widths[name])
+                module.forward = forwards[name]  # type: ignore[method-assign]
+        return ZooAdapters(forwards, {name: shapes[name] for name in forwards}, max_rank)
 
     def _widths(self, modules: Mapping[str, nn.Module]) -> dict[str, tuple[int, int]]:
         """What is handed to each, and what it gives, where these are the rows of all tokens."""
@@ -206,22 +231,6 @@ class ZooExecutor:
         )
         self.close()
         return sum(_PROBE_LENS)
-
-    def pack_adapter(self, adapter: Adapter) -> PackedAdapter:
-        """See Executor."""
-        layers = adapter.layers
-        return TorchAdapter(
-            [
-                adapted.part(layers[name]) if name in layers else None
-                for name, adapted in self._adapted.items()
-            ]
-        )
-
-    def set_adapter(self, place: int, adapter: PackedAdapter | None) -> None:
-        """See Executor."""
-        assert adapter is None or isinstance(adapter, TorchAdapter)
-        for index, adapted in enumerate(self._adapted.values()):
-            adapted.added.set(place, None if adapter is None else adapter.parts[index])
 
     @property
     def bytes_per_block(self) -> int:

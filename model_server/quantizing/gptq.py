@@ -11,13 +11,11 @@ Sources: Frantar et al., "GPTQ", 2022; order and scales are options of its code,
 https://github.com/IST-DASLab/gptq ("act-order", "static-groups").
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
 from model_server.executor.int4 import Int4Weight, packed
+from model_server.recipe.proof import one_thread
 
 _ZERO = 8
 _MOST = 7  # numbers are -8 to 7 times the scale
@@ -51,7 +49,7 @@ def gptq(weight: Tensor, products: Tensor, group_len: int) -> Int4Weight:
     numbers = torch.empty_like(rest)
     for first in range(0, num_inputs, _BLOCK_LEN):
         end = min(first + _BLOCK_LEN, num_inputs)
-        with _one_thread():
+        with one_thread():
             errors = _round_block(
                 rest[first:end],
                 scales_of[first:end],
@@ -116,14 +114,3 @@ def _nearest(values: Tensor, scales: Tensor) -> Tensor:
 def _int4(numbers: Tensor, scales: Tensor) -> Int4Weight:
     zeros = torch.full_like(scales, _ZERO, dtype=torch.uint8)
     return Int4Weight(packed(numbers + _ZERO), scales, zeros)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """A team of threads costs more than it brings to thousands of small products."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(num_threads)

@@ -54,7 +54,7 @@ def read_recipe(
     """
     if _attends_latently(config.get_text_config()):
         raise Unreadable("multi-head latent attention is not read")
-    with quiet(), _one_thread():
+    with quiet(), one_thread():
         small = small_model(config, trust_remote_code=trust_remote_code, reaches=reaches)
         try:
             recipe = read(small)
@@ -82,8 +82,8 @@ def _attends_latently(config: Any) -> bool:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Products this small are slower on several."""
+def one_thread() -> Iterator[None]:
+    """A team of threads costs more than it brings to thousands of small products."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

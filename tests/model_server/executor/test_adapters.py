@@ -14,6 +14,7 @@ from torch import Tensor
 from model_server.adapter import Adapter
 from model_server.attention.reference import ReferenceAttention
 from model_server.checkpoint import gate
+from model_server.executor.adapters import AdapterPlaces
 from model_server.executor.executor import Executor
 from model_server.executor.zoo_executor import ZooExecutor
 from model_server.mixers import Memory
@@ -71,13 +72,18 @@ def save_by_peft(model: Any, folder: Path, seed: int = 0, **config: Any) -> Any:
     return made
 
 
+def places_of(executor: Executor) -> AdapterPlaces:
+    assert executor.adapters is not None
+    return executor.adapters
+
+
 def loaded(executor: Executor, *folders: Path) -> Pool:
     """The adapters in places from the last one down."""
+    places = places_of(executor)
     for place, folder in zip((3, 2, 1, 0), folders, strict=False):
-        adapter = Adapter.read(folder, executor.adaptable, max_rank=16)
-        packed = executor.pack_adapter(adapter)
-        assert packed.num_bytes <= executor.adapter_bytes
-        executor.set_adapter(place, packed)
+        packed = places.pack(Adapter.read(folder, places.adaptable, max_rank=16))
+        assert packed.num_bytes <= places.bytes_each
+        places.set(place, packed)
     return Pool(executor)
 
 
@@ -178,7 +184,9 @@ def test_a_sequence_has_the_same_bits_in_any_batch_and_any_chunks(
         BF16 if quantize else getattr(torch, kind), quantize=quantize, max_loras=4
     )
     folders = [
-        lora_folders.save(tmp_path / str(rank), executor.adaptable, rank=rank, lora_alpha=alpha)
+        lora_folders.save(
+            tmp_path / str(rank), places_of(executor).adaptable, rank=rank, lora_alpha=alpha
+        )
         for rank, alpha in ((8, 16), (5, 3))
     ]
     pool = loaded(executor, *folders)
@@ -202,17 +210,16 @@ def test_steps_without_an_adapter_have_the_bits_of_a_model_that_takes_none(tmp_p
     (prompt,) = prompts(1)
     plain = Pool(own.executor(BF16))
     executor = own.executor(BF16, max_loras=2)
-    assert plain.executor.adaptable == {}
-    assert plain.executor.adapter_bytes == 0
-    folder = lora_folders.save(tmp_path / "a", executor.adaptable)
-    packed = executor.pack_adapter(Adapter.read(folder, executor.adaptable, max_rank=16))
-    executor.set_adapter(0, packed)
+    assert plain.executor.adapters is None
+    places = places_of(executor)
+    folder = lora_folders.save(tmp_path / "a", places.adaptable)
+    places.set(0, places.pack(Adapter.read(folder, places.adaptable, max_rank=16)))
     pool = Pool(executor)
 
     (expected,) = in_chunks(plain, [(prompt, None)], PROMPT_LEN)
     (alone,) = in_chunks(pool, [(prompt, None)], PROMPT_LEN)
     beside, with_adapter = in_chunks(pool, [(prompt, None), (prompt, 0)], 20, 20)
-    executor.set_adapter(0, None)
+    places.set(0, None)
     (unloaded,) = in_chunks(pool, [(prompt, 0)], PROMPT_LEN)
 
     assert torch.equal(alone, expected)

@@ -306,9 +306,9 @@ def _logits_of_ranks(device: torch.device, folders: Path, world: World) -> dict[
 
 def _with_an_adapter(pool: Pool, folder: Path) -> Tensor:
     """Logits of all prompts, every second one with this adapter."""
-    executor = pool.executor
-    adapter = Adapter.read(folder, executor.adaptable, max_rank=16)
-    executor.set_adapter(0, executor.pack_adapter(adapter))
+    places = pool.executor.adapters
+    assert places is not None
+    places.set(0, places.pack(Adapter.read(folder, places.adaptable, max_rank=16)))
     held = [pool.sequence(prompt) for prompt in random_tokens(sum(LENS)).split(list(LENS))]
     for sequence in held[1::2]:
         sequence.adapter = 0
@@ -322,8 +322,9 @@ def test_two_ranks_compute_what_one_does(device: str, tmp_path: Path) -> None:
     if device != "cpu" and not torch.cuda.is_available():
         pytest.skip("there is no CUDA device")
     for family in RANK_FAMILIES:
-        shapes = decoder(family).on_device(torch.float32, has_adapters=True).adaptable
-        lora_folders.save(tmp_path / family, shapes, rank=5)
+        places = decoder(family).on_device(torch.float32, has_adapters=True).adapters
+        assert places is not None
+        lora_folders.save(tmp_path / family, places.adaptable, rank=5)
     first, _ = on_two_ranks(partial(_logits_of_ranks, torch.device(device), tmp_path))
     assert isinstance(first, dict), first
     for family in RANK_FAMILIES:
