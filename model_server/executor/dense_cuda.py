@@ -43,9 +43,10 @@ from model_server.executor.device_weights import (
     DenseMixer,
     DenseMlp,
     DenseWeights,
+    Float8Matrix,
+    Int4Matrix,
     Mixture,
     Partition,
-    PlainMatrix,
     matrices_of,
     read_weights,
 )
@@ -56,6 +57,9 @@ from model_server.recipe.recipe import Attention, Recipe
 from model_server.step import StateSlots, StepInputs
 
 _log = logging.getLogger(__name__)
+
+# Of the first layer's product, in /info; other matrices are in the model's dtype.
+_FORMAT_NAMES: Mapping[type, str] = {Float8Matrix: "fp8", Int4Matrix: "int4"}
 
 
 _SMALL_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -293,8 +297,9 @@ class DenseCuda:
             if not isinstance(mixer, DenseAttention)
             for shape in mixer.state_shapes
         )
-        is_plain = isinstance(weights.layers[0].mixer.output, PlainMatrix)
-        format_name = str(self._dtype).removeprefix("torch.") if is_plain else "fp8"
+        dtype_name = str(self._dtype).removeprefix("torch.")
+        kind = type(weights.layers[0].mixer.output)
+        format_name = _FORMAT_NAMES.get(kind, dtype_name)
         self.name = f"dense, {format_name}, {attention.name} attention"
 
     @property

@@ -333,6 +333,8 @@ def logits_on_device(folder: Path, world: World) -> Any:
     executor = load_grouped(
         recipe, parameters, angles, build, num_positions=256, quantize=None, max_error=None
     )
+    if parameters.int4:
+        assert executor.name.startswith("dense, int4, ")
     executor.allocate(8)
     step = SequenceStep(TOKENS, 0, range(4), len(TOKENS))
     inputs = StepInputs.build([step], block_size=16, scratch_block_id=7, device=CPU)
