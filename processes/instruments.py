@@ -66,11 +66,16 @@ class Counter:
 
 
 class Gauge:
-    """A number that goes up and down."""
+    """A number that goes up and down.
 
-    def __init__(self, name: str, documentation: str) -> None:
+    It is exported under `old_name` too, for the one release in which that is deprecated; without
+    a type, since promtool takes any name of an untyped metric.
+    """
+
+    def __init__(self, name: str, documentation: str, *, old_name: str | None = None) -> None:
         self._name = name
         self._documentation = documentation
+        self._old_name = old_name
         self._value = 0.0
 
     def set(self, value: float) -> None:
@@ -83,7 +88,11 @@ class Gauge:
         return self._value
 
     def families(self) -> Iterator[Metric]:
+        """The one family, or one for each of two names."""
         yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
+        if self._old_name is not None:
+            told = f"Deprecated, gone in the next release: read {self._name}"
+            yield UnknownMetricFamily(self._old_name, told, value=self._value)
 
 
 class LastKnown:
@@ -108,10 +117,18 @@ class LastKnown:
 
 
 class Histogram:
-    """Counts of observations by bucket, one set for each value of its label (or one without)."""
+    """Counts of observations by bucket, one set for each value of its label (or one without).
+
+    `label_values` are exported from the start; others from their first observation.
+    """
 
     def __init__(
-        self, name: str, documentation: str, buckets: Sequence[float], label: str | None = None
+        self,
+        name: str,
+        documentation: str,
+        buckets: Sequence[float],
+        label: str | None = None,
+        label_values: Sequence[str] = (),
     ) -> None:
         self._name = name
         self._documentation = documentation
@@ -120,8 +137,8 @@ class Histogram:
         self._label = label
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
-        if label is None:
-            self._open("")
+        for label_value in label_values if label else ("",):
+            self._open(label_value)
 
     def observe(self, value: float, label_value: str = "", count: int = 1) -> None:
         """Count `value`, `count` times."""

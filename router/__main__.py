@@ -296,6 +296,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             max_input_len=limits.max_input_len,
             max_total_len=limits.max_total_len,
         )
+        metrics.open_keys(keys.names)
         key_limits = KeyLimits()
         about = server_info(config, shards.num_ranks, info, pool, limits)
         if config.prefix_caching and not about.prefix_caching:

@@ -85,7 +85,7 @@ class Report:
             requests_per_s=rate("tgi_request_count_total"),
             refused_per_s=rate("tandem_rejected_total"),
             kv_use=_share(
-                total(now, "tandem_kv_blocks_used"), total(now, "tandem_kv_blocks_total")
+                total(now, "tandem_kv_blocks_used"), total(now, "tandem_kv_blocks_capacity")
             ),
             prefix_hits=_share(
                 grown("tandem_prefix_cache_hit_tokens_total"), grown("tandem_prompt_tokens_total")

@@ -136,11 +136,11 @@ class StepObserver:
         metrics.batch_current_size.set(stats.num_running)
         metrics.batch_current_max_tokens.set(stats.num_blocks_used * self._block_size)
         metrics.batch_max_total_tokens.set(stats.num_blocks_total * self._block_size)
-        metrics.kv_blocks_total.set(stats.num_blocks_total)
+        metrics.kv_blocks_capacity.set(stats.num_blocks_total)
         metrics.kv_blocks_used.set(stats.num_blocks_used)
         metrics.kv_blocks_cached.set(stats.num_blocks_cached)
         if stats.num_states_total:
-            metrics.states_total.set(stats.num_states_total)
+            metrics.states_capacity.set(stats.num_states_total)
             metrics.states_used.set(stats.num_states_used)
             metrics.states_kept.set(stats.num_states_kept)
         metrics.constrained_sequences.set(stats.num_constrained)

@@ -5,15 +5,18 @@ two batches, while here new prompts join the running batch within their own step
 `tgi_batch_inference_duration`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from constraints.spec import Kind
 from processes.instruments import Counter, Gauge, Histogram, LastKnown
 
 METHODS = ("prefill", "decode")
+PHASES = ("schedule", "rpc", "forward", "sample", "apply")
+CONSTRAINT_KINDS = tuple(kind.value for kind in Kind)
 # Exported from the start: alerts on a rate need the series before the first failure.
 FAILURES = (
     "validation",
@@ -72,8 +75,10 @@ TOKEN_GAP_BUCKETS = tuple(0.0005 * 2 ** (k / 2) for k in range(31))
 BATCH_SIZE_BUCKETS = tuple(float(2**k) for k in range(11))
 
 
-def _seconds(name: str, documentation: str, label: str | None = None) -> Histogram:
-    return Histogram(name, documentation, DURATION_BUCKETS, label)
+def _seconds(
+    name: str, documentation: str, label: str | None = None, label_values: Sequence[str] = ()
+) -> Histogram:
+    return Histogram(name, documentation, DURATION_BUCKETS, label, label_values)
 
 
 def _of_key(name: str, documentation: str) -> Counter:
@@ -235,6 +240,24 @@ class Metrics(Collector):
         self.key_shard_seconds = _of_key("shard_seconds", "Steps, by the share of their tokens")
         self.key_block_seconds = _of_key("block_seconds", "KV blocks, by the time of the steps")
 
+        self._of_keys = (
+            self.key_refusals,
+            self.key_sequences,
+            self.key_prompt_tokens,
+            self.key_cached_tokens,
+            self.key_generated_tokens,
+            self.key_forced_tokens,
+            self.key_wasted_tokens,
+            self.key_shard_seconds,
+            self.key_block_seconds,
+        )
+
+    def open_keys(self, names: Collection[str]) -> None:
+        """Export the counters of these API keys from now on, before they count."""
+        for counter in self._of_keys:
+            for name in names:
+                counter.inc(name, 0.0)
+
     def _declare_steps(self) -> None:
         """Written by the batcher, once for each step."""
         self.batch_inference_count = Counter(
@@ -253,18 +276,19 @@ class Metrics(Collector):
             label_values=("chunking",),
         )
         self.batch_inference_duration = _seconds(
-            "tgi_batch_inference_duration", "Seconds of a step", label="method"
+            "tgi_batch_inference_duration", "Seconds of a step", "method", METHODS
         )
         self.batch_forward_duration = _seconds(
-            "tgi_batch_forward_duration", "Seconds of the model's forward", label="method"
+            "tgi_batch_forward_duration", "Seconds of the model's forward", "method", METHODS
         )
         self.batch_decode_duration = _seconds(
-            "tgi_batch_decode_duration", "Seconds from logits to tokens", label="method"
+            "tgi_batch_decode_duration", "Seconds from logits to tokens", "method", METHODS
         )
         self.batch_filter_duration = _seconds(
             "tgi_batch_filter_duration",
             "Seconds of a step that only drops sequences from the shards",
             label="method",
+            label_values=METHODS,
         )
         self.batch_next_size = Histogram(
             "tgi_batch_next_size", "Requests that a step admits", BATCH_SIZE_BUCKETS
@@ -280,6 +304,7 @@ class Metrics(Collector):
             "Seconds of a step by phase: schedule, rpc (forward and sample taken off), forward, "
             "sample, apply",
             label="phase",
+            label_values=PHASES,
         )
 
     def _declare_constraint_checks(self) -> None:
@@ -288,17 +313,19 @@ class Metrics(Collector):
             "tandem_constraint_check_seconds",
             "Seconds of a constraint's check, waiting included, by its kind",
             label="kind",
+            label_values=CONSTRAINT_KINDS,
         )
         self.constraint_compile_duration = _seconds(
             "tandem_constraint_compile_seconds",
             "Seconds of compiling a constraint and finding a completion, by its kind",
             label="kind",
+            label_values=CONSTRAINT_KINDS,
         )
         self.constraint_checks = Counter(
             "tandem_constraint_checks",
             "Constraints checked, by where the answer came from",
             label="source",
-            label_values=("worker", "cache"),
+            label_values=("worker", "cache", "look"),
         )
         self.constraint_refusals = Counter(
             "tandem_constraint_refusals",
@@ -318,6 +345,7 @@ class Metrics(Collector):
             "Seconds that requests waited until the shard had compiled their constraint, by "
             "whether it had before",
             label="source",
+            label_values=("compiled", "cache"),
         )
         self.constraint_cache_bytes = Gauge(
             "tandem_constraint_cache_bytes",
@@ -359,12 +387,18 @@ class Metrics(Collector):
         self.paused_sequences = Gauge(
             "tandem_paused_sequences", "Running sequences that wait for their readers"
         )
-        self.kv_blocks_total = Gauge("tandem_kv_blocks_total", "Blocks of the KV cache")
+        self.kv_blocks_capacity = Gauge(
+            "tandem_kv_blocks_capacity",
+            "Blocks of the KV cache",
+            old_name="tandem_kv_blocks_total",
+        )
         self.kv_blocks_used = Gauge("tandem_kv_blocks_used", "Blocks held by running requests")
         self.kv_blocks_cached = Gauge(
             "tandem_kv_blocks_cached", "Blocks kept for reuse and held by no request"
         )
-        self.states_total = Gauge("tandem_states_total", "Slots for states, of a model with states")
+        self.states_capacity = Gauge(
+            "tandem_states_capacity", "Slots for states, of a model with states"
+        )
         self.states_used = Gauge("tandem_states_used", "Slots for states held by running requests")
         self.states_kept = Gauge("tandem_states_kept", "States kept for reuse")
         # By vLLM's name and labels: gateways send a request where its adapter is at work already.

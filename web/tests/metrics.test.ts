@@ -6,7 +6,7 @@ const scrape = (tokens: number, fast: number, all: number) =>
 tgi_queue_size{model="a"} 2.0
 tgi_queue_size{model="b"} 3.0
 tandem_kv_blocks_used 10.0
-tandem_kv_blocks_total 40.0
+tandem_kv_blocks_capacity 40.0
 tandem_output_tokens_total ${tokens}
 tandem_inter_token_latency_seconds_bucket{le="0.01"} ${fast}
 tandem_inter_token_latency_seconds_bucket{le="0.02"} ${all}

@@ -80,6 +80,11 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys)
 
+    @property
+    def names(self) -> list[str]:
+        """What logs and metrics call the keys."""
+        return [key.name for key in self._keys]
+
     def replace(self, keys: Sequence[ApiKey]) -> None:
         """Others from now on; requests that were admitted stay."""
         self._keys = tuple(keys)

@@ -22,7 +22,7 @@ def scrape(tokens: int, fast: int, slow: int, used: int = 10) -> dict[str, float
 tgi_queue_size{{model="a"}} 2.0
 tgi_queue_size{{model="b"}} 3.0
 tandem_kv_blocks_used {used}
-tandem_kv_blocks_total 40
+tandem_kv_blocks_capacity 40
 tandem_output_tokens_total {tokens}
 tandem_inter_token_latency_seconds_bucket{{le="0.01"}} {fast}
 tandem_inter_token_latency_seconds_bucket{{le="0.02"}} {fast + slow}

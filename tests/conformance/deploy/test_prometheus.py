@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.deploy.tools import DEPLOY, program, run
-from tests.conformance.serving import Served
+from tests.conformance.serving import Served, get
 
 ALERTS = DEPLOY / "prometheus" / "alerts.yml"
 DASHBOARD = json.loads((DEPLOY / "grafana" / "tandem.json").read_text())
@@ -112,7 +112,7 @@ def test_each_query_of_the_dashboard_is_answered(
 
 
 def test_the_dashboards_own_variable_finds_the_server(prometheus: str) -> None:
-    names = answer_of(f"{prometheus}/series", **{"match[]": "tandem_kv_blocks_total"})
+    names = answer_of(f"{prometheus}/series", **{"match[]": "tandem_kv_blocks_capacity"})
 
     assert len({each["instance"] for each in names}) == 1
 
@@ -135,6 +135,21 @@ def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
     )
 
     assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+def test_promtool_has_no_complaint_about_the_metrics_of_a_served_model(served: Served) -> None:
+    generate(served)
+    page = get(f"{served.url}/metrics").decode()
+    judged = run(program("promtool", "prometheus"), "check", "metrics", stdin=page)
+
+    assert (judged.returncode, judged.stdout, judged.stderr) == (0, "", "")
+
+
+def test_promtool_would_complain_about_a_gauge_that_is_called_a_counter() -> None:
+    page = "# HELP blocks_total Blocks.\n# TYPE blocks_total gauge\nblocks_total 4\n"
+    judged = run(program("promtool", "prometheus"), "check", "metrics", stdin=page)
+
+    assert "blocks_total non-counter metrics should not have" in judged.stderr
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from processes.spans import TRACE_KEY, TraceContext
 from proto import generate_pb2 as pb
 from router.request.request import GenerateRequest
 from router.scheduler.states import StateSlots
+from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import Tracer
 from tests.fakes import FakeShard
 from tests.router.rig import asking, events_of, routing, settled
@@ -30,7 +31,7 @@ async def test_metrics_tell_what_happened() -> None:
         assert metrics.sequence_ends.value("length") == 1
         assert metrics.batch_inference_success.value("prefill") == 1
         assert metrics.batch_inference_success.value("decode") == 5
-        assert metrics.kv_blocks_total.value() == 64
+        assert metrics.kv_blocks_capacity.value() == 64
         assert metrics.kv_blocks_used.value() == 0
         assert metrics.step_phase.count("rpc") == 6
 
@@ -41,7 +42,7 @@ async def test_slots_for_states_are_counted() -> None:
         await events_of(rig.batcher.submit(asking("abcdefgh", max_new_tokens=6)))
         await settled(rig)
         metrics = rig.metrics
-        slots = [each.value() for each in (metrics.states_total, metrics.states_used)]
+        slots = [each.value() for each in (metrics.states_capacity, metrics.states_used)]
         assert (slots, metrics.states_kept.value()) == ([12, 0], 1)
 
 
@@ -51,6 +52,23 @@ async def test_what_can_fail_is_counted_from_zero() -> None:
         assert 'tgi_batch_inference_failure_total{method="prefill"} 0.0' in told
         assert 'tgi_batch_inference_failure{method="decode"} 0.0' in told
         assert 'tgi_request_failure{err="validation"} 0.0' in told
+
+
+async def test_what_happens_adds_no_series_to_the_first_scrape() -> None:
+    async with routing(FakeShard()) as rig:
+        before = series_of(rig.metrics)
+        await events_of(rig.batcher.submit(asking(max_new_tokens=6)))
+        stream = rig.batcher.submit(asking(max_new_tokens=20))
+        await stream.take()
+        rig.batcher.cancel(stream)
+        await settled(rig)
+        assert rig.metrics.batch_filter_duration.count("decode") == 1
+        assert series_of(rig.metrics) == before
+
+
+def series_of(metrics: Metrics) -> set[str]:
+    lines = metrics.exposition().decode().splitlines()
+    return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
 
 
 async def test_reasons_of_an_end_are_words_in_small_letters() -> None:

@@ -1,5 +1,6 @@
 """docs/metrics.md lists every metric, and nothing else."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,15 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 
 from processes.instruments import Counter, Gauge, Histogram
 from proto.contract import FinishReason
 from router.request.errors import RouterError
 from router.telemetry.metrics import SEQUENCE_ENDS, Metrics
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text()
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "metrics.md").read_text()
 NAME = re.compile(r"\b(?:tgi|tandem)_[a-z_]+")
 KINDS = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}
 
@@ -51,6 +54,12 @@ def instruments() -> dict[str, Counter | Gauge | Histogram]:
     }
 
 
+def old_names() -> dict[str, str]:
+    """Names that are deprecated, and what they are called now."""
+    gauges = [each for each in instruments().values() if isinstance(each, Gauge)]
+    return {each._old_name: each._name for each in gauges if each._old_name is not None}
+
+
 def series() -> set[str]:
     """Every name that a query may use."""
     names = set()
@@ -78,7 +87,20 @@ def test_every_metric_has_its_line_and_no_line_is_without_a_metric() -> None:
 def test_what_is_exposed_is_what_is_declared() -> None:
     registry = CollectorRegistry()
     Metrics(registry, max_input_len=10, max_total_len=20)
-    assert {family.name for family in registry.collect()} == instruments().keys()
+    exposed = {family.name for family in registry.collect()}
+    assert exposed == instruments().keys() | old_names().keys()
+    assert old_names()
+
+
+def test_an_old_name_has_the_same_value_and_says_what_to_read_instead() -> None:
+    metrics = Metrics(CollectorRegistry(), max_input_len=10, max_total_len=20)
+    metrics.kv_blocks_capacity.set(64)
+    page = metrics.exposition().decode()
+    for old_name, name in old_names().items():
+        assert f"# HELP {old_name} Deprecated, gone in the next release: read {name}\n" in page
+        assert f"Deprecated: its old name `{old_name}`" in rows()[name][3]
+    assert "\ntandem_kv_blocks_capacity 64.0\n" in page
+    assert "# TYPE tandem_kv_blocks_total untyped\ntandem_kv_blocks_total 64.0\n" in page
 
 
 @pytest.mark.parametrize("name", sorted(instruments()))
@@ -126,10 +148,33 @@ def test_a_rule_asks_for_what_is_exposed(rule: dict[str, Any]) -> None:
     assert rule["annotations"]["summary"].endswith(".")
 
 
+def dashboard() -> list[str]:
+    """The queries of our own dashboard."""
+    shown = json.loads((ROOT / "deploy" / "grafana" / "tandem.json").read_text())
+    targets = [target for panel in shown["panels"] for target in panel.get("targets", ())]
+    return [each["expr"] for each in (*targets, *shown["annotations"]["list"])]
+
+
+def test_what_rules_and_dashboard_ask_for_is_exposed_before_it_counts() -> None:
+    """A first failure is a rate only where a 0 stood before it."""
+    metrics = Metrics(CollectorRegistry(), max_input_len=10, max_total_len=20)
+    metrics.open_keys(["team-a"])
+    page = metrics.exposition().decode()
+    exposed = {
+        sample.name for each in text_string_to_metric_families(page) for sample in each.samples
+    }
+    asked = {name for rule in rules() for name in NAME.findall(rule["expr"])}
+    asked |= {name for query in dashboard() for name in NAME.findall(query)}
+    assert "tandem_constraint_check_seconds_bucket" in asked
+    assert asked <= exposed
+    assert not asked & old_names().keys()
+
+
 def labels_asked_for() -> list[tuple[str, str]]:
-    """Counters and the values of their label in rules, one or several between bars."""
+    """Instruments and the values of their label in rules, one or several between bars."""
     expressions = [rule["expr"] for rule in rules()]
-    found = [re.findall(r'(\w+)_total\{\w+=~?"([^"]+)"\}', each) for each in expressions]
+    selector = r'(\w+)_(?:total|sum)\{\w+=~?"([^"]+)"\}'
+    found = [re.findall(selector, each) for each in expressions]
     return [pair for pairs in found for pair in pairs]
 
 
@@ -149,8 +194,9 @@ def test_label_values_that_a_rule_asks_for_are_exposed_before_they_count(
     name: str, values: str
 ) -> None:
     instrument = instruments()[name]
-    assert isinstance(instrument, Counter)
-    assert set(values.split("|")) <= instrument._values.keys()
+    assert isinstance(instrument, Counter | Histogram)
+    opened = instrument._values if isinstance(instrument, Counter) else instrument._counts
+    assert set(values.split("|")) <= opened.keys()
 
 
 def test_the_ends_that_are_exposed_are_ends() -> None:

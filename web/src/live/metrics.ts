@@ -45,7 +45,7 @@ export function sampleOf(now: Scrape, before: Scrape | null, timeS: number, elap
     timeS,
     queued: sum(now, "tgi_queue_size"),
     running: sum(now, "tgi_batch_current_size"),
-    kvUse: share(sum(now, "tandem_kv_blocks_used"), sum(now, "tandem_kv_blocks_total")),
+    kvUse: share(sum(now, "tandem_kv_blocks_used"), sum(now, "tandem_kv_blocks_capacity")),
     prefixHits: share(grown("tandem_prefix_cache_hit_tokens_total"), grown("tandem_prompt_tokens_total")),
     tokensPerS: tokens === null ? null : tokens / elapsedS,
     firstToken: percentiles(now, before, "tandem_time_to_first_token_seconds"),
