@@ -1,18 +1,19 @@
 // One message of a chat: its text or its tokens, its branches, and what can be done with it.
 import { useState } from "preact/hooks";
+import { Calls } from "../tools/Calls";
 import { TokenText } from "../tokens/TokenText";
 import { Copy } from "../ui/Copy";
 import { Markdown } from "../ui/Markdown";
 import { answer, writing } from "./answer";
 import type { Conversation, Message, Thought } from "./conversation";
-import { add, choose, siblings, thoughtTitle } from "./conversation";
+import { add, choose, editResult, siblings, thoughtTitle } from "./conversation";
 import { replace, tokensOf } from "./store";
 import { showsTokens } from "./view";
 
 export function MessageView({ conversation, message }: { conversation: Conversation; message: Message }) {
   const [isEdited, setEdited] = useState(false);
   const isWritten = writing.value === message.id;
-  const who = message.role === "user" ? "You" : "Model";
+  const who = whoOf(message);
   return (
     <article class={`message ${message.role}`} aria-label={who}>
       <header>
@@ -24,6 +25,7 @@ export function MessageView({ conversation, message }: { conversation: Conversat
       ) : (
         <Body message={message} isWritten={isWritten} />
       )}
+      <Calls conversation={conversation} message={message} isWritten={isWritten} />
       {message.error !== null && (
         <p class="error" role="alert">
           {message.error}
@@ -34,11 +36,16 @@ export function MessageView({ conversation, message }: { conversation: Conversat
   );
 }
 
+function whoOf({ role, answered }: Message): string {
+  if (answered !== undefined) return `${answered.isError ? "Error" : "Result"} of ${answered.name}`;
+  return role === "user" ? "You" : "Model";
+}
+
 function Body({ message, isWritten }: { message: Message; isWritten: boolean }) {
   const tokens = tokensOf.value[message.id];
-  if (message.role === "user") return <div class="plain">{message.content}</div>;
+  if (message.role !== "assistant") return <div class="plain">{message.content}</div>;
   if (showsTokens.value && tokens !== undefined && tokens.length > 0) return <TokenText tokens={tokens} />;
-  if (isWritten && message.content === "" && message.thought === undefined) return <p class="hint waiting">…</p>;
+  if (isWritten && message.content === "" && message.thought === undefined && message.calls === undefined) return <p class="hint waiting">…</p>;
   return (
     <>
       {message.thought !== undefined && <ThoughtView thought={message.thought} isWritten={isWritten} />}
@@ -85,7 +92,7 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
   return (
     <footer>
       <Copy text={() => message.content} />
-      {message.role === "user" ? (
+      {message.role !== "assistant" ? (
         <button type="button" class="quiet" disabled={isBusy} onClick={onEdit}>
           Edit
         </button>
@@ -102,7 +109,8 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
 function Editor({ conversation, message, onEnd }: { conversation: Conversation; message: Message; onEnd: () => void }) {
   const [text, setText] = useState(message.content);
   function send(): void {
-    const [changed, edited] = add(conversation, message.parent, "user", text);
+    const [changed, edited] =
+      message.role === "tool" ? editResult(conversation, message, text) : add(conversation, message.parent, "user", text);
     onEnd();
     void answer(changed, edited.id);
   }

@@ -4,6 +4,7 @@ import { modelName, models, servedName } from "../api/model";
 import { ConstraintPanel } from "../constraints/ConstraintPanel";
 import type { SnippetKind } from "../constraints/snippets";
 import { snippet, SNIPPETS } from "../constraints/snippets";
+import { ToolPanel } from "../tools/ToolPanel";
 import { Copy } from "../ui/Copy";
 import { Side } from "../ui/Side";
 import { chatBody } from "./answer";
@@ -30,6 +31,10 @@ export function SettingsSide() {
       <details open>
         <summary>Constraint</summary>
         <ConstraintPanel />
+      </details>
+      <details>
+        <summary>Tools</summary>
+        <ToolPanel />
       </details>
       <details>
         <summary>Parameters</summary>

@@ -4,6 +4,7 @@ import { sentence } from "../api/errors";
 import { servedName } from "../api/model";
 import { postForEvents } from "../api/server";
 import { constraintField } from "../constraints/constraint";
+import { toolFields, toolTrouble } from "../tools/toolSettings";
 import type { Conversation, Message } from "./conversation";
 import { add, before, change, sent } from "./conversation";
 import { fields } from "./parameters";
@@ -32,6 +33,7 @@ export function chatBody(conversation: Conversation, messages: Message[]): Recor
     ],
     ...fields(),
     ...constraintField(),
+    ...toolFields(messages.at(-1)?.role === "tool"),
   };
 }
 
@@ -39,6 +41,12 @@ export function chatBody(conversation: Conversation, messages: Message[]): Recor
 export async function answer(conversation: Conversation, parent: string): Promise<void> {
   const [changed, message] = add(conversation, parent, "assistant", "");
   replace(changed);
+  const trouble = toolTrouble.value;
+  if (trouble !== null) {
+    const where = trouble.place === null ? "" : `line ${trouble.place.line}, column ${trouble.place.column}: `;
+    replace(change(changed, message.id, { error: `The tools in the settings: ${where}${trouble.message}` }));
+    return;
+  }
   const body = {
     ...chatBody(changed, before(changed, message.id)),
     stream: true,
@@ -54,7 +62,8 @@ async function writeInto(conversationId: string, id: string, body: Record<string
   const show = (fields: Partial<Message> = {}): void => {
     const conversation = conversationOf(conversationId);
     const thought = stream.thought === undefined ? {} : { thought: stream.thought };
-    const told = { content: stream.text, ...thought, ...fields };
+    const calls = stream.calls === undefined ? {} : { calls: stream.calls };
+    const told = { content: stream.text, ...thought, ...calls, ...fields };
     if (conversation !== undefined) replace(change(conversation, id, told));
     tokensOf.value = { ...tokensOf.value, [id]: [...stream.tokens] };
   };
@@ -76,6 +85,7 @@ async function writeInto(conversationId: string, id: string, body: Record<string
     }
     show({ end: stream.ending(performance.now() - begun) });
   } catch (error) {
+    stream.dropBeginnings();
     if (controller.signal.aborted) show({ end: "stopped" });
     else show({ error: sentence(error) });
   } finally {

@@ -6,7 +6,17 @@
 //
 // Values: each change returns a new conversation.
 
-export type Role = "user" | "assistant";
+import type { Call } from "../tools/call";
+import { sentCall } from "../tools/call";
+
+export type Role = "user" | "assistant" | "tool";
+
+/** Which call a tool's result answers. */
+export interface Answered {
+  callId: string;
+  name: string;
+  isError: boolean;
+}
 
 /** What the model thought before it answered. null: not known, or not yet. */
 export interface Thought {
@@ -22,6 +32,10 @@ export interface Message {
   content: string;
   /** Absent: there was none. */
   thought?: Thought;
+  /** The tools that the model calls here; absent: none. */
+  calls?: Call[];
+  /** Of the role tool alone, where `content` is the result. */
+  answered?: Answered;
   /** How the answer ended; null: it is still written, or is no answer. */
   end: string | null;
   error: string | null;
@@ -90,6 +104,34 @@ export function add(conversation: Conversation, parent: string, role: Role, cont
   ];
 }
 
+/** What the tools gave back for the calls of a message, in their order; the message behind which it goes on. */
+export function addResults(
+  conversation: Conversation,
+  parent: string,
+  results: { call: Call; content: string; isError: boolean }[],
+): [Conversation, Message] {
+  let last = conversation.messages[parent] as Message;
+  for (const { call, content, isError } of results) {
+    const [added, message] = add(conversation, last.id, "tool", content);
+    const answered = { callId: call.id, name: call.name, isError };
+    conversation = change(added, message.id, { answered });
+    last = message;
+  }
+  return [conversation, last];
+}
+
+/** Another result beside one, and behind it again those of the same answer's other calls. */
+export function editResult(conversation: Conversation, message: Message, content: string): [Conversation, Message] {
+  const shown = branch(conversation);
+  const behind = shown.slice(shown.findIndex(({ id }) => id === message.id) + 1);
+  const others = behind.slice(0, behind.findIndex(({ role }) => role !== "tool"));
+  const results = [{ ...message, content }, ...others].map(({ content, answered }) => {
+    const { callId = "", name = "", isError = false } = answered ?? {};
+    return { call: { id: callId, name, arguments: "" }, content, isError };
+  });
+  return addResults(conversation, message.parent, results);
+}
+
 export function change(conversation: Conversation, id: string, fields: Partial<Message>): Conversation {
   const message = conversation.messages[id];
   if (message === undefined) return conversation;
@@ -104,8 +146,16 @@ export function thoughtTitle({ seconds, numTokens }: Thought, isWritten: boolean
 }
 
 /** A message as requests have it; the server drops a thought that its model does not read. */
-export function sent({ role, content, thought }: Message): Record<string, string> {
-  return thought === undefined ? { role, content } : { role, content, reasoning_content: thought.text };
+export function sent({ role, content, thought, calls, answered }: Message): Record<string, unknown> {
+  // The API has no mark for it.
+  if (answered?.isError) content = `Error: ${content || "the call failed"}`;
+  return {
+    role,
+    content: calls?.length && content === "" ? null : content,
+    ...(thought === undefined ? {} : { reasoning_content: thought.text }),
+    ...(calls?.length ? { tool_calls: calls.map(sentCall) } : {}),
+    ...(answered === undefined ? {} : { tool_call_id: answered.callId }),
+  };
 }
 
 export function choose(conversation: Conversation, message: Message): Conversation {
@@ -117,6 +167,13 @@ function titleOf(content: string): string {
   return line.length > TITLE_LEN ? `${line.slice(0, TITLE_LEN)}…` : line || "New chat";
 }
 
+const ROLES: readonly Role[] = ["user", "assistant", "tool"];
+
+function isCall(value: unknown): boolean {
+  const { id, name, arguments: json } = (value ?? {}) as Partial<Record<keyof Call, unknown>>;
+  return [id, name, json].every((each) => typeof each === "string");
+}
+
 /** A conversation that was exported. Throws Error with what is wrong. */
 export function readConversation(value: unknown): Conversation {
   const wrong = (what: string) => new Error(`not a conversation of this page: ${what}`);
@@ -126,11 +183,15 @@ export function readConversation(value: unknown): Conversation {
   if (typeof messages !== "object" || messages === null) throw wrong("`messages` must be an object");
   if (typeof chosen !== "object" || chosen === null) throw wrong("`chosen` must be an object");
   for (const [id, message] of Object.entries(messages)) {
-    const { role, content, parent, thought } = (message ?? {}) as Record<string, unknown>;
-    if (role !== "user" && role !== "assistant") throw wrong(`\`messages.${id}.role\` must be user or assistant`);
+    const { role, content, parent, thought, calls, answered } = (message ?? {}) as Record<string, unknown>;
+    if (!ROLES.includes(role as Role)) throw wrong(`\`messages.${id}.role\` must be one of ${ROLES.join(", ")}`);
     if (typeof content !== "string" || typeof parent !== "string") throw wrong(`\`messages.${id}\` has no text or parent`);
     if (thought !== undefined && typeof (thought as Partial<Thought> | null)?.text !== "string")
       throw wrong(`\`messages.${id}.thought\` has no text`);
+    if (calls !== undefined && !(Array.isArray(calls) && calls.every(isCall)))
+      throw wrong(`\`messages.${id}.calls\` must be a list of calls with id, name and arguments`);
+    if ((role === "tool") !== (typeof (answered as Partial<Answered> | undefined)?.callId === "string"))
+      throw wrong(`\`messages.${id}.answered.callId\` is what a tool's result has, and nothing else`);
   }
   const read = { title, system, messages, chosen } as Omit<Conversation, "id">;
   return { ...read, id: newId() };

@@ -1,5 +1,7 @@
 // What came of an answer so far, read from the chunks of its stream.
 import { isObject } from "../api/errors";
+import type { Call } from "../tools/call";
+import { isWhole, withPieces } from "../tools/call";
 import type { Token } from "../tokens/token";
 import { chatTokens } from "../tokens/token";
 import type { Thought } from "./conversation";
@@ -9,6 +11,8 @@ export class Reply {
   text = "";
   thought: Thought | undefined;
   tokens: Token[] = [];
+  /** Absent: none came. */
+  calls: Call[] | undefined;
   private reason: string | null = null;
   private numTokens: number | null = null;
   private satisfied: boolean | null = null;
@@ -31,7 +35,7 @@ export class Reply {
   }
 
   /** The thought ends where something is said. */
-  private add({ reasoning_content: thought, content }: Record<string, unknown>): void {
+  private add({ reasoning_content: thought, content, tool_calls: calls }: Record<string, unknown>): void {
     this.begunMs ??= this.now();
     if (typeof thought === "string" && thought !== "") {
       const { text, seconds } = this.thought ?? { text: "", seconds: null };
@@ -39,6 +43,10 @@ export class Reply {
     }
     if (typeof content === "string" && content !== "") {
       this.text += content;
+      this.endThought();
+    }
+    if (calls !== undefined) {
+      this.calls = withPieces(this.calls ?? [], calls);
       this.endThought();
     }
   }
@@ -54,6 +62,11 @@ export class Reply {
     if (this.thought !== undefined && isObject(details)) {
       this.thought = { ...this.thought, numTokens: Number(details.reasoning_tokens) };
     }
+  }
+
+  /** Takes back a call of which a stop or a broken line left a beginning alone. */
+  dropBeginnings(): void {
+    this.calls = this.calls?.filter(isWhole);
   }
 
   ending(elapsedMs: number): string {

@@ -12,9 +12,9 @@ export type SnippetKind = keyof typeof SNIPPETS;
 // What the openai package takes by name; all else goes into `extra_body`.
 const OPENAI_NAMES = new Set([
   ...["model", "messages", "temperature", "top_p", "presence_penalty", "frequency_penalty", "max_tokens", "seed"],
-  ...["stop", "logit_bias"],
+  ...["stop", "logit_bias", "tools", "tool_choice", "parallel_tool_calls"],
 ]);
-const HUB_NAMES = new Set([...OPENAI_NAMES].filter((name) => name !== "logit_bias"));
+const HUB_NAMES = new Set([...OPENAI_NAMES].filter((name) => name !== "logit_bias" && name !== "parallel_tool_calls"));
 
 export function snippet(kind: SnippetKind, base: string, body: Body): string {
   if (kind === "curl") return curl(base, body);
