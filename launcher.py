@@ -153,7 +153,9 @@ class LaunchConfig:
     parent_pid: int | None = setting(
         None, "", Whole(1), group=Group.FLEET, env=False, front_only=True
     )
-    cuda_graphs: str | None = setting(None, "no step is recorded", str, group=Group.INERT)
+    cuda_graphs: str | None = setting(
+        None, "decode steps of recipes on a GPU always are graphs", str, group=Group.INERT
+    )
     kv_cache_dtype: None = refused("the cache has the model's own precision")
     rope_scaling: None = refused("positions are scaled as the checkpoint's config.json says")
     rope_factor: None = refused("positions are scaled as the checkpoint's config.json says")

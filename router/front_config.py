@@ -99,7 +99,7 @@ class FrontConfig:
     )
     api_key_file: Path | None = setting(
         None,
-        "the keys' digests with their names, shares and limits, in TOML (docs/serving.md); read "
+        "the keys' digests with their names, shares and limits, in TOML (docs/access.md); read "
         "again at SIGHUP, which then does not stop the server",
         file,
         group=Group.ACCESS,

@@ -1,4 +1,4 @@
-"""Writes the table of flags in docs/serving.md: `python -m tests.settings_table`."""
+"""Writes the table of flags in docs/flags.md: `python -m tests.settings_table`."""
 
 from collections.abc import Iterable
 from dataclasses import Field
@@ -8,7 +8,7 @@ from typing import Any
 from launcher import serve_settings
 from processes.settings import Group, Kind, default_of, flag_of, variables_of
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "serving.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
 _BEGIN, _END = "<!-- settings: generated -->\n", "<!-- settings: end -->\n"
 
 
