@@ -35,12 +35,11 @@ install: $(STAMP)  ## Make .venv with everything in it.
 
 # SmolLM2-135M-Instruct is downloaded once, into ~/.cache/tandem.
 MODEL ?= smollm2
-SERVE_smollm2 = python -m models.smollm2
-SERVE_demo = launcher serve
+MODEL_ID = $(filter-out demo,$(MODEL))
 
 serve: install  ## Serve a real model at port 3000; MODEL=demo: the bundled one; MODEL=ID_OR_FILE: that.
 	@[ '$(MODEL)' != demo ] || echo "Serving the bundled model, which knows a small invented world."
-	@$(BIN)/$(or $(SERVE_$(MODEL)),launcher serve '$(MODEL)') --port $(PORT)
+	@$(BIN)/launcher serve '$(MODEL_ID)' --port $(PORT)
 
 # A file in one worker (tests/conftest.py); one worker more than cores, since many tests wait for
 # their servers. One process, to debug: make test WORKERS=0.
@@ -129,7 +128,7 @@ $(CONFORMANCE_RUNS) $(CONFORMANCE_NIGHT_RUNS): conformance-%: $(CONFORMANCE_VENV
 	@OMP_NUM_THREADS=1 $(CONFORMANCE_VENVS)/$*/bin/python -m pytest -q -c tests/conformance/pytest.ini -m "not nightly" tests/conformance/$*
 
 real-model: install $(CONFORMANCE_VENVS)/clients/.installed $(CONFORMANCE_VENVS)/browser/.installed  ## Ask the real model through every API, and draw docs/images/page.png.
-	@$(BIN)/python -m models.smollm2 --dry-run
+	@$(BIN)/launcher serve smollm2 --dry-run
 	@for folder in clients browser; do OMP_NUM_THREADS=1 $(CONFORMANCE_VENVS)/$$folder/bin/python -m pytest -q \
 	  -c tests/conformance/pytest.ini -m nightly tests/conformance/$$folder || exit 1; done
 

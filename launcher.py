@@ -27,6 +27,7 @@ from constraints.check_command import CheckConfig, check
 from fleet.config import AUTO, FleetConfig
 from model_server.config import ServeConfig, parse_quantize
 from model_server.config import parse as parse_shard
+from models import smollm2
 from processes.addresses import (
     AddressInUse,
     free_port,
@@ -82,7 +83,8 @@ class LaunchConfig:
 
     model_ids: tuple[str, ...] = setting(
         (),
-        "a local folder or a hub id, also from the variable MODEL_ID; absent: the bundled model. "
+        "a local folder or a hub id, also from the variable MODEL_ID; absent: the bundled model; "
+        "smollm2: a small real one, downloaded once. "
         "Several: each is loaded when a request names it. auto: any that a request names",
         str,
         group=Group.MODEL,
@@ -192,7 +194,12 @@ def with_defaults(
     models: Sequence[str], by_flag: Mapping[str, Any], environ: Mapping[str, str]
 ) -> dict[str, Any]:
     """The flags, with the launcher's own defaults of settings that nothing sets."""
-    defaults = _DEFAULTS if models else {**_DEFAULTS, "served_model_name": BUNDLED_NAME}
+    of_model: Mapping[str, str] = {}
+    if not models:
+        of_model = {"served_model_name": BUNDLED_NAME}
+    elif models == [str(smollm2.FILE)]:
+        of_model = smollm2.DEFAULTS
+    defaults = {**_DEFAULTS, **of_model}
     unset = {name: text for name, text in defaults.items() if not environ.get(name.upper())}
     return {**unset, **by_flag}
 
@@ -271,6 +278,8 @@ def children_environ(environ: Mapping[str, str], hub_cache: Path | None) -> dict
     """The environment that all children begin with; `hub_cache` as huggingface_hub reads it."""
     secrets = (_API_KEY, _ADMIN_API_KEY)
     shared = {name: value for name, value in environ.items() if name not in secrets}
+    # `python -m router` is ours, whatever router.py the folder has in which somebody starts us.
+    shared.setdefault("PYTHONSAFEPATH", "1")
     # Its notes on forks and the like do not concern whoever serves a model.
     shared.setdefault("GRPC_VERBOSITY", "ERROR")
     # Its event engine reads and writes in threads of its own, and wakes five of them for a step;
@@ -385,6 +394,8 @@ def serve(context: typer.Context) -> None:
         by_flag = with_config_file(file, serve_settings(), by_flag, os.environ)
     config = read_settings(LaunchConfig, by_flag, os.environ)
     models = model_ids(config, os.environ)
+    if models == [smollm2.ID] and not Path(smollm2.ID).exists():
+        models = [str(smollm2.FILE)] if smollm2.is_brought() else []
     by_flag = with_defaults(models, by_flag, os.environ)
     if config.env:
         typer.echo(describe(), err=True)
@@ -492,7 +503,8 @@ def download_weights(
     argv = [sys.executable, "-m", "model_server", "download-weights", model_id]
     if revision:
         argv += ["--revision", revision]
-    raise typer.Exit(subprocess.run(argv, check=False).returncode)
+    environ = children_environ(os.environ, None)
+    raise typer.Exit(subprocess.run(argv, env=environ, check=False).returncode)
 
 
 @app.command(

