@@ -156,7 +156,10 @@ class LaunchConfig:
         None, "", Whole(1), group=Group.FLEET, env=False, front_only=True
     )
     cuda_graphs: str | None = setting(
-        None, "decode steps of recipes on a GPU always are graphs", str, group=Group.INERT
+        None,
+        "decode steps of recipes on a GPU are graphs for up to 512 sequences, whatever it says",
+        str,
+        group=Group.INERT,
     )
     kv_cache_dtype: None = refused("the cache has the model's own precision")
     rope_scaling: None = refused("positions are scaled as the checkpoint's config.json says")

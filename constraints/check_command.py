@@ -86,8 +86,8 @@ class CheckConfig:
     )
     whitespace: str = setting(
         "flexible",
-        "whitespace in JSON: flexible, compact or spaced",
-        one_of("flexible", "compact", "spaced"),
+        "whitespace in JSON: flexible, compact, spaced or optional",
+        one_of(*(each.value for each in Whitespace)),
         group=Group.CONSTRAINT,
         env=False,
     )

@@ -112,6 +112,13 @@ def test_a_text_is_judged_by_the_whole_of_a_lenient_schema() -> None:
     assert "not enforced: /uniqueItems" in said.stdout
 
 
+def test_whitespace_is_that_of_requests() -> None:
+    schema = '{"type": "array", "items": {"type": "integer"}}'
+    words = ("--type", "json", "--constraint", schema, "--whitespace", "optional")
+    assert check(*words, "--text", "[1, 2,3]").returncode == 0
+    assert check(*words, "--text", "[1,  2]").returncode == 1
+
+
 def test_lines_of_json_come_back_as_lines_of_json(tmp_path: Path) -> None:
     texts = ["12", "1x", "", "123"]
     path = tmp_path / "texts.jsonl"

@@ -66,7 +66,7 @@ _SPACINGS: Mapping[str, Whitespace] = MappingProxyType(
 class Options(Schema):
     """How a form is to be read; the same as beside TGI's `grammar`."""
 
-    whitespace: Literal["flexible", "compact", "spaced"] | None = None
+    whitespace: Literal["flexible", "compact", "spaced", "optional"] | None = None
     lenient: bool | None = None
     on_budget: Literal["finish", "cut"] | None = None
 

@@ -86,7 +86,10 @@ FORMS: list[tuple[dict[str, Any], Constraint]] = [
         {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}},
         json_of(TEXT, COMPACT),
     ),
-    ({"structured_outputs": {"json": SCHEMA, "whitespace": "spaced"}}, json_of(TEXT, SPACED)),
+    *(
+        ({"structured_outputs": {"json": SCHEMA, "whitespace": each.value}}, json_of(TEXT, each))
+        for each in Whitespace
+    ),
     (
         {"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "[ ]?"}},
         json_of(TEXT, COMPACT),
