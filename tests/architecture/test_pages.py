@@ -261,7 +261,7 @@ def numbers_of(groups: tuple[str, ...]) -> tuple[int, ...]:
         Statement(r"of those that have ended the last (\d+)", (store.MAX_ENDED,)),
         Statement(r"At most (\d+) streams are kept \((\d+) MiB\)", (_MAX_STREAMS, MAX_BYTES >> 20)),
         Statement(r"Results are cached \((\d+)", (_MAX_REMEMBERED,)),
-        Statement(r"between 1\s+and (\d+) s\b", (int(MAX_RETRY_S),)),
+        Statement(r"time to drain, 1 to (\d+) s\b", (int(MAX_RETRY_S),)),
         Statement(r"\| URL \| (\d+) bytes", (MAX_URL_LEN,)),
         Statement(
             r"(\d+) levels; ([\d ]+) lists and objects, ([\d ]+) keys and texts .*?, ([\d ]+) val",
