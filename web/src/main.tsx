@@ -6,10 +6,13 @@ import { sentence, ServerError } from "./api/errors";
 import { loadModels } from "./api/model";
 import { ChatPanel } from "./chat/ChatPanel";
 import { CompletionPanel } from "./chat/CompletionPanel";
+import { UndoBar } from "./chat/UndoBar";
 import { openSide } from "./chat/view";
 import { LivePanel } from "./live/LivePanel";
 import "./styles.css";
+import "./chat/chatList.css";
 import { KeyDialog } from "./ui/KeyDialog";
+import { Shortcuts } from "./ui/Shortcuts";
 import { nextTheme, theme } from "./ui/theme";
 
 const VIEWS = { chat: "Chat", completion: "Completion", live: "Live" } as const;
@@ -54,6 +57,8 @@ function Page() {
       {view.value === "chat" && <ChatPanel />}
       {view.value === "completion" && <CompletionPanel />}
       {view.value === "live" && <LivePanel />}
+      <UndoBar />
+      <Shortcuts />
       <KeyDialog onKey={() => void load()} />
     </>
   );

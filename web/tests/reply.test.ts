@@ -3,7 +3,15 @@ import { Reply } from "../src/chat/reply";
 
 const chunk = (delta: object, reason: string | null = null) => ({ choices: [{ delta, finish_reason: reason }] });
 const thinking = (text: string) => chunk({ reasoning: text, reasoning_content: text });
-const usage = { choices: [], usage: { completion_tokens: 9, completion_tokens_details: { reasoning_tokens: 6 } } };
+const usage = {
+  choices: [],
+  usage: {
+    prompt_tokens: 40,
+    completion_tokens: 9,
+    prompt_tokens_details: { cached_tokens: 32 },
+    completion_tokens_details: { reasoning_tokens: 6 },
+  },
+};
 
 function after(...chunks: [atMs: number, chunk: object][]) {
   let nowMs = 0;
@@ -31,7 +39,17 @@ test("a thought grows beside the text, and ends where something is said", () => 
   const ended = after(...chunks);
   expect(ended.thought).toEqual({ text: "Paris?\nYes.", seconds: 2.5, numTokens: 6 });
   expect(ended.text).toBe("It is Paris.");
-  expect(ended.ending(1000)).toBe("stop · 9 tokens · 9.0 tokens/s");
+  expect(ended.ending(512)).toBe("stop · 9 tokens · 1.7 tokens/s · first after 0.40 s · prompt 40 (32 cached) · context 49 of 512");
+});
+
+test("an answer that was cut goes on behind what it has, and keeps its thought", () => {
+  const thought = { text: "Paris?", seconds: 1, numTokens: 6 };
+  const reply = new Reply(() => 0, { content: "It is", thought });
+  reply.push(chunk({ role: "assistant", content: " Paris." }, "stop"));
+  reply.push(usage);
+
+  expect(reply.text).toBe("It is Paris.");
+  expect(reply.thought).toEqual(thought);
 });
 
 test("a thought that is cut ends with the answer", () => {

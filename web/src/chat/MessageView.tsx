@@ -7,6 +7,7 @@ import { Markdown } from "../ui/Markdown";
 import { answer, writing } from "./answer";
 import type { Conversation, Message, Thought } from "./conversation";
 import { add, choose, editResult, siblings, thoughtTitle } from "./conversation";
+import { MoreActions } from "./MoreActions";
 import { replace, tokensOf } from "./store";
 import { showsTokens } from "./view";
 
@@ -93,7 +94,7 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
     <footer>
       <Copy text={() => message.content} />
       {message.role !== "assistant" ? (
-        <button type="button" class="quiet" disabled={isBusy} onClick={onEdit}>
+        <button type="button" class="quiet" id={`edit-${message.id}`} disabled={isBusy} onClick={onEdit}>
           Edit
         </button>
       ) : (
@@ -101,6 +102,7 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
           Regenerate
         </button>
       )}
+      <MoreActions conversation={conversation} message={message} />
       {message.end !== null && <span class="hint">{message.end}</span>}
     </footer>
   );

@@ -1,6 +1,6 @@
 // The sampling parameters, each with its default.
 import type { Parameter } from "./parameters";
-import { PARAMETERS, set, troubleOf, typed } from "./parameters";
+import { fallbackOf, PARAMETERS, set, troubleOf, typed } from "./parameters";
 
 export function ParameterPanel() {
   return (
@@ -16,7 +16,8 @@ export function ParameterPanel() {
 }
 
 function Field({ parameter, text }: { parameter: Parameter; text: string }) {
-  const { name, label, fallback, help, kind } = parameter;
+  const { name, label, help, kind } = parameter;
+  const fallback = fallbackOf(parameter);
   const trouble = troubleOf(parameter, text);
   const note = `note-${name}`;
   const described = { "aria-describedby": note, "aria-invalid": trouble !== null };

@@ -1,10 +1,11 @@
 // One answer at a time: asked for, streamed into its message, stopped.
 import { signal } from "@preact/signals";
 import { sentence } from "../api/errors";
-import { servedName } from "../api/model";
+import { models, servedName } from "../api/model";
 import { postForEvents } from "../api/server";
 import { constraintField } from "../constraints/constraint";
 import { toolFields, toolTrouble } from "../tools/toolSettings";
+import type { Token } from "../tokens/token";
 import type { Conversation, Message } from "./conversation";
 import { add, before, change, sent } from "./conversation";
 import { fields } from "./parameters";
@@ -22,6 +23,10 @@ export function stop(): void {
   stopper?.abort();
 }
 
+function maxLenOf(name: string | undefined): number | null {
+  return models.value.find(({ id }) => id === name)?.maxLen ?? null;
+}
+
 /** The body of the request for the answer behind these messages. */
 export function chatBody(conversation: Conversation, messages: Message[]): Record<string, unknown> {
   const system = conversation.system.trim();
@@ -33,7 +38,7 @@ export function chatBody(conversation: Conversation, messages: Message[]): Recor
     ],
     ...fields(),
     ...constraintField(),
-    ...toolFields(messages.at(-1)?.role === "tool"),
+    ...toolFields(messages.at(-1)?.role !== "user"),
   };
 }
 
@@ -47,27 +52,44 @@ export async function answer(conversation: Conversation, parent: string): Promis
     replace(change(changed, message.id, { error: `The tools in the settings: ${where}${trouble.message}` }));
     return;
   }
-  const body = {
-    ...chatBody(changed, before(changed, message.id)),
-    stream: true,
-    stream_options: { include_usage: true },
-    logprobs: true,
-    top_logprobs: NUM_RIVALS,
-  };
+  const body = streamed(chatBody(changed, before(changed, message.id)));
   await writeInto(changed.id, message.id, body);
 }
 
-async function writeInto(conversationId: string, id: string, body: Record<string, unknown>): Promise<void> {
-  const stream = new Reply();
+/** Goes on where an answer was cut, in its place. */
+export async function goOn(conversation: Conversation, message: Message): Promise<void> {
+  const known = tokensOf.value[message.id] ?? [];
+  const cut = change(conversation, message.id, { end: null, error: null });
+  replace(cut);
+  const body = streamed(chatBody(cut, [...before(cut, message.id), message]));
+  await writeInto(cut.id, message.id, body, new Reply(undefined, message), known);
+}
+
+/** Whether an answer may go on: it has an end that is not its own, and nothing that shapes it as a whole. */
+export function canGoOn({ role, content, calls, end, error }: Message): boolean {
+  const isCut = error !== null || /^(length|deadline|stopped|the connection)/.test(end ?? "");
+  return role === "assistant" && isCut && content.trim() !== "" && !calls?.length && Object.keys(constraintField()).length === 0;
+}
+
+function streamed(body: Record<string, unknown>): Record<string, unknown> {
+  return { ...body, stream: true, stream_options: { include_usage: true }, logprobs: true, top_logprobs: NUM_RIVALS };
+}
+
+async function writeInto(
+  conversationId: string,
+  id: string,
+  body: Record<string, unknown>,
+  stream = new Reply(),
+  known: readonly Token[] = [],
+): Promise<void> {
   const show = (fields: Partial<Message> = {}): void => {
     const conversation = conversationOf(conversationId);
     const thought = stream.thought === undefined ? {} : { thought: stream.thought };
     const calls = stream.calls === undefined ? {} : { calls: stream.calls };
     const told = { content: stream.text, ...thought, ...calls, ...fields };
     if (conversation !== undefined) replace(change(conversation, id, told));
-    tokensOf.value = { ...tokensOf.value, [id]: [...stream.tokens] };
+    tokensOf.value = { ...tokensOf.value, [id]: [...known, ...stream.tokens] };
   };
-  const begun = performance.now();
   const controller = new AbortController();
   stopper = controller;
   writing.value = id;
@@ -83,7 +105,7 @@ async function writeInto(conversationId: string, id: string, body: Record<string
         if (writing.value === id) show();
       });
     }
-    show({ end: stream.ending(performance.now() - begun) });
+    show({ end: stream.ending(maxLenOf(servedName())) });
   } catch (error) {
     stream.dropBeginnings();
     if (controller.signal.aborted) show({ end: "stopped" });

@@ -158,6 +158,18 @@ export function sent({ role, content, thought, calls, answered }: Message): Reco
   };
 }
 
+/** Without a message and all that stands behind it; the newest of its siblings is shown in its place. */
+export function without(conversation: Conversation, message: Message): Conversation {
+  const gone = new Set([message.id]);
+  // Parents are older than what stands behind them.
+  for (const { id, parent } of Object.values(conversation.messages)) if (gone.has(parent)) gone.add(id);
+  const kept = <Value>(values: Record<string, Value>) => Object.fromEntries(Object.entries(values).filter(([id]) => !gone.has(id)));
+  const { [message.parent]: _, ...chosen } = kept(conversation.chosen);
+  const left = { ...conversation, messages: kept(conversation.messages), chosen };
+  const sibling = siblings(left, message).at(-1);
+  return sibling === undefined ? left : choose(left, sibling);
+}
+
 export function choose(conversation: Conversation, message: Message): Conversation {
   return { ...conversation, chosen: { ...conversation.chosen, [message.parent]: message.id } };
 }

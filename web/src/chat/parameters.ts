@@ -1,5 +1,7 @@
 // The sampling parameters of a request: what they are called, their defaults, and what was set.
 import { effect, signal } from "@preact/signals";
+import { isObject } from "../api/errors";
+import { info } from "../api/model";
 
 export interface Parameter {
   name: string;
@@ -12,6 +14,9 @@ export interface Parameter {
   max?: number;
   step?: number;
 }
+
+// Its members are fields themselves.
+const OTHER = "other";
 
 export const PARAMETERS: readonly Parameter[] = [
   { name: "temperature", label: "Temperature", kind: "number", fallback: "1", min: 0, step: 0.1, help: "0 takes the most probable token" },
@@ -28,6 +33,7 @@ export const PARAMETERS: readonly Parameter[] = [
   { name: "ignore_eos", label: "Ignore the end token", kind: "switch", fallback: "off", help: "go on to max tokens" },
   { name: "max_time", label: "Max time", kind: "number", fallback: "none", min: 0.1, step: 1, help: "seconds after which the answer ends with what there is" },
   { name: "logit_bias", label: "Logit bias", kind: "json", fallback: "none", help: 'by token id, like {"50": -5}' },
+  { name: OTHER, label: "Other fields", kind: "json", fallback: "none", help: 'any of the API, like {"reasoning_effort": "low"}' },
 ];
 
 const NAME = "tandem.parameters";
@@ -39,6 +45,12 @@ function load(): Record<string, string> {
   } catch {
     return {};
   }
+}
+
+/** What holds where nothing is set: the served model's own default, if it has one. */
+export function fallbackOf({ name, fallback }: Parameter): string {
+  const own = info.value.sampling_defaults;
+  return isObject(own) && own[name] !== undefined ? `${String(own[name])}, the model's` : fallback;
 }
 
 /** What was set, as it was typed. */
@@ -55,7 +67,7 @@ export function troubleOf(parameter: Parameter, text: string): string | null {
   if (text === "") return null;
   if (parameter.kind === "json") {
     try {
-      JSON.parse(text);
+      if (!isObject(JSON.parse(text))) return "must be a JSON object";
     } catch {
       return "must be JSON";
     }
@@ -74,7 +86,10 @@ export function fields(): Record<string, unknown> {
   const found: Record<string, unknown> = {};
   for (const parameter of PARAMETERS) {
     const text = typed.value[parameter.name];
-    if (text !== undefined) found[parameter.name] = valueOf(parameter, text);
+    if (text === undefined) continue;
+    const value = valueOf(parameter, text);
+    if (parameter.name === OTHER && isObject(value)) Object.assign(found, value);
+    else found[parameter.name] = value;
   }
   return found;
 }

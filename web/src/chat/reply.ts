@@ -6,22 +6,33 @@ import type { Token } from "../tokens/token";
 import { chatTokens } from "../tokens/token";
 import type { Thought } from "./conversation";
 
-/** `now` is in milliseconds. */
+/** Begins with what an answer that was cut has. `now` is in milliseconds. */
 export class Reply {
-  text = "";
+  text: string;
   thought: Thought | undefined;
   tokens: Token[] = [];
   /** Absent: none came. */
   calls: Call[] | undefined;
   private reason: string | null = null;
-  private numTokens: number | null = null;
+  private usage: Record<string, unknown> | null = null;
   private satisfied: boolean | null = null;
+  private readonly askedMs: number;
   private begunMs: number | null = null;
+  private firstMs: number | null = null;
+  private endedMs = 0;
 
-  constructor(private readonly now: () => number = () => performance.now()) {}
+  constructor(
+    private readonly now: () => number = () => performance.now(),
+    cut: { content: string; thought?: Thought } = { content: "" },
+  ) {
+    this.askedMs = now();
+    this.text = cut.content;
+    this.thought = cut.thought;
+  }
 
   push(chunk: unknown): void {
     if (!isObject(chunk)) return;
+    this.endedMs = this.now();
     if (isObject(chunk.usage)) this.count(chunk.usage);
     const choice: unknown = Array.isArray(chunk.choices) ? chunk.choices[0] : undefined;
     if (!isObject(choice)) return;
@@ -37,6 +48,7 @@ export class Reply {
   /** The thought ends where something is said. */
   private add({ reasoning_content: thought, content, tool_calls: calls }: Record<string, unknown>): void {
     this.begunMs ??= this.now();
+    if (thought || content || calls !== undefined) this.firstMs ??= this.now();
     if (typeof thought === "string" && thought !== "") {
       const { text, seconds } = this.thought ?? { text: "", seconds: null };
       this.thought = { text: text + thought, seconds, numTokens: null };
@@ -57,9 +69,9 @@ export class Reply {
   }
 
   private count(usage: Record<string, unknown>): void {
-    this.numTokens = Number(usage.completion_tokens);
+    this.usage = usage;
     const details = usage.completion_tokens_details;
-    if (this.thought !== undefined && isObject(details)) {
+    if (this.thought?.numTokens === null && isObject(details)) {
       this.thought = { ...this.thought, numTokens: Number(details.reasoning_tokens) };
     }
   }
@@ -69,12 +81,26 @@ export class Reply {
     this.calls = this.calls?.filter(isWhole);
   }
 
-  ending(elapsedMs: number): string {
+  /** How it ended, and what it took: tokens, of the answer and of its prompt, and time. */
+  ending(maxLen: number | null): string {
     const parts = [this.reason ?? "the connection ended early"];
-    if (this.numTokens !== null) {
-      parts.push(`${this.numTokens} tokens`, `${(1000 * this.numTokens / elapsedMs).toFixed(1)} tokens/s`);
-    }
+    if (this.usage !== null) parts.push(...this.figures(this.usage, maxLen));
     if (this.satisfied !== null) parts.push(this.satisfied ? "constraint satisfied" : "constraint not satisfied");
     return parts.join(" · ");
+  }
+
+  private figures(usage: Record<string, unknown>, maxLen: number | null): string[] {
+    const [numTokens, promptLen] = [Number(usage.completion_tokens), Number(usage.prompt_tokens)];
+    const details = usage.prompt_tokens_details;
+    const numCached = isObject(details) ? Number(details.cached_tokens) : 0;
+    const firstMs = this.firstMs ?? this.endedMs;
+    const writtenS = (this.endedMs - firstMs) / 1000;
+    return [
+      `${numTokens} tokens`,
+      ...(numTokens > 1 && writtenS > 0 ? [`${((numTokens - 1) / writtenS).toFixed(1)} tokens/s`] : []),
+      `first after ${((firstMs - this.askedMs) / 1000).toFixed(2)} s`,
+      `prompt ${promptLen}${numCached > 0 ? ` (${numCached} cached)` : ""}`,
+      ...(maxLen === null ? [] : [`context ${promptLen + numTokens} of ${maxLen}`]),
+    ];
   }
 }

@@ -3,6 +3,7 @@ import { computed, effect, signal } from "@preact/signals";
 import type { Token } from "../tokens/token";
 import type { Conversation } from "./conversation";
 import { newConversation, readConversation } from "./conversation";
+import { offerUndo } from "./undo";
 
 const NAME = "tandem.conversations";
 const DELAY_MS = 300;
@@ -57,7 +58,22 @@ export function open(conversation: Conversation): void {
   currentId.value = conversation.id;
 }
 
+/** A new chat, or the one that nothing has been said in yet. */
+export function begin(): void {
+  const empty = conversations.value.find(({ messages, system }) => Object.keys(messages).length === 0 && system === "");
+  if (empty === undefined) open(newConversation());
+  else currentId.value = empty.id;
+}
+
+/** Takes a chat away; for a while it can be brought back to its place. */
 export function remove(id: string): void {
+  const index = conversations.value.findIndex((one) => one.id === id);
+  const removed = conversations.value[index];
+  if (removed === undefined) return;
+  offerUndo(removed.title, () => {
+    conversations.value = conversations.value.toSpliced(index, 0, removed);
+    currentId.value = id;
+  });
   const rest = conversations.value.filter((one) => one.id !== id);
   conversations.value = rest.length > 0 ? rest : [newConversation()];
   if (currentId.value === id) currentId.value = conversations.value[0]?.id ?? "";

@@ -41,13 +41,13 @@ export const whyNoCalls = computed(() => {
 });
 
 /**
- * The fields of a request. `isAfterResult`: it goes on behind a tool's result, where a call that was
- * asked for has been made, and the model may answer.
+ * The fields of a request. `isFree`: it goes on behind a tool's result, or where an answer was cut; the
+ * call that the model has to make has been made, and it may answer.
  */
-export function toolFields(isAfterResult: boolean): Record<string, unknown> {
+export function toolFields(isFree: boolean): Record<string, unknown> {
   if (!("tools" in read.value) || read.value.tools.length === 0 || whyNoCalls.value !== null) return {};
   const { choice, parallel } = toolSettings.value;
-  const isMade = isAfterResult && choice !== "none";
+  const isMade = isFree && choice !== "none";
   return {
     tools: read.value.tools,
     ...(choice === "auto" || isMade ? {} : { tool_choice: choiceOf(choice) }),
