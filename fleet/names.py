@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fleet.errors import LoadFailed, UnknownModel
-from processes.hub import HubError, NotOnHub, run_in_daemon_thread
+from processes.hub import HubError, NotOnHub, name_for_clients, run_in_daemon_thread
 
 # Names that TGI's and the hub's clients send for the only model of a server.
 PLACEHOLDERS = frozenset({"", "tgi", "dummy"})
@@ -25,6 +25,7 @@ _RULE = (
     "a name has at most 512 visible characters, and none of its parts between slashes is empty or "
     "begins with a dot or a dash"
 )
+_OUTSIDE = "outside of the folder of the models nothing is served"
 _PART = re.compile(r"[^\x00-\x20\x7f/\\.-][^\x00-\x1f\x7f/\\]*")
 # On each of two levels below the root.
 _MAX_LISTED = 1000
@@ -53,11 +54,14 @@ class Hub(Protocol):
 
 
 class ListedModels:
-    """The models of the command line; the first one is the default."""
+    """The models of the command line; the first one is the default.
+
+    Folders are listed by name, and found by their path as well.
+    """
 
     def __init__(self, ids: Sequence[str]) -> None:
         assert ids, "there is a model"
-        self._models = [Model(each, _folder(each) or each) for each in ids]
+        self._models = [Model(name_for_clients(each, ids), _folder(each) or each) for each in ids]
         # A model's server answers to its folder too.
         by_folder = {each.source: each for each in self._models}
         self._by_name = by_folder | {each.name: each for each in self._models}
@@ -95,13 +99,13 @@ class AnyModel:
             found = self._find_folder(name)
         except OSError as error:
             # The name is longer than file names may be, or the folder is not readable.
-            raise UnknownModel(name, f"{self._root}: {error.strerror}") from error
+            raise UnknownModel(name, str(error.strerror)) from error
         if found is not None:
             return found
         if self._hub is None or name.startswith("/"):
-            raise UnknownModel(name, f"{self._root} has no such folder")
+            raise UnknownModel(name, "there is no such folder of a model")
         if os.path.isdir(name):  # a server would prefer it to the hub's model
-            raise UnknownModel(name, f"{Path(name).resolve()} is outside {self._root}")
+            raise UnknownModel(name, "that folder is outside of the one of the models")
         if not self._hub.has_here(name):
             await self._ask(self._hub, name)
         return Model(name, name)
@@ -126,10 +130,10 @@ class AnyModel:
         if (folder / _CONFIG).is_file():
             resolved = folder.resolve()
             if not resolved.is_relative_to(self._root):
-                raise UnknownModel(name, f"it leads out of {self._root}")
+                raise UnknownModel(name, "it leads out of the folder of the models")
             return Model(relative, str(resolved))
         if folder.is_dir():
-            raise UnknownModel(name, f"{folder} has no {_CONFIG}")
+            raise UnknownModel(name, f"it has no {_CONFIG}")
         return None
 
     def _relative(self, name: str) -> str:
@@ -137,7 +141,7 @@ class AnyModel:
             raise UnknownModel(name, "it is the folder of the models, not one of them")
         relative = name.removeprefix(f"{self._root}/")
         if not _is_valid(relative):
-            reason = f"outside {self._root} nothing is served" if name.startswith("/") else _RULE
+            reason = _OUTSIDE if name.startswith("/") else _RULE
             raise UnknownModel(name, reason)
         return relative
 

@@ -159,7 +159,7 @@ class LaunchedServers:
         child = await self._start_child(model.name, self._rules.download_argv(model))
         try:
             if await child.wait():
-                raise DidNotStart(exit_reason(child))
+                raise _did_not_start(child, model)
         finally:
             await child.stop(_FAILED_STOP_S)
 
@@ -172,7 +172,7 @@ class LaunchedServers:
             while not await answers_health("", 0, uds=socket):
                 if child.returncode is not None:
                     await child.wait()
-                    raise DidNotStart(exit_reason(child))
+                    raise _did_not_start(child, model)
                 await asyncio.sleep(_POLL_S)
         except BaseException:
             await child.stop(_FAILED_STOP_S)
@@ -184,6 +184,11 @@ class LaunchedServers:
             return await Child.start(name, argv, self._environ, self._console, own_session=True)
         except OSError as error:
             raise DidNotStart(f"no process could be started: {error.strerror or error}") from error
+
+
+def _did_not_start(child: Child, model: Model) -> DidNotStart:
+    """Why, for clients: they know a model by its name alone."""
+    return DidNotStart(exit_reason(child).replace(model.source, model.name))
 
 
 def exit_reason(child: Child) -> str:

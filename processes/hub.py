@@ -68,6 +68,25 @@ def find_folder(
     return _fetched(name, revision, patterns, noun)
 
 
+def name_for_clients(model_id: str, others: Sequence[str] = ()) -> str:
+    """What clients call a model: a hub id as it is, of a path here the last part.
+
+    It has more parts of the path where one of the `others`, ids as well, would end alike.
+    """
+    path = _path_here(model_id)
+    if path is None:
+        return model_id
+    rivals = {f"/{(_path_here(each) or each).lstrip('/')}" for each in others} - {path}
+    parts = path.lstrip("/").split("/")
+    names = ["/".join(parts[index:]) for index in reversed(range(len(parts)))]
+    return next(each for each in names if not any(rival.endswith(f"/{each}") for rival in rivals))
+
+
+def _path_here(model_id: str) -> str | None:
+    path = os.path.expanduser(model_id)
+    return os.path.abspath(path) if os.path.isabs(path) or os.path.exists(path) else None
+
+
 def _fetched(name: str, revision: str | None, patterns: Sequence[str], noun: str) -> Path:
     """The snapshot of a hub's model. Raises HubError."""
     try:

@@ -305,7 +305,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
                 " executor (%s) keeps none with which a later request could begin",
                 info.executor,
             )
-        adapters = Adapters(shards, info.max_loras, (*about.model_names, *PLACEHOLDERS))
+        adapters = Adapters(shards, info.max_loras, (about.model_id, *about.aliases, *PLACEHOLDERS))
         await adapters.begin(folders)
         checks = ConstraintCheck(
             replace(vocabulary, max_len=limits.max_total_len),

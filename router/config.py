@@ -92,8 +92,8 @@ class RouterConfig(FrontConfig):
     )
     served_model_name: str | None = setting(
         None,
-        "the model's name in answers, /info and /v1/models; absent: the model's id. Requests may "
-        "name the id, or its last part, as well",
+        "the model's name in answers, /info and /v1/models; absent: its hub id, or the last part "
+        "of its path. Requests may name the id as it was given, or its last part, as well",
         group=Group.MODEL,
     )
     master_shard_uds_path: str = setting(

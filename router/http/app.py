@@ -249,7 +249,7 @@ def openapi_without_server(version: str) -> dict[str, Any]:
     limits = Limits(max_input_len=1, max_total_len=2, vocab_size=1)
     info = ServerInfo(
         model_id="",
-        model_names=("",),
+        aliases=(),
         limits=limits,
         version=version,
         created_s=0,

@@ -171,20 +171,19 @@ class Info(AnswerModel):
 
 
 class ModelCard(AnswerModel):
-    """A name of the served model, or with `root` and `parent` a LoRA adapter: its folder, and the
-    name of the model that it is for. `created` is in Unix time."""
+    """The served model, or a LoRA adapter: `parent` is the name of the model that it is for.
+    `created` is in Unix time."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     max_model_len: int
-    root: str | None = None
     parent: str | None = None
 
 
 class ModelList(AnswerModel):
-    """The served model, once for each of its names, and its LoRA adapters."""
+    """The served model and its LoRA adapters."""
 
     object: Literal["list"]
     data: list[ModelCard]
@@ -273,7 +272,7 @@ class OperationsRoutes:
                 "sha": None,
                 "docker_label": None,
                 "server": "tandem",
-                "served_model_names": info.model_names,
+                "served_model_names": (info.model_id,),
                 "model_dtype": info.model_dtype,
                 "model_device_type": info.model_device_type,
                 "max_top_n_tokens": limits.max_top_n_tokens,
@@ -292,8 +291,7 @@ class OperationsRoutes:
                 "language_model_only": info.language_model_only,
                 "max_loras": self._models.max_loras,
                 "lora_adapters": [
-                    {"id": each.name, "path": each.path, "rank": each.rank}
-                    for each in self._models.adapters
+                    {"id": each.name, "rank": each.rank} for each in self._models.adapters
                 ],
                 **_answers(self._template),
             }
@@ -304,11 +302,11 @@ class OperationsRoutes:
         return Response(self._metrics.exposition(), headers={"content-type": _METRICS_MEDIA_TYPE})
 
     async def models(self, request: Request) -> Response:
-        """The served model, once for each of its names, and its LoRA adapters."""
+        """The served model and its LoRA adapters."""
         return json_response({"object": "list", "data": self._models.cards()})
 
     async def model(self, request: Request) -> Response:
-        """One name of the served model, or one of its LoRA adapters."""
+        """The served model, by its name or an alias, or one of its LoRA adapters."""
         return json_response(self._models.card(request.path_params["model_name"]))
 
 

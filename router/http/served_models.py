@@ -1,4 +1,4 @@
-"""The models that a request may name: the served one by each of its names, and its LoRA adapters.
+"""The models that a request may name: the served one, by an alias too, and its LoRA adapters.
 
 An adapter is a model of its own to clients: its name stands in `model`, and in TGI's `adapter_id`.
 """
@@ -43,10 +43,9 @@ class ServedModels:
 
     def find(self, asked: str | None) -> ServedModel:
         """What `model` names. Raises HttpError (404) for the name of another model."""
-        names = self._info.model_names
         if asked is None or asked in PLACEHOLDERS:
-            return ServedModel(names[0])
-        if asked in names:
+            return ServedModel(self._info.model_id)
+        if self._is_model(asked):
             return ServedModel(asked)
         adapter = self._adapters.listed.get(asked)
         if adapter is None:
@@ -65,16 +64,16 @@ class ServedModels:
         return adapter.adapter_id
 
     def cards(self) -> list[dict[str, Any]]:
-        """All, as /v1/models has them; adapters as vLLM's has them."""
+        """All, as /v1/models has them: each once."""
         return [
-            *(self._card(name) for name in self._info.model_names),
+            self._card(self._info.model_id),
             *(self._adapter_card(adapter) for adapter in self.adapters),
         ]
 
     def card(self, name: str) -> dict[str, Any]:
         """One of them. Raises HttpError (404)."""
-        if name in self._info.model_names:
-            return self._card(name)
+        if self._is_model(name):
+            return self._card(self._info.model_id)
         adapter = self._adapters.listed.get(name)
         if adapter is None:
             raise self._not_found(name)
@@ -90,8 +89,10 @@ class ServedModels:
         }
 
     def _adapter_card(self, adapter: Adapter) -> dict[str, Any]:
-        parent = self._info.model_names[0]
-        return {**self._card(adapter.name), "root": adapter.path, "parent": parent}
+        return {**self._card(adapter.name), "parent": self._info.model_id}
+
+    def _is_model(self, name: str) -> bool:
+        return name == self._info.model_id or name in self._info.aliases
 
     def _not_found(self, name: str) -> HttpError:
-        return model_not_found(name, (*self._info.short_names, *self._adapters.listed))
+        return model_not_found(name, (self._info.model_id, *self._adapters.listed))

@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from processes.capacity import Capacity, Pool
+from processes.hub import name_for_clients
 from proto.contract import NUM_OWN_STATES, ModelInfo, PoolLimits
 from router.config import RouterConfig
 from router.engine.validation import Limits
@@ -26,12 +27,13 @@ _MAX_DRAFTS = 7
 class ServerInfo:
     """The served model and the limits, fixed once the server is ready.
 
-    `model_names` are the names that clients may ask for; answers hold the first one.
-    `created_s` is in Unix time. Lengths in tokens.
+    `model_id` is the model's one name in lists. Requests may name one of `aliases` too: those are
+    told to nobody, since a path of this machine can be among them. `created_s` is in Unix time.
+    Lengths in tokens.
     """
 
     model_id: str
-    model_names: tuple[str, ...]
+    aliases: tuple[str, ...]
     limits: Limits
     version: str
     created_s: int
@@ -52,12 +54,6 @@ class ServerInfo:
     max_drafts: int = 0
     prefix_caching: bool = True
     num_states: int = 0
-
-    @property
-    def short_names(self) -> tuple[str, ...]:
-        """The model's names, but for its folder's path if it has another one."""
-        names = tuple(name for name in self.model_names if not name.startswith("/"))
-        return names or self.model_names
 
     @property
     def system_fingerprint(self) -> str:
@@ -212,10 +208,12 @@ def server_info(
     config: RouterConfig, num_shards: int, info: ModelInfo, pool: PoolLimits, limits: Limits
 ) -> ServerInfo:
     """The server information that routes answer. Raises StartupFailed as `max_drafts_of`."""
-    served_name = config.served_model_name or info.model_id
+    own_name = name_for_clients(info.model_id)
+    served_name = config.served_model_name or own_name
+    aliases = (info.model_id, own_name, own_name.rpartition("/")[2])
     return ServerInfo(
         model_id=served_name,
-        model_names=tuple(dict.fromkeys((served_name, *_names_of(info.model_id)))),
+        aliases=tuple(each for each in dict.fromkeys(aliases) if each != served_name),
         limits=limits,
         version=version("tandem"),
         created_s=int(time.time()),
@@ -237,11 +235,6 @@ def server_info(
         prefix_caching=caches_prefixes(config, info),
         num_states=pool.num_states,
     )
-
-
-def _names_of(model_id: str) -> tuple[str, str]:
-    """The id, and its last name: of a folder, or of the hub's OWNER/NAME."""
-    return model_id, model_id.rstrip("/").rpartition("/")[2] or model_id
 
 
 def _compute_type(info: ModelInfo) -> str:

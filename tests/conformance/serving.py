@@ -33,7 +33,8 @@ def tandem_python() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A running server."""
+    """A running server. `model` is a name that requests may use: a folder's path where it has a
+    folder, since some clients read the tokenizer there."""
 
     url: str
     model: str

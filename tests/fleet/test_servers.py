@@ -105,10 +105,10 @@ async def test_the_reason_is_the_first_error_that_was_logged(
 
 
 async def test_a_server_that_ends_before_it_is_ready_did_not_start(tmp_path: Path) -> None:
-    script = "print('error: no such thing'); raise SystemExit(1)"
+    script = "print('error: /data/a: no such thing'); raise SystemExit(1)"
     rules = Scripted((script,), tmp_path, 1, 0.9, 1.0)
-    with pytest.raises(DidNotStart, match="no such thing"):
-        await LaunchedServers(rules, os.environ, Console()).start(model("a"), 0)
+    with pytest.raises(DidNotStart, match=r"^a: no such thing"):
+        await LaunchedServers(rules, os.environ, Console()).start(Model("a", "/data/a"), 0)
 
 
 async def test_a_start_that_is_given_up_leaves_no_process(tmp_path: Path) -> None:

@@ -92,8 +92,7 @@ def test_adapters_answer_alike_alone_in_one_batch_and_on_a_new_shard(server: Run
     assert all_at_once(server, names * 3) == alone * 3
 
     # The same weights by another name, which is unloaded while it answers.
-    path = server.http.get("/v1/models/one").json()["root"]
-    administer(server, "load", lora_name="again", lora_path=path)
+    administer(server, "load", lora_name="again", lora_path="one")
     assert answer(server, "again") == alone[1]
     with ThreadPoolExecutor(1) as pool:
         before = metric(server, "tandem_output_tokens_total")

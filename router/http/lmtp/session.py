@@ -205,7 +205,7 @@ class Session:
         return {
             "version": self._version,
             "server": f"tandem {info.version}",
-            "models": [info.model_names[0], *(adapter.name for adapter in models.adapters)],
+            "models": [info.model_id, *(adapter.name for adapter in models.adapters)],
             "eos_token_ids": list(info.limits.eos_token_ids),
             "vocab_size": info.limits.vocab_size,
             "max_input_len": info.limits.max_input_len,

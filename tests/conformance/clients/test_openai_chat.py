@@ -256,11 +256,13 @@ def test_the_raw_response_carries_what_was_measured(client: openai.OpenAI, serve
     assert float(raw.headers["x-compute-time"]) > 0
 
 
-def test_models_are_listed_and_found(client: openai.OpenAI, served: Served) -> None:
-    names = [model.id for model in client.models.list()]
-    assert served.model in names
-    found = client.models.retrieve(served.model)
-    assert (found.id, found.object) == (served.model, "model")
+def test_the_model_is_listed_once_and_found_by_its_path_too(
+    client: openai.OpenAI, served: Served
+) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+    for name in ("demo", served.model):
+        found = client.models.retrieve(name)
+        assert (found.id, found.object) == ("demo", "model")
 
 
 async def test_the_asynchronous_client_sees_the_same(served: Served) -> None:
@@ -277,4 +279,4 @@ async def test_the_asynchronous_client_sees_the_same(served: Served) -> None:
         assert "content.done" in kinds
         assert final.choices[0].finish_reason == "stop"
         listed = [model.id async for model in client.models.list()]
-        assert served.model in listed
+        assert listed == ["demo"]

@@ -1225,7 +1225,7 @@ class _Forgetful(UserList[Any]):
 async def http_over(rig: Rig, shard: FakeShard) -> AsyncIterator[int]:
     """The routes over a rig, at a port."""
     limits = Limits(max_input_len=64, max_total_len=96, vocab_size=shard.vocab_size)
-    info = ServerInfo("fake", ("fake",), limits, "0", 0, 128, 1, "cpu")
+    info = ServerInfo("fake", (), limits, "0", 0, 128, 1, "cpu")
     services = Services(
         infer=rig.infer,
         validation=Validation(limits, byte_tokenizer()),

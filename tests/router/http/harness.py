@@ -103,8 +103,8 @@ async def housing(
             ),
             metrics=rig.metrics,
             info=ServerInfo(
-                model_id="fake/model",
-                model_names=MODEL_NAMES,
+                model_id=MODEL_NAMES[0],
+                aliases=MODEL_NAMES[1:],
                 limits=limits,
                 version="0.0.1",
                 created_s=1_700_000_000,

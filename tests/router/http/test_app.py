@@ -281,15 +281,16 @@ async def test_info_has_tgi_s_fields_first() -> None:
     assert info["language_model_only"] is False
 
 
-async def test_models_are_listed_by_every_name() -> None:
+async def test_the_model_is_listed_once_and_found_by_an_alias() -> None:
     async with housing(FakeShard()) as house, house.client as client:
         models = (await client.get("/v1/models")).json()
         one = await client.get("/v1/models/fake/model")
+        alias = await client.get("/v1/models/model")
         none = await client.get("/v1/models/other")
 
     assert models["object"] == "list"
-    assert [card["id"] for card in models["data"]] == ["fake/model", "model"]
-    assert one.json() == models["data"][0]
+    assert [card["id"] for card in models["data"]] == ["fake/model"]
+    assert one.json() == alias.json() == models["data"][0]
     assert one.json().items() >= {"object": "model", "owned_by": "fake/model"}.items()
     assert none.json()["error"]["code"] == "model_not_found"
 

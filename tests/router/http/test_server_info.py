@@ -48,6 +48,24 @@ def test_drafts_are_off_and_refused_where_they_would_change_answers() -> None:
         max_drafts_of(RouterConfig(speculate=3), zoo)
 
 
+@pytest.mark.parametrize(
+    ("model_id", "flag", "name", "aliases"),
+    [
+        ("org/name", None, "org/name", {"name"}),
+        ("/data/name", None, "name", {"/data/name"}),
+        ("/data/name", "mine", "mine", {"/data/name", "name"}),
+    ],
+)
+def test_the_model_has_one_name_and_aliases_that_are_not_told(
+    model_id: str, flag: str | None, name: str, aliases: set[str]
+) -> None:
+    info = replace(served_by("dense", is_invariant=True), model_id=model_id)
+    config = RouterConfig(served_model_name=flag)
+    pool = PoolLimits(8, 16, 64)
+    about = server_info(config, 1, info, pool, limits_of(config, info, pool))
+    assert (about.model_id, set(about.aliases)) == (name, aliases)
+
+
 STATES = replace(served_by("zoo", is_invariant=True), state_bytes=1 << 20)
 
 
