@@ -17,7 +17,7 @@ from router.engine.adapters import CONFIG_NAME, Adapters
 from router.http.errors import HttpError
 from router.http.schema import Schema, SchemaReader
 from router.http.server.auth import LOAD_PATH, UNLOAD_PATH, KeyRing, require_admin
-from router.http.server.docs import ApiRoute, RouteDocs
+from router.http.server.docs import ApiRoute, RouteDocs, Tag
 from router.request.errors import NoAdapter, quoted, wrong
 
 _FAILURES = {
@@ -56,10 +56,10 @@ class AdapterRoutes:
 
     def routes(self) -> list[ApiRoute]:
         docs = partial(
-            RouteDocs, tag="Operations", answer=str, media_type="text/plain", failures=_FAILURES
+            RouteDocs, tag=Tag.OPERATIONS, answer=str, media_type="text/plain", failures=_FAILURES
         )
-        load = docs(body=LoadAdapterBody)
-        unload = docs(body=UnloadAdapterBody)
+        load = docs(summary="Load a LoRA adapter", body=LoadAdapterBody)
+        unload = docs(summary="Unload a LoRA adapter", body=UnloadAdapterBody)
         return [
             ApiRoute("POST", LOAD_PATH, self.load, load, "load_lora_adapter"),
             ApiRoute("POST", UNLOAD_PATH, self.unload, unload, "unload_lora_adapter"),

@@ -43,7 +43,7 @@ from router.http.errors import Dialect, Problem
 from router.http.openai.schema import normalize, with_defaults
 from router.http.request_record import RequestRecord
 from router.http.schema import Harmless, Schema, StrictSchema, object_schema
-from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs, Tag
 from router.http.server_info import constraint_fields
 from router.http.thinking import NO_WISHES, Thinking, ThinkingField
 from router.http.tools import AllowedTool, AllowedTools, Name, arguments_schema, check_names
@@ -665,9 +665,15 @@ class MessageRoutes:
         self._service = service
 
     def routes(self) -> list[ApiRoute]:
-        docs = partial(RouteDocs, tag="Anthropic", failures=NO_MODEL)
-        messages = docs(body=MessagesBody, answer=_MESSAGE, events=_EVENT, generates=True)
-        count = docs(body=CountBody, answer=_COUNT)
+        docs = partial(RouteDocs, tag=Tag.ANTHROPIC, failures=NO_MODEL)
+        messages = docs(
+            summary="Answer a conversation",
+            body=MessagesBody,
+            answer=_MESSAGE,
+            events=_EVENT,
+            generates=True,
+        )
+        count = docs(summary="Count a conversation's tokens", body=CountBody, answer=_COUNT)
         return [
             ApiRoute("POST", "/v1/messages", self.messages, messages),
             ApiRoute("POST", "/v1/messages/count_tokens", self.count_tokens, count),

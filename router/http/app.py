@@ -59,7 +59,11 @@ NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _RESUMPTION_HEADERS = frozenset({ID_HEADER.encode(), OPT_IN_HEADER.encode()})
 _INFO = {
     "title": "Tandem",
-    "description": "A two-tier language-model server with TGI's and OpenAI's HTTP interfaces.",
+    "description": (
+        "A language-model server with five APIs: OpenAI's chats and completions, OpenAI's "
+        "Responses, Anthropic's Messages, Text Generation Inference's routes, and LMTP, LMQL's "
+        "protocol. LMTP is spoken over WebSockets, so this document has the other four."
+    ),
     "license": {"name": "Apache 2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
 }
 

@@ -11,6 +11,7 @@ shard nor costs it a step.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -27,7 +28,7 @@ from router.http.errors import HttpError, InternalErrors
 from router.http.schema import AnswerModel, Grammar, Schema, SchemaReader
 from router.http.served_models import ServedModels
 from router.http.server.access import AccessRecord
-from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs, Tag
 from router.http.server.page import page, wants_page
 from router.http.server_info import ServerInfo
 from router.request.errors import ConstraintRefused, InvalidRequest, TemplateFailed
@@ -102,7 +103,8 @@ class ConstraintRoutes:
 
     def routes(self) -> list[ApiRoute]:
         docs = RouteDocs(
-            tag="Tandem",
+            tag=Tag.CONSTRAINTS,
+            summary="Check a constraint, and texts under it",
             body=ConstraintCheckBody,
             answer=ConstraintCheckResponse,
             failures=_FAILURES,
@@ -207,24 +209,28 @@ class OperationsRoutes:
         self._info = info
 
     def routes(self) -> list[ApiRoute]:
-        docs = partial(RouteDocs, tag="Operations")
-        metrics = docs(answer=str, media_type="text/plain")
-        model = docs(answer=ModelCard, failures=NO_MODEL)
-        ready = RouteDocs(tag="Health", failures={503: "Not ready"})
-        progress = RouteDocs(tag="Health", failures={503: "Nothing gets on"})
-        live = RouteDocs(tag="Health")
+        docs = partial(RouteDocs, tag=Tag.OPERATIONS)
+        ready = docs(summary="Is the server ready?", failures={503: "Not ready"})
+        ping = replace(ready, summary="Is the server ready? By SageMaker's path")
+        root = replace(ready, summary="Is the server ready? For browsers, the page")
+        live = docs(summary="Does the process answer?")
+        progress = docs(summary="Do steps get done?", failures={503: "Nothing gets on"})
+        info = docs(summary="What is served, within which limits?", answer=Info)
+        metrics = docs(summary="Metrics for Prometheus", answer=str, media_type="text/plain")
+        models = RouteDocs(tag=Tag.OPENAI, summary="List the models", answer=ModelList)
+        model = RouteDocs(
+            tag=Tag.OPENAI, summary="Describe a model", answer=ModelCard, failures=NO_MODEL
+        )
         return [
             ApiRoute("GET", "/health", self.ready, ready, "health"),
             ApiRoute("GET", "/health/live", self.live, live, "health_live"),
             ApiRoute("GET", "/health/ready", self.ready, ready, "health_ready"),
             ApiRoute("GET", "/health/progress", self.progress, progress, "health_progress"),
-            ApiRoute("GET", "/ping", self.ready, ready, "ping"),
-            ApiRoute("GET", "/", self.root, ready, "root_health"),
-            ApiRoute("GET", "/info", self.info, docs(answer=Info), "get_model_info"),
+            ApiRoute("GET", "/ping", self.ready, ping, "ping"),
+            ApiRoute("GET", "/", self.root, root, "root_health"),
+            ApiRoute("GET", "/info", self.info, info, "get_model_info"),
             ApiRoute("GET", "/metrics", self.metrics, metrics, "metrics"),
-            ApiRoute(
-                "GET", "/v1/models", self.models, docs(answer=ModelList), "openai_get_model_info"
-            ),
+            ApiRoute("GET", "/v1/models", self.models, models, "openai_get_model_info"),
             ApiRoute("GET", "/v1/models/{model_name:path}", self.model, model, "openai_get_model"),
         ]
 

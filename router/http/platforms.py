@@ -26,13 +26,11 @@ from router.http.openai.schema import ChatBody, CompletionBody
 from router.http.request_record import RequestRecord
 from router.http.request_validator import RequestValidator
 from router.http.schema import AnswerModel, Schema, SchemaReader, parse_part
-from router.http.server.docs import NO_MODEL, ApiRoute, Handler, RouteDocs
+from router.http.server.docs import NO_MODEL, ApiRoute, Handler, RouteDocs, Tag
 from router.http.server_info import ServerInfo, answer_headers
 from router.http.tgi import CompatBody, GenerateBody, to_raw
 from router.request.errors import ConstraintRefused, InvalidRequest, Unsupported
 from router.request.request import GenerateRequest
-
-_TAG = "Text Generation Inference"
 
 
 class InvocationBody(Schema):
@@ -70,7 +68,8 @@ class InvocationRoutes:
 
     def routes(self) -> list[ApiRoute]:
         docs = RouteDocs(
-            tag=_TAG,
+            tag=Tag.TGI,
+            summary="Generate text on SageMaker",
             body=CompatBody | ChatBody | CompletionBody,
             answer=Any,
             events={},
@@ -147,7 +146,12 @@ class VertexRoutes:
 
     def routes(self) -> list[ApiRoute]:
         docs = RouteDocs(
-            tag=_TAG, body=VertexBody, answer=VertexResponse, generates=True, failures=NO_MODEL
+            tag=Tag.TGI,
+            summary="Generate texts on Vertex AI",
+            body=VertexBody,
+            answer=VertexResponse,
+            generates=True,
+            failures=NO_MODEL,
         )
         return [ApiRoute("POST", "/vertex", self.predict, docs)]
 

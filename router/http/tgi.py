@@ -42,7 +42,7 @@ from router.http.schema import (
     bounded,
 )
 from router.http.served_models import ServedModels
-from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs, Tag
 from router.http.server_info import ServerInfo, answer_headers, constraint_fields, stream_headers
 from router.http.sse import EventStream
 from router.request.errors import InvalidRequest, RouterError
@@ -484,17 +484,26 @@ class TgiRoutes:
         self._max_spans = max(_MAX_SPANS, info.limits.max_total_len)
 
     def routes(self) -> list[ApiRoute]:
-        docs = partial(RouteDocs, tag="Text Generation Inference")
+        docs = partial(RouteDocs, tag=Tag.TGI)
         generates = partial(docs, body=GenerateBody, generates=True)
-        compat = generates(body=CompatBody, answer=list[GenerateResponse], events=StreamResponse)
-        stream = generates(events=StreamResponse)
-        tokenize = docs(body=TokenizeBody, answer=list[SimpleToken])
-        chat = docs(body=ChatBody, answer=ChatTokenizeResponse, failures=NO_MODEL)
+        compat = generates(
+            summary="Generate text, whole or streamed",
+            body=CompatBody,
+            answer=list[GenerateResponse],
+            events=StreamResponse,
+        )
+        whole = generates(summary="Generate text", answer=GenerateResponse)
+        stream = generates(summary="Generate text, streamed", events=StreamResponse)
+        tokenize = docs(summary="Tokenize a text", body=TokenizeBody, answer=list[SimpleToken])
+        chat = docs(
+            summary="Tokenize a chat",
+            body=ChatBody,
+            answer=ChatTokenizeResponse,
+            failures=NO_MODEL,
+        )
         return [
             ApiRoute("POST", "/", self.compat, compat, "compat_generate"),
-            ApiRoute(
-                "POST", "/generate", self.generate, generates(answer=GenerateResponse), "generate"
-            ),
+            ApiRoute("POST", "/generate", self.generate, whole, "generate"),
             ApiRoute("POST", "/generate_stream", self.generate_stream, stream, "generate_stream"),
             ApiRoute("POST", "/tokenize", self.tokenize, tokenize, "tokenize"),
             ApiRoute("POST", "/chat_tokenize", self.chat_tokenize, chat, "get_chat_tokenize"),

@@ -37,7 +37,7 @@ from router.http.openai.reply import (
 from router.http.openai.schema import ChatBody, CompletionBody, OpenAiBody
 from router.http.request_record import RequestRecord
 from router.http.served_models import ServedModel
-from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs
+from router.http.server.docs import NO_MODEL, ApiRoute, RouteDocs, Tag
 from router.request.errors import InvalidRequest
 from router.request.request import GenerateRequest, PromptScored
 
@@ -46,10 +46,11 @@ _NOTHING_SCORED = PromptScored(())
 
 
 def openai_docs(
-    body: type[OpenAiBody], answer: type[OpenAiAnswer], events: type[OpenAiAnswer]
+    summary: str, body: type[OpenAiBody], answer: type[OpenAiAnswer], events: type[OpenAiAnswer]
 ) -> RouteDocs:
     return RouteDocs(
-        tag="OpenAI",
+        tag=Tag.OPENAI,
+        summary=summary,
         body=body,
         answer=answer,
         events=events,
@@ -161,7 +162,7 @@ def _usage(body: OpenAiBody) -> Usage:
 
 class ChatRoutes(OpenAiRoutes):
     def routes(self) -> list[ApiRoute]:
-        docs = openai_docs(ChatBody, ChatCompletion, ChatCompletionChunk)
+        docs = openai_docs("Answer a chat", ChatBody, ChatCompletion, ChatCompletionChunk)
         return [ApiRoute("POST", "/v1/chat/completions", self.chat, docs)]
 
     async def chat(self, request: Request) -> Response:
@@ -248,7 +249,7 @@ def _chat_choice(
 
 class CompletionRoutes(OpenAiRoutes):
     def routes(self) -> list[ApiRoute]:
-        docs = openai_docs(CompletionBody, TextCompletion, TextCompletionChunk)
+        docs = openai_docs("Complete a prompt", CompletionBody, TextCompletion, TextCompletionChunk)
         return [ApiRoute("POST", "/v1/completions", self.completions, docs)]
 
     async def completions(self, request: Request) -> Response:

@@ -42,7 +42,7 @@ from router.http.responses.store import (
     Stored,
 )
 from router.http.resumption import EventsGone, Reader
-from router.http.server.docs import ApiRoute, RouteDocs
+from router.http.server.docs import ApiRoute, RouteDocs, Tag
 from router.http.sse import EventStream
 from router.request.errors import InvalidRequest, TemplateFailed, wrong
 from router.request.request import Event
@@ -88,15 +88,24 @@ class ResponseRoutes:
     def routes(self) -> list[ApiRoute]:
         register_url_convertor("response", _ResponseId())
         one = _PATH + "/{response_id:response}"
-        docs = partial(RouteDocs, tag="OpenAI", failures=_UNKNOWN)
-        create = docs(body=ResponseBody, answer=_RESPONSE, events=_EVENT, generates=True)
-        count = docs(body=CountInputBody, answer=_COUNT)
+        docs = partial(RouteDocs, tag=Tag.RESPONSES, failures=_UNKNOWN)
+        create = docs(
+            summary="Make a response",
+            body=ResponseBody,
+            answer=_RESPONSE,
+            events=_EVENT,
+            generates=True,
+        )
+        count = docs(summary="Count an input's tokens", body=CountInputBody, answer=_COUNT)
+        retrieve = docs(summary="Look at a response", answer=_RESPONSE)
+        delete = docs(summary="Delete a response", answer=_DELETED)
+        cancel = docs(summary="Cancel a response", answer=_RESPONSE)
         return [
             ApiRoute("POST", _PATH, self.create, create),
             ApiRoute("POST", f"{_PATH}/input_tokens", self.count, count),
-            ApiRoute("GET", one, self.retrieve, docs(answer=_RESPONSE)),
-            ApiRoute("DELETE", one, self.delete, docs(answer=_DELETED)),
-            ApiRoute("POST", f"{one}/cancel", self.cancel, docs(answer=_RESPONSE)),
+            ApiRoute("GET", one, self.retrieve, retrieve),
+            ApiRoute("DELETE", one, self.delete, delete),
+            ApiRoute("POST", f"{one}/cancel", self.cancel, cancel),
         ]
 
     async def create(self, request: Request) -> Response:

@@ -7,6 +7,7 @@ against both by tests.
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import orjson
@@ -78,16 +79,38 @@ _ERRORS: Mapping[Dialect, tuple[str, dict[str, Any]]] = {
 }
 
 
+class Tag(Enum):
+    """The parts of the document in their order: the name of each, and what it is."""
+
+    OPENAI = ("OpenAI", "Chats and completions as OpenAI's clients send them, and the models")
+    ANTHROPIC = ("Anthropic", "Messages as Anthropic's clients send them")
+    RESPONSES = ("Responses", "OpenAI's Responses, kept or in the background as well")
+    TGI = ("Text Generation Inference", "The routes of TGI 3, and of the platforms that it knows")
+    CONSTRAINTS = ("Constraints", "Try a constraint and texts without generating")
+    OPERATIONS = ("Operations", "Health, facts and metrics; LoRA adapters")
+
+    @property
+    def label(self) -> str:
+        return self.value[0]
+
+    def entry(self) -> dict[str, str]:
+        """Of the document's list."""
+        name, description = self.value
+        return {"name": name, "description": description}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteDocs:
     """What a route reads and answers. None stands for no body, no content, no stream.
 
-    `answer` is the content of a 200, `events` the data of each of its server-sent events, or an
-    error, but for `last_event`, which is no JSON. A route that `generates` text can fail at it, and
-    takes a timeout. `failures` are the statuses that not every such route answers.
+    `summary` says in a few words what a client gets; the handler's docstring says more. `answer` is
+    the content of a 200, `events` the data of each of its server-sent events, or an error, but for
+    `last_event`, which is no JSON. A route that `generates` text can fail at it, and takes a
+    timeout. `failures` are the statuses that not every such route answers.
     """
 
-    tag: str
+    tag: Tag
+    summary: str
     body: Shape | None = None
     answer: Shape | None = None
     events: Shape | None = None
@@ -154,6 +177,7 @@ def openapi_document(info: Mapping[str, Any], routes: Iterable[Route]) -> dict[s
     return {
         "openapi": "3.1.0",
         "info": dict(info),
+        "tags": [tag.entry() for tag in Tag],
         "paths": paths,
         "components": {"schemas": {name: components[name] for name in sorted(used)}},
     }
@@ -192,8 +216,8 @@ def _operation(route: ApiRoute, docs: RouteDocs, types: Mapping[Shape, Any]) -> 
         for status, reason in docs.all_failures.items()
     }
     operation: dict[str, Any] = {
-        "tags": [docs.tag],
-        "summary": route.name.replace("_", " ").title(),
+        "tags": [docs.tag.label],
+        "summary": docs.summary,
         "description": route.description,
         "operationId": route.operation_id,
     }

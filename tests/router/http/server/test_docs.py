@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from router.http.app import openapi_without_server
-from router.http.server.docs import ApiRoute, RouteDocs, openapi_document
+from router.http.server.docs import ApiRoute, RouteDocs, Tag, openapi_document
 from router.http.tgi import Parameters
 from tests.fakes import FakeShard
 from tests.router.http.harness import housing
@@ -36,6 +36,36 @@ CHOOSING = ("/chat_tokenize", "/invocations", "/vertex", "/v1/chat/completions",
 def document() -> dict[str, Any]:
     """What a server answers at /api-doc/openapi.json; see the last test."""
     return openapi_without_server("0.0.1")
+
+
+def test_every_operation_says_in_words_what_a_client_gets() -> None:
+    spec = document()
+    operations = [each for path in spec["paths"].values() for each in path.values()]
+
+    summaries = [each["summary"] for each in operations]
+    for each in operations:
+        words = each["summary"].replace("_", " ").split()
+        assert len(words) > 1, each["summary"]
+        # Not the name of a function or of the operation in other letters.
+        assert "_".join(words).lower() not in each["operationId"]
+        assert each["description"] not in ("", each["summary"])
+    # /health/ready is /health.
+    assert len(set(summaries)) == len(summaries) - 1
+
+
+def test_the_parts_of_the_document_are_in_order_and_none_is_empty() -> None:
+    spec = document()
+
+    used = {
+        tag for path in spec["paths"].values() for each in path.values() for tag in each["tags"]
+    }
+    named = [each["name"] for each in spec["tags"]]
+    assert named[:3] == ["OpenAI", "Anthropic", "Responses"]
+    assert named[3:] == ["Text Generation Inference", "Constraints", "Operations"]
+    assert set(named) == used
+    about = spec["info"]["description"]
+    for api in (*named[:4], "LMTP"):
+        assert api in about
 
 
 def references(node: Any) -> list[str]:
@@ -154,7 +184,8 @@ def test_an_answer_is_documented_by_its_model_or_its_schema() -> None:
         return Response()
 
     for answer, schema in ((Thing, {"$ref": "#/components/schemas/Thing"}), ({}, {})):
-        route = ApiRoute("GET", "/thing", handle, RouteDocs(tag="Things", answer=answer))
+        docs = RouteDocs(tag=Tag.OPERATIONS, summary="Get a thing", answer=answer)
+        route = ApiRoute("GET", "/thing", handle, docs)
         operation = openapi_document({}, [route])["paths"]["/thing"]["get"]
         content = operation["responses"]["200"]["content"]
         assert content == {"application/json": {"schema": schema}}
