@@ -21,3 +21,36 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "tandem.claim" -}}
 {{- .Values.models.existingClaim | default (printf "%s-models" (include "tandem.name" .)) -}}
 {{- end -}}
+
+{{- define "tandem.claimSpec" -}}
+accessModes: [{{ .Values.models.accessMode }}]
+{{- with .Values.models.storageClassName }}
+storageClassName: {{ . }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ .Values.models.storage }}
+{{- end -}}
+
+{{- define "tandem.serviceAccount" -}}
+{{- .Values.serviceAccount.name | default (ternary (include "tandem.name" .) "" .Values.serviceAccount.create) -}}
+{{- end -}}
+
+{{- define "tandem.settings" -}}
+graceful-termination-timeout: {{ .Values.gracefulTerminationSeconds }}
+shard-startup-timeout: {{ .Values.startupSeconds }}
+{{- if .Values.gpus }}
+num-shard: {{ .Values.gpus }}
+{{- end }}
+{{- if .Values.apiKeyFileSecretName }}
+api-key-file: /etc/tandem-keys/keys.toml
+{{- end }}
+{{- with .Values.config }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* What one node alone can mount. */ -}}
+{{- define "tandem.isBound" -}}
+{{- if and (not .Values.models.ephemeral) (hasPrefix "ReadWriteOnce" .Values.models.accessMode) -}}true{{- end -}}
+{{- end -}}
