@@ -52,8 +52,9 @@ class Recipe:
         (home / ".installed").touch()
 
     def prepared(self, cache: Path, model: Path) -> Path:
-        """The model as the peer wants it, converted once. Raises subprocess.CalledProcessError."""
-        if self.prepare is None:
+        """The model as the peer wants it, converted once; a GGUF file is served as it is.
+        Raises subprocess.CalledProcessError."""
+        if self.prepare is None or model.is_file():
             return model.absolute()
         home = cache / self.name
         made = home / "models" / model.name
@@ -171,7 +172,8 @@ def _llama_start(home: Path, model: Path, port: int) -> Server:
     num_cores = len(os.sched_getaffinity(0))
     flags = f"-t {num_cores} -tb {num_cores} -np 32 -kvu -c 16384 --port {port}"
     server = str(home / "build" / "bin" / "llama-server")
-    command = (server, "-m", str(model / "model.gguf"), *flags.split())
+    file = model if model.is_file() else model / "model.gguf"
+    command = (server, "-m", str(file), *flags.split())
     target = Target(url, "openai", "model", {"ignore_eos": True})
     return Server("llama", command, f"{url}/health", target)
 

@@ -3,6 +3,7 @@
     python -m bench.peers --install vllm             (or openvino, llama, transformers)
     python -m bench.make_model /tmp/llama-100m
     python -m bench.peers --model /tmp/llama-100m --out /tmp/peers [--neighbours 1] [--rounds 3]
+    python -m bench.peers --model MODEL.gguf --peers llama --out /tmp/peers
 
 All servers are up all the time and one of them works, the others are stopped: A B C A B C ... A
 machine whose speed drifts slows all alike, so ratios within a round hold where figures do not. The
@@ -22,6 +23,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -33,6 +35,7 @@ from bench.command_line import parser_of
 from bench.load import Load, Report, random_prompts, run
 from bench.peer_recipes import DEFAULT_CACHE, RECIPES, Recipe
 from bench.processes import awake, peak_mib, running, tandem
+from model_server.checkpoint.gguf_conversion import convert
 from processes.addresses import free_port
 
 TANDEM = "tandem"
@@ -99,6 +102,15 @@ def _worker(recipe: Recipe, cache: Path, model: Path) -> Iterator[Peer]:
     finally:
         worker.kill()
         worker.wait()
+
+
+def _tokenizer_of(model: Path) -> Tokenizer:
+    """A folder's, or the one in a GGUF file's metadata."""
+    if model.is_dir():
+        return Tokenizer.from_file(str(model / "tokenizer.json"))
+    with tempfile.TemporaryDirectory() as folder:
+        convert(model, Path(folder))
+        return Tokenizer.from_file(f"{folder}/tokenizer.json")
 
 
 @contextlib.contextmanager
@@ -288,8 +300,7 @@ def _compare(args: argparse.Namespace) -> None:
             stack.enter_context(_served(recipe, args.model, args.cache, args.tandem_flags.split()))
             for recipe in recipes
         ]
-        tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
-        session = Session(peers, tokenizer, args.neighbours)
+        session = Session(peers, _tokenizer_of(args.model), args.neighbours)
         session.warm_up()
         for number in range(args.rounds):
             session.round(number, loads)
