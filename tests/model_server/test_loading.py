@@ -359,3 +359,18 @@ def test_what_a_delta_rule_forgets_is_read_with_all_digits_of_the_checkpoint(
 def test_rounding_to_4_bits_is_no_error_of_the_executor(llama: Path) -> None:
     # It moves the logits of random weights farther than a proof of the same weights would let pass.
     assert load(llama, quantize="int4").executor.startswith("dense, int4+int8, ")
+
+
+def test_rows_whose_largest_numbers_leave_no_digits_to_the_others_are_refused_in_int8(
+    llama: Path,
+) -> None:
+    weights = load_file(llama / "model.safetensors")
+    for name, weight in weights.items():
+        if name.endswith("layernorm.weight"):
+            weight[0] = 3000.0
+        elif name.endswith(("q_proj.weight", "gate_proj.weight", "up_proj.weight")):
+            weight[:, 0] /= 3000.0
+    save_file(weights, llama / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelRefused, match="int4 has a scale for each group of a row"):
+        load(llama, quantize="int8")
+    assert load(llama, quantize="int4").executor.startswith("dense, int4+int8, ")
