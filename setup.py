@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from setuptools import Command, Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build import build
 
 ROOT = Path(__file__).parent
@@ -53,5 +54,15 @@ class PlatformDistribution(Distribution):
         return True
 
 
+class PlatformWheel(bdist_wheel):
+    """Of any Python, since its libraries know none."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
 build.sub_commands.append(("build_native", None))
-setup(cmdclass={"build_native": BuildNative}, distclass=PlatformDistribution)
+setup(
+    cmdclass={"build_native": BuildNative, "bdist_wheel": PlatformWheel},
+    distclass=PlatformDistribution,
+)
