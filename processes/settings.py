@@ -273,11 +273,14 @@ def sources_of(
 def flags_of(settings: Iterable[Field[Any]], by_flag: Mapping[str, Any]) -> list[str]:
     """The flags that set these settings, for another process that has them.
 
-    No secrets, since everybody on the machine sees flags, and nothing that the launcher sets.
+    No secrets, since everybody on the machine sees flags, nothing that the launcher sets, and
+    nothing that the environment alone sets.
     """
     flags: list[str] = []
     for each in settings:
         if each.metadata["internal"] or each.metadata["secret"]:
+            continue
+        if each.metadata["kind"] is Kind.VARIABLE:
             continue
         for name in (each.name, *each.metadata["aliases"]):
             if name not in by_flag:

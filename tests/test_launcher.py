@@ -226,12 +226,15 @@ def test_the_version_is_one_line() -> None:
 
 def test_each_process_gets_the_flags_that_it_has() -> None:
     plan = deployment("m", "--max-beams", "3", "--dtype=float32", "--no-json-output", "-p", "81")
+    meeting = deployment("m", "--num-shard=2", "--master-addr=10.0.0.1", "--master-port=29501")
     assert "--max-beams=3" in plan.router_flags
     assert "--port=81" in plan.router_flags
     assert "--no-json-output" in plan.router_flags
     assert {"--dtype=float32", "--no-json-output"} <= set(plan.shard_flags)
     assert not any(flag.startswith(("--dtype", "--max-beams=81")) for flag in plan.router_flags)
     assert (plan.port, plan.model_id) == (81, "m")
+    # Shards have these from the environment alone.
+    assert not any(flag.startswith("--master") for flag in meeting.shard_flags)
 
 
 def test_the_model_may_come_from_its_variable() -> None:

@@ -200,7 +200,8 @@ def judge(case: Case, *flags: str) -> Verdict:
 
 def test_a_dry_run_of_what_can_be_served_says_so() -> None:
     (case,) = [each for each in CASES if each.name == "as it is"]
-    tried = judge(case, "--dry-run")
+    meeting = ("--num-shard=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    tried = judge(case, "--dry-run", *meeting)
     assert (tried.is_right, tried.error) == (True, None)
 
 
