@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields
 from functools import cache
@@ -20,7 +21,15 @@ from launcher import app, serve_settings
 from model_server.checkpoint.check import unfit_reason, unfit_reason_on_cuda
 from model_server.config import QuantizeConfig, ServeConfig
 from model_server.executor.dense_cuda import batch_sizes
-from processes.settings import BadConfig, Group, Kind, default_of, flag_of
+from processes.settings import (
+    BadConfig,
+    CommandLine,
+    Group,
+    Kind,
+    default_of,
+    flag_of,
+    read_values,
+)
 from router.config import RouterConfig
 from router.engine.admission import MAX_RETRY_S
 from router.engine.constraints import _MAX_REMEMBERED
@@ -45,7 +54,7 @@ PAGES = {
     )
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
-OTHER_SERVERS = {"TGI", "vLLM", "Ollama", "llama.cpp"}
+OTHER_SERVERS = {"TGI", "vLLM", "Ollama", "llama.cpp", "route of vLLM"}
 # Of docker, helm, pip, pytest, jq and vLLM; and `--switch` and `--no-...`, which stand for any.
 OF_OTHERS = set(
     """
@@ -111,6 +120,34 @@ def known_flags() -> set[str]:
 @pytest.mark.parametrize("page", sorted(PAGES.keys() - {FIGURES}))
 def test_a_flag_that_a_page_names_is_one(page: str) -> None:
     assert set(FLAG.findall(ours(page))) - known_flags() - OF_OTHERS == set()
+
+
+def commands() -> set[str]:
+    """Each `launcher serve` of a page, whole lines and those within sentences."""
+    texts = [text.replace("\\\n", " ") for text in PAGES.values()]
+    lines = [
+        line
+        for text in texts
+        for line in re.findall(r"(?:^(?:\$ )?(?:[A-Z_]+=\S+ )?|`)(launcher serve .*)", text, re.M)
+    ]
+    # A table of commands explains each behind some blanks.
+    return {re.split(r"`| {3,}", line)[0] for line in lines}
+
+
+@pytest.mark.parametrize(
+    "line", sorted(line for line in commands() if "[" not in line and "--help" not in line)
+)
+def test_a_command_of_a_page_is_in_order(line: str) -> None:
+    argv = shlex.split(line, comments=True)[2:]
+    by_flag = CommandLine(serve_settings(), "launcher serve", None).parse(argv)
+    try:
+        named = read_values(serve_settings(), by_flag, {}).keys()
+    except BadConfig as error:
+        # A file of the reader's.
+        if "that exist" not in str(error):
+            raise
+        named = by_flag.keys()
+    assert named == by_flag.keys()
 
 
 def test_a_module_that_a_page_runs_is_one() -> None:
@@ -279,9 +316,8 @@ def test_a_number_is_the_codes(statement: Statement) -> None:
 
 
 def test_each_kind_of_whitespace_is_explained() -> None:
-    said = [text for text in PAGES.values() if "`flexible` (" in text]
-    assert len(said) > 1
-    assert all(f"`{each.value}` (" in text for each in Whitespace for text in said)
+    said = [cells[0] for head, cells in rows("docs/constraints.md") if head[0] == "`whitespace`"]
+    assert {re.findall(r"`(\w+)`", cell)[0] for cell in said} == {each.value for each in Whitespace}
 
 
 # ---- errors and metrics

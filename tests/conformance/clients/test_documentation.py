@@ -1,8 +1,10 @@
-"""What README and docs/ show is run: README on the real model, at night, docs/ on the bundled one.
+"""What README and docs/ show is run: on the bundled model, and at night on the real one.
 
 ```python    the blocks of a page are one program, in their order
 ```sh        a command, of curl or launcher
-```printed   what the command of the block before prints
+```printed   what the block before prints; or `# ...` behind a `print(...)`
+
+What the pages ON_THE_REAL_MODEL say that is printed is what that one says.
 """
 
 import re
@@ -16,15 +18,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.serving import ROOT, Served, tandem_python
+from tests.conformance.serving import MODEL, ROOT, Served, tandem_python
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-ON_THE_REAL_MODEL = {"README.md"}
+ON_THE_REAL_MODEL = {"README.md", "structured-output.md", "tools.md"}
+# They load a model of their own.
+_AT_NIGHT = re.compile(r"^launcher (serve|quantize)", re.MULTILINE)
 # Elsewhere each of its snippets is a test by itself (tests/examples).
 ELSEWHERE = {"queries.md"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):3000")
 _LAUNCHER = re.compile(r"^(?:\.venv/bin/)?launcher\b", re.MULTILINE)
+_PRINTED = re.compile(r"^print\(.*\)\n# (.*)$", re.MULTILINE)
 # How long it took, what others have left in the cache, and the last digits of probabilities.
 _VARYING = re.compile(r"\[requests: .*?\]\n|\b\d\.\d{4}\b")
 
@@ -39,6 +44,9 @@ class Block:
     code: str
 
 
+_NONE = Block("", 0, "", "")
+
+
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
@@ -47,38 +55,61 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def programs() -> dict[str, str]:
-    """By page."""
-    of_pages = {
-        page.name: "\n".join(block.code for block in blocks(page) if block.language == "python")
-        for page in PAGES
-        if page.name not in ELSEWHERE
-    }
-    return {name: program for name, program in of_pages.items() if program}
+@dataclass(frozen=True)
+class Program:
+    """The Python of a page, and the lines that it prints according to it, in their order."""
+
+    page: str
+    code: str
+    printed: tuple[str, ...]
+
+
+def programs() -> list[Program]:
+    found = []
+    for page in PAGES:
+        code: list[str] = []
+        printed: list[str] = []
+        for block, behind in pairwise([*blocks(page), _NONE]):
+            if block.language == "python":
+                code.append(block.code)
+                printed += _PRINTED.findall(block.code)
+                printed += behind.code.splitlines() if behind.language == "printed" else []
+        if code and page.name not in ELSEWHERE:
+            found.append(Program(page.name, "\n".join(code), tuple(printed)))
+    return found
 
 
 def commands() -> list[tuple[Block, str | None]]:
     """With what the page says that they print; None: it does not say."""
-    end = Block("", 0, "", "")
     return [
         (block, behind.code if behind.language == "printed" else None)
         for page in PAGES
-        for block, behind in pairwise([*blocks(page), end])
+        for block, behind in pairwise([*blocks(page), _NONE])
         if block.language == "sh"
     ]
 
 
-def server_of(page: str) -> tuple[str, Sequence[pytest.MarkDecorator]]:
-    """The fixture that serves the model of a page, and the marks of its tests."""
-    return ("real", [pytest.mark.nightly]) if page in ON_THE_REAL_MODEL else ("served", [])
+def server_of(page: str) -> str:
+    """The fixture that serves the model of which a page tells."""
+    return "real" if page in ON_THE_REAL_MODEL else "served"
+
+
+def marks_of(server: str, code: str) -> Sequence[pytest.MarkDecorator]:
+    return [pytest.mark.nightly] if server == "real" or _AT_NIGHT.search(code) else []
 
 
 @pytest.mark.parametrize(
     ("block", "printed", "server"),
     [
-        pytest.param(*each, server, id=f"{each[0].page}:{each[0].line}", marks=marks)
-        for each in commands()
-        for server, marks in (server_of(each[0].page),)
+        pytest.param(
+            block,
+            printed,
+            server,
+            id=f"{block.page}:{block.line}",
+            marks=marks_of(server, block.code),
+        )
+        for block, printed in commands()
+        for server in (server_of(block.page),)
     ],
 )
 def test_a_command_prints_what_the_page_says(
@@ -94,6 +125,7 @@ def test_a_command_prints_what_the_page_says(
     script = script.replace("launcher query ", f"launcher query --url {served.url} ")
     script = script.replace("curl ", "curl --no-progress-meter --fail-with-body ")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "my-model").symlink_to(MODEL)
 
     done = subprocess.run(
         ["bash", "-uo", "pipefail", "-c", script],
@@ -113,16 +145,16 @@ def test_a_command_prints_what_the_page_says(
 @pytest.mark.parametrize(
     ("page", "server"),
     [
-        pytest.param(page, server, id=page, marks=marks)
+        pytest.param(page, server, id=f"{page.page}-{server}", marks=marks_of(server, ""))
         for page in programs()
-        for server, marks in (server_of(page),)
+        for server in sorted({"served", server_of(page.page)})
     ],
 )
 def test_the_program_of_a_page_runs(
-    page: str, server: str, request: pytest.FixtureRequest, tmp_path: Path
+    page: Program, server: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     served: Served = request.getfixturevalue(server)
-    program = _ADDRESS.sub(served.url, programs()[page])
+    program = _ADDRESS.sub(served.url, page.code)
     is_ours = re.search(r"^from (client|constraints)\.", program, re.MULTILINE)
     script = tmp_path / "program.py"
     script.write_text(_runnable(program), encoding="utf-8")
@@ -137,8 +169,9 @@ def test_the_program_of_a_page_runs(
     )
 
     assert done.returncode == 0, done.stderr
-    for line in re.findall(r"^print\(.*\)\n# (.*)$", program, re.MULTILINE):
-        assert line in done.stdout.splitlines()
+    if server == server_of(page.page):
+        lines = done.stdout.splitlines()
+        assert [line for line in lines if line in page.printed] == list(page.printed), done.stdout
 
 
 def _runnable(program: str) -> str:
