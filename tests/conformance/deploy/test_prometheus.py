@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.conformance.deploy.tools import DEPLOY, program, run
 from tests.conformance.serving import Served, get
@@ -125,6 +126,15 @@ def test_each_alert_is_evaluated_and_none_fires_for_a_healthy_server(prometheus:
         assert rule["health"] == "ok", rule
         # That steps wait for the router may be pending: the bundled model has a few megabytes.
         assert rule["state"] != "firing", rule["name"]
+
+
+def test_each_alert_has_a_case_in_which_it_fires() -> None:
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
+    cases = yaml.safe_load(Path(__file__).with_name("alerts_test.yml").read_text())["tests"]
+    checks = [check for case in cases for check in case["alert_rule_test"]]
+    fired = {check["alertname"] for check in checks if check.get("exp_alerts")}
+
+    assert fired == {rule["alert"] for rule in group["rules"]}
 
 
 def test_alerts_fire_when_they_should(tmp_path: Path) -> None:
