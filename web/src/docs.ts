@@ -1,11 +1,23 @@
 // The page at /docs: Swagger UI over the server's OpenAPI document.
 import SwaggerUIBundle from "swagger-ui-dist/swagger-ui-bundle.js";
 import "swagger-ui-dist/swagger-ui.css";
+import { effect } from "@preact/signals";
 import { storedKey } from "./api/key";
+import "./docs.css";
+import { theme } from "./ui/theme";
 
 interface SwaggerRequest {
   headers: Record<string, string>;
 }
+
+// Dark or light as on the page at /, by the class that Swagger UI's own colours follow.
+const systemIsDark = matchMedia("(prefers-color-scheme: dark)");
+function paint(): void {
+  const isDark = theme.value === "dark" || (theme.value === "system" && systemIsDark.matches);
+  document.documentElement.classList.toggle("dark-mode", isDark);
+}
+effect(paint);
+systemIsDark.addEventListener("change", paint);
 
 SwaggerUIBundle({
   url: new URL("api-doc/openapi.json", document.baseURI).href,

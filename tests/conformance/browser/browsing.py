@@ -114,12 +114,18 @@ def browser() -> Iterator[Browser]:
 
 @contextlib.contextmanager
 def visiting(
-    running: Browser, url: str, *, size: tuple[int, int] = WIDE, scheme: str = "light"
+    running: Browser,
+    url: str,
+    *,
+    size: tuple[int, int] = WIDE,
+    scheme: str = "light",
+    locale: str = "en-US",
 ) -> Iterator[Visit]:
     """A page with nothing kept from before; fails at its end for what it had trouble with."""
     context = running.new_context(
         viewport={"width": size[0], "height": size[1]},
         color_scheme="dark" if scheme == "dark" else "light",
+        locale=locale,
         permissions=["clipboard-read", "clipboard-write"],
     )
     context.set_default_timeout(_TIMEOUT_MS)

@@ -1,13 +1,41 @@
 """The server's load on the page, its speed, and the API's page."""
 
+import re
 import threading
 import urllib.request
 
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, Page, expect
 
-from tests.conformance.browser.browsing import Visit
+from tests.conformance.browser.browsing import Visit, visiting
+from tests.conformance.serving import Served
 
 MAX_LOAD_MS = 500
+# Canvases remember what is written in them.
+REMEMBERS = """
+const context = CanvasRenderingContext2D.prototype;
+const { fillText, clearRect } = context;
+context.fillText = function (text, ...rest) {
+  (this.canvas.written ??= []).push(text);
+  return fillText.call(this, text, ...rest);
+};
+context.clearRect = function (...rest) {
+  this.canvas.written = [];
+  return clearRect.apply(this, rest);
+};
+"""
+
+
+def ticks(page: Page) -> list[list[str]]:
+    """What stands at the axes of each plot."""
+    script = "() => [...document.querySelectorAll('.plot canvas')].map(each => each.written)"
+    written: list[list[str]] = page.evaluate(script)
+    return written
+
+
+def rows(page: Page, selector: str) -> set[int]:
+    """How many elements the rows of a grid have."""
+    tops = page.locator(selector).evaluate_all("all => all.map(each => each.offsetTop)")
+    return {tops.count(top) for top in tops}
 
 
 def ask(url: str) -> None:
@@ -21,8 +49,11 @@ def ask(url: str) -> None:
 
 def test_load_is_shown_while_it_is_there(visit: Visit) -> None:
     page = visit.page
+    page.add_init_script(REMEMBERS)
     visit.open("#live")
-    expect(page.get_by_role("status")).to_have_text("Ready")
+    expect(page.get_by_role("main").get_by_role("status")).to_have_text("Ready")
+    empty = page.locator(".plot.none", has_text="Time to first token")
+    expect(empty).to_contain_text("No token in this time.")
     asking = [threading.Thread(target=ask, args=(visit.url,)) for _ in range(4)]
     for each in asking:
         each.start()
@@ -33,13 +64,35 @@ def test_load_is_shown_while_it_is_there(visit: Visit) -> None:
     expect(page.locator(".tiles div", has_text="Between tokens").locator("dd")).to_contain_text(
         "ms"
     )
+    expect(empty).to_have_count(0)
     visit.shoot("live")
+    written = ticks(page)
     for each in asking:
         each.join()
 
+    assert len(written) == 6
+    assert all(len(each) >= 4 and len(set(each)) == len(each) for each in written), written
+    sequences = [each for each in written[0] if ":" not in each]
+    assert all(each.isdecimal() for each in sequences), sequences
     expect(running).to_have_text("0")
-    expect(page.locator(".plot canvas")).to_have_count(5)
     expect(page.locator(".facts")).to_contain_text("dense, f32")
+
+
+def test_tiles_and_plots_have_no_hole_at_any_width(visit: Visit) -> None:
+    page = visit.page
+    visit.open("#live")
+    for width in (1400, 1280, 1000, 800, 600, 360):
+        page.set_viewport_size({"width": width, "height": 900})
+        for selector in (".tiles div", ".plot"):
+            assert len(rows(page, selector)) == 1, (width, selector)
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_times_are_the_readers(chrome: Browser, served: Served) -> None:
+    with visiting(chrome, served.url, locale="de-DE") as visit:
+        visit.open("#live")
+        newest = visit.page.locator(".plot .u-legend .u-value").first
+        expect(newest).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))
 
 
 def test_the_page_is_there_at_once(visit: Visit) -> None:
@@ -52,10 +105,18 @@ def test_the_page_is_there_at_once(visit: Visit) -> None:
     assert 0 < load_ms < MAX_LOAD_MS
 
 
-def test_the_api_is_documented_without_a_network(visit: Visit) -> None:
-    page = visit.page
-    visit.open("docs")
-    page.get_by_text("/generate", exact=True).click()
+def test_the_api_is_documented_without_a_network_and_dark_for_who_likes_it(
+    chrome: Browser, served: Served
+) -> None:
+    with visiting(chrome, served.url, scheme="dark") as visit:
+        page = visit.page
+        visit.open("docs")
+        expect(page.locator(".opblock-tag").first).to_contain_text("OpenAI")
+        page.get_by_text("/generate", exact=True).click()
 
-    expect(page.get_by_role("button", name="Try it out").first).to_be_visible()
-    visit.shoot("docs")
+        expect(page.get_by_role("button", name="Try it out").first).to_be_visible()
+        ground = page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        assert max(int(each) for each in re.findall(r"\d+", ground)[:3]) < 64
+        visit.shoot("docs")
+        page.get_by_role("link", name="Back to Tandem").click()
+        expect(page.get_by_label("Message", exact=True)).to_be_visible()

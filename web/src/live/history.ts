@@ -3,10 +3,12 @@ import { signal } from "@preact/signals";
 import { sentence } from "../api/errors";
 import { healthOf, getText } from "../api/server";
 import type { Sample, Scrape } from "./metrics";
-import { parse, sampleOf } from "./metrics";
+import { gapAt, parse, sampleOf } from "./metrics";
 
 const PERIOD_MS = 2000;
+const MAX_STEP_S = 10;
 const MAX_SAMPLES = 300;
+export const MAX_MINUTES = (MAX_SAMPLES * PERIOD_MS) / 60_000;
 
 export const samples = signal<Sample[]>([]);
 /** null: not known yet. */
@@ -20,13 +22,19 @@ async function scrape(): Promise<void> {
   try {
     const now = parse(await getText("metrics"));
     const timeS = Date.now() / 1000;
-    const sample = sampleOf(now, last?.scrape ?? null, timeS, last === null ? 1 : timeS - last.timeS);
-    samples.value = [...samples.value.slice(1 - MAX_SAMPLES), sample];
+    // The view was closed, or out of sight.
+    if (last !== null && timeS - last.timeS > MAX_STEP_S) keep(gapAt(timeS - 1));
+    keep(sampleOf(now, last?.scrape ?? null, timeS, last === null ? 1 : timeS - last.timeS));
     last = { scrape: now, timeS };
     trouble.value = null;
   } catch (error) {
+    if (last !== null) keep(gapAt(Date.now() / 1000));
     trouble.value = sentence(error);
   }
+}
+
+function keep(sample: Sample): void {
+  samples.value = [...samples.value.slice(1 - MAX_SAMPLES), sample];
 }
 
 /** Scrapes until what it returns is called. */

@@ -12,6 +12,8 @@ export interface Sample {
   kvUse: number | null;
   prefixHits: number | null;
   tokensPerS: number | null;
+  /** Answered in full. */
+  requestsPerS: number | null;
   /** Seconds. */
   firstToken: Percentiles;
   betweenTokens: Percentiles;
@@ -21,6 +23,8 @@ export interface Percentiles {
   p50: number | null;
   p95: number | null;
 }
+
+const NONE: Percentiles = { p50: null, p95: null };
 
 const LINE = /^([a-zA-Z_:][\w:]*)(\{.*\})? (\S+)$/;
 
@@ -40,16 +44,35 @@ export function sampleOf(now: Scrape, before: Scrape | null, timeS: number, elap
     // A server that was started anew counts from 0.
     return later === null || earlier === null || later < earlier ? null : later - earlier;
   };
-  const tokens = grown("tandem_output_tokens_total");
+  const perS = (name: string): number | null => {
+    const growth = grown(name);
+    return growth === null ? null : growth / elapsedS;
+  };
   return {
     timeS,
     queued: sum(now, "tgi_queue_size"),
     running: sum(now, "tgi_batch_current_size"),
     kvUse: share(sum(now, "tandem_kv_blocks_used"), sum(now, "tandem_kv_blocks_capacity")),
     prefixHits: share(grown("tandem_prefix_cache_hit_tokens_total"), grown("tandem_prompt_tokens_total")),
-    tokensPerS: tokens === null ? null : tokens / elapsedS,
+    tokensPerS: perS("tandem_output_tokens_total"),
+    requestsPerS: perS("tgi_request_success_total"),
     firstToken: percentiles(now, before, "tandem_time_to_first_token_seconds"),
     betweenTokens: percentiles(now, before, "tandem_inter_token_latency_seconds"),
+  };
+}
+
+/** A time when the server did not answer: lines end before it. */
+export function gapAt(timeS: number): Sample {
+  return {
+    timeS,
+    queued: null,
+    running: null,
+    kvUse: null,
+    prefixHits: null,
+    tokensPerS: null,
+    requestsPerS: null,
+    firstToken: NONE,
+    betweenTokens: NONE,
   };
 }
 
@@ -67,7 +90,7 @@ function share(part: number | null, whole: number | null): number | null {
 }
 
 function percentiles(now: Scrape, before: Scrape | null, name: string): Percentiles {
-  if (before === null) return { p50: null, p95: null };
+  if (before === null) return NONE;
   const [later, earlier] = [buckets(now, name), buckets(before, name)];
   const counts = later.map(([bound, count], index) => [bound, count - (earlier[index]?.[1] ?? 0)] as const);
   return { p50: quantile(counts, 0.5), p95: quantile(counts, 0.95) };
