@@ -13,7 +13,7 @@ import "./styles.css";
 import "./chat/chatList.css";
 import { KeyDialog } from "./ui/KeyDialog";
 import { Shortcuts } from "./ui/Shortcuts";
-import { nextTheme, theme } from "./ui/theme";
+import { ThemeButton } from "./ui/ThemeButton";
 
 const VIEWS = { chat: "Chat", completion: "Completion", live: "Live" } as const;
 type View = keyof typeof VIEWS;
@@ -30,15 +30,17 @@ function viewOfAddress(): View {
   return name in VIEWS ? (name as View) : "chat";
 }
 
-async function load(): Promise<void> {
+/** Whether the server let this page in. */
+async function load(): Promise<boolean> {
   try {
     await loadModels();
     trouble.value = null;
   } catch (error) {
-    // A key is asked for by its dialog.
     const isKey = error instanceof ServerError && error.status === 401;
     trouble.value = isKey ? "This server needs an API key." : sentence(error);
+    return !isKey;
   }
+  return true;
 }
 
 function Page() {
@@ -59,14 +61,20 @@ function Page() {
       {view.value === "live" && <LivePanel />}
       <UndoBar />
       <Shortcuts />
-      <KeyDialog onKey={() => void load()} />
+      <KeyDialog onKey={load} />
     </>
   );
 }
 
 function Header() {
+  const hasSettings = view.value !== "live";
   return (
-    <header class="top">
+    <header class={`top ${hasSettings ? "crowded" : ""}`}>
+      {view.value === "chat" && (
+        <button type="button" class="narrow" aria-label="Chats" onClick={() => (openSide.value = "chats")}>
+          <span aria-hidden="true">☰</span> <span class="word">Chats</span>
+        </button>
+      )}
       <span class="brand">Tandem</span>
       <nav aria-label="Views">
         {Object.entries(VIEWS).map(([name, label]) => (
@@ -74,23 +82,18 @@ function Header() {
             {label}
           </a>
         ))}
-        <a href="docs">API</a>
+        <a class="roomy" href="docs">
+          API
+        </a>
       </nav>
-      <span class="tools">
-        {view.value === "chat" && (
-          <button type="button" class="narrow" onClick={() => (openSide.value = "chats")}>
-            Chats
-          </button>
-        )}
-        {view.value !== "live" && (
-          <button type="button" class="narrow" onClick={() => (openSide.value = "settings")}>
-            Settings
-          </button>
-        )}
-        <button type="button" class="quiet" aria-label={`Theme: ${theme.value}`} onClick={nextTheme}>
-          {{ system: "◐", light: "☀", dark: "☾" }[theme.value]}
-        </button>
+      <span class="roomy">
+        <ThemeButton />
       </span>
+      {hasSettings && (
+        <button type="button" class="narrow" onClick={() => (openSide.value = "settings")}>
+          Settings
+        </button>
+      )}
     </header>
   );
 }

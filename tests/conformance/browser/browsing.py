@@ -20,6 +20,14 @@ _FLAGS = [
 ]
 _TIMEOUT_MS = 20_000
 WIDE, NARROW = (1400, 900), (360, 740)
+# What moves, as https://wicg.github.io/layout-instability/ has it; input before it is no excuse.
+_WATCH_SHIFTS = """
+window.shifts = [];
+new PerformanceObserver((list) => {
+  for (const shift of list.getEntries())
+    for (const { node } of shift.sources) shifts.push(node?.outerHTML?.slice(0, 100) ?? "a text");
+}).observe({ type: "layout-shift" });
+"""
 
 
 @dataclass
@@ -53,6 +61,13 @@ class Visit:
         """Keeps a picture."""
         SHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SHOTS / f"{name}.png")
+
+    def moved(self) -> list[str]:
+        """What moved since the last call, or since the page was opened."""
+        # An observer is told with the next frame.
+        self.page.evaluate("() => new Promise((done) => setTimeout(done, 100))")
+        moved: list[str] = self.page.evaluate("() => shifts.splice(0)")
+        return moved
 
     def findings(self) -> list[str]:
         """What axe finds on the page that keeps people out: serious and critical."""
@@ -129,6 +144,7 @@ def visiting(
         permissions=["clipboard-read", "clipboard-write"],
     )
     context.set_default_timeout(_TIMEOUT_MS)
+    context.add_init_script(_WATCH_SHIFTS)
     visit = Visit(context.new_page(), url)
     visit.watch()
     yield visit

@@ -66,8 +66,15 @@ def test_the_key_is_asked_for_once(chrome: Browser) -> None:
     with launched("--api-key", KEY) as guarded, visiting(chrome, guarded.url) as visit:
         page = visit.page
         visit.open()
-        page.get_by_role("textbox", name="API key").fill(KEY)
+        field = page.get_by_role("textbox", name="API key")
+        field.fill("a wrong one")
         page.get_by_role("button", name="Use it").click()
+        expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text(
+            "This key was refused."
+        )
+        field.fill(KEY)
+        page.get_by_role("button", name="Use it").click()
+        expect(field).to_be_hidden()
         visit.send("Hello")
         visit.ends(1)
         page.reload()

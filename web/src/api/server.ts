@@ -1,7 +1,7 @@
 // The server that this page came from: its addresses are relative, so that a proxy may add a prefix.
 import { isObject, ServerError } from "./errors";
 import { readEvents } from "./events";
-import { isKeyWanted, storedKey } from "./key";
+import { isKeyRefused, isKeyWanted, storedKey } from "./key";
 
 async function ask(path: string, init: RequestInit): Promise<Response> {
   const headers = new Headers(init.headers);
@@ -9,7 +9,10 @@ async function ask(path: string, init: RequestInit): Promise<Response> {
   if (key !== null) headers.set("authorization", `Bearer ${key}`);
   const response = await fetch(new URL(path, document.baseURI), { ...init, headers });
   if (response.ok) return response;
-  if (response.status === 401) isKeyWanted.value = true;
+  if (response.status === 401) {
+    isKeyRefused.value = key !== null;
+    isKeyWanted.value = true;
+  }
   const text = await response.text();
   let body: unknown = null;
   try {

@@ -7,6 +7,7 @@ import { constraintField } from "../constraints/constraint";
 import type { Token } from "../tokens/token";
 import { completionTokens } from "../tokens/token";
 import { TokenText } from "../tokens/TokenText";
+import { ActiveChips } from "./ActiveChips";
 import { NUM_RIVALS } from "./answer";
 import { fields } from "./parameters";
 import { SettingsSide } from "./SettingsSide";
@@ -72,6 +73,7 @@ export function CompletionPanel() {
             }}
           />
         </label>
+        <ActiveChips />
         <div class="row">
           {isBusy ? (
             <button type="button" onClick={() => stopper.value?.abort()}>
@@ -93,7 +95,7 @@ export function CompletionPanel() {
           </p>
         )}
         <section aria-label="Continuation" class="continuation">
-          {showsTokens.value && tokens.value.length > 0 ? <TokenText tokens={tokens.value} /> : <div class="plain">{output.value}</div>}
+          {showsTokens.value && tokens.value.length > 0 ? <TokenText tokens={tokens.value} isGrowing={isBusy} /> : <div class="plain">{output.value}</div>}
         </section>
       </main>
       <SettingsSide />

@@ -20,6 +20,7 @@ export function MessageView({ conversation, message }: { conversation: Conversat
       <header>
         <strong>{who}</strong>
         <Branches conversation={conversation} message={message} />
+        {!isEdited && <Actions conversation={conversation} message={message} onEdit={() => setEdited(true)} />}
       </header>
       {isEdited ? (
         <Editor conversation={conversation} message={message} onEnd={() => setEdited(false)} />
@@ -32,7 +33,11 @@ export function MessageView({ conversation, message }: { conversation: Conversat
           {message.error}
         </p>
       )}
-      {!isEdited && !isWritten && <Actions conversation={conversation} message={message} onEdit={() => setEdited(true)} />}
+      {message.end !== null && (
+        <footer>
+          <span class="hint">{message.end}</span>
+        </footer>
+      )}
     </article>
   );
 }
@@ -45,8 +50,9 @@ function whoOf({ role, answered }: Message): string {
 function Body({ message, isWritten }: { message: Message; isWritten: boolean }) {
   const tokens = tokensOf.value[message.id];
   if (message.role !== "assistant") return <div class="plain">{message.content}</div>;
-  if (showsTokens.value && tokens !== undefined && tokens.length > 0) return <TokenText tokens={tokens} />;
-  if (isWritten && message.content === "" && message.thought === undefined && message.calls === undefined) return <p class="hint waiting">…</p>;
+  if (showsTokens.value && tokens !== undefined && tokens.length > 0) return <TokenText tokens={tokens} isGrowing={isWritten} />;
+  const isEmpty = message.content === "" && message.thought === undefined && message.calls === undefined;
+  if (isWritten && isEmpty) return <p class="hint">Waiting for the model …</p>;
   return (
     <>
       {message.thought !== undefined && <ThoughtView thought={message.thought} isWritten={isWritten} />}
@@ -88,10 +94,11 @@ function Branches({ conversation, message }: { conversation: Conversation; messa
   );
 }
 
+/** In the message's first line, where they take no height. */
 function Actions({ conversation, message, onEdit }: { conversation: Conversation; message: Message; onEdit: () => void }) {
   const isBusy = writing.value !== null;
   return (
-    <footer>
+    <span class="actions">
       <Copy text={() => message.content} />
       {message.role !== "assistant" ? (
         <button type="button" class="quiet" id={`edit-${message.id}`} disabled={isBusy} onClick={onEdit}>
@@ -103,8 +110,7 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
         </button>
       )}
       <MoreActions conversation={conversation} message={message} />
-      {message.end !== null && <span class="hint">{message.end}</span>}
-    </footer>
+    </span>
   );
 }
 

@@ -1,4 +1,5 @@
-// The column of what a request is made of: model, view, parameters, constraint, and its copy as code.
+// The one place for settings: model, view, constraint, parameters, and the request as code.
+import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
 import { modelName, models, servedName } from "../api/model";
 import { ConstraintPanel } from "../constraints/ConstraintPanel";
@@ -7,13 +8,15 @@ import { snippet, SNIPPETS } from "../constraints/snippets";
 import { ToolPanel } from "../tools/ToolPanel";
 import { Copy } from "../ui/Copy";
 import { Side } from "../ui/Side";
+import { ThemeButton } from "../ui/ThemeButton";
 import { chatBody } from "./answer";
 import { branch } from "./conversation";
 import { ParameterPanel } from "./ParameterPanel";
 import { current } from "./store";
 import { showsTokens } from "./view";
 
-export function SettingsSide() {
+/** `children`: sections of one view alone. */
+export function SettingsSide({ children }: { children?: ComponentChildren }) {
   return (
     <Side name="settings" label="Settings">
       <label>
@@ -28,15 +31,16 @@ export function SettingsSide() {
         <input type="checkbox" checked={showsTokens.value} onChange={(event) => (showsTokens.value = event.currentTarget.checked)} />
         Show tokens and their probabilities
       </label>
-      <details open>
+      {children}
+      <details id="settings-constraint" open>
         <summary>Constraint</summary>
         <ConstraintPanel />
       </details>
-      <details>
+      <details id="settings-tools">
         <summary>Tools</summary>
         <ToolPanel />
       </details>
-      <details>
+      <details id="settings-parameters">
         <summary>Parameters</summary>
         <ParameterPanel />
       </details>
@@ -44,6 +48,11 @@ export function SettingsSide() {
         <summary>As code</summary>
         <Snippet />
       </details>
+      {/* Where the header has no room for them. */}
+      <div class="row smallest">
+        <ThemeButton />
+        <a href="docs">API</a>
+      </div>
     </Side>
   );
 }

@@ -7,10 +7,11 @@ import { constraintField } from "../constraints/constraint";
 import { toolFields, toolTrouble } from "../tools/toolSettings";
 import type { Token } from "../tokens/token";
 import type { Conversation, Message } from "./conversation";
-import { add, before, change, sent } from "./conversation";
+import { add, before, branch, change, ROOT, sent } from "./conversation";
 import { fields } from "./parameters";
 import { Reply } from "./reply";
-import { conversationOf, replace, tokensOf } from "./store";
+import { conversationOf, current, replace, tokensOf } from "./store";
+import { follows } from "./view";
 
 export const NUM_RIVALS = 5;
 
@@ -42,10 +43,18 @@ export function chatBody(conversation: Conversation, messages: Message[]): Recor
   };
 }
 
-/** A new answer behind `parent`, beside those that it has. */
+/** Sends a message behind those that are shown. */
+export function ask(text: string): void {
+  const parent = branch(current.value).at(-1)?.id ?? ROOT;
+  const [changed, message] = add(current.value, parent, "user", text);
+  void answer(changed, message.id);
+}
+
+/** A new answer behind `parent`, beside those that it has; the page goes to it. */
 export async function answer(conversation: Conversation, parent: string): Promise<void> {
   const [changed, message] = add(conversation, parent, "assistant", "");
   replace(changed);
+  follows.value = true;
   const trouble = toolTrouble.value;
   if (trouble !== null) {
     const where = trouble.place === null ? "" : `line ${trouble.place.line}, column ${trouble.place.column}: `;

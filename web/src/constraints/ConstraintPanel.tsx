@@ -35,14 +35,14 @@ export function ConstraintPanel() {
           <label>
             Constraint
             <textarea
-              class="code"
-              rows={8}
+              class="code text"
+              rows={4}
               spellcheck={false}
+              placeholder={kind === "choice" ? "One a line" : ""}
               value={text}
               onInput={(event) => setConstraint({ text: event.currentTarget.value })}
             />
           </label>
-          <Options value={constraint.value} />
           <VerdictBox value={verdict.value} />
           <label>
             Try a text
@@ -56,6 +56,7 @@ export function ConstraintPanel() {
               }}
             />
           </label>
+          <Options value={constraint.value} />
         </>
       )}
     </section>

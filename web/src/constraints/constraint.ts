@@ -5,7 +5,7 @@ export const KINDS = {
   none: "None",
   json: "JSON schema",
   regex: "Regular expression",
-  choice: "Choice, one a line",
+  choice: "Choice",
   lark: "Lark grammar",
   gbnf: "GBNF grammar",
   where: "where clause",

@@ -1,11 +1,12 @@
 // An answer as its tokens: colour for the probability, rivals of the one that is pointed at.
 import { Fragment } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Token } from "./token";
 import { percent, visible } from "./token";
 
 // More elements than this make a page slow; a longer answer shows its first ones.
 const MAX_SHOWN = 4000;
+const GAP_PX = 6;
 const WORDS = {
   forced: "forced: the constraint left this token alone",
   steered: "steered: the constraint excluded the model's favourite",
@@ -26,14 +27,28 @@ function name(token: Token): string {
   return parts.join(", ");
 }
 
-export function TokenText({ tokens }: { tokens: Token[] }) {
-  const [at, setAt] = useState<number | null>(null);
+/** `isGrowing`: more tokens come, below which nothing stands that they would move. */
+export function TokenText({ tokens, isGrowing }: { tokens: Token[]; isGrowing: boolean }) {
+  // The token that Tab comes to, and the one whose rivals are shown.
+  const [at, setAt] = useState(0);
+  const [pointed, setPointed] = useState<HTMLElement | null>(null);
+  const id = useId();
   const shown = tokens.slice(0, MAX_SHOWN);
-  const current = at === null ? undefined : shown[at];
+  const current = pointed === null ? undefined : shown[at];
+
+  function point(index: number, element: HTMLElement): void {
+    setAt(index);
+    setPointed(element);
+  }
 
   function onKeyDown(event: KeyboardEvent): void {
+    if (event.key === "Escape" && pointed !== null) {
+      // It would stop an answer.
+      event.stopPropagation();
+      setPointed(null);
+    }
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step === undefined || at === null) return;
+    if (step === undefined) return;
     const next = Math.min(shown.length - 1, Math.max(0, at + step));
     const list = event.currentTarget as HTMLElement;
     list.querySelectorAll<HTMLElement>(".token").item(next).focus();
@@ -42,16 +57,24 @@ export function TokenText({ tokens }: { tokens: Token[] }) {
 
   return (
     <div class="tokens">
-      <div class="token-list" role="group" aria-label="Tokens of the answer; arrow keys move" onKeyDown={onKeyDown}>
+      <div
+        class="token-list"
+        role="group"
+        aria-label="Tokens of the answer; arrow keys move"
+        onKeyDown={onKeyDown}
+        onMouseLeave={() => setPointed(null)}
+        onFocusOut={() => setPointed(null)}
+      >
         {shown.map((token, index) => (
           <Fragment key={index}>
             <button
               type="button"
               class={`token level-${level(token.logprob)} ${token.choice ?? ""}`}
-              tabIndex={index === (at ?? 0) ? 0 : -1}
+              tabIndex={index === at ? 0 : -1}
               aria-label={name(token)}
-              onFocus={() => setAt(index)}
-              onMouseEnter={() => setAt(index)}
+              aria-describedby={current !== undefined && index === at ? id : undefined}
+              onFocus={(event) => point(index, event.currentTarget)}
+              onMouseEnter={(event) => point(index, event.currentTarget)}
             >
               {token.text === "" ? "·" : token.text.replaceAll("\n", "⏎")}
             </button>
@@ -61,7 +84,8 @@ export function TokenText({ tokens }: { tokens: Token[] }) {
         ))}
       </div>
       {tokens.length > MAX_SHOWN && <p class="hint">{tokens.length - MAX_SHOWN} more tokens are not shown.</p>}
-      {current === undefined ? <Legend /> : <Rivals token={current} />}
+      {!isGrowing && <Legend />}
+      {pointed !== null && current !== undefined && <Rivals id={id} token={current} beside={pointed} />}
     </div>
   );
 }
@@ -81,9 +105,27 @@ function Legend() {
   );
 }
 
-function Rivals({ token }: { token: Token }) {
+/** Puts a box below an element, or above it where there is no room. */
+function place(box: HTMLElement, { left, top, bottom }: DOMRect): void {
+  const below = bottom + GAP_PX;
+  const isBelow = below + box.offsetHeight <= innerHeight;
+  box.style.top = `${isBelow ? below : Math.max(0, top - GAP_PX - box.offsetHeight)}px`;
+  box.style.left = `${Math.max(GAP_PX, Math.min(left, innerWidth - box.offsetWidth - GAP_PX))}px`;
+}
+
+/** Over the page, so that nothing of it moves. */
+function Rivals({ id, token, beside }: { id: string; token: Token; beside: HTMLElement }) {
+  const box = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    if (box.current !== null) place(box.current, beside.getBoundingClientRect());
+  });
+  useEffect(() => {
+    const follow = () => box.current !== null && place(box.current, beside.getBoundingClientRect());
+    addEventListener("scroll", follow, { capture: true, passive: true });
+    return () => removeEventListener("scroll", follow, { capture: true });
+  }, [beside]);
   return (
-    <div class="rivals">
+    <div class="rivals" ref={box} id={id} role="tooltip">
       <p>
         <code>{visible(token.text)}</code>
         {token.logprob !== null && <> {percent(token.logprob)}</>}

@@ -1,0 +1,150 @@
+"""The chat holds still: nothing moves by itself, its end is followed, what is active is seen."""
+
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from tests.conformance.browser.browsing import NARROW, Visit, visiting
+from tests.conformance.serving import Served
+
+# Two answers are longer than this page.
+LOW = (900, 420)
+LONG_ANSWERS = {"tandem.parameters": '{"ignore_eos": "on", "max_tokens": "120", "seed": "1"}'}
+
+
+def remember(visit: Visit, kept: dict[str, str]) -> None:
+    """Opens the page in a browser that kept this from before."""
+    visit.open()
+    visit.page.evaluate("(kept) => Object.assign(localStorage, kept)", kept)
+    visit.page.reload()
+
+
+def rest_of(messages: Locator) -> float:
+    """Pixels of the messages below what is shown."""
+    rest: float = messages.evaluate("(it) => it.scrollHeight - it.scrollTop - it.clientHeight")
+    return rest
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_moves_on_hover_and_send_and_nobody_is_kept_out(
+    chrome: Browser, served: Served, scheme: str
+) -> None:
+    with visiting(chrome, served.url, scheme=scheme) as visit:
+        page = visit.page
+        remember(visit, LONG_ANSWERS)
+        page.get_by_label("Show tokens").check()
+        page.get_by_label("Example").select_option("One short sentence")
+        expect(page.get_by_role("status")).to_contain_text("Can be satisfied")
+        assert visit.findings() == []
+        visit.moved()
+        visit.send("Who lives in the town?")
+        visit.ends(1)
+        page.get_by_role("button", name="Turn the constraint off").click()
+        visit.moved()
+        visit.send("Tell me a story.")
+        visit.ends(2)
+        assert visit.moved() == []
+
+        for name in ("Completion", "Copy", "Regenerate", "Seed", "Settings", "Send"):
+            page.get_by_text(name, exact=True).and_(page.locator(":visible")).first.hover()
+        page.locator(".token-list .token").nth(3).hover()
+        expect(page.get_by_role("tooltip")).to_be_visible()
+        assert visit.findings() == []
+        page.locator(".token-list .token").last.hover()
+        assert visit.moved() == []
+        visit.shoot(f"hover-{scheme}")
+
+
+def test_a_send_goes_to_the_end_and_a_reader_who_scrolls_up_stays(
+    chrome: Browser, served: Served
+) -> None:
+    with visiting(chrome, served.url, size=LOW) as visit:
+        page = visit.page
+        remember(visit, LONG_ANSWERS)
+        messages = page.get_by_role("log")
+        to_end = page.get_by_role("button", name="To the end")
+        for count in (1, 2):
+            visit.send("Tell me a story.")
+            visit.ends(count)
+        assert rest_of(messages) < 2
+        messages.hover()
+        page.mouse.wheel(0, -200)
+        expect(to_end).to_be_visible()
+
+        visit.send("And another one.")
+        expect(to_end).to_be_hidden()
+        visit.ends(3)
+        assert rest_of(messages) < 2
+
+        visit.send("And the last one.")
+        messages.hover()
+        page.mouse.wheel(0, -200)
+        expect(to_end).to_be_visible()
+        visit.ends(4)
+        assert rest_of(messages) > 100
+        to_end.click()
+        expect(to_end).to_be_hidden()
+        assert rest_of(messages) < 2
+
+
+def test_what_is_active_is_seen_above_the_message_and_turned_off_there(
+    chrome: Browser, served: Served
+) -> None:
+    with visiting(chrome, served.url, size=NARROW) as visit:
+        page = visit.page
+        visit.open()
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Example").select_option("A date")
+        page.get_by_text("Parameters", exact=True).click()
+        page.get_by_label("Temperature", exact=True).fill("-1")
+        page.get_by_role("button", name="Close").and_(page.locator(":visible")).click()
+        page.reload()
+        chips = page.locator(".chip")
+
+        expect(chips.first).to_contain_text("Constraint Regular expression 20[0-9]{2}")
+        expect(chips.last).to_have_text("✗ Temperature -1✕")
+        page.get_by_role("button", name="Back to the default: Temperature").click()
+        visit.send("Hello")
+        visit.ends(1)
+        assert visit.answers()[0].startswith("20")
+        visit.shoot("active-narrow")
+        page.get_by_role("button", name="Constraint Regular expression").click()
+        expect(page.get_by_label("Language")).to_be_visible()
+        page.keyboard.press("Escape")
+        page.get_by_role("button", name="Turn the constraint off").click()
+        expect(chips).to_have_count(0)
+
+
+def test_enter_during_an_answer_sends_behind_it_and_says_so(visit: Visit) -> None:
+    page = visit.page
+    remember(visit, {"tandem.parameters": '{"ignore_eos": "on", "max_tokens": "400"}'})
+    visit.send("Tell me a story.")
+    message = page.get_by_label("Message", exact=True)
+    message.fill("Hello")
+    message.press("Enter")
+    expect(page.get_by_role("status").filter(has_text="Your message")).to_have_text(
+        "Your message is sent when this answer ends, or is stopped"
+    )
+    expect(page.locator(".message.user")).to_have_count(1)
+    message.press("Escape")
+
+    expect(page.locator(".message.user").last).to_contain_text("Hello")
+    expect(message).to_have_value("")
+    expect(page.locator(".message.assistant").first).to_contain_text("stopped")
+
+
+def test_the_header_is_one_row_and_the_theme_has_a_name(chrome: Browser, served: Served) -> None:
+    with visiting(chrome, served.url, size=NARROW) as visit:
+        page = visit.page
+        visit.open()
+        header = page.get_by_role("banner")
+        tops = {
+            each.bounding_box()["y"] // 20
+            for each in header.locator(":is(a, button):visible").all()
+        }  # type: ignore[index]
+        assert len(tops) == 1
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_role("button", name="Theme: System").click()
+        page.get_by_role("button", name="Theme: Light").click()
+
+        assert page.locator("html").get_attribute("data-theme") == "dark"
+        expect(page.get_by_role("button", name="Theme: Dark")).to_be_visible()
