@@ -66,6 +66,7 @@ from router.shards.shards import Shards, ShardTimeouts
 from router.telemetry.metrics import Metrics
 from router.telemetry.tracing import Tracer, start_tracing
 from router.text.chat_template import ChatTemplate
+from router.text.model_card import example_prompts
 from router.text.tokenizer import Tokenizer
 from router.text.tokenizer_files import find_tokenizer
 
@@ -298,7 +299,8 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         )
         metrics.open_keys(keys.names)
         key_limits = KeyLimits()
-        about = server_info(config, shards.num_ranks, info, pool, limits)
+        prompts = example_prompts(tokenizer.path.parent)
+        about = server_info(config, shards.num_ranks, info, pool, limits, prompts)
         if config.prefix_caching and not about.prefix_caching:
             _logger.warning(
                 "prefix caching is off: the model has states beside keys and values, and its"

@@ -295,6 +295,9 @@ class OperationsRoutes:
                 "executor_fallback": info.executor_fallback,
                 "same_answer_under_load": info.same_answer_under_load,
                 "language_model_only": info.language_model_only,
+                "example_prompts": [
+                    {"title": each.title, "text": each.text} for each in info.example_prompts
+                ],
                 "max_loras": self._models.max_loras,
                 "lora_adapters": [
                     {"id": each.name, "rank": each.rank} for each in self._models.adapters

@@ -18,6 +18,7 @@ from router.engine.validation import Limits
 from router.http.request_record import RequestRecord
 from router.request.errors import StartupFailed
 from router.request.request import Finished
+from router.text.model_card import ExamplePrompt
 
 # Draft tokens of a sequence, where nothing else is asked for.
 _MAX_DRAFTS = 7
@@ -29,7 +30,7 @@ class ServerInfo:
 
     `model_id` is the model's one name in lists. Requests may name one of `aliases` too: those are
     told to nobody, since a path of this machine can be among them. `created_s` is in Unix time.
-    Lengths in tokens.
+    Lengths in tokens. `example_prompts` are those of the model's card.
     """
 
     model_id: str
@@ -54,6 +55,7 @@ class ServerInfo:
     max_drafts: int = 0
     prefix_caching: bool = True
     num_states: int = 0
+    example_prompts: tuple[ExamplePrompt, ...] = ()
 
     @property
     def system_fingerprint(self) -> str:
@@ -205,7 +207,12 @@ def caches_prefixes(config: RouterConfig, info: ModelInfo) -> bool:
 
 
 def server_info(
-    config: RouterConfig, num_shards: int, info: ModelInfo, pool: PoolLimits, limits: Limits
+    config: RouterConfig,
+    num_shards: int,
+    info: ModelInfo,
+    pool: PoolLimits,
+    limits: Limits,
+    prompts: tuple[ExamplePrompt, ...] = (),
 ) -> ServerInfo:
     """The server information that routes answer. Raises StartupFailed as `max_drafts_of`."""
     own_name = name_for_clients(info.model_id)
@@ -234,6 +241,7 @@ def server_info(
         max_drafts=max_drafts_of(config, info),
         prefix_caching=caches_prefixes(config, info),
         num_states=pool.num_states,
+        example_prompts=prompts,
     )
 
 

@@ -1,4 +1,5 @@
 import { expect, test } from "vitest";
+import { judgementOf } from "../src/constraints/judgement";
 import { placeOf, reasonOf } from "../src/constraints/place";
 import { python, snippet } from "../src/constraints/snippets";
 
@@ -24,4 +25,14 @@ test("what a client does not know by name goes into its extra body", () => {
 
 test("a quote does not end curl's argument", () => {
   expect(snippet("curl", "http://here/", { prompt: "it's" })).toContain("it'\\''s");
+});
+
+test.each([
+  [{ accepted: true, position: null, expected: [] }, { state: "satisfied" }],
+  [{ accepted: false, position: 4, expected: ["a digit"] }, { state: "unfinished", expected: ["a digit"] }],
+  [{ accepted: false, position: 2, expected: ["'c'"] }, { state: "wrong", at: 3, character: "c", expected: ["'c'"] }],
+  [{ accepted: false, position: 4, expected: [], error: "too few items" }, { state: "broken", failure: "too few items" }],
+])("a beginning is no mistake, and a mistake has its place", (told, judgement) => {
+  expect(judgementOf({ text: "a😀c-", ...told })).toEqual(judgement);
+  expect(judgementOf(undefined)).toBeNull();
 });

@@ -45,13 +45,17 @@ def test_an_answer_is_streamed_and_says_how_it_ended(visit: Visit) -> None:
     visit.shoot("chat")
 
 
-def test_a_question_to_begin_with_is_asked_by_its_button(visit: Visit) -> None:
+def test_a_prompt_of_the_models_card_is_asked_by_its_button(visit: Visit) -> None:
     visit.open()
-    visit.page.get_by_role("button", name="Write a haiku about the sea.").click()
+    set_parameters(visit, Temperature="0")
+    prompts = visit.page.get_by_label("To begin with").get_by_role("button")
+    expect(prompts).to_have_count(4)
+    prompts.filter(has_text="Pick the odd word out").click()
     visit.ends(1)
 
-    expect(visit.page.locator(".message.user")).to_contain_text("Write a haiku")
-    expect(visit.page.locator(".empty")).to_have_count(0)
+    assert "pen" in visit.answers()[0]
+    expect(visit.page.locator(".message.user")).to_contain_text("Pick the odd word out")
+    expect(prompts).to_have_count(0)
 
 
 def test_a_thought_is_folded_and_opens_by_keyboard(chrome: Browser, tmp_path: Path) -> None:

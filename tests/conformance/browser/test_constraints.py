@@ -106,9 +106,11 @@ def test_a_text_is_tried_while_one_types(visit: Visit) -> None:
     page.get_by_label("Try a text").fill("abc-")
     verdict = page.get_by_role("status")
 
-    expect(verdict).to_contain_text("not legal behind character 4; expected: a digit")
+    expect(verdict).to_contain_text("Not finished: a digit may follow.")
+    page.get_by_label("Try a text").fill("abc4")
+    expect(verdict).to_contain_text("Wrong at character 4, 4; expected:")
     page.get_by_label("Try a text").fill("abc-7")
-    expect(verdict).to_contain_text("The tried text is legal")
+    expect(verdict).to_contain_text("The tried text satisfies it")
     expect(verdict).to_contain_text("Shortest text found")
 
 

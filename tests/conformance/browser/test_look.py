@@ -44,7 +44,7 @@ def test_nothing_moves_on_hover_and_send_and_nobody_is_kept_out(
         visit.ends(2)
         assert visit.moved() == []
 
-        for name in ("Completion", "Copy", "Regenerate", "Seed", "Settings", "Send"):
+        for name in ("Completion", "Copy", "Regenerate", "Seed", "Parameters", "Send"):
             page.get_by_text(name, exact=True).and_(page.locator(":visible")).first.hover()
         page.locator(".token-list .token").nth(3).hover()
         expect(page.get_by_role("tooltip")).to_be_visible()

@@ -1,10 +1,12 @@
 // The panel beside a chat: what the next answer has to be, and what the server says of that.
 import { useEffect } from "preact/hooks";
-import type { TextVerdict, Verdict } from "./check";
+import { visible } from "../tokens/token";
+import type { Verdict } from "./check";
 import { tried, verdict, watch } from "./check";
 import type { Constraint, Kind } from "./constraint";
 import { constraint, KINDS, setConstraint } from "./constraint";
 import { EXAMPLES } from "./examples";
+import type { Judgement } from "./judgement";
 
 export function ConstraintPanel() {
   useEffect(watch, []);
@@ -148,18 +150,14 @@ function Good({ value }: { value: Extract<Verdict, { state: "good" }> }) {
   );
 }
 
-function Tried({ value }: { value: TextVerdict }) {
-  if (value.accepted) return <p>✓ The tried text is legal.</p>;
+function Tried({ value }: { value: Judgement }) {
+  if (value.state === "satisfied") return <p>✓ The tried text satisfies it.</p>;
+  if (value.state === "broken") return <p>✗ The tried text does not satisfy it: {value.failure}</p>;
+  const next = value.expected.length === 0 ? "nothing" : <code>{value.expected.join(", ")}</code>;
+  if (value.state === "unfinished") return <p>… Not finished: {next} may follow.</p>;
   return (
     <p>
-      ✗ The tried text is not legal
-      {value.position !== null && <> behind character {value.position}</>}
-      {value.failure !== null && <>: {value.failure}</>}
-      {value.expected.length > 0 && (
-        <>
-          ; expected: <code>{value.expected.join(", ")}</code>
-        </>
-      )}
+      ✗ Wrong at character {value.at}, <code>{visible(value.character)}</code>; expected: {next}.
     </p>
   );
 }

@@ -5,6 +5,8 @@ import { servedName } from "../api/model";
 import { postJson } from "../api/server";
 import type { Constraint } from "./constraint";
 import { constraint, grammarOf } from "./constraint";
+import type { Judgement } from "./judgement";
+import { judgementOf } from "./judgement";
 import type { Place } from "./place";
 import { placeOf, reasonOf } from "./place";
 
@@ -13,17 +15,9 @@ const DELAY_MS = 400;
 export type Verdict =
   | { state: "none" }
   | { state: "waiting" }
-  | { state: "good"; shortest: string | null; minTokens: number | null; notEnforced: string[]; text: TextVerdict | null }
+  | { state: "good"; shortest: string | null; minTokens: number | null; notEnforced: string[]; text: Judgement | null }
   | { state: "bad"; message: string; place: Place | null; canBeLenient: boolean }
   | { state: "unknown"; message: string };
-
-/** Whether the text that was tried is legal, and up to where. */
-export interface TextVerdict {
-  accepted: boolean;
-  position: number | null;
-  expected: string[];
-  failure: string | null;
-}
 
 export const verdict = signal<Verdict>({ state: "none" });
 /** A text to try. */
@@ -63,20 +57,12 @@ async function check(): Promise<void> {
 
 function good(answer: unknown): Verdict {
   const fields = isObject(answer) ? answer : {};
-  const judged: unknown = Array.isArray(fields.results) ? fields.results[0] : undefined;
   return {
     state: "good",
     shortest: typeof fields.shortest === "string" ? fields.shortest : null,
     minTokens: typeof fields.shortest_tokens === "number" ? fields.shortest_tokens : null,
     notEnforced: Array.isArray(fields.not_enforced) ? fields.not_enforced.map(String) : [],
-    text: isObject(judged)
-      ? {
-          accepted: judged.accepted === true,
-          position: typeof judged.position === "number" ? judged.position : null,
-          expected: Array.isArray(judged.expected) ? judged.expected.map(String) : [],
-          failure: typeof judged.error === "string" ? judged.error : null,
-        }
-      : null,
+    text: judgementOf(Array.isArray(fields.results) ? fields.results[0] : null),
   };
 }
 
