@@ -18,7 +18,7 @@ def test_an_answer_that_was_cut_goes_on(visit: Visit) -> None:
     visit.send("What is the capital of France?")
     visit.ends(1)
     (beginning,) = visit.answers()
-    page.get_by_label("Max tokens").fill("")
+    page.get_by_label("Max tokens", exact=True).fill("")
     page.get_by_role("button", name="Continue").click()
     page.get_by_text("stop ·").wait_for()
 

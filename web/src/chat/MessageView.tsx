@@ -7,7 +7,7 @@ import { Markdown } from "../ui/Markdown";
 import { answer, writing } from "./answer";
 import type { Conversation, Message, Thought } from "./conversation";
 import { add, choose, editResult, siblings, thoughtTitle } from "./conversation";
-import { MoreActions } from "./MoreActions";
+import { Continue, Delete } from "./MoreActions";
 import { replace, tokensOf } from "./store";
 import { showsTokens } from "./view";
 
@@ -99,6 +99,8 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
   const isBusy = writing.value !== null;
   return (
     <span class="actions">
+      {/* First, since it comes last: the others stay where they are. */}
+      <Continue conversation={conversation} message={message} />
       <Copy text={() => message.content} />
       {message.role !== "assistant" ? (
         <button type="button" class="quiet" id={`edit-${message.id}`} disabled={isBusy} onClick={onEdit}>
@@ -109,7 +111,7 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
           Regenerate
         </button>
       )}
-      <MoreActions conversation={conversation} message={message} />
+      <Delete conversation={conversation} message={message} />
     </span>
   );
 }

@@ -5,19 +5,25 @@ import { without } from "./conversation";
 import { conversationOf, replace } from "./store";
 import { offerUndo } from "./undo";
 
-export function MoreActions({ conversation, message }: { conversation: Conversation; message: Message }) {
-  const isBusy = writing.value !== null;
+interface Properties {
+  conversation: Conversation;
+  message: Message;
+}
+
+export function Continue({ conversation, message }: Properties) {
+  if (!canGoOn(message)) return null;
   return (
-    <>
-      {canGoOn(message) && (
-        <button type="button" class="quiet" disabled={isBusy} onClick={() => void goOn(conversation, message)}>
-          Continue
-        </button>
-      )}
-      <button type="button" class="quiet" disabled={isBusy} onClick={() => remove(conversation, message)}>
-        Delete
-      </button>
-    </>
+    <button type="button" class="quiet" disabled={writing.value !== null} onClick={() => void goOn(conversation, message)}>
+      Continue
+    </button>
+  );
+}
+
+export function Delete({ conversation, message }: Properties) {
+  return (
+    <button type="button" class="quiet" disabled={writing.value !== null} onClick={() => remove(conversation, message)}>
+      Delete
+    </button>
   );
 }
 

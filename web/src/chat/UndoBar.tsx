@@ -3,9 +3,9 @@ import { deleted, undo } from "./undo";
 
 export function UndoBar() {
   return (
-    <div class="undo-place" role="status">
+    <div class="undo-place">
       {deleted.value !== null && (
-        <p class="undo">
+        <p class="undo" role="status">
           <span>Deleted: {deleted.value.name}</span>
           <button type="button" onClick={undo}>
             Undo

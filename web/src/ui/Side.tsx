@@ -7,7 +7,8 @@ export function Side({ name, label, children }: { name: "chats" | "settings"; la
   const side = useRef<HTMLElement>(null);
   const isOpen = openSide.value === name;
   useEffect(() => {
-    if (isOpen) side.current?.focus({ preventScroll: true });
+    // Unless who opened it chose a field within it.
+    if (isOpen && side.current?.contains(document.activeElement) === false) side.current.focus({ preventScroll: true });
   }, [isOpen]);
   return (
     <aside

@@ -4,9 +4,11 @@ import { nextTheme, theme } from "./theme";
 const NAMES = { system: "System", light: "Light", dark: "Dark" } as const;
 
 export function ThemeButton() {
+  const name = NAMES[theme.value];
   return (
-    <button type="button" class="quiet theme" onClick={nextTheme}>
-      Theme: {NAMES[theme.value]}
+    <button type="button" class="quiet theme" aria-label={`Theme: ${name}`} onClick={nextTheme}>
+      <span class="word">Theme: </span>
+      {name}
     </button>
   );
 }
