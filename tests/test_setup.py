@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 import venv
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def test_the_wheel_is_of_one_platform_and_any_python(plan: tuple[set[str], list[
     _, (python, abi, platform) = plan
     assert (python, abi) == ("py3", "none")
     assert platform == sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+
+def test_readme_installs_the_wheel_by_its_name(plan: tuple[set[str], list[str]]) -> None:
+    _, (python, abi, _) = plan
+    name = f"tandem-{version('tandem')}-{python}-{abi}-linux_x86_64.whl"
+    assert f"pip install {name}\n" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.nightly
