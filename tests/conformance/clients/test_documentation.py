@@ -29,6 +29,7 @@ ELSEWHERE = {"queries.md"}
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ADDRESS = re.compile(r"(?:http://)?(?:127\.0\.0\.1|localhost):3000")
 _LAUNCHER = re.compile(r"^(?:\.venv/bin/)?launcher\b", re.MULTILINE)
+_TIMEOUT_S = 400
 _PRINTED = re.compile(r"^print\(.*\)\n# (.*)$", re.MULTILINE)
 # How long it took, what others have left in the cache, and the last digits of probabilities.
 _VARYING = re.compile(r"\[requests: .*?\]\n|\b\d\.\d{4}\b")
@@ -132,7 +133,7 @@ def test_a_command_prints_what_the_page_says(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=_TIMEOUT_S,
         check=False,
     )
 
@@ -164,7 +165,7 @@ def test_the_program_of_a_page_runs(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=_TIMEOUT_S,
         check=False,
     )
 
