@@ -170,9 +170,3 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
     )
 
     assert judged.returncode == 0, judged.stdout + judged.stderr
-
-
-def test_the_page_of_metrics_shows_the_alerts_as_they_are() -> None:
-    page = (DEPLOY.parent / "docs" / "metrics.md").read_text()
-
-    assert f"```yaml\n{ALERTS.read_text()}```\n" in page

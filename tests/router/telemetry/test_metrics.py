@@ -1,4 +1,4 @@
-"""docs/metrics.md lists every metric, and nothing else."""
+"""docs/metrics.md lists every metric and every alert, and nothing else."""
 
 import json
 import re
@@ -17,6 +17,7 @@ from router.telemetry.metrics import SEQUENCE_ENDS, Metrics
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "metrics.md").read_text()
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
 NAME = re.compile(r"\b(?:tgi|tandem)_[a-z_]+")
 KINDS = {Counter: "counter", Gauge: "gauge", Histogram: "histogram"}
 
@@ -74,8 +75,7 @@ def series() -> set[str]:
 
 
 def rules() -> list[dict[str, Any]]:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    (group,) = yaml.safe_load(text)["groups"]
+    (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
     found: list[dict[str, Any]] = group["rules"]
     return found
 
@@ -132,7 +132,12 @@ def test_what_gateways_ask_for_is_there_once_it_is_known_and_has_its_line() -> N
     assert f"| `{name}` | gauge | {shown} |" in PAGE
 
 
-def test_alerts_of_the_tables_are_the_rules() -> None:
+def test_the_page_has_each_rule_with_its_severity() -> None:
+    listed = re.findall(r"^\| `(Tandem\w+)` \| (\w+) \|", PAGE, re.MULTILINE)
+    assert sorted(listed) == sorted((rule["alert"], rule["labels"]["severity"]) for rule in rules())
+
+
+def test_each_rule_is_named_beside_a_metric_and_no_other_is() -> None:
     named = {
         alert for cells in rows().values() for alert in re.findall(r"`(Tandem\w+)`", cells[-1])
     }
