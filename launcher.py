@@ -128,6 +128,13 @@ class LaunchConfig:
         Whole(0),
         group=Group.TIME,
     )
+    standby_shards: bool | None = setting(
+        None,
+        "keep a process ready for the place of each shard, 0.3 GiB each: streams of one that dies "
+        "go on seconds sooner; absent: with GPUs, or with memory to spare",
+        group=Group.TIME,
+        kind=Kind.SWITCH,
+    )
     disable_custom_kernels: bool = setting(
         False, "as --attention cpu", group=Group.PLACE, kind=Kind.SWITCH
     )
@@ -258,6 +265,7 @@ def deployment_of(
         parent_pid=config.parent_pid,
         max_restarts=config.max_restarts,
         own_folder=Path(folder),
+        standby_shards=config.standby_shards,
     )
     # A wrong setting of a shard is refused here.
     shard = parse_shard(deployment.shard_argv(None)[3:], deployment.shard_environ(0, environ))

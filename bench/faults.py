@@ -34,10 +34,11 @@ from bench.sse_client import HttpError, post_events
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
 
+_SHARD = "model_server"
 FAULTS = {
-    "shard": ("model_server", signal.SIGKILL, 1),
-    "rank": ("model_server", signal.SIGKILL, 2),
-    "hang": ("model_server", signal.SIGSTOP, 1),
+    "shard": (_SHARD, signal.SIGKILL, 1),
+    "rank": (_SHARD, signal.SIGKILL, 2),
+    "hang": (_SHARD, signal.SIGSTOP, 1),
     "router": ("router", signal.SIGKILL, 1),
 }
 _LONG = {"ignore_eos": True}
@@ -150,6 +151,8 @@ async def _run(url: str, pid: int, fault: str, arguments: argparse.Namespace) ->
     expected = [stream.text for stream in undisturbed]
     outcome = Outcome()
     for _ in progress(range(arguments.trials), f"trials of {fault}"):
+        if arguments.standby:
+            await _until_standing_by(pid, FAULTS[fault][2])
         await _trial(url, pid, fault, expected, arguments.output_len, outcome)
     return outcome
 
@@ -166,6 +169,8 @@ async def _until_ready(url: str) -> None:
 
 
 def _pids_of(root: int, module: str) -> list[int]:
+    """Processes that run it; a shard may have stood by before."""
+
     def runs(pid: int) -> bool:
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
@@ -173,13 +178,33 @@ def _pids_of(root: int, module: str) -> list[int]:
             return False
         return b"-m" in words and words[words.index(b"-m") + 1] == module.encode()
 
-    return [pid for pid in tree(root) if runs(pid)]
+    found = [pid for pid in tree(root) if runs(pid)]
+    if module == _SHARD:
+        found += [pid for pid in tree(root) if _comm(pid) == "tandem-shard"]
+    return found
+
+
+def _comm(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+async def _until_standing_by(root: int, num_shards: int) -> None:
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        if [_comm(pid) for pid in tree(root)].count("tandem-standby") == num_shards:
+            return
+        await asyncio.sleep(0.1)
+    raise RuntimeError(f"no shard stood by within {_READY_TIMEOUT_S:g} s")
 
 
 def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
     port = free_port()
     _, _, num_shards = FAULTS[fault]
     flags = ["--num-shard", str(num_shards), "--max-restarts", "100000", "--check-invariants"]
+    flags.append("--standby-shards" if arguments.standby else "--no-standby-shards")
     server = tandem(Path(arguments.model), port, flags)
     url = f"http://127.0.0.1:{port}"
     with running(server) as pid:
@@ -189,6 +214,7 @@ def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
         return {
             "fault": fault,
             "trials": arguments.trials,
+            "standby": arguments.standby,
             "streams": arguments.streams,
             "num_errors": outcome.num_errors,
             "num_different": outcome.num_different,
@@ -209,6 +235,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=150, help="tokens of a stream")
     parser.add_argument("--model", default=str(BUNDLED_MODEL))
+    parser.add_argument("--standby", action="store_true", help="with shards that stand by")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     random.seed(arguments.seed)

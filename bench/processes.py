@@ -30,10 +30,11 @@ class Server:
 
 
 def tandem(model: Path, port: int, flags: Sequence[str]) -> Server:
-    """Tandem as a user starts it."""
+    """Tandem as a user starts it, but that no shard stands by: its imports would be measured."""
     url = f"http://127.0.0.1:{port}"
     command = (sys.executable, "-m", "launcher", "serve", str(model), "--port", str(port), *flags)
-    return Server("tandem", command, f"{url}/health", Target(url, "openai", str(model)))
+    target = Target(url, "openai", str(model))
+    return Server("tandem", command, f"{url}/health", target, {"STANDBY_SHARDS": "false"})
 
 
 @contextlib.contextmanager

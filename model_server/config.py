@@ -152,6 +152,14 @@ class ServeConfig(ModelConfig):
         env=False,
         internal=True,
     )
+    kept_evidence: Path | None = setting(
+        None,
+        "a file in which a shard leaves what proves the weights to the next one",
+        Path,
+        group=Group.MODEL,
+        env=False,
+        internal=True,
+    )
     max_input_tokens: int | None = rules.max_input_tokens()
     max_total_tokens: int | None = rules.max_total_tokens()
     sharded: bool | None = setting(

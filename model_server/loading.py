@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -54,6 +55,7 @@ from model_server.executor.dense import (
 from model_server.executor.dense_cpu import DenseCpu
 from model_server.executor.dense_cuda import DenseCuda, build_dense_cuda
 from model_server.executor.device_weights import Partition
+from model_server.executor.evidence import KeptEvidence
 from model_server.executor.executor import Executor, PagedModel
 from model_server.executor.grouped import GroupedParameters
 from model_server.executor.zoo_executor import ZooExecutor
@@ -177,7 +179,12 @@ def _load_dense(
             executor = load_unproven(model, recipe, build)
         else:
             executor = load_dense(
-                model, recipe, build, dtype=checked.dtype, quantize=settings.quantize
+                model,
+                recipe,
+                build,
+                dtype=checked.dtype,
+                quantize=settings.quantize,
+                kept=_kept_evidence(settings, checked),
             )
     windows = [attention.window_len for attention in recipe.attentions()]
     return PagedModel(
@@ -237,7 +244,22 @@ def _load_grouped(
         num_positions=num_positions,
         quantize=settings.quantize,
         max_error=max_error,
+        kept=_kept_evidence(settings, checked),
     )
+
+
+def _kept_evidence(settings: ModelSettings, checked: CheckedCheckpoint) -> KeptEvidence | None:
+    """None: nothing is left to the next shard."""
+    if settings.kept_evidence is None:
+        return None
+    files = [path for path in settings.folder.iterdir() if path.is_file()]
+    gguf = GgufFile.of_folder(settings.folder)
+    if gguf is not None:
+        files.append(gguf.path)
+    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
+    how = (str(checked.weights_dtype), settings.quantize, checked.packs_gguf)
+    versions = [version(name) for name in ("tandem", "torch", "transformers")]
+    return KeptEvidence(settings.kept_evidence, repr((versions, how, stats)))
 
 
 def _build_of(

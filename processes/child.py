@@ -11,6 +11,8 @@ from typing import Any
 from processes.logs import Console
 
 _KEPT_LINES = 20
+# How a process that waits to be called up says that it can be.
+STANDING_BY = "standing by"
 # How a process of Tandem says, as its last line, why it ends.
 _ERROR = "error: "
 # A longer one is cut there.
@@ -49,19 +51,21 @@ class Child:
         console: Console,
         *,
         own_session: bool = False,
+        waits: bool = False,
     ) -> "Child":
         """Start `argv` in a process group of its own.
 
         Not in a session of its own: Linux shares processors out between sessions before it looks
         at priorities in one (sched(7), autogroup), so the router's workers, which give way to
-        everything, would not give way to a shard. `own_session` is for a whole server.
+        everything, would not give way to a shard. `own_session` is for a whole server. What `waits`
+        has a pipe as its stdin, for `call_up`.
         """
         # uvloop knows no groups of processes.
         place: dict[str, Any] = {"start_new_session": True} if own_session else {"process_group": 0}
         process = await asyncio.create_subprocess_exec(
             *argv,
             env=dict(environ),
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if waits else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             **place,
@@ -87,6 +91,19 @@ class Child:
     def error(self) -> str | None:
         """What it gave as its last line for the reason of its end; None: nothing, or it runs."""
         return self._error if self.returncode else None
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether it has said that it waits for `call_up`, and still runs."""
+        has_said = any(line.startswith(STANDING_BY) for line in self._last_lines)
+        return self.returncode is None and has_said
+
+    def call_up(self) -> None:
+        """Write the line that a child which `waits` waits for. One that is dead stays so."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):
+            stdin.write(b"\n")
 
     async def wait(self) -> int:
         """Wait for its end, and for the last of its output. Answers the exit code."""

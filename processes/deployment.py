@@ -22,7 +22,8 @@ class Deployment:
     `secrets` are variables for the router alone, by its environment: everybody on the machine sees
     command lines. `http_uds` takes the place of hostname and port. With `parent_pid`, that
     process's end is a SIGTERM. What ends by itself is started anew `max_restarts` times.
-    `own_folder`: for files that live as long as the server.
+    `own_folder`: for files that live as long as the server. `standby_shards`: whether a shard waits
+    for the death of each; None: where there are GPUs, or memory to spare.
     """
 
     model_id: str
@@ -47,6 +48,7 @@ class Deployment:
     max_restarts: int = 0
     trusts_code: bool = False
     own_folder: Path | None = None
+    standby_shards: bool | None = None
 
     def shard_argv(self, tokenizer_folder: Path | None, command: str = "serve") -> list[str]:
         """The command of every rank, or that which only checks; they differ in the environment.
@@ -55,7 +57,14 @@ class Deployment:
         """
         argv = [*self._model_server(command), "--uds-path", self.uds_path]
         argv += [f"--tokenizer-folder={tokenizer_folder}"] if tokenizer_folder else []
+        if command == "serve" and self.own_folder is not None:
+            argv.append(f"--kept-evidence={self.own_folder / 'evidence.safetensors'}")
         return argv + list(self.shard_flags)
+
+    def standby_argv(self, tokenizer_folder: Path | None) -> list[str]:
+        """The command of a process that becomes the shard of `shard_argv` when it is called up."""
+        python, module_flag, _, *rest = self.shard_argv(tokenizer_folder)
+        return [python, module_flag, "model_server.standby", *rest]
 
     def conversion_argv(self, folder: Path, target: Path) -> list[str]:
         """The command that makes a tokenizer.json of other files."""

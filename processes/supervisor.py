@@ -11,6 +11,8 @@ replays on the new ones what ran. It asks for new ones itself, by SIGUSR1, where
 that dies is started anew alone. What ends before everything was ready, or too often, stops
 everything with its last lines and a non-zero code.
 
+Behind each shard one more process may stand by, with everything imported, to take its place.
+
 The first SIGTERM or SIGINT drains, the second ends every stream with an error at once. Whatever
 happens, no child and no socket stays behind.
 """
@@ -25,8 +27,9 @@ from pathlib import Path
 
 from processes.addresses import answers_health, socket_listens, url_of
 from processes.child import Child, ChildFailed
-from processes.deployment import Deployment
+from processes.deployment import Deployment, num_visible_gpus
 from processes.fetching import fetch_tokenizer
+from processes.host import HostMemory
 from processes.logs import Console
 from processes.signals import Signals, Stopped, first_of
 
@@ -67,6 +70,9 @@ class RestartLimit:
         return 0.0 if num_doubled < 0 else min(_FIRST_DELAY_S * 2.0**num_doubled, _MAX_DELAY_S)
 
 
+# A process that stands by takes two thirds of this, and leaves the rest of the memory to others.
+_STANDBY_BYTES = 500 << 20
+_STANDBY_SHARE = 0.25
 _POLL_S = 0.05
 _REPORT_EVERY_S = 10.0
 _SHARD_STOP_S = 5.0
@@ -92,6 +98,7 @@ class Supervisor:
         self._environ = environ
         self._console = console
         self._shards: list[Child] = []
+        self._standbys: list[Child] = []
         self._router: Child | None = None
         self._is_draining = False
         self._restarts = RestartLimit(deployment.max_restarts)
@@ -120,6 +127,7 @@ class Supervisor:
             self._has_served = True
             self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
             self._print_example()
+            await self._start_standbys()
             await self._signals.unless_stopped(self._keep_running())
         except Stopped:
             await self._drain()
@@ -149,7 +157,7 @@ class Supervisor:
             self._kill_children()
 
     def _kill_children(self) -> None:
-        for child in self._children():
+        for child in [*self._children(), *self._standbys]:
             child.kill_group()
 
     def _children(self) -> list[Child]:
@@ -174,10 +182,46 @@ class Supervisor:
     async def _start_shards(self) -> None:
         plan = self._deployment
         self._console.say(f"loading {plan.model_id} on {plan.num_shard} shard(s)")
+        standbys = self._standbys
+        self._standbys = []
+        if standbys and all(each.stands_by for each in standbys):
+            self._shards = standbys
+            for each in standbys:
+                each.call_up()
+            return
+        for each in standbys:
+            if each.returncode is not None:
+                self._console.say(f"standing by, {each.death_notice()}", "WARNING")
+            each.kill_group()
         for rank in range(plan.num_shard):
             argv = plan.shard_argv(self._tokenizer_folder)
             environ = plan.shard_environ(rank, self._environ)
             self._shards.append(await Child.start(f"shard {rank}", argv, environ, self._console))
+
+    async def _start_standbys(self) -> None:
+        """Beside what serves: they import at the lowest priority."""
+        plan = self._deployment
+        if not self._wants_standbys():
+            return
+        for rank in range(plan.num_shard):
+            argv = plan.standby_argv(self._tokenizer_folder)
+            environ = plan.shard_environ(rank, self._environ)
+            self._standbys.append(
+                await Child.start(f"shard {rank}", argv, environ, self._console, waits=True)
+            )
+
+    def _wants_standbys(self) -> bool:
+        plan = self._deployment
+        if plan.max_restarts == 0 or plan.standby_shards is not None:
+            return plan.max_restarts > 0 and plan.standby_shards is True
+        if plan.parent_pid is not None:
+            # One of several models, which need the memory for one another.
+            return False
+        if plan.device != "cpu" and num_visible_gpus(self._environ, count_all=True):
+            return True
+        available = HostMemory().available_bytes()
+        needed = plan.num_shard * _STANDBY_BYTES
+        return available is not None and needed <= _STANDBY_SHARE * available
 
     async def _until_listening(self) -> None:
         """Until every shard does. Raises ChildFailed when it takes too long or a child ends."""
@@ -234,6 +278,8 @@ class Supervisor:
                     await self._restart_router()
                 await self._until_answering()
                 self._console.say("ready again")
+                if not self._standbys:
+                    await self._start_standbys()
             except _TooManyRestarts:
                 raise
             except ChildFailed:
@@ -324,6 +370,8 @@ class Supervisor:
     async def _stop_children(self) -> None:
         if self._signals.second.is_set():
             self._kill_children()
+        for standby in self._standbys:
+            standby.kill_group()
         if self._router is not None:
             await self._router.stop(_SHARD_STOP_S)
         await asyncio.gather(*(shard.stop(_SHARD_STOP_S) for shard in self._shards))

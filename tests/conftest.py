@@ -38,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As shells start what runs in the background; what a test starts would not know Ctrl-C.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A second process behind each shard of each test, which none of them waits for.
+    os.environ.setdefault("STANDBY_SHARDS", "false")
     if _is_worker(config):
         # Torch of two workers, and of the shards that they start, would wait for one another.
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -87,6 +87,7 @@ class ModelSettings:
     `dtype` "auto": bfloat16 where the processor computes in it, else float32, or float16 on CUDA; a
     float16 checkpoint stays float16 there. `attention` names a backend, or "auto".
     `tokenizer_folder` None: `folder`. `max_loras` adapters of `max_lora_rank` may be loaded.
+    `kept_evidence`: a file that shards leave to the next one; None: nothing is left.
     """
 
     folder: Path
@@ -98,6 +99,7 @@ class ModelSettings:
     tokenizer_folder: Path | None = None
     max_loras: int = 0
     max_lora_rank: int = 16
+    kept_evidence: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,6 +170,7 @@ def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
         tokenizer_folder=settings.tokenizer_folder,
         max_loras=settings.max_loras,
         max_lora_rank=settings.max_lora_rank,
+        kept_evidence=settings.kept_evidence,
     )
     checked = check_checkpoint(of_model, settings.world_size)
     max_len = checked.facts.max_position_embeddings

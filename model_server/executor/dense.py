@@ -7,7 +7,6 @@ transformers' module, mapped from the checkpoint's files -> logits of some token
 import ctypes
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -15,6 +14,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from model_server.executor.evidence import Evidence, KeptEvidence
 from model_server.executor.executor import Executor
 from model_server.executor.grouped import GroupedParameters, RoundedParameters
 from model_server.recipe.dense_torch import Angles, DenseTorch, angles_of
@@ -56,27 +56,28 @@ class Build(Protocol[E_co]):
     ) -> E_co: ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Evidence:
-    """Logits of some tokens, before the weights were packed."""
-
-    token_ids: Tensor
-    exact: Tensor  # by the oracle in float32, of weights in 4 bits where they will be
-    exact_of_chosen: Tensor  # the same, of the experts that transformers chose
-    native: Tensor  # by transformers in the dtype in which the weights were read
-
-
 def load_dense(
-    model: HfModel, recipe: Recipe, build: Build[E], *, dtype: torch.dtype, quantize: str | None
+    model: HfModel,
+    recipe: Recipe,
+    build: Build[E],
+    *,
+    dtype: torch.dtype,
+    quantize: str | None,
+    kept: KeptEvidence | None = None,
 ) -> E:
     """The executor, with the weights taken out of `model`: it cannot be called any more.
 
-    It computes in `dtype`, or in what `quantize` names; the model may be narrower.
+    It computes in `dtype`, or in what `quantize` names; the model may be narrower. What `kept` has
+    is not computed again, but the packed weights are held to it all the same.
 
     Raises Unreadable where the logits are farther from float32 than rounding explains, and whatever
     `build` raises.
     """
-    evidence = _evidence(model, recipe, quantize)
+    evidence = None if kept is None else kept.read(_device_of(_parameters(model)))
+    if evidence is None:
+        evidence = _evidence(model, recipe, quantize)
+        if kept is not None:
+            kept.write(evidence)
     executor = load_unproven(model, recipe, build)
     actual = _logits(executor, evidence.token_ids)
     if quantize is None:
@@ -95,22 +96,29 @@ def load_grouped(
     num_positions: int,
     quantize: str | None,
     max_error: float | None,
+    kept: KeptEvidence | None = None,
 ) -> E:
     """As `load_dense`, of a checkpoint in groups, with the weights taken out of `parameters`.
 
     The oracle computes with the same weights in float32: the executor's logits may be so far from
     it. `max_error` None: nothing is compared, since this rank holds a part.
     """
-    exact = None
-    token_ids = _token_ids(recipe.head.rows.count, parameters.device)
+    evidence = None
     if max_error is not None:
-        oracle = DenseTorch(recipe, _as_computed(recipe, parameters, quantize), angles)
-        exact = oracle.logits(token_ids, [len(token_ids)])
+        evidence = None if kept is None else kept.read(parameters.device)
+        if evidence is None:
+            token_ids = _token_ids(recipe.head.rows.count, parameters.device)
+            oracle = DenseTorch(recipe, _as_computed(recipe, parameters, quantize), angles)
+            exact = oracle.logits(token_ids, [len(token_ids)])
+            evidence = Evidence(token_ids, exact, exact, exact)
+            if kept is not None:
+                kept.write(evidence)
     executor = build(
         parameters, _tables(angles, num_positions, parameters.device), release=parameters.release
     )
-    if max_error is not None and exact is not None:
-        _require_within(max_error, _logits(executor, token_ids), exact, executor.name)
+    if max_error is not None and evidence is not None:
+        actual = _logits(executor, evidence.token_ids)
+        _require_within(max_error, actual, evidence.exact, executor.name)
     return executor
 
 
@@ -160,7 +168,7 @@ def _device_of(parameters: Mapping[str, Tensor]) -> torch.device:
 
 
 @torch.inference_mode()
-def _evidence(model: HfModel, recipe: Recipe, quantize: str | None) -> _Evidence:
+def _evidence(model: HfModel, recipe: Recipe, quantize: str | None) -> Evidence:
     parameters = _parameters(model)
     token_ids = _token_ids(model.facts.vocab_size, _device_of(parameters))
     with handed_to_experts(recipe, model.module) as handed:
@@ -174,7 +182,7 @@ def _evidence(model: HfModel, recipe: Recipe, quantize: str | None) -> _Evidence
     exact = exact_of_chosen = oracle.logits(token_ids, lens)
     if chosen and native.dtype != torch.float32:
         exact_of_chosen = oracle.logits(token_ids, lens, chosen=chosen)
-    return _Evidence(token_ids, exact, exact_of_chosen, native)
+    return Evidence(token_ids, exact, exact_of_chosen, native)
 
 
 def _token_ids(vocab_size: int, device: torch.device) -> Tensor:

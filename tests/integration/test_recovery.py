@@ -38,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with launched("--max-restarts", "20") as running:
+    with launched("--max-restarts", "20", "--standby-shards") as running:
         yield running
 
 
@@ -86,11 +86,25 @@ def wait_until(what: str, server: RunningServer, path: str, expected: int) -> No
     raise AssertionError(f"{what}: {path} is not {expected}; the server said:\n{server.said}")
 
 
+def until_one_stands_by(server: RunningServer) -> None:
+    deadline_s = time.monotonic() + 60.0
+    while not any(is_standing_by(pid) for pid in server.descendants()):
+        assert time.monotonic() < deadline_s, f"none stands by; the server said:\n{server.said}"
+        time.sleep(0.05)
+
+
+def is_standing_by(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text() == "tandem-standby\n"
+    return False
+
+
 def test_streams_of_every_kind_are_the_same_when_their_shard_is_killed(
     server: RunningServer,
 ) -> None:
     names = [(kind, 0) for kind in KINDS]
     expected = undisturbed(server, names)
+    until_one_stands_by(server)
     answers: dict[str, Any] = {}
     threads = together(server, names, answers)
     while len(answers) < len(names) // 2:
@@ -112,6 +126,10 @@ def test_streams_of_every_kind_are_the_same_when_their_shard_is_killed(
     assert answers == expected
     assert metric(server, "tandem_shard_failures_total") == 1
     assert metric(server, "tandem_kv_blocks_used") == 0
+    # What stood by took its place, and another one stands by.
+    shard = server.pid_of("model_server")
+    assert Path(f"/proc/{shard}/comm").read_text() == "tandem-shard\n"
+    until_one_stands_by(server)
 
 
 def texts(events: list[dict[str, Any]]) -> list[str]:

@@ -1,6 +1,7 @@
 """Loading: a whole checkpoint becomes a model that knows itself, a faulty one a reason."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from model_server import zoo
@@ -374,3 +376,20 @@ def test_rows_whose_largest_numbers_leave_no_digits_to_the_others_are_refused_in
     with pytest.raises(ModelRefused, match="int4 has a scale for each group of a row"):
         load(llama, quantize="int8")
     assert load(llama, quantize="int4").executor.startswith("dense, int4+int8, ")
+
+
+def test_weights_are_held_to_what_an_earlier_shard_left_of_them(
+    llama: Path, tmp_path: Path
+) -> None:
+    kept = tmp_path / "evidence.safetensors"
+    assert load(llama, kept_evidence=kept).executor.startswith("dense, ")
+    left = load_file(kept)
+    with safe_open(kept, framework="pt") as file:
+        metadata = file.metadata()
+    save_file({**left, "exact": -left["exact"], "native": -left["native"]}, kept, metadata)
+    # It is not computed again: what is wrong there is found.
+    assert load(llama, kept_evidence=kept).executor.startswith("zoo, ")
+    os.utime(llama / "model.safetensors")
+    # The weights may be others now, and so it is computed again.
+    assert load(llama, kept_evidence=kept).executor.startswith("dense, ")
+    assert torch.equal(load_file(kept)["exact"], left["exact"])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from processes.child import Child
+from processes.child import STANDING_BY, Child
 from processes.logs import Console
 
 
@@ -42,6 +42,20 @@ async def test_json_lines_get_their_speakers_name_and_other_lines_become_objects
     assert (listed["process"], listed["message"]) == ("shard 1", "[1]")
     assert (text["level"], text["message"]) == ("INFO", 'hm "')
     assert (own["process"], own["level"], own["message"]) == ("launcher", "ERROR", "two\nlines")
+
+
+async def test_a_child_that_stands_by_waits_to_be_called_up() -> None:
+    code = f"import sys; print('{STANDING_BY}, well'); print(repr(sys.stdin.readline()))"
+    child = await Child.start(
+        "shard 0", [sys.executable, "-u", "-c", code], os.environ, Console(), waits=True
+    )
+    while not child.stands_by:
+        await asyncio.sleep(0.01)
+    child.call_up()
+    assert await child.wait() == 0
+    assert child.last_lines == (f"{STANDING_BY}, well", repr("\n"))
+    assert not child.stands_by
+    child.call_up()  # too late, and no error: its death is seen elsewhere
 
 
 async def test_a_death_notice_names_the_code_and_the_last_lines() -> None:
