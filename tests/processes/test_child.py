@@ -5,12 +5,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from processes.child import STANDING_BY, Child
 from processes.logs import Console
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
 
 
 async def python(code: str, name: str = "child", console: Console | None = None) -> Child:
@@ -49,12 +55,11 @@ async def test_a_child_that_stands_by_waits_to_be_called_up() -> None:
     child = await Child.start(
         "shard 0", [sys.executable, "-u", "-c", code], os.environ, Console(), waits=True
     )
-    while not child.stands_by:
-        await asyncio.sleep(0.01)
+    await until(lambda: child.stands_by)
     child.call_up()
     assert await child.wait() == 0
     assert child.last_lines == (f"{STANDING_BY}, well", repr("\n"))
-    assert not child.stands_by
+    await until(lambda: not child.stands_by)
     child.call_up()  # too late, and no error: its death is seen elsewhere
 
 
