@@ -85,7 +85,7 @@ export function LivePanel() {
       </div>
       {times[0] !== undefined && (
         <p class="hint">
-          Since {clock.text(times[0])}, while this view was open; it keeps the last {MAX_MINUTES} minutes.
+          Since {clock.text(times[0])}, when this view was opened. The last {MAX_MINUTES} minutes are kept.
         </p>
       )}
       <Facts />

@@ -16,6 +16,7 @@ const COLOURS = ["--line-1", "--line-2"];
 const MIN_SPAN_S = 60;
 // Pixels between ticks: a time with seconds and AM or PM has room.
 const TIME_SPACE = 90;
+const HALF_TIME = 36;
 
 function colour(name: string): string {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -42,6 +43,7 @@ export function Plot({ title, times, lines, unit, nothing }: { title: string; ti
       {
         width: element.clientWidth,
         height: HEIGHT,
+        padding: [null, HALF_TIME, null, null],
         cursor: { drag: { x: false, y: false } },
         scales: {
           x: { range: (_self, first, last) => [Math.min(first, last - MIN_SPAN_S), last] },
@@ -63,7 +65,7 @@ export function Plot({ title, times, lines, unit, nothing }: { title: string; ti
             stroke: () => colour(COLOURS[index] ?? "--line-1"),
             width: 2,
             spanGaps: false,
-            points: { size: 4, fill: () => colour(COLOURS[index] ?? "--line-1") },
+            points: { size: 5, fill: () => colour(COLOURS[index] ?? "--line-1") },
             value: shownAs(unit.text),
           })),
         ],
