@@ -22,9 +22,16 @@ $(BIN)/python:
 	@echo "Making $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
+# Where there is no NVIDIA driver, torch without CUDA, which is several GB smaller; else, and where that
+# index does not answer, whatever pip finds.
+TORCH_INDEX_URL ?= $(if $(shell command -v nvidia-smi 2> /dev/null),,https://download.pytorch.org/whl/cpu)
+TORCH = $(shell sed -nE 's/^ *"(torch[<>=].*)",$$/\1/p' pyproject.toml)
+
 $(STAMP): pyproject.toml setup.py | $(BIN)/python
 	@echo "Installing Tandem and what it needs into $(VENV) (a few minutes the first time) ..."
 	@{ $(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip && \
+	   { [ -z '$(TORCH_INDEX_URL)' ] || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	     --retries 1 --index-url '$(TORCH_INDEX_URL)' '$(TORCH)' || true; } && \
 	   $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'; } \
 	  > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log; exit 1; }
 	@$(BIN)/python -m native.build
