@@ -296,6 +296,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             CollectorRegistry(),
             max_input_len=limits.max_input_len,
             max_total_len=limits.max_total_len,
+            for_gateways=config.metrics_names == "vllm",
         )
         metrics.open_keys(keys.names)
         key_limits = KeyLimits()

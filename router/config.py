@@ -310,6 +310,12 @@ class RouterConfig(FrontConfig):
     otlp_service_name: str = setting(
         "text-generation-inference.router", "the router's name in its traces", group=Group.LOGS
     )
+    metrics_names: str | None = setting(
+        None,
+        "vllm: export what gateways choose a server by under vLLM's names too",
+        one_of("vllm"),
+        group=Group.LOGS,
+    )
     waiting_served_ratio: float = setting(
         1.2,
         "prompts and decodes share each step, so nothing waits for a ratio",

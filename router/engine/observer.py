@@ -147,6 +147,14 @@ class StepObserver:
         metrics.preemptions.set_total(stats.num_preemptions)
         metrics.prompt_tokens.set_total(stats.num_prompt_tokens)
         metrics.prefix_hit_tokens.set_total(stats.num_cached_tokens)
+        if metrics.gateways is not None:
+            metrics.gateways.set(
+                num_waiting=stats.num_waiting,
+                num_running=stats.num_running,
+                num_blocks_used=stats.num_blocks_used,
+                num_blocks=stats.num_blocks_total,
+                block_size=self._block_size,
+            )
 
     def adapters(self, max_loras: int, running: Collection[str], waiting: Collection[str]) -> None:
         """The LoRA adapters of running requests, and of those that wait for their first step."""

@@ -89,16 +89,59 @@ def _equal_steps(limit: int) -> tuple[float, ...]:
     return tuple(limit * (k + 1) / 100 for k in range(100))
 
 
+class GatewayMetrics:
+    """What gateways choose a server by, under vLLM's names, which their pickers know."""
+
+    def __init__(self) -> None:
+        self._waiting = Gauge("vllm:num_requests_waiting", "As tgi_queue_size")
+        self._running = Gauge("vllm:num_requests_running", "As tgi_batch_current_size")
+        self._usage = Gauge(
+            "vllm:kv_cache_usage_perc", "Share of the blocks that running requests hold, 0 to 1"
+        )
+        self._cache = LastKnown(
+            "vllm:cache_config_info",
+            "Tokens of a block, and the blocks of the KV cache",
+            ("block_size", "num_gpu_blocks"),
+        )
+
+    def set(
+        self,
+        *,
+        num_waiting: int,
+        num_running: int,
+        num_blocks_used: int,
+        num_blocks: int,
+        block_size: int,
+    ) -> None:
+        """The scheduler's numbers after a step; the size in tokens."""
+        self._waiting.set(num_waiting)
+        self._running.set(num_running)
+        self._usage.set(num_blocks_used / max(1, num_blocks))
+        self._cache.set((str(block_size), str(num_blocks)), 1.0)
+
+    def families(self) -> Iterator[Metric]:
+        """All of them."""
+        for instrument in (self._waiting, self._running, self._usage, self._cache):
+            yield from instrument.families()
+
+
 class Metrics(Collector):
     """Every metric of the router, registered in `registry`.
 
     `max_input_len` and `max_total_len` (tokens) end the buckets of the length histograms.
+    `for_gateways`: whether vLLM's names are exported too.
     """
 
     def __init__(
-        self, registry: CollectorRegistry, *, max_input_len: int, max_total_len: int
+        self,
+        registry: CollectorRegistry,
+        *,
+        max_input_len: int,
+        max_total_len: int,
+        for_gateways: bool = False,
     ) -> None:
         self._registry = registry
+        self.gateways = GatewayMetrics() if for_gateways else None
         self._declare_requests(max_input_len, max_total_len)
         self._declare_connections()
         self._declare_sequences(max_total_len)
@@ -418,7 +461,7 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families, for the registry."""
         for instrument in list(vars(self).values()):
-            if isinstance(instrument, Counter | Gauge | Histogram | LastKnown):
+            if isinstance(instrument, Counter | Gauge | Histogram | LastKnown | GatewayMetrics):
                 yield from instrument.families()
 
     def exposition(self) -> bytes:

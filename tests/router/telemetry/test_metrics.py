@@ -132,6 +132,23 @@ def test_what_gateways_ask_for_is_there_once_it_is_known_and_has_its_line() -> N
     assert f"| `{name}` | gauge | {shown} |" in PAGE
 
 
+def test_vllms_names_for_gateways_are_there_where_they_are_asked_for_and_have_their_lines() -> None:
+    metrics = Metrics(CollectorRegistry(), max_input_len=10, max_total_len=20, for_gateways=True)
+    assert metrics.gateways is not None
+    metrics.gateways.set(
+        num_waiting=3, num_running=2, num_blocks_used=5, num_blocks=20, block_size=16
+    )
+    exposed = metrics.exposition().decode()
+    assert "\nvllm:num_requests_waiting 3.0\n" in exposed
+    assert "\nvllm:num_requests_running 2.0\n" in exposed
+    assert "\nvllm:kv_cache_usage_perc 0.25\n" in exposed
+    assert '\nvllm:cache_config_info{block_size="16",num_gpu_blocks="20"} 1.0\n' in exposed
+    for name in set(re.findall(r"^(vllm:\w+)", exposed, re.MULTILINE)):
+        assert f"| `{name}` | gauge |" in PAGE
+    without = Metrics(CollectorRegistry(), max_input_len=10, max_total_len=20)
+    assert "vllm:" not in without.exposition().decode()
+
+
 def test_the_page_has_each_rule_with_its_severity() -> None:
     listed = re.findall(r"^\| `(Tandem\w+)` \| (\w+) \|", PAGE, re.MULTILINE)
     assert sorted(listed) == sorted((rule["alert"], rule["labels"]["severity"]) for rule in rules())
