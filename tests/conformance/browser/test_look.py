@@ -103,8 +103,10 @@ def test_what_is_active_is_seen_above_the_message_and_turned_off_there(
         expect(chips.first).to_contain_text("Constraint Regular expression 20[0-9]{2}")
         expect(chips.last).to_have_text("✗ Temperature -1✕")
         page.get_by_role("button", name="Back to the default: Temperature").click()
+        visit.moved()
         visit.send("Hello")
         visit.ends(1)
+        assert visit.moved() == []
         assert visit.answers()[0].startswith("20")
         visit.shoot("active-narrow")
         page.get_by_role("button", name="Constraint Regular expression").click()

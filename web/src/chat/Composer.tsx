@@ -57,7 +57,7 @@ export function Composer() {
           ref={field}
           rows={2}
           aria-label="Message"
-          placeholder={isBusy ? "Enter sends after this answer" : "Message (Shift+Enter: new line)"}
+          placeholder={isBusy ? "Enter sends after this answer" : "Message"}
           onKeyDown={onKeyDown}
         />
         <button type={isBusy ? "button" : "submit"} class={isBusy ? "" : "primary"} onClick={isBusy ? stop : undefined}>

@@ -23,14 +23,16 @@ export function MessageList() {
     const element = scroller.current;
     if (element !== null) element.scrollTop = element.scrollHeight;
   }
-  function onScroll(): void {
+  /** Pixels below what is shown. */
+  function rest(): number {
     const element = scroller.current;
-    if (element === null) return;
-    const { scrollTop, scrollHeight, clientHeight } = element;
-    const rest = scrollHeight - scrollTop - clientHeight;
-    if (scrollTop < lastTop.current && rest > STILL_PX) follows.value = false;
-    else if (rest < NEAR_PX) follows.value = true;
-    lastTop.current = scrollTop;
+    return element === null ? 0 : element.scrollHeight - element.scrollTop - element.clientHeight;
+  }
+  function onScroll(): void {
+    const top = scroller.current?.scrollTop ?? 0;
+    if (top < lastTop.current && rest() > STILL_PX) follows.value = false;
+    else if (rest() < NEAR_PX) follows.value = true;
+    lastTop.current = top;
   }
   useLayoutEffect(() => {
     follows.value = true;
@@ -42,6 +44,7 @@ export function MessageList() {
   useEffect(() => {
     const observer = new ResizeObserver(() => {
       if (follows.peek()) goToEnd();
+      else if (rest() < STILL_PX) follows.value = true;
     });
     for (const element of [scroller.current, content.current]) if (element !== null) observer.observe(element);
     return () => observer.disconnect();

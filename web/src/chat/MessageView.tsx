@@ -9,7 +9,7 @@ import type { Conversation, Message, Thought } from "./conversation";
 import { add, choose, editResult, siblings, thoughtTitle } from "./conversation";
 import { Continue, Delete } from "./MoreActions";
 import { replace, tokensOf } from "./store";
-import { showsTokens } from "./view";
+import { follows, showsTokens } from "./view";
 
 export function MessageView({ conversation, message }: { conversation: Conversation; message: Message }) {
   const [isEdited, setEdited] = useState(false);
@@ -33,11 +33,10 @@ export function MessageView({ conversation, message }: { conversation: Conversat
           {message.error}
         </p>
       )}
-      {message.end !== null && (
-        <footer>
-          <span class="hint">{message.end}</span>
-        </footer>
-      )}
+      <footer>
+        {message.end !== null && <span class="hint">{message.end}</span>}
+        <Continue conversation={conversation} message={message} />
+      </footer>
     </article>
   );
 }
@@ -65,7 +64,8 @@ function Body({ message, isWritten }: { message: Message; isWritten: boolean }) 
 function ThoughtView({ thought, isWritten }: { thought: Thought; isWritten: boolean }) {
   return (
     <details class="thought">
-      <summary>{thoughtTitle(thought, isWritten)}</summary>
+      {/* What it unfolds is looked at, not what comes behind it. */}
+      <summary onClick={() => (follows.value = false)}>{thoughtTitle(thought, isWritten)}</summary>
       <div class="plain">{thought.text}</div>
     </details>
   );
@@ -99,8 +99,6 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
   const isBusy = writing.value !== null;
   return (
     <span class="actions">
-      {/* First, since it comes last: the others stay where they are. */}
-      <Continue conversation={conversation} message={message} />
       <Copy text={() => message.content} />
       {message.role !== "assistant" ? (
         <button type="button" class="quiet" id={`edit-${message.id}`} disabled={isBusy} onClick={onEdit}>
