@@ -38,6 +38,7 @@ def test_nothing_moves_on_hover_and_send_and_nobody_is_kept_out(
         visit.moved()
         visit.send("Who lives in the town?")
         visit.ends(1)
+        assert visit.moved() == []
         page.get_by_role("button", name="Turn the constraint off").click()
         visit.moved()
         visit.send("Tell me a story.")
