@@ -33,6 +33,7 @@ from processes.settings import (
 from router.config import RouterConfig
 from router.engine.admission import MAX_RETRY_S
 from router.engine.constraints import _MAX_REMEMBERED
+from router.http.app import openapi_without_server
 from router.http.bodies import _MAX_STRINGS, _MAX_VALUES, MAX_CONTAINERS, MAX_DEPTH
 from router.http.errors import _KINDS, Dialect, problem_of
 from router.http.logprobs import MAX_TOP_LOGPROBS
@@ -214,6 +215,42 @@ def test_what_is_refused_or_ignored_of_tgis_flags_is_told() -> None:
     of_tgi = {flag for flag, _ in said}
     assert len(said) > 8
     assert said == {(flag, SETTINGS[flag].metadata["group"]) for flag in of_tgi}
+
+
+# ---- routes
+
+ROUTE = re.compile(r"`(?:(?:GET|HEAD|POST|DELETE) )?(/[a-z][\w/-]*\w)`")
+# A prefix, a socket, pages, and the document itself; the others are folders.
+NO_OPERATIONS = {"/v1", "/lmtp", "/docs", "/api-doc/openapi.json"}
+FIRST_WORDS = {"v1", "health", "generate", "tokenize", "constraints", "info", "invocations"}
+
+
+@cache
+def routes() -> set[str]:
+    return set(openapi_without_server("")["paths"])
+
+
+def test_a_route_that_a_page_names_is_one() -> None:
+    named = {
+        route
+        for page in PAGES
+        for route in ROUTE.findall(ours(page))
+        if route.split("/")[1] in FIRST_WORDS and not re.search(r"/[A-Z]", route)
+    }
+    assert len(named) > 15
+    assert named - NO_OPERATIONS - routes() == set()
+
+
+def test_what_is_said_to_be_the_same_as_in_another_server_is_there() -> None:
+    names = {
+        name
+        for page in PAGES
+        for head, cells in rows(page)
+        if head[0] in OTHER_SERVERS and cells[1].startswith("the same")
+        for name in re.findall(r"`(\S+?)`", cells[0])
+    }
+    assert len(names) > 15
+    assert names - routes() - SETTINGS.keys() == set()
 
 
 # ---- kinds and numbers
