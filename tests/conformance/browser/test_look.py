@@ -128,6 +128,7 @@ def test_enter_during_an_answer_sends_behind_it_and_says_so(visit: Visit) -> Non
         "Your message is sent when this answer ends, or is stopped"
     )
     expect(page.locator(".message.user")).to_have_count(1)
+    assert visit.findings() == []
     message.press("Escape")
 
     expect(page.locator(".message.user").last).to_contain_text("Hello")

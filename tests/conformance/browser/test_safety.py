@@ -72,6 +72,7 @@ def test_the_key_is_asked_for_once(chrome: Browser) -> None:
         expect(page.get_by_role("dialog").get_by_role("alert")).to_have_text(
             "This key was refused."
         )
+        assert visit.findings() == []
         field.fill(KEY)
         page.get_by_role("button", name="Use it").click()
         expect(field).to_be_hidden()
