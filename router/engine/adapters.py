@@ -201,7 +201,8 @@ class Adapters:
             try:
                 await self._shards.load_adapter(adapter_id, adapter.path)
             except AdapterRefused as error:
-                held.refusal = str(error)
+                # Clients are told it, and know an adapter by its name alone.
+                held.refusal = str(error).replace(adapter.path, adapter.name)
                 lost[adapter_id] = _lost(adapter, held.refusal)
                 _logger.error("%s", lost[adapter_id])
             else:
