@@ -75,6 +75,9 @@ def test_load_is_shown_while_it_is_there(visit: Visit) -> None:
     sequences = [each for each in written[0] if ":" not in each]
     assert all(each.isdecimal() for each in sequences), sequences
     expect(running).to_have_text("0")
+    page.reload()
+    # What was seen before is still there.
+    expect(empty).to_have_count(0)
     expect(page.locator(".facts")).to_contain_text("dense, f32")
 
 

@@ -1,7 +1,7 @@
 // How the server does: now as numbers, the last minutes as plots.
 import { useEffect } from "preact/hooks";
 import { info } from "../api/model";
-import { follow, isReady, MAX_MINUTES, samples, trouble } from "./history";
+import { follow, isReady, MAX_AGE_S, samples, trouble } from "./history";
 import { Plot } from "./Plot";
 import type { Unit } from "./units";
 import { clock, count, duration, rate, share } from "./units";
@@ -85,7 +85,7 @@ export function LivePanel() {
       </div>
       {times[0] !== undefined && (
         <p class="hint">
-          Since {clock.text(times[0])}, when this view was opened. The last {MAX_MINUTES} minutes are kept.
+          Since {clock.text(times[0])}. The server is watched while this view is open, and the last {MAX_AGE_S / 60} minutes are kept.
         </p>
       )}
       <Facts />

@@ -6,24 +6,29 @@ import type { Sample, Scrape } from "./metrics";
 import { gapAt, parse, sampleOf } from "./metrics";
 
 const PERIOD_MS = 2000;
+// Longer without a look: the view was closed, or out of sight.
 const MAX_STEP_S = 10;
-const MAX_SAMPLES = 300;
-export const MAX_MINUTES = (MAX_SAMPLES * PERIOD_MS) / 60_000;
+export const MAX_AGE_S = 600;
+// Of this tab, for when the page is loaded anew.
+const NAME = "tandem.live.1";
 
-export const samples = signal<Sample[]>([]);
+export const samples = signal<Sample[]>(recent(JSON.parse(sessionStorage.getItem(NAME) ?? "[]") as Sample[]));
+addEventListener("pagehide", () => sessionStorage.setItem(NAME, JSON.stringify(samples.value)));
 /** null: not known yet. */
 export const isReady = signal<boolean | null>(null);
 export const trouble = signal<string | null>(null);
 
 let last: { scrape: Scrape; timeS: number } | null = null;
 
+function recent(all: Sample[]): Sample[] {
+  return all.filter(({ timeS }) => timeS > Date.now() / 1000 - MAX_AGE_S);
+}
+
 async function scrape(): Promise<void> {
   isReady.value = (await healthOf("health/ready")) === 200;
   try {
     const now = parse(await getText("metrics"));
     const timeS = Date.now() / 1000;
-    // The view was closed, or out of sight.
-    if (last !== null && timeS - last.timeS > MAX_STEP_S) keep(gapAt(timeS - 1));
     keep(sampleOf(now, last?.scrape ?? null, timeS, last === null ? 1 : timeS - last.timeS));
     last = { scrape: now, timeS };
     trouble.value = null;
@@ -34,7 +39,9 @@ async function scrape(): Promise<void> {
 }
 
 function keep(sample: Sample): void {
-  samples.value = [...samples.value.slice(1 - MAX_SAMPLES), sample];
+  const before = samples.value.at(-1);
+  const isLate = before !== undefined && sample.timeS - before.timeS > MAX_STEP_S;
+  samples.value = recent([...samples.value, ...(isLate ? [gapAt(sample.timeS - 1)] : []), sample]);
 }
 
 /** Scrapes until what it returns is called. */
