@@ -122,7 +122,10 @@ def chromium() -> str:
 def browser() -> Iterator[Browser]:
     """A Chromium without a screen."""
     with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=chromium(), args=_FLAGS)
+        # With scrollbars, as readers have them: one that appears must move nothing.
+        running = playwright.chromium.launch(
+            executable_path=chromium(), args=_FLAGS, ignore_default_args=["--hide-scrollbars"]
+        )
         yield running
         running.close()
 

@@ -6,8 +6,8 @@ from playwright.sync_api import Browser, Locator, expect
 from tests.conformance.browser.browsing import NARROW, Visit, visiting
 from tests.conformance.serving import Served
 
-# Two answers are longer than this page.
-LOW = (900, 420)
+# Two answers are longer than these pages.
+LOW, WIDE_AND_LOW = (900, 420), (1400, 460)
 LONG_ANSWERS = {"tandem.parameters": '{"ignore_eos": "on", "max_tokens": "120", "seed": "1"}'}
 
 
@@ -28,7 +28,7 @@ def rest_of(messages: Locator) -> float:
 def test_nothing_moves_on_hover_and_send_and_nobody_is_kept_out(
     chrome: Browser, served: Served, scheme: str
 ) -> None:
-    with visiting(chrome, served.url, scheme=scheme) as visit:
+    with visiting(chrome, served.url, size=WIDE_AND_LOW, scheme=scheme) as visit:
         page = visit.page
         remember(visit, LONG_ANSWERS)
         page.get_by_label("Show tokens").check()

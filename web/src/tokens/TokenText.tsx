@@ -109,8 +109,9 @@ function Legend() {
 function place(box: HTMLElement, { left, top, bottom }: DOMRect): void {
   const below = bottom + GAP_PX;
   const isBelow = below + box.offsetHeight <= innerHeight;
-  box.style.top = `${isBelow ? below : Math.max(0, top - GAP_PX - box.offsetHeight)}px`;
-  box.style.left = `${Math.max(GAP_PX, Math.min(left, innerWidth - box.offsetWidth - GAP_PX))}px`;
+  const y = isBelow ? below : Math.max(0, top - GAP_PX - box.offsetHeight);
+  const x = Math.max(GAP_PX, Math.min(left, innerWidth - box.offsetWidth - GAP_PX));
+  box.style.transform = `translate(${x}px, ${y}px)`;
 }
 
 /** Over the page, so that nothing of it moves. */
