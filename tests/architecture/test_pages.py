@@ -56,11 +56,11 @@ PAGES = {
 }
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*[a-z0-9]")
 OTHER_SERVERS = {"TGI", "vLLM", "Ollama", "llama.cpp", "route of vLLM"}
-# Of docker, helm, pip, pytest, jq and vLLM; and `--switch` and `--no-...`, which stand for any.
+# Of docker, helm, pip, pytest, jq, grep and vLLM; `--switch` and `--no-...` stand for any.
 OF_OTHERS = set(
     """
     --build-arg --target --gpus --rm --shm-size --stop-timeout --set --no-deps --require-hashes
-    --durations --arg --max-num-seqs --switch --no
+    --durations --arg --include --max-num-seqs --switch --no
     """.split()
 )
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "MB": 1_000_000}
