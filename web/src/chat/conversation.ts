@@ -6,6 +6,8 @@
 //
 // Values: each change returns a new conversation.
 
+import type { TextFile } from "../files/textFile";
+import { withFiles } from "../files/textFile";
 import type { Call } from "../tools/call";
 import { sentCall } from "../tools/call";
 
@@ -32,6 +34,8 @@ export interface Message {
   content: string;
   /** Absent: there was none. */
   thought?: Thought;
+  /** Sent behind `content`; absent: none. */
+  files?: TextFile[];
   /** The tools that the model calls here; absent: none. */
   calls?: Call[];
   /** Of the role tool alone, where `content` is the result. */
@@ -146,12 +150,12 @@ export function thoughtTitle({ seconds, numTokens }: Thought, isWritten: boolean
 }
 
 /** A message as requests have it; the server drops a thought that its model does not read. */
-export function sent({ role, content, thought, calls, answered }: Message): Record<string, unknown> {
+export function sent({ role, content, files, thought, calls, answered }: Message): Record<string, unknown> {
   // The API has no mark for it.
   if (answered?.isError) content = `Error: ${content || "the call failed"}`;
   return {
     role,
-    content: calls?.length && content === "" ? null : content,
+    content: calls?.length && content === "" ? null : withFiles(content, files),
     ...(thought === undefined ? {} : { reasoning_content: thought.text }),
     ...(calls?.length ? { tool_calls: calls.map(sentCall) } : {}),
     ...(answered === undefined ? {} : { tool_call_id: answered.callId }),
@@ -186,6 +190,11 @@ function isCall(value: unknown): boolean {
   return [id, name, json].every((each) => typeof each === "string");
 }
 
+function isFile(value: unknown): boolean {
+  const { name, text } = (value ?? {}) as Partial<Record<keyof TextFile, unknown>>;
+  return typeof name === "string" && typeof text === "string";
+}
+
 /** A conversation that was exported. Throws Error with what is wrong. */
 export function readConversation(value: unknown): Conversation {
   const wrong = (what: string) => new Error(`not a conversation of this page: ${what}`);
@@ -195,11 +204,13 @@ export function readConversation(value: unknown): Conversation {
   if (typeof messages !== "object" || messages === null) throw wrong("`messages` must be an object");
   if (typeof chosen !== "object" || chosen === null) throw wrong("`chosen` must be an object");
   for (const [id, message] of Object.entries(messages)) {
-    const { role, content, parent, thought, calls, answered } = (message ?? {}) as Record<string, unknown>;
+    const { role, content, parent, files, thought, calls, answered } = (message ?? {}) as Record<string, unknown>;
     if (!ROLES.includes(role as Role)) throw wrong(`\`messages.${id}.role\` must be one of ${ROLES.join(", ")}`);
     if (typeof content !== "string" || typeof parent !== "string") throw wrong(`\`messages.${id}\` has no text or parent`);
     if (thought !== undefined && typeof (thought as Partial<Thought> | null)?.text !== "string")
       throw wrong(`\`messages.${id}.thought\` has no text`);
+    if (files !== undefined && !(Array.isArray(files) && files.every(isFile)))
+      throw wrong(`\`messages.${id}.files\` must be a list of files with name and text`);
     if (calls !== undefined && !(Array.isArray(calls) && calls.every(isCall)))
       throw wrong(`\`messages.${id}.calls\` must be a list of calls with id, name and arguments`);
     if ((role === "tool") !== (typeof (answered as Partial<Answered> | undefined)?.callId === "string"))

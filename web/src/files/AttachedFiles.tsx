@@ -1,0 +1,52 @@
+// The files of the next message, each of which can be left out, and those that could not be read.
+import { attached, fileTroubles } from "./attached";
+import type { TextFile } from "./textFile";
+
+export function AttachedFiles() {
+  return (
+    <>
+      {attached.value.length > 0 && (
+        <ul class="attached" aria-label="Attached files">
+          {attached.value.map((file, index) => (
+            <li key={index}>
+              {file.name} <small>{sizeOf(file)}</small>
+              <button
+                type="button"
+                class="quiet"
+                aria-label={`Leave out ${file.name}`}
+                onClick={() => (attached.value = attached.value.filter((other) => other !== file))}
+              >
+                ✕
+              </button>
+            </li>
+          ))}
+        </ul>
+      )}
+      {fileTroubles.value.map((trouble) => (
+        <p key={trouble} class="error" role="alert">
+          {trouble}
+        </p>
+      ))}
+    </>
+  );
+}
+
+/** The files of a message that was sent, folded. */
+export function SentFiles({ files }: { files: readonly TextFile[] }) {
+  return (
+    <>
+      {files.map((file, index) => (
+        <details key={index} class="sent-file">
+          <summary>
+            {file.name} <small>{sizeOf(file)}</small>
+          </summary>
+          <pre tabIndex={0}>{file.text}</pre>
+        </details>
+      ))}
+    </>
+  );
+}
+
+function sizeOf({ text }: TextFile): string {
+  return text.length < 1000 ? `${text.length} characters` : `${(text.length / 1000).toFixed(1)} k characters`;
+}
