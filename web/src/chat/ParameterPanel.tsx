@@ -37,7 +37,14 @@ function Field({ parameter, text }: { parameter: Parameter; text: string }) {
     <div class="field">
       <label>
         {label}
-        {isLong ? (
+        {kind === "choice" ? (
+          <select value={text} onChange={(event) => set(name, event.currentTarget.value)} {...described}>
+            <option value="">{fallback}</option>
+            {parameter.options?.map((option) => (
+              <option key={option}>{option}</option>
+            ))}
+          </select>
+        ) : isLong ? (
           <textarea rows={2} value={text} placeholder={fallback} onInput={(event) => set(name, event.currentTarget.value)} {...described} />
         ) : (
           <input

@@ -9,7 +9,9 @@ export interface Parameter {
   /** What holds where nothing is set. */
   fallback: string;
   help: string;
-  kind: "number" | "integer" | "list" | "switch" | "json";
+  kind: "number" | "integer" | "list" | "switch" | "json" | "choice";
+  /** Of a choice. */
+  options?: readonly string[];
   min?: number;
   max?: number;
   step?: number;
@@ -33,7 +35,9 @@ export const PARAMETERS: readonly Parameter[] = [
   { name: "ignore_eos", label: "Ignore the end token", kind: "switch", fallback: "off", help: "go on to max tokens" },
   { name: "max_time", label: "Max time", kind: "number", fallback: "none", min: 0.1, step: 1, help: "seconds after which the answer ends with what there is" },
   { name: "logit_bias", label: "Logit bias", kind: "json", fallback: "none", help: 'by token id, like {"50": -5}' },
-  { name: OTHER, label: "Other fields", kind: "json", fallback: "none", help: 'any of the API, like {"reasoning_effort": "low"}' },
+  { name: "reasoning_effort", label: "Reasoning effort", kind: "choice", options: ["none", "minimal", "low", "medium", "high"], fallback: "the model's", help: "of a model that thinks" },
+  { name: "thinking_token_budget", label: "Thinking budget", kind: "integer", fallback: "none", min: -1, help: "tokens, after which the thought is closed" },
+  { name: OTHER, label: "Other fields", kind: "json", fallback: "none", help: 'any of the API, like {"bad_words": ["alas"]}' },
 ];
 
 const NAME = "tandem.parameters";
@@ -96,6 +100,7 @@ export function fields(): Record<string, unknown> {
 
 function valueOf(parameter: Parameter, text: string): unknown {
   if (parameter.kind === "switch") return text === "on";
+  if (parameter.kind === "choice") return text;
   if (parameter.kind === "list") return text.split("\n").filter((line) => line !== "");
   if (troubleOf(parameter, text) !== null) return text;
   return parameter.kind === "json" ? JSON.parse(text) : Number(text);
