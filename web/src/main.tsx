@@ -11,6 +11,7 @@ import { openSide } from "./chat/view";
 import { LivePanel } from "./live/LivePanel";
 import "./styles.css";
 import "./chat/chatList.css";
+import "./files/files.css";
 import { KeyDialog } from "./ui/KeyDialog";
 import { Shortcuts } from "./ui/Shortcuts";
 import { ThemeButton } from "./ui/ThemeButton";

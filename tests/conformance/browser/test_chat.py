@@ -126,7 +126,7 @@ def test_an_edited_message_begins_a_branch_with_its_own_answer(visit: Visit) -> 
     visit.ends(1)
     visit.send("What is the capital of France?")
     visit.ends(2)
-    page.get_by_role("button", name="Edit").last.click()
+    page.locator(".message.user").last.get_by_role("button", name="Edit").click()
     page.get_by_label("Edited message").fill("What is the capital of Spain?")
     page.get_by_role("button", name="Send as a new branch").click()
     expect(page.locator(".message.user").last).to_contain_text("Spain")

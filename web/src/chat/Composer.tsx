@@ -1,5 +1,8 @@
 // The field for the next message. While an answer is written, Enter lets the message wait for its end.
 import { useEffect, useRef, useState } from "preact/hooks";
+import { AttachButton } from "../files/AttachButton";
+import { attached } from "../files/attached";
+import { AttachedFiles } from "../files/AttachedFiles";
 import { ActiveChips, Chip } from "./ActiveChips";
 import { ask, stop, writing } from "./answer";
 import { branch } from "./conversation";
@@ -23,7 +26,7 @@ export function Composer() {
 
   function send(): void {
     const text = field.current?.value ?? "";
-    if (text.trim() === "" || field.current === null) return;
+    if ((text.trim() === "" && attached.value.length === 0) || field.current === null) return;
     if (isBusy) {
       setWaiting(true);
       return;
@@ -52,7 +55,9 @@ export function Composer() {
           </Chip>
         )}
       </ActiveChips>
+      <AttachedFiles />
       <div class="field-row">
+        <AttachButton />
         <textarea
           ref={field}
           rows={2}

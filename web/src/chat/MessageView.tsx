@@ -1,12 +1,14 @@
 // One message of a chat: its text or its tokens, its branches, and what can be done with it.
 import { useState } from "preact/hooks";
+import { SentFiles } from "../files/AttachedFiles";
+import { sentCall } from "../tools/call";
 import { Calls } from "../tools/Calls";
 import { TokenText } from "../tokens/TokenText";
 import { Copy } from "../ui/Copy";
 import { Markdown } from "../ui/Markdown";
-import { answer, writing } from "./answer";
+import { answer, progress, writing } from "./answer";
 import type { Conversation, Message, Thought } from "./conversation";
-import { add, choose, editResult, siblings, thoughtTitle } from "./conversation";
+import { add, choose, editAnswer, editResult, siblings, thoughtTitle } from "./conversation";
 import { Continue, Delete } from "./MoreActions";
 import { replace, tokensOf } from "./store";
 import { follows, showsTokens } from "./view";
@@ -34,6 +36,7 @@ export function MessageView({ conversation, message }: { conversation: Conversat
         </p>
       )}
       <footer>
+        {isWritten && <span class="progress">{progress.value}</span>}
         {message.end !== null && <span class="hint">{message.end}</span>}
         <Continue conversation={conversation} message={message} />
       </footer>
@@ -48,7 +51,14 @@ function whoOf({ role, answered }: Message): string {
 
 function Body({ message, isWritten }: { message: Message; isWritten: boolean }) {
   const tokens = tokensOf.value[message.id];
-  if (message.role !== "assistant") return <div class="plain">{message.content}</div>;
+  if (message.role !== "assistant") {
+    return (
+      <>
+        <div class="plain">{message.content}</div>
+        <SentFiles files={message.files ?? []} />
+      </>
+    );
+  }
   if (showsTokens.value && tokens !== undefined && tokens.length > 0) return <TokenText tokens={tokens} isGrowing={isWritten} />;
   const isEmpty = message.content === "" && message.thought === undefined && message.calls === undefined;
   if (isWritten && isEmpty) return <p class="hint">Waiting for the model …</p>;
@@ -99,12 +109,11 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
   const isBusy = writing.value !== null;
   return (
     <span class="actions">
-      <Copy text={() => message.content} />
-      {message.role !== "assistant" ? (
-        <button type="button" class="quiet" id={`edit-${message.id}`} disabled={isBusy} onClick={onEdit}>
-          Edit
-        </button>
-      ) : (
+      <Copy text={() => message.content || JSON.stringify(message.calls?.map(sentCall), null, 2)} />
+      <button type="button" class="quiet" id={`edit-${message.id}`} disabled={isBusy} onClick={onEdit}>
+        Edit
+      </button>
+      {message.role === "assistant" && (
         <button type="button" class="quiet" disabled={isBusy} onClick={() => void answer(conversation, message.parent)}>
           Regenerate
         </button>
@@ -116,9 +125,15 @@ function Actions({ conversation, message, onEdit }: { conversation: Conversation
 
 function Editor({ conversation, message, onEnd }: { conversation: Conversation; message: Message; onEnd: () => void }) {
   const [text, setText] = useState(message.content);
+  const isAnswer = message.role === "assistant";
   function send(): void {
+    if (isAnswer) {
+      replace(editAnswer(conversation, message, text));
+      onEnd();
+      return;
+    }
     const [changed, edited] =
-      message.role === "tool" ? editResult(conversation, message, text) : add(conversation, message.parent, "user", text);
+      message.role === "tool" ? editResult(conversation, message, text) : add(conversation, message.parent, "user", text, message.files);
     onEnd();
     void answer(changed, edited.id);
   }
@@ -127,7 +142,7 @@ function Editor({ conversation, message, onEnd }: { conversation: Conversation; 
       <textarea aria-label="Edited message" rows={3} value={text} onInput={(event) => setText(event.currentTarget.value)} />
       <div class="row">
         <button type="button" class="primary" disabled={text.trim() === ""} onClick={send}>
-          Send as a new branch
+          {isAnswer ? "Keep as a new branch" : "Send as a new branch"}
         </button>
         <button type="button" onClick={onEnd}>
           Cancel

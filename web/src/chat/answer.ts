@@ -4,10 +4,11 @@ import { sentence } from "../api/errors";
 import { models, servedName } from "../api/model";
 import { postForEvents } from "../api/server";
 import { constraintField } from "../constraints/constraint";
+import { takeAttached } from "../files/attached";
 import { toolFields, toolTrouble } from "../tools/toolSettings";
 import type { Token } from "../tokens/token";
 import type { Conversation, Message } from "./conversation";
-import { add, before, branch, change, ROOT, sent } from "./conversation";
+import { add, before, branch, change, EDITED, ROOT, sent } from "./conversation";
 import { fields } from "./parameters";
 import { Reply } from "./reply";
 import { conversationOf, current, replace, tokensOf } from "./store";
@@ -17,6 +18,9 @@ export const NUM_RIVALS = 5;
 
 /** The message that is being written; null: none. */
 export const writing = signal<string | null>(null);
+
+/** How far it is. */
+export const progress = signal("");
 
 let stopper: AbortController | null = null;
 
@@ -43,10 +47,10 @@ export function chatBody(conversation: Conversation, messages: Message[]): Recor
   };
 }
 
-/** Sends a message behind those that are shown. */
+/** Sends a message, and the attached files, behind those that are shown. */
 export function ask(text: string): void {
   const parent = branch(current.value).at(-1)?.id ?? ROOT;
-  const [changed, message] = add(current.value, parent, "user", text);
+  const [changed, message] = add(current.value, parent, "user", text, takeAttached());
   void answer(changed, message.id);
 }
 
@@ -76,7 +80,7 @@ export async function goOn(conversation: Conversation, message: Message): Promis
 
 /** Whether an answer may go on: it has an end that is not its own, and nothing that shapes it as a whole. */
 export function canGoOn({ role, content, calls, end, error }: Message): boolean {
-  const isCut = error !== null || /^(length|deadline|stopped|the connection)/.test(end ?? "");
+  const isCut = error !== null || /^(length|deadline|stopped|the connection)/.test(end ?? "") || end === EDITED;
   return role === "assistant" && isCut && content.trim() !== "" && !calls?.length && Object.keys(constraintField()).length === 0;
 }
 
@@ -97,11 +101,13 @@ async function writeInto(
     const calls = stream.calls === undefined ? {} : { calls: stream.calls };
     const told = { content: stream.text, ...thought, ...calls, ...fields };
     if (conversation !== undefined) replace(change(conversation, id, told));
+    progress.value = stream.progress();
     tokensOf.value = { ...tokensOf.value, [id]: [...known, ...stream.tokens] };
   };
   const controller = new AbortController();
   stopper = controller;
   writing.value = id;
+  progress.value = "";
   let isDue = false;
   try {
     for await (const chunk of postForEvents("v1/chat/completions", body, controller.signal)) {

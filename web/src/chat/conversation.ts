@@ -55,6 +55,8 @@ export interface Conversation {
 }
 
 export const ROOT = "root";
+/** The end of an answer that the user wrote. */
+export const EDITED = "edited";
 const TITLE_LEN = 40;
 
 export function newId(): string {
@@ -94,13 +96,19 @@ export function siblings(conversation: Conversation, message: Message): Message[
   return Object.values(conversation.messages).filter((other) => other.parent === message.parent);
 }
 
-export function add(conversation: Conversation, parent: string, role: Role, content: string): [Conversation, Message] {
-  const message: Message = { id: newId(), parent, role, content, end: null, error: null };
+export function add(
+  conversation: Conversation,
+  parent: string,
+  role: Role,
+  content: string,
+  files: TextFile[] = [],
+): [Conversation, Message] {
+  const message: Message = { id: newId(), parent, role, content, ...(files.length > 0 ? { files } : {}), end: null, error: null };
   const isFirst = Object.keys(conversation.messages).length === 0;
   return [
     {
       ...conversation,
-      title: isFirst ? titleOf(content) : conversation.title,
+      title: isFirst ? titleOf(content || files[0]?.name || "") : conversation.title,
       messages: { ...conversation.messages, [message.id]: message },
       chosen: { ...conversation.chosen, [parent]: message.id },
     },
@@ -122,6 +130,12 @@ export function addResults(
     last = message;
   }
   return [conversation, last];
+}
+
+/** What the model might have answered, beside an answer, with the same thought and calls. */
+export function editAnswer(conversation: Conversation, { id: _, ...message }: Message, content: string): Conversation {
+  const [added, { id }] = add(conversation, message.parent, "assistant", content);
+  return change(added, id, { ...message, content, end: EDITED, error: null });
 }
 
 /** Another result beside one, and behind it again those of the same answer's other calls. */

@@ -37,7 +37,7 @@ export function AttachButton() {
     <>
       {isOver && <div class="drop-place">Text files become part of your message</div>}
       <button type="button" class="attach" aria-label="Attach text files" title="Attach text files" onClick={() => picker.current?.click()}>
-        <span aria-hidden="true">＋</span>
+        <span aria-hidden="true">+</span>
       </button>
       <input
         ref={picker}

@@ -48,5 +48,6 @@ export function SentFiles({ files }: { files: readonly TextFile[] }) {
 }
 
 function sizeOf({ text }: TextFile): string {
-  return text.length < 1000 ? `${text.length} characters` : `${(text.length / 1000).toFixed(1)} k characters`;
+  const { size } = new Blob([text]);
+  return size < 1000 ? `${size} B` : `${(size / 1000).toFixed(1)} kB`;
 }
