@@ -32,6 +32,7 @@ def set_parameters(visit: Visit, **typed: str) -> None:
 
 def test_an_answer_is_streamed_and_says_how_it_ended(visit: Visit) -> None:
     visit.open()
+    set_parameters(visit, Temperature="0")
     visit.send("What is the capital of France?")
     visit.ends(1)
 
@@ -84,7 +85,7 @@ def test_a_thought_is_folded_and_opens_by_keyboard(chrome: Browser, tmp_path: Pa
 
 def test_a_long_answer_grows_and_is_stopped(visit: Visit) -> None:
     visit.open()
-    set_parameters(visit, Max_tokens="400")
+    set_parameters(visit, Max_tokens="1000")
     visit.page.get_by_label("Ignore the end token").check()
     visit.send("Tell me a story.")
     text = visit.page.locator(".message.assistant .markdown")

@@ -35,7 +35,7 @@ def test_a_call_waits_for_a_result_and_the_chat_goes_on(visit: Visit) -> None:
     set_parameters(visit, Temperature="0")
     page.get_by_text("Tools", exact=True).click()
     page.get_by_role("button", name="Take an example").click()
-    page.get_by_label("The model").select_option("get_weather")
+    page.get_by_label("Whether it calls").select_option("get_weather")
     visit.send(QUESTION)
     visit.ends(1)
     shown = page.get_by_role("region", name="Call of get_weather").locator("pre")

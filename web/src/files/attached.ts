@@ -11,7 +11,8 @@ export async function attach(files: Iterable<File>): Promise<void> {
   fileTroubles.value = [];
   for (const file of files) {
     try {
-      attached.value = [...attached.value, await readTextFile(file)];
+      const read = await readTextFile(file);
+      attached.value = [...attached.value, read];
     } catch (error) {
       fileTroubles.value = [...fileTroubles.value, error instanceof Error ? error.message : String(error)];
     }

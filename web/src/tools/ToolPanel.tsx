@@ -54,7 +54,7 @@ export function ToolPanel() {
       {names.length > 0 && (
         <>
           <label>
-            The model
+            Whether it calls
             <select value={choice} onChange={(event) => setTools({ choice: event.currentTarget.value })}>
               <option value="auto">may call (auto)</option>
               <option value="required">must call one (required)</option>
