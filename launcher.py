@@ -30,6 +30,7 @@ from model_server.config import parse as parse_shard
 from models import smollm2
 from processes.addresses import (
     AddressInUse,
+    NoAddress,
     free_port,
     require_free_port,
     require_socket_path,
@@ -47,8 +48,10 @@ from processes.settings import (
     CommandLine,
     Group,
     Kind,
+    Overview,
     flag_of,
     flags_of,
+    misspelt_variables,
     read_settings,
     read_values,
     refused,
@@ -68,6 +71,49 @@ _API_KEY = "API_KEY"
 _ADMIN_API_KEY = "ADMIN_API_KEY"
 # Adapters that there is memory for where they may be loaded at run time.
 _LORAS_AT_RUN_TIME = 8
+_OVERVIEW = Overview(
+    examples="""\
+Examples:
+  launcher serve                              the bundled model, at http://127.0.0.1:3000
+  launcher serve ./my-model --port 8080       a folder in Hugging Face's format
+  launcher serve model.gguf                   a GGUF file
+  launcher serve OWNER/NAME --dry-run         of the hub: would it run here, and in how much memory
+  launcher serve OWNER/NAME --hostname 0.0.0.0 --api-key KEY       for others, with a key
+  launcher serve OWNER/NAME --num-shard 2     over two GPUs
+  launcher serve A B                          two models, each loaded when a request names it
+
+A flag may be a variable too: --max-total-tokens is MAX_TOTAL_TOKENS.""",
+    names=frozenset(
+        {
+            "model_ids",
+            "config",
+            "dry_run",
+            "revision",
+            "dtype",
+            "quantize",
+            "served_model_name",
+            "tokenizer_config_path",
+            "lora_adapters",
+            "num_shard",
+            "device",
+            "cuda_memory_fraction",
+            "kv_blocks",
+            "hostname",
+            "port",
+            "api_key",
+            "ssl_certfile",
+            "ssl_keyfile",
+            "cors_allow_origin",
+            "max_input_tokens",
+            "max_total_tokens",
+            "max_concurrent_requests",
+            "max_batch_size",
+            "graceful_termination_timeout",
+            "json_output",
+            "log_level",
+        }
+    ),
+)
 
 
 # ---- the settings of `launcher serve`
@@ -113,7 +159,13 @@ class LaunchConfig:
     sharded: bool | None = setting(
         None, "spread the model over all visible GPUs", group=Group.PLACE, kind=Kind.SWITCH
     )
-    num_shard: int | None = setting(None, "tensor-parallel ranks", Whole(1), group=Group.PLACE)
+    num_shard: int | None = setting(
+        None,
+        "tensor-parallel ranks",
+        Whole(1),
+        group=Group.PLACE,
+        elsewhere=("tensor_parallel_size", "tp_size"),
+    )
     shard_uds_path: str | None = setting(
         None, "prefix of the shards' unix sockets; absent: in a private folder", group=Group.PLACE
     )
@@ -372,7 +424,13 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Serve a language model: TGI's API, OpenAI's API, one router over sharded workers."""
+    """Serve a language model: the APIs of TGI, OpenAI and Anthropic over one process for each GPU.
+
+    \b
+    launcher serve             the bundled model, at http://127.0.0.1:3000
+    launcher client            talk to it
+    launcher serve --help      what can be set
+    """
 
 
 class _ServeCommand(TyperCommand):
@@ -397,7 +455,7 @@ def serve(context: typer.Context) -> None:
     is wrong.
     """
     command_line = CommandLine(
-        serve_settings(), "launcher serve [MODEL_ID] ...", serve.__doc__ or ""
+        serve_settings(), "launcher serve [MODEL_ID] ...", serve.__doc__, _OVERVIEW
     )
     by_flag = command_line.parse(context.args)
     file = read_settings(LaunchConfig, by_flag, os.environ).config
@@ -416,7 +474,13 @@ def serve(context: typer.Context) -> None:
     fleet = read_settings(FleetConfig, {**by_flag, **several}, os.environ)
     with socket_folder() as folder:
         deployment = deployment_of(config, models, by_flag, os.environ, str(folder))
-        _require_addresses(deployment, config.shard_uds_path)
+        _warn_of_variables(deployment.json_output)
+        try:
+            _require_addresses(deployment, config.shard_uds_path)
+        except AddressInUse:
+            # By the server that runs now, as a rule.
+            if not config.dry_run:
+                raise
         if config.dry_run:
             others = [
                 deployment_of(config, [each], by_flag, os.environ, str(folder))
@@ -436,8 +500,15 @@ def serve(context: typer.Context) -> None:
     os.execve(argv[0], argv, deployment.router_environ(environ))
 
 
+def _warn_of_variables(as_json: bool) -> None:
+    for name, meant in misspelt_variables(serve_settings(), os.environ).items():
+        console = _console(as_json)
+        console.say(f"WARNING no setting has the variable {name}; did you mean {meant}?", "WARNING")
+        console.flush()
+
+
 def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> None:
-    """Raises BadConfig and AddressInUse for what cannot be listened at."""
+    """Raises BadConfig, NoAddress and AddressInUse for what cannot be listened at."""
     if deployment.http_uds is None:
         require_free_port(deployment.hostname, deployment.port)
     else:
@@ -563,7 +634,7 @@ def main() -> None:
         os.environ["COLUMNS"] = "80"
     try:
         app(prog_name="launcher")
-    except (BadConfig, AddressInUse, ChildFailed, TandemError) as error:
+    except (BadConfig, AddressInUse, NoAddress, ChildFailed, TandemError) as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(2 if isinstance(error, BadConfig) else 1)
 

@@ -113,13 +113,17 @@ class ServeConfig(ModelConfig):
     )
     quantize: str | None = setting(
         None,
-        "weights of matrix products in fewer bits, and activations in 8: int8 or int4 on a CPU, fp8"
-        " on a GPU",
+        "int8 or int4 on a CPU, fp8 on a GPU: weights of matrix products in fewer bits, and"
+        " activations in 8",
         one_of("int8", "int4", "fp8"),
         group=Group.MODEL,
     )
     cuda_memory_fraction: float = setting(
-        0.9, "share of a GPU's memory that the server may fill", share, group=Group.PLACE
+        0.9,
+        "share of a GPU's memory that the server may fill",
+        share,
+        group=Group.PLACE,
+        elsewhere=("gpu_memory_utilization", "mem_fraction_static"),
     )
     constraint_cache_mib: int = setting(
         512,

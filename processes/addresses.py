@@ -4,6 +4,7 @@ whether one is free, listens, or answers.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -23,7 +24,11 @@ _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class AddressInUse(Exception):
-    """Another process has the port, the address or the socket's path; later it may be free."""
+    """Another process has the port or the socket's path; later it may be free."""
+
+
+class NoAddress(Exception):
+    """An address where no process of this machine, or of this user, can listen."""
 
 
 def free_port() -> int:
@@ -35,14 +40,15 @@ def free_port() -> int:
 
 
 def require_free_port(hostname: str, port: int) -> None:
-    """Raises AddressInUse when `port` is taken, before minutes are spent on loading."""
+    """Raises AddressInUse when `port` is taken, before minutes are spent on loading; NoAddress."""
     family = socket.AF_INET6 if ":" in hostname else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((hostname, port))
         except OSError as error:
-            raise AddressInUse(
+            kind = AddressInUse if error.errno == errno.EADDRINUSE else NoAddress
+            raise kind(
                 f"cannot listen at {hostname}:{port}: {error.strerror}; "
                 "choose another with --port or --hostname"
             ) from error

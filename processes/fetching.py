@@ -13,6 +13,7 @@ from pathlib import Path
 
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment
+from processes.hub import NotOnHub, local_folder
 from processes.logs import Console
 
 # Of tokenizers that transformers can make a tokenizer.json of.
@@ -55,9 +56,15 @@ async def _make(
 
 
 async def _fetch(deployment: Deployment, environ: Mapping[str, str], console: Console) -> Path:
-    folder = os.path.expanduser(deployment.model_id)
-    if os.path.isdir(folder) or _gguf_file(Path(folder)) is not None:
-        return Path(folder).resolve()
+    path = Path(os.path.expanduser(deployment.model_id))
+    if not path.is_dir() and _gguf_file(path) is not None:
+        return path.resolve()
+    try:
+        folder = local_folder(deployment.model_id)
+    except NotOnHub as error:
+        raise ChildFailed(str(error)) from error
+    if folder is not None:
+        return folder
     console.say(f"fetching {deployment.model_id}")
     process = await asyncio.create_subprocess_exec(
         *deployment.download_argv(),

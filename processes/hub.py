@@ -4,6 +4,7 @@ Token, cache and whether to be offline are those of huggingface_hub (HF_TOKEN, H
 HF_HUB_CACHE, HF_HUB_OFFLINE), which shows its own progress bars.
 """
 
+import errno
 import json
 import os
 import re
@@ -16,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import snapshot_download, try_to_load_from_cache
-from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+from huggingface_hub import get_token, snapshot_download, try_to_load_from_cache
+from huggingface_hub.constants import ENDPOINT, HF_HUB_CACHE, HF_HUB_OFFLINE
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -60,12 +61,27 @@ def find_folder(
 
     Downloads what the cache lacks. `noun` is what error texts call it. Raises HubError.
     """
+    return local_folder(name, noun) or _fetched(name, revision, patterns, noun)
+
+
+def local_folder(name: str, noun: str = "model") -> Path | None:
+    """The folder of that name on this machine; None: it can only be the hub's.
+
+    Raises NotOnHub for what is neither a folder nor a name on the hub.
+    """
     folder = Path(os.path.expanduser(name))
     if os.path.isdir(folder):
         return folder.resolve()
+    if folder.is_file():
+        inside = f"; its folder is {folder.parent}" if folder.suffix == ".safetensors" else ""
+        raise NotOnHub(
+            f"{name!r} is a file: a {noun} is a folder{', a .gguf file' * (noun == 'model')} or a "
+            f"hub id{inside}"
+        )
     if folder.is_absolute() or name.startswith((".", "~")):
-        raise NotOnHub(f"the {noun}'s folder {name!r} does not exist")
-    return _fetched(name, revision, patterns, noun)
+        kind = "file" if folder.suffix == ".gguf" else "folder"
+        raise NotOnHub(f"the {noun}'s {kind} {name!r} does not exist")
+    return None
 
 
 def name_for_clients(model_id: str, others: Sequence[str] = ()) -> str:
@@ -95,18 +111,47 @@ def _fetched(name: str, revision: str | None, patterns: Sequence[str], noun: str
         raise NotOnHub(
             f"the {noun} {name!r} is neither an existing folder nor a hub id (NAME or OWNER/NAME)"
         ) from error
-    except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
-        where = f" at revision {revision!r}" if revision else ""
-        raise NotOnHub(
-            f"the hub does not give {name!r}{where}: {_first_line(error)} (for a private or gated "
-            "model set HF_TOKEN)"
-        ) from error
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise NotOnHub(f"the {noun} {name!r}: {_refusal(error, name, revision)}") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError) as error:
         kind = NotOnHub if HF_HUB_OFFLINE else HubError
         raise kind(
             f"the {noun} {name!r} is no local folder and could not be fetched from the hub: "
-            f"{_first_line(error)}"
+            f"{_accident(error)}"
         ) from error
+
+
+def _refusal(
+    error: RepositoryNotFoundError | RevisionNotFoundError, name: str, revision: str | None
+) -> str:
+    """Why the hub does not give a model, and what to do."""
+    has_token = get_token() is not None
+    if isinstance(error, GatedRepoError):
+        then = "with the account of HF_TOKEN" if has_token else "and set HF_TOKEN to your token"
+        return f"it is gated; ask for access at {ENDPOINT}/{name}, {then}"
+    if isinstance(error, RevisionNotFoundError):
+        return f"on the hub it has no revision {(revision or 'main')!r}"
+    private = "that HF_TOKEN may not read" if has_token else "for which HF_TOKEN must be set"
+    return f"neither a local folder nor the hub has this name, or it is a private one {private}"
+
+
+def _accident(error: Exception) -> str:
+    """Why the hub was not reached, or did not answer, and what to do."""
+    instead = "or name a folder or a GGUF file of this machine"
+    if HF_HUB_OFFLINE:
+        return f"HF_HUB_OFFLINE is set, and the cache {HF_HUB_CACHE} lacks it; unset it, {instead}"
+    cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
+    if isinstance(cause, HfHubHTTPError):
+        status = cause.response.status_code
+        if status in (401, 403) and get_token() is not None:
+            return f"{ENDPOINT} refuses HF_TOKEN ({status}); set it to a valid one, or unset it"
+        return f"{ENDPOINT} answered {status}; try again later, {instead}"
+    if isinstance(error, LocalEntryNotFoundError):
+        why = _first_line(cause or error)
+        return f"{ENDPOINT} cannot be reached ({why}); look at network and proxy, {instead}"
+    if getattr(error, "errno", None) == errno.ENOSPC:
+        return f"no space is left for {HF_HUB_CACHE}; HF_HOME moves it"
+    return _first_line(error)
 
 
 def download(
@@ -236,5 +281,5 @@ def _num_bytes(folder: Path) -> int:
     return total
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

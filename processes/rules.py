@@ -151,4 +151,5 @@ def max_total_tokens() -> Any:
         "longest prompt and answer together; absent: what the model and the KV cache hold",
         Whole(2),
         group=Group.REQUEST,
+        elsewhere=("max_model_len", "ctx_size"),
     )

@@ -5,14 +5,23 @@ process can be set to stands in its `config.py`.
 """
 
 import argparse
+import difflib
+import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields
+from copy import copy
+from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import StrEnum
 from inspect import cleandoc
+from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
 _TRUE = frozenset({"1", "true", "t", "yes", "y", "on"})
 _FALSE = frozenset({"0", "false", "f", "no", "n", "off", ""})
+# How alike a variable is, at least, that was meant as one of ours (difflib).
+_TYPO = 0.9
+# As alike, and of OpenSSL and OpenTelemetry.
+_NOT_OURS = frozenset({"SSL_CERT_FILE", "OTEL_SERVICE_NAME"})
 
 Rule = Callable[[str], Any]
 T = TypeVar("T")
@@ -79,6 +88,7 @@ def setting(
     kind: Kind = Kind.VALUE,
     env: bool | tuple[str, ...] = True,
     aliases: tuple[str, ...] = (),
+    elsewhere: tuple[str, ...] = (),
     spelling: str | None = None,
     secret: bool = False,
     internal: bool = False,
@@ -87,8 +97,9 @@ def setting(
     """A setting, declared as a field of a config's dataclass; without a default where it is `...`.
 
     Its variable is the flag's name in capitals, with `env` False there is none, and with names the
-    variables are these. `aliases` are older names. `spelling` is a short flag such as -p, or what
-    --help calls an argument. What is `secret` no message shows; without `help` --help does not
+    variables are these. `aliases` are older names; `elsewhere` are other servers' names of it,
+    which are refused with a hint. `spelling` is a short flag such as -p, or what --help calls an
+    argument. What is `secret` no message shows; without `help` --help does not
     list it. The launcher itself sets what is `internal`. Where several models are served,
     `front_only` settings are the front's and no server's.
     """
@@ -99,6 +110,7 @@ def setting(
         "kind": kind,
         "env": env,
         "aliases": aliases,
+        "elsewhere": elsewhere,
         "spelling": spelling,
         "secret": secret,
         "internal": internal,
@@ -143,20 +155,42 @@ class _Switched(argparse.Action):
         setattr(namespace, self.dest, str(not says_no).lower())
 
 
-class CommandLine(argparse.ArgumentParser):
-    """The command line of some settings."""
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What --help says where there are many settings: examples, and those that people set."""
 
-    def __init__(self, settings: Iterable[Field[Any]], prog: str, about: str | None) -> None:
+    examples: str
+    names: frozenset[str]
+
+
+class CommandLine(argparse.ArgumentParser):
+    """The command line of some settings.
+
+    With an `overview`, --help says that and the names of groups: `--help GROUP`, `--help FLAG` and
+    `--help all` say the rest.
+    """
+
+    def __init__(
+        self,
+        settings: Iterable[Field[Any]],
+        prog: str,
+        about: str | None,
+        overview: Overview | None = None,
+    ) -> None:
         super().__init__(
             prog=prog,
             description=cleandoc(about or ""),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
+            add_help=overview is None,
         )
         self._switches: set[str] = set()
-        settings = [each for each in settings if each.metadata["kind"] is not Kind.VARIABLE]
+        # Of flags, without their dashes.
+        self._names = ["help"]
+        self._settings = [each for each in settings if each.metadata["kind"] is not Kind.VARIABLE]
+        self._overview = overview
         for group in Group:
-            members = [each for each in settings if each.metadata["group"] is group]
+            members = [each for each in self._settings if each.metadata["group"] is group]
             section = self.add_argument_group(group) if members else self
             for each in members:
                 self._declare(section, each)
@@ -165,11 +199,72 @@ class CommandLine(argparse.ArgumentParser):
     def parse(self, argv: Sequence[str]) -> dict[str, Any]:
         """The values of flags by the names of settings and aliases: a text, or a list of texts of
         what may be repeated. Raises BadConfig; --help prints to stdout and exits."""
+        if self._overview is not None:
+            self._answer_help(argv, self._overview)
+        self._require_known(argv)
         found = vars(self.parse_intermixed_args(list(self._spelt_out(argv))))
         return {name: value for name, value in found.items() if value not in (None, [])}
 
     def error(self, message: str) -> NoReturn:
         raise BadConfig(f"{message}; see --help")
+
+    def _answer_help(self, argv: Sequence[str], overview: Overview) -> None:
+        """Prints what --help asks for, and exits; returns where nothing does."""
+        for position, word in enumerate(argv):
+            flag, _, topic = word.partition("=")
+            if word == "--":
+                return
+            if flag in ("-h", "--help"):
+                topic = topic or next(iter(argv[position + 1 :]), "")
+                sys.stdout.write(self._help_about(topic, overview))
+                raise SystemExit(0)
+
+    def _help_about(self, topic: str, overview: Overview) -> str:
+        """Raises BadConfig for a topic that is no group and in no flag's name."""
+        word = topic.lower().lstrip("-").replace("-", "_")
+        members = {
+            group: [each for each in self._settings if each.metadata["group"] is group]
+            for group in Group
+        }
+        by_word = {group.name.lower(): group for group in Group if members[group]}
+        if not word:
+            shown = [_in_brief(each) for each in self._settings if each.name in overview.names]
+        elif word == "all":
+            shown = self._settings
+        elif word in by_word:
+            shown = members[by_word[word]]
+        else:
+            listed = [each for each in self._settings if each.metadata["help"]]
+            shown = [each for each in listed if word in (each.name, *each.metadata["aliases"])]
+            shown = shown or [each for each in listed if word in each.name]
+        if not shown:
+            raise BadConfig(
+                f"--help {topic!r}: no group and no flag has this name; groups are "
+                f"{', '.join(by_word)}, all"
+            )
+        about = "" if word else f"{self.description}\n\n{overview.examples}"
+        text = CommandLine(shown, self.prog, about, overview).format_help()
+        if word:
+            return text
+        lines = [f"  --help {name:<10}{group}" for name, group in by_word.items()]
+        more = ["More:", *lines, "  --help all", "  --help FLAG      all that is to say of it", ""]
+        return "\n".join([text, *more])
+
+    def _require_known(self, argv: Sequence[str]) -> None:
+        """Raises BadConfig for a flag that there is not, with the one that may be meant."""
+        for word in argv:
+            flag = word.partition("=")[0]
+            if flag == "--":
+                return
+            if not flag.startswith("--") or flag[2:] in self._names:
+                continue
+            name = flag[2:].replace("-", "_")
+            meant = [
+                flag_of(each.name) for each in self._settings if name in each.metadata["elsewhere"]
+            ]
+            meant += [f"--{near}" for near in difflib.get_close_matches(flag[2:], self._names, 1)]
+            hint = f"; did you mean {meant[0]}?" if meant else "; see --help"
+            raise BadConfig(f"{flag}: there is no such flag{hint}")
 
     def _declare(self, section: Any, each: Field[Any]) -> None:
         meta = each.metadata
@@ -190,6 +285,7 @@ class CommandLine(argparse.ArgumentParser):
             options |= {"metavar": "VALUE", "action": "append" if repeats else "store"}
             options["required"] = each.default is MISSING
         section.add_argument(*flags, dest=each.name, **options)
+        self._names += [flag.lstrip("-") for flag in [*flags, *map(flag_of, meta["aliases"])]]
         for alias in meta["aliases"]:
             options |= {"help": f"older name of {flags[0]}"}
             section.add_argument(flag_of(alias), dest=alias, **options)
@@ -216,6 +312,14 @@ def default_of(each: Field[Any]) -> str:
     if isinstance(default, tuple):
         return ", ".join(default)
     return "true" if default is True else f"{default}"
+
+
+def _in_brief(each: Field[Any]) -> Field[Any]:
+    """A setting without its older names, and with the first part of its help."""
+    brief = copy(each)
+    help = re.split(r"[;:.] ", each.metadata["help"], maxsplit=1)[0]
+    brief.metadata = MappingProxyType({**each.metadata, "help": help, "aliases": ()})
+    return brief
 
 
 def _help_of(each: Field[Any]) -> str:
@@ -268,6 +372,20 @@ def sources_of(
     for variable in variables_of(each):
         if environ.get(variable):
             yield variable, environ[variable]
+
+
+def misspelt_variables(
+    settings: Iterable[Field[Any]], environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Variables that no setting has, with the one that each was probably meant to be."""
+    known = {name for each in settings for name in variables_of(each)}
+    long_ones = [name for name in known if "_" in name]
+    near = {
+        name: difflib.get_close_matches(name, long_ones, 1, _TYPO)
+        for name in environ
+        if name not in known | _NOT_OURS
+    }
+    return {name: meant[0] for name, meant in near.items() if meant}
 
 
 def flags_of(settings: Iterable[Field[Any]], by_flag: Mapping[str, Any]) -> list[str]:

@@ -86,6 +86,7 @@ class RouterConfig(FrontConfig):
         "another tokenizer_config.json, for its chat template",
         file,
         group=Group.MODEL,
+        elsewhere=("chat_template", "chat_template_file"),
     )
     revision: str | None = setting(
         None, "branch, tag or commit of a tokenizer from the hub", group=Group.MODEL
@@ -95,6 +96,7 @@ class RouterConfig(FrontConfig):
         "the model's name in answers, /info and /v1/models; absent: its hub id, or the last part "
         "of its path. Requests may name the id as it was given, or its last part, as well",
         group=Group.MODEL,
+        elsewhere=("alias",),
     )
     master_shard_uds_path: str = setting(
         str(Path(tempfile.gettempdir(), "text-generation-server-0")),
@@ -144,6 +146,7 @@ class RouterConfig(FrontConfig):
         _lora_adapters,
         group=Group.MODEL,
         kind=Kind.LIST,
+        elsewhere=("lora_modules", "lora"),
     )
     lora_folders: tuple[Path, ...] = setting(
         (),
@@ -244,7 +247,11 @@ class RouterConfig(FrontConfig):
         128, "sequences waiting and running; more are answered 429", Whole(1), group=Group.BATCH
     )
     max_batch_prefill_tokens: int = setting(
-        4096, "tokens of one step, prompt chunks and decodes together", Whole(1), group=Group.BATCH
+        4096,
+        "tokens of one step, prompt chunks and decodes together",
+        Whole(1),
+        group=Group.BATCH,
+        elsewhere=("max_num_batched_tokens",),
     )
     max_batch_size: int | None = setting(
         None,
@@ -252,6 +259,7 @@ class RouterConfig(FrontConfig):
         "step if they are fewer",
         Whole(1),
         group=Group.BATCH,
+        elsewhere=("max_num_seqs", "parallel"),
     )
     speculate: int | None = setting(
         None,

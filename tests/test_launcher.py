@@ -15,6 +15,7 @@ import pytest
 
 from fleet.config import read_config as read_front
 from launcher import (
+    _OVERVIEW,
     BUNDLED_NAME,
     LaunchConfig,
     children_environ,
@@ -27,7 +28,15 @@ from launcher import (
 from model_server.config import parse as read_shard
 from models import smollm2
 from processes.deployment import Deployment
-from processes.settings import BadConfig, CommandLine, Kind, flag_of, read_settings, variables_of
+from processes.settings import (
+    BadConfig,
+    CommandLine,
+    Kind,
+    flag_of,
+    misspelt_variables,
+    read_settings,
+    variables_of,
+)
 from router.config import RouterConfig
 from router.config import read_config as read_router
 from tests.certificates import make_certificate
@@ -72,10 +81,37 @@ def test_the_help_of_serve_names_every_flag_whole_on_a_narrow_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    said = run_launcher("serve", "--help").stdout
+    said = run_launcher("serve", "--help", "all").stdout
     for flag in ("--max-batch-prefill-tokens", "--graceful-termination-timeout", "--num-shard"):
         assert f"  {flag} " in said
     assert said.index("Where it runs:") < said.index("--num-shard") < said.index("Limits of")
+
+
+def test_the_help_of_serve_is_short_first_and_names_where_the_rest_stands() -> None:
+    said = run_launcher("serve", "--help").stdout
+    assert _OVERVIEW.names <= {each.name for each in serve_settings()}
+    assert all(flag_of(name) in said for name in _OVERVIEW.names - {"model_ids"})
+    assert "--validation-workers" not in said
+    assert "launcher serve ./my-model --port 8080" in said
+    assert len(said.splitlines()) < 100
+    group = run_launcher("serve", "a", "--help=batch").stdout
+    assert "--validation-workers" in group
+    assert "--port" not in group
+    assert "  --help batch " in said
+
+
+@pytest.mark.parametrize("topic", ["--max-input-length", "max_input_tokens"])
+def test_a_flag_s_help_is_asked_by_its_name_or_an_older_one(topic: str) -> None:
+    said = run_launcher("serve", "--help", topic).stdout
+    assert "longest prompt; absent: --max-total-tokens less one" in said
+    assert "--max-total-tokens VALUE" not in said
+
+
+def test_a_misspelt_variable_is_named_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAX_INPUT_TOKNES", "5")
+    monkeypatch.setenv("SSL_CERT_FILE", "/a")
+    found = misspelt_variables(serve_settings(), os.environ)
+    assert found == {"MAX_INPUT_TOKNES": "MAX_INPUT_TOKENS"}
 
 
 def test_env_names_versions_and_hardware() -> None:
@@ -124,7 +160,13 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("--shard-uds-path", f"/tmp/{'s' * 101}"), "must be shorter", id="long-path"),
         pytest.param(("--num-shard", "0"), "--num-shard '0': must be", id="no-rank"),
         pytest.param(("--port", "0"), "--port '0': must be at least 1", id="any-port"),
-        pytest.param(("--nonsense",), "unrecognized arguments: --nonsense", id="unknown"),
+        pytest.param(
+            ("--nonsense",), "--nonsense: there is no such flag; see --help", id="unknown"
+        ),
+        pytest.param(("--prot", "3"), "such flag; did you mean --port?", id="nearly"),
+        pytest.param(("--no-json-outptu",), "did you mean --no-json-output?", id="nearly-a-switch"),
+        pytest.param(("--max-model-len=9",), "did you mean --max-total-tokens?", id="vllm-s-word"),
+        pytest.param(("--help", "nothing"), "no group and no flag has this name", id="no-topic"),
         pytest.param(("auto", "b"), "auto is any model", id="auto-and-another"),
         pytest.param(("b", "b"), "'b' is given twice", id="model-twice"),
         pytest.param(("auto", "--trust-remote-code"), "add --no-hub-models", id="code-of-anybody"),
@@ -164,8 +206,13 @@ def test_a_port_in_use_is_refused_at_once() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         answer = run_launcher("serve", "--port", str(port))
+        argv = [sys.executable, "-m", "launcher", "serve", "./none", "--dry-run", f"--port={port}"]
+        tried = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 1
     assert f"cannot listen at 127.0.0.1:{port}" in answer.stderr
+    # A dry run does not listen, and the port is that of the server that runs, as a rule.
+    assert tried.returncode == 1
+    assert tried.stderr.endswith("error: the model's folder './none' does not exist\n")
 
 
 @pytest.mark.slow

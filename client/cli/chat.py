@@ -190,7 +190,7 @@ class Chat:
 
     async def _info(self, _: str) -> None:
         facts = (await self._server()).facts
-        self.screen.lines(f"{name}: {_shown(value)}" for name, value in facts.items())
+        self.screen.lines(f"{name}: {_in_words(value)}" for name, value in facts.items())
 
     async def _help(self, _: str) -> None:
         self.screen.lines(_help())
@@ -297,6 +297,10 @@ def _path(name: str, command: str) -> Path:
     return Path(name).expanduser()
 
 
+def _in_words(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
 def _shown(value: object) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    text = _in_words(value)
     return text if len(text) <= _MAX_SHOWN_LEN else text[:_MAX_SHOWN_LEN] + "..."

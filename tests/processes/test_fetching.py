@@ -43,6 +43,25 @@ async def test_a_gguf_file_becomes_a_folder_without_weights(
         await fetched(tmp_path, own)
 
 
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("README.md", "is a file: a model is a folder, a .gguf file or a hub id"),
+        ("model.safetensors", "a hub id; its folder is "),
+        ("none", "the model's folder '.*none' does not exist"),
+        ("none.gguf", r"the model's file '.*none\.gguf' does not exist"),
+    ],
+)
+async def test_what_is_here_and_no_model_is_told_as_what_it_is_and_not_sought_on_the_hub(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], name: str, reason: str
+) -> None:
+    for file in ("README.md", "model.safetensors"):
+        (tmp_path / file).touch()
+    with pytest.raises(ChildFailed, match=reason):
+        await fetched(tmp_path / name, tmp_path)
+    assert capfd.readouterr().err == ""
+
+
 async def test_of_several_gguf_files_one_has_to_be_named(tmp_path: Path) -> None:
     for name in ("b-Q8_0.gguf", "a-Q4_0.gguf"):
         (tmp_path / name).touch()

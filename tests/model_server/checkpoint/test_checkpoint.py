@@ -243,7 +243,9 @@ def test_weights_and_small_files_are_fetched_and_the_cache_has_to_do_without_the
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     assert (folder / "model.safetensors").read_bytes() == b"weights"
     assert "'someone/pickled' offers no .safetensors weights" in pickled
-    assert "refused: the hub does not give 'no/body'" in unknown
+    assert (
+        "refused: the model 'no/body': neither a local folder nor the hub has this name" in unknown
+    )
 
     unreachable = {**hub_environ, "HF_ENDPOINT": "http://127.0.0.1:9"}
     cached, missing = download(unreachable, "someone/safe", "someone/other")
