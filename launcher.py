@@ -75,6 +75,7 @@ _OVERVIEW = Overview(
     examples="""\
 Examples:
   launcher serve                              the bundled model, at http://127.0.0.1:3000
+  launcher serve smollm2                      a small real one, downloaded once
   launcher serve ./my-model --port 8080       a folder in Hugging Face's format
   launcher serve model.gguf                   a GGUF file
   launcher serve OWNER/NAME --dry-run         of the hub: would it run here, and in how much memory
@@ -288,6 +289,7 @@ def deployment_of(
     service_name = f"{router.otlp_service_name.removesuffix('.router')}.server"
     of_shards = {**_room_for_adapters(router), **by_flag}
     shard_flags = [*flags_of(fields(ServeConfig), of_shards), f"--otlp-service-name={service_name}"]
+    shard_flags.append(f"--logger-level={router.log_level}")
     device = by_flag.get("device", "auto").lower()
     attention = by_flag.get("attention", "auto").lower()
     if config.disable_custom_kernels and attention == "auto" and device != "cuda":

@@ -55,6 +55,7 @@ def main(argv: list[str]) -> int:
         return 2
     try:
         if isinstance(settings, config.DownloadConfig):
+            start_logging("info", json_output=settings.json_output)
             end_when_orphaned(settings.parent_pid)
             folder = find_checkpoint(settings.model_id, settings.revision)
             sys.stdout.write(f"{folder}\n")
@@ -101,7 +102,7 @@ async def _serve(settings: config.ServeConfig) -> int:
     gc.collect()
     gc.freeze()
     async with listening(service, settings.address, on_fatal, token=settings.shard_token):
-        _log.info(
+        _log.debug(
             "rank %d of %d is ready at %s", settings.rank, settings.world_size, settings.address
         )
         await stop.wait()

@@ -46,10 +46,6 @@ def _host_and_port(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _log_level(text: str) -> str:
-    return str(one_of("debug", "info", "warning", "error")(text)).upper()
-
-
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which model a command is about."""
@@ -71,6 +67,10 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class DownloadConfig(ModelConfig):
     """Which checkpoint to fetch."""
+
+    json_output: bool = setting(
+        False, "log JSON lines", group=Group.LOGS, kind=Kind.SWITCH, internal=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,12 @@ class ServeConfig(ModelConfig):
         env=("OMP_NUM_THREADS",),
     )
     logger_level: str = setting(
-        "INFO", "least severe lines to log", _log_level, group=Group.LOGS, env=False, internal=True
+        "info",
+        "least severe lines to log",
+        one_of("debug", "info", "warning", "error", "off"),
+        group=Group.LOGS,
+        env=False,
+        internal=True,
     )
     json_output: bool = setting(False, "log JSON lines", group=Group.LOGS, kind=Kind.SWITCH)
     otlp_endpoint: str | None = setting(

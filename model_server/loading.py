@@ -93,7 +93,7 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         master_port=settings.master_port,
         device=device,
     )
-    _log.info("loading %s on %s", settings.model_id, device)
+    _log.info("reading the weights on %s", device)
     constraints = None
     if world.is_first:
         constraints = ConstraintCache(
@@ -129,10 +129,9 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
     if device.type == "cpu":
         keep_freed_memory()
     _log.info(
-        "loaded %s in %.1f s: %s by %s",
-        settings.model_id,
+        "loaded in %.1f s: %s by %s",
         time.monotonic() - started_s,
-        model.dtype,
+        str(model.dtype).removeprefix("torch."),
         model.executor,
     )
     return runner, _info(settings, checked, model), constraints
@@ -330,7 +329,8 @@ def widen(module: nn.Module, names: Collection[str], folder: Path) -> None:
 def _load_zoo(
     settings: ModelSettings, checked: CheckedCheckpoint, world: World, reason: str | None
 ) -> PagedModel:
-    _log.info("%s runs in its own class, not by a recipe: %s", settings.folder, reason)
+    if world.is_first:
+        _log.info("the model runs in its own class, not by a recipe: %s", reason)
     dtype = checked.dtype
     device = settings.device
     model = _read_weights(settings, checked, dtype, device, checked.num_shards)
@@ -340,6 +340,8 @@ def _load_zoo(
     geometries = [plan.geometry for plan in plans if plan is not None]
     backend = select_backend(settings.attention, device, dtype, geometries)
     plans = gate.probe_layers(model, memory, backend, dtype, device, expected)
+    if world.is_first:
+        _log.info("proven: in batches, from a paged cache, its logits are its own")
     limit = model.facts.max_position_embeddings
     if limit is None:
         raise AssertionError("the gate lets no model without a limit pass")

@@ -28,7 +28,7 @@ class Child:
     """Owner of one process and all its descendants.
 
     Everything that the child writes appears on the console, a line at a time, with its name; but
-    for the error that ends it, which is its `death_notice`.
+    for progress bars, and the error that ends it, which is its `death_notice`.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, console: Console) -> None:
@@ -52,13 +52,15 @@ class Child:
         *,
         own_session: bool = False,
         waits: bool = False,
+        draws_bars: bool = False,
     ) -> "Child":
         """Start `argv` in a process group of its own.
 
         Not in a session of its own: Linux shares processors out between sessions before it looks
         at priorities in one (sched(7), autogroup), so the router's workers, which give way to
         everything, would not give way to a shard. `own_session` is for a whole server. What `waits`
-        has a pipe as its stdin, for `call_up`.
+        has a pipe as its stdin, for `call_up`. With `draws_bars` its stderr is ours, and stdout
+        alone is passed on.
         """
         # uvloop knows no groups of processes.
         place: dict[str, Any] = {"start_new_session": True} if own_session else {"process_group": 0}
@@ -67,7 +69,7 @@ class Child:
             env=dict(environ),
             stdin=asyncio.subprocess.PIPE if waits else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+            stderr=None if draws_bars else asyncio.subprocess.STDOUT,
             **place,
         )
         return cls(name, process, console)
@@ -150,16 +152,17 @@ class Child:
         while chunk := await self._process.stdout.read(_MAX_LINE_BYTES):
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
-                self._take(_shown(line))
-            # A progress bar redraws one "line" without end.
-            rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]
+                self._take(line)
+            # A progress bar redraws one "line" without end; by its carriage return it is known.
+            rest = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]
             self.progress = _shown(rest) or None
             if len(rest) > _MAX_LINE_BYTES:
-                self._take(_shown(rest))
+                self._take(rest)
                 rest = b""
-        self._take(_shown(rest))
+        self._take(rest)
 
-    def _take(self, line: str) -> None:
+    def _take(self, data: bytes) -> None:
+        line = _shown(data)
         if not line:
             return
         if self._error is not None:
@@ -169,7 +172,7 @@ class Child:
         self._last_lines.append(line)
         if line.startswith(_ERROR):
             self._error = line.removeprefix(_ERROR)
-        else:
+        elif b"\r" not in data.rstrip(b"\r"):
             self._console.pass_on(self.name, line)
 
 

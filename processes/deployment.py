@@ -84,8 +84,9 @@ class Deployment:
 
     def download_argv(self) -> list[str]:
         """The command that fetches the checkpoint and prints its folder."""
-        revision = [] if self.revision is None else [f"--revision={self.revision}"]
-        return self._model_server("download-weights") + revision
+        argv = self._model_server("download-weights")
+        argv += [] if self.revision is None else [f"--revision={self.revision}"]
+        return [*argv, "--json-output"] if self.json_output else argv
 
     def router_argv(self, tokenizer_folder: Path, command: Sequence[str] = ()) -> list[str]:
         """The router's command, or that which only checks."""

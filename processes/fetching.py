@@ -5,7 +5,6 @@ Of a GGUF file a folder is made that has all but the weights, which stay in the 
 model's folder and the tokenizer's.
 """
 
-import asyncio
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -66,23 +65,16 @@ async def _fetch(deployment: Deployment, environ: Mapping[str, str], console: Co
     if folder is not None:
         return folder
     console.say(f"fetching {deployment.model_id}")
-    process = await asyncio.create_subprocess_exec(
-        *deployment.download_argv(),
-        env=dict(environ),
-        stdout=asyncio.subprocess.PIPE,
-        process_group=0,
-    )
-    # Its progress bars go straight to our stderr; the folder comes on stdout, or the error.
+    argv = deployment.download_argv()
+    # The folder, or the error, is the last line of its stdout.
+    child = await Child.start("hub", argv, environ, console, draws_bars=console.draws_bars)
     try:
-        stdout, _ = await process.communicate()
+        code = await child.wait()
     finally:
-        if process.returncode is None:
-            process.kill()
-    *_, last_line = stdout.decode().splitlines() or [""]
-    if process.returncode != 0:
-        accident = f"{deployment.model_id} could not be fetched: exit code {process.returncode}"
-        raise ChildFailed(last_line.removeprefix("error: ") or accident)
-    return Path(last_line)
+        child.kill_group()
+    if code:
+        raise ChildFailed(child.error or child.death_notice())
+    return Path(child.last_lines[-1])
 
 
 def _gguf_file(path: Path) -> Path | None:

@@ -6,8 +6,10 @@ HF_HUB_CACHE, HF_HUB_OFFLINE), which shows its own progress bars.
 
 import errno
 import json
+import logging
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +30,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils.tqdm import tqdm
+from huggingface_hub.utils.tqdm import disable_progress_bars, tqdm
 
 # By then the hub's own time limits and retries are over. Progress bars and files grow by 10 MB at a
 # time, eight files at once: a line that carries 140 kB a second is not given up.
@@ -40,6 +42,7 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 
 T = TypeVar("T")
+_logger = logging.getLogger(__name__)
 
 
 class HubError(Exception):
@@ -161,8 +164,12 @@ def download(
 
     How long a download takes is unbounded: models have up to terabytes. It has stalled when neither
     the progress bars move nor the model's folder in the cache grows, which another process may be
-    filling. Raises huggingface_hub's errors, and DownloadStalled.
+    filling. Where stderr is no terminal, lines of the log stand for the bars. Raises
+    huggingface_hub's errors, and DownloadStalled.
     """
+    draws_bars = sys.stderr.isatty()
+    if not draws_bars:
+        disable_progress_bars()
     updates: list[None] = []
 
     class CountingBar(tqdm):
@@ -183,7 +190,10 @@ def download(
     cached = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
     def progress() -> tuple[int, int]:
-        return len(updates), _num_bytes(cached)
+        num_bytes = _num_bytes(cached)
+        if not draws_bars and updates:
+            _logger.info("%.1f MB of %s are here", num_bytes / 1e6, name)
+        return len(updates), num_bytes
 
     folder = result_unless_stalled(work, progress, stall_timeout_s)
     if folder is None:

@@ -2,8 +2,8 @@
 
     record -> text or JSON -> LogWriter: a bounded queue -> its thread -> stderr
 
-The `extra` fields of a record become keys of its JSON object. `Console` writes the lines of several
-processes.
+The `extra` fields of a record become keys of its JSON object. Libraries log from warnings up.
+`Console` writes the lines of several processes, each with a time.
 
 A server outlives the terminal or the log shipper that it was started under, and waits for neither:
 a pipe that nobody reads holds 64 KiB, and a full disk nothing. Only the writer's thread waits
@@ -16,12 +16,14 @@ import errno
 import json
 import logging
 import os
+import re
 import select
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -113,8 +115,12 @@ class LogWriter:
 # Above every level: TGI's LOG_LEVEL also knows "off".
 _OFF = logging.CRITICAL + 1
 _STANDARD_KEYS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# What they log, the router logs itself.
-_QUIET_LOGGERS = ("uvicorn", "httpx", "huggingface_hub")
+_OWN_PACKAGES = frozenset(
+    {"router", "model_server", "fleet", "processes", "constraints", "native", "client"}
+)
+_TIME = "%H:%M:%S"
+# Behind the names of processes: a server's line names its own, of several servers both are named.
+_HAS_TIME = re.compile(r"(?:[^|\n]{1,200} \| )*\d\d:\d\d:\d\d ")
 
 
 # Select Graphic Rendition (ECMA-48, 8.3.117).
@@ -123,13 +129,40 @@ _PLAIN = "\x1b[0m"
 _COLOURS = (("\x1b[31m", ("error:", " ERROR ", " CRITICAL ")), ("\x1b[33m", (" WARNING ",)))
 
 
+@dataclass(frozen=True, slots=True)
+class MessageWithFields:
+    """What is logged with fields that text shows behind it; JSON has them as keys, by `extra`."""
+
+    message: str
+    fields: Mapping[str, object]
+
+    def __str__(self) -> str:
+        return " ".join([self.message, *(f"{name}={value}" for name, value in self.fields.items())])
+
+
+class _TextFormatter(logging.Formatter):
+    """Who logged a line is said where something is wrong, or looked into."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", _TIME)
+        self._plain = logging.Formatter("%(asctime)s %(levelname)s %(message)s", _TIME)
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.levelno == logging.INFO:
+            return self._plain.format(record)
+        return super().format(record)
+
+
 class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        message = record.msg
         line: dict[str, object] = {
             "timestamp": datetime.fromtimestamp(record.created, UTC).isoformat(),
             "level": record.levelname,
             "target": record.name,
-            "message": record.getMessage(),
+            "message": message.message
+            if isinstance(message, MessageWithFields)
+            else record.getMessage(),
         }
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD_KEYS}
         if record.exc_info:
@@ -143,6 +176,7 @@ class _Handler(logging.Handler):
     def __init__(self, formatter: logging.Formatter) -> None:
         super().__init__()
         self.setFormatter(formatter)
+        self.addFilter(_is_wanted)
         self._writer = LogWriter(sys.stderr, self._dropped_line)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -160,6 +194,11 @@ class _Handler(logging.Handler):
         return f"{self.format(logging.makeLogRecord(values))}\n"
 
 
+def _is_wanted(record: logging.LogRecord) -> bool:
+    is_own = record.name.partition(".")[0] in _OWN_PACKAGES
+    return is_own or record.levelno >= logging.WARNING
+
+
 def _dropped(num_dropped: int) -> str:
     return f"dropped {num_dropped} lines of the log, which could not be written in time"
 
@@ -169,18 +208,17 @@ def start_logging(level: str, *, json_output: bool) -> None:
 
     A process that ends by os._exit calls logging.shutdown before, else its last lines are lost.
     """
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
-    handler = _Handler(_JsonFormatter() if json_output else text)
+    handler = _Handler(_JsonFormatter() if json_output else _TextFormatter())
     number = _OFF if level == "off" else level.upper()
     # Loggers with a level of their own may log below `level`.
     handler.setLevel(number)
     logging.basicConfig(level=number, handlers=[handler], force=True)
-    for name in _QUIET_LOGGERS:
-        logging.getLogger(name).setLevel(logging.WARNING)
+    # Python's own warnings, as lines of the log.
+    logging.captureWarnings(True)
 
 
 class Console:
-    """Lines on stderr, each behind its process's name; `as_json`: each one a JSON object.
+    """Lines on stderr, each behind its process's name and with a time; `as_json`: JSON objects.
 
     has_colours: names are dim, warnings yellow and errors red, as terminals show it
     """
@@ -199,6 +237,16 @@ class Console:
         """A process's line. A JSON object gets its name; of any other line `level` is a guess."""
         self._lines.write(self._line(name, line, level))
 
+    @property
+    def draws_bars(self) -> bool:
+        """Whether progress bars may be drawn where the lines go."""
+        return not self.as_json and sys.stderr.isatty()
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody sees what `print` writes."""
+        return not self.as_json and sys.stdout.isatty()
+
     def print(self, text: str) -> None:
         """A text for people, on stdout."""
         self._texts.write(text)
@@ -211,10 +259,14 @@ class Console:
     def _line(self, name: str, line: str, level: str) -> str:
         if self.as_json:
             return f"{_object(name, line, level)}\n"
+        return "".join(f"{self._with_name(name, part)}\n" for part in line.split("\n"))
+
+    def _with_name(self, name: str, line: str) -> str:
+        text = line if _HAS_TIME.match(line) else f"{time.strftime(_TIME)} {line}"
         if not self._has_colours:
-            return f"{name} | {line}\n"
-        colour = next((code for code, words in _COLOURS if any(word in line for word in words)), "")
-        return f"{_DIM}{name} |{_PLAIN} {colour}{line}{_PLAIN if colour else ''}\n"
+            return f"{name} | {text}"
+        colour = next((code for code, words in _COLOURS if any(word in text for word in words)), "")
+        return f"{_DIM}{name} |{_PLAIN} {colour}{text}{_PLAIN if colour else ''}"
 
     def _dropped_line(self, num_dropped: int) -> str:
         return self._line("launcher", _dropped(num_dropped), "WARNING")

@@ -23,6 +23,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from processes.addresses import answers_health, socket_listens, url_of
@@ -84,6 +85,19 @@ _SIGNAL_EVERY_S = 0.2
 ROUTER_SLACK_S = 15.0
 
 
+def example(plan: Deployment) -> str:
+    """What a person may do with the server, who sees it start."""
+    url = url_of(plan.hostname, plan.port, has_tls=plan.has_tls)
+    needs_key = plan.reloads_keys or "API_KEY" in plan.secrets
+    key = ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
+    body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
+    return (
+        f"\nTandem serves at {url}. Open it in a browser, or try:\n\n"
+        f"    curl -N {url}/generate_stream{key} -H 'Content-Type: application/json' \\\n"
+        f"      -d '{body}'\n\n"
+    )
+
+
 class _TooManyRestarts(ChildFailed):
     """What ended will not be started anew."""
 
@@ -117,6 +131,7 @@ class Supervisor:
         """Serve until a signal or a death. Returns the exit code."""
         started_s = time.monotonic()
         failure: ChildFailed | None = None
+        self._console.say(f"Tandem {version('tandem')} will serve {self._deployment.model_id}")
         try:
             fetching = fetch_tokenizer(self._deployment, self._environ, self._console)
             self._tokenizer_folder = await self._signals.unless_stopped(fetching)
@@ -126,7 +141,7 @@ class Supervisor:
             await self._signals.unless_stopped(self._until_answering())
             self._has_served = True
             self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
-            self._print_example()
+            self._say_where()
             await self._start_standbys()
             await self._signals.unless_stopped(self._keep_running())
         except Stopped:
@@ -163,25 +178,18 @@ class Supervisor:
     def _children(self) -> list[Child]:
         return [*([self._router] if self._router else []), *self._shards]
 
-    def _print_example(self) -> None:
+    def _say_where(self) -> None:
         plan = self._deployment
-        url = url_of(plan.hostname, plan.port, has_tls=plan.has_tls)
-        if plan.http_uds is not None or self._console.as_json:
-            place = url if plan.http_uds is None else f"unix:{plan.http_uds}"
-            self._console.say(f"Tandem serves at {place}")
+        if plan.http_uds is None and self._console.is_watched:
+            self._console.print(example(plan))
             return
-        needs_key = plan.reloads_keys or "API_KEY" in plan.secrets
-        key = ' -H "Authorization: Bearer $API_KEY"' if needs_key else ""
-        body = '{"inputs": "Once there was", "parameters": {"max_new_tokens": 40}}'
-        self._console.print(
-            f"\nTandem serves at {url}. Open it in a browser, or try:\n\n"
-            f"    curl -N {url}/generate_stream{key} -H 'Content-Type: application/json' \\\n"
-            f"      -d '{body}'\n\n",
-        )
+        url = url_of(plan.hostname, plan.port, has_tls=plan.has_tls)
+        place = url if plan.http_uds is None else f"unix:{plan.http_uds}"
+        self._console.say(f"Tandem serves at {place}")
 
     async def _start_shards(self) -> None:
         plan = self._deployment
-        self._console.say(f"loading {plan.model_id} on {plan.num_shard} shard(s)")
+        self._console.say(f"loading it on {plan.num_shard} shard{'s' * (plan.num_shard > 1)}")
         standbys = self._standbys
         self._standbys = []
         if standbys and all(each.stands_by for each in standbys):

@@ -289,9 +289,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             shown = ", ".join(
                 f"{name} {value:g}" for name, value in limits.sampling_defaults.items()
             )
-            _logger.info("requests that leave them out get %s", shown)
-        capacity = capacity_of(info, pool, limits)
-        _logger.info("%s on %s: %s", info.model_id, info.device_type, capacity)
+            _logger.info("requests that leave sampling parameters out get %s", shown)
         metrics = Metrics(
             CollectorRegistry(),
             max_input_len=limits.max_input_len,
@@ -302,6 +300,8 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         key_limits = KeyLimits()
         prompts = example_prompts(tokenizer.path.parent)
         about = server_info(config, shards.num_ranks, info, pool, limits, prompts)
+        capacity = capacity_of(info, pool, limits)
+        _logger.info("%s on %s: %s", about.model_id, info.device_type, capacity)
         if config.prefix_caching and not about.prefix_caching:
             _logger.warning(
                 "prefix caching is off: the model has states beside keys and values, and its"

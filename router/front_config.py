@@ -164,7 +164,7 @@ class FrontConfig:
     )
     log_level: str = setting(
         "info",
-        "least severe lines that router and front log, or off; trace and warn are known too, and "
+        "least severe lines that are logged, or off; trace and warn are known too, and "
         "levels of TGI's parts are ignored (info,text_generation_router=debug)",
         _log_level,
         group=Group.LOGS,

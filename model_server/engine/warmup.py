@@ -100,14 +100,14 @@ def warm_up(
     model.allocate(num_blocks, num_states)
     total_len = min(total_len, num_blocks * model.block_size)
     model.prepare(largest.batch_size, total_len)
-    _log.info(
+    _log.debug(
         "pool of %d blocks of %d tokens, %.1f MiB",
         num_blocks,
         model.block_size,
         num_blocks * model.bytes_per_block / 2**20,
     )
     if num_states:
-        _log.info(
+        _log.debug(
             "states: %.1f MB a sequence, %d slots, %.1f MiB",
             model.state_bytes / 1e6,
             num_states,

@@ -82,6 +82,8 @@ def load_dense(
     actual = _logits(executor, evidence.token_ids)
     if quantize is None:
         require_near(actual, evidence.native, evidence.exact, dtype, evidence.exact_of_chosen)
+        error = relative_error(actual, evidence.exact)
+        _log.info("proven: its logits are those of transformers (relative error %.2g)", error)
     else:
         _require_within(MAX_QUANTIZED_ERROR, actual, evidence.exact, quantize)
     return executor
@@ -131,13 +133,15 @@ def _as_computed(
 
 def _require_within(max_error: float, actual: Tensor, exact: Tensor, kind: str) -> None:
     error = relative_error(actual, exact)
-    _log.info("relative error of logits in %s: %.2g", kind, error)
     if not error <= max_error:
         way_out = ""
         if kind == "int8":
             # A few numbers of a row that are far larger leave no digits to the others.
             way_out = "; int4 has a scale for each group of a row, and is nearer to such a model"
         raise Unreadable(f"in {kind} its logits are too far from float32 ({error:.2g}){way_out}")
+    _log.info(
+        "proven: its logits in %s are near those in float32 (relative error %.2g)", kind, error
+    )
 
 
 @torch.inference_mode()

@@ -121,7 +121,7 @@ class ConstraintCache:
             began_s = time.monotonic()
             vocabulary = Vocabulary.load(folder / "tokenizer.json", vocab_size, end_ids)
             warm_up(vocabulary)
-            _log.info(
+            _log.debug(
                 "read a vocabulary of %d tokens in %.1f s",
                 len(vocabulary.tokens),
                 time.monotonic() - began_s,

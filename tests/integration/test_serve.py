@@ -4,11 +4,13 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -31,17 +33,32 @@ def generate(server: RunningServer, inputs: str, **parameters: object) -> httpx.
     return server.http.post("/generate", json=body, timeout=60)
 
 
-def test_the_hello_names_the_address_and_a_line_to_try(server: RunningServer) -> None:
+def test_the_log_of_a_start_tells_what_is_served_where_and_how(server: RunningServer) -> None:
     deadline_s = time.monotonic() + 5
-    while "curl" not in server.said and time.monotonic() < deadline_s:
+    while "Tandem serves" not in server.said and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    assert f"Tandem serves at {server.url}" in server.said
-    assert f"curl -N {server.url}/generate_stream" in server.said
+    told = [
+        f"launcher | TIME Tandem {version('tandem')} will serve {BUNDLED_MODEL}",
+        "launcher | TIME loading it on 1 shard",
+        "shard 0 | TIME INFO reading the weights on cpu",
+        "shard 0 | TIME INFO proven: its logits are those of transformers (relative error ",
+        "shard 0 | TIME INFO loaded in ",
+        "router | TIME INFO demo on cpu: 4.07 M parameters in float32 by dense",
+        "launcher | TIME ready after ",
+        f"launcher | TIME Tandem serves at {server.url}",
+    ]
+    lines = re.sub(r"\| \d\d:\d\d:\d\d ", "| TIME ", server.said).splitlines()
+    # Every line has a time, and none is a progress bar.
+    assert all(" | TIME " in line for line in lines)
+    assert "Loading weights" not in server.said
+    starts = [next((each for each in told if line.startswith(each)), None) for line in lines]
+    assert [each for each in starts if each is not None] == told
+    assert any(line.endswith(f"INFO ready at {server.url}") for line in lines)
 
 
 @pytest.mark.nightly
 def test_a_server_is_ready_when_its_vocabulary_is_read_and_its_workers_are_there() -> None:
-    with launched() as server:
+    with launched("--log-level", "debug") as server:
         assert server.pid_of("constraints.worker")
         before = server.said
         body = {"inputs": "Say", "parameters": {"grammar": {"type": "regex", "value": "a{3,5}b"}}}

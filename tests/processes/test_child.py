@@ -1,6 +1,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,11 @@ async def python(code: str, name: str = "child", console: Console | None = None)
     return await Child.start(name, argv, os.environ, console or Console())
 
 
+def said(capfd: pytest.CaptureFixture[str]) -> list[str]:
+    """The console's lines, without their times."""
+    return re.sub(r"\| \d\d:\d\d:\d\d ", "| ", capfd.readouterr().err).splitlines()
+
+
 async def test_what_a_child_says_is_passed_on_behind_its_name(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -31,7 +37,7 @@ async def test_what_a_child_says_is_passed_on_behind_its_name(
     child = await python(code, "shard 1", console)
     assert await child.wait() == 0
     console.flush()
-    assert capfd.readouterr().err.splitlines() == ["shard 1 | hello", "shard 1 | oh"]
+    assert said(capfd) == ["shard 1 | hello", "shard 1 | oh"]
 
 
 async def test_json_lines_get_their_speakers_name_and_other_lines_become_objects(
@@ -81,7 +87,7 @@ async def test_the_error_that_ends_a_child_is_its_death_notice_and_no_line(
     await child.wait()
     console.flush()
     assert child.death_notice() == "shard 0: no weights"
-    assert capfd.readouterr().err.splitlines() == ["shard 0 | error: not yet", "shard 0 | hm"]
+    assert said(capfd) == ["shard 0 | error: not yet", "shard 0 | hm"]
 
 
 async def test_a_progress_bar_is_known_before_its_line_ends() -> None:
@@ -93,6 +99,15 @@ async def test_a_progress_bar_is_known_before_its_line_ends() -> None:
     await child.wait()
     assert child.progress == "20%"
     assert child.last_lines == ("20%",)
+
+
+async def test_a_progress_bar_is_no_line_of_the_log(capfd: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    child = await python("print('\\r10%\\r99%\\nhm\\r\\n\\r50%')", console=console)
+    await child.wait()
+    console.flush()
+    assert said(capfd) == ["child | hm"]
+    assert child.last_lines == ("99%", "hm", "50%")
 
 
 async def test_a_death_by_signal_is_named() -> None:

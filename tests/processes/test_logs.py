@@ -17,15 +17,19 @@ from processes.logs import Console
 
 SAY = """
 import logging
-from processes.logs import start_logging
+from processes.logs import MessageWithFields, start_logging
 start_logging("INFO", json_output={json})
 log = logging.getLogger("router.voice")
 log.debug("unheard")
+logging.getLogger("somebody.else").info("unheard, too")
 log.warning("%d things", 3, extra={{"request_id": "mine", "num_tokens": 4}})
 try:
     1 / 0
 except ZeroDivisionError:
     log.exception("two\\nlines")
+log.info(MessageWithFields("GET /", {{"total_ms": 5}}), extra={{"total_ms": 5, "seed": 7}})
+import warnings
+warnings.warn("old")
 """
 
 
@@ -37,7 +41,7 @@ def logged(*, as_json: bool) -> str:
 
 
 def test_json_output_is_one_object_a_line() -> None:
-    first, second = map(json.loads, logged(as_json=True).splitlines())
+    first, second, third, fourth = map(json.loads, logged(as_json=True).splitlines())
     assert datetime.fromisoformat(first.pop("timestamp")).tzinfo is not None
     assert first == {
         "level": "WARNING",
@@ -48,6 +52,8 @@ def test_json_output_is_one_object_a_line() -> None:
     }
     assert second["message"] == "two\nlines"
     assert second["exception"].endswith("ZeroDivisionError: division by zero")
+    assert (third["message"], third["total_ms"], third["seed"]) == ("GET /", 5, 7)
+    assert "UserWarning: old" in fourth["message"]
 
 
 def test_a_log_that_is_off_says_nothing() -> None:
@@ -61,19 +67,31 @@ def test_text_is_for_people() -> None:
     text = logged(as_json=False)
     assert text.splitlines()[0].endswith("WARNING router.voice: 3 things")
     assert "ZeroDivisionError" in text
+    assert re.search(r"^\d\d:\d\d:\d\d INFO GET / total_ms=5$", text, re.MULTILINE)
 
 
 def test_a_terminal_gets_colours(capfd: pytest.CaptureFixture[str]) -> None:
     console = Console(has_colours=True)
-    console.say("error: no weights", "ERROR")
-    console.pass_on("router", "05:04 WARNING router: hm")
-    console.pass_on("router", "05:04 INFO router: ready")
+    console.pass_on("router", "05:04:00 ERROR router: no weights", "ERROR")
+    console.pass_on("router", "05:04:00 WARNING router: hm")
+    console.pass_on("router", "05:04:00 INFO ready")
     console.flush()
     assert capfd.readouterr().err.splitlines() == [
-        "\x1b[2mlauncher |\x1b[0m \x1b[31merror: no weights\x1b[0m",
-        "\x1b[2mrouter |\x1b[0m \x1b[33m05:04 WARNING router: hm\x1b[0m",
-        "\x1b[2mrouter |\x1b[0m 05:04 INFO router: ready",
+        "\x1b[2mrouter |\x1b[0m \x1b[31m05:04:00 ERROR router: no weights\x1b[0m",
+        "\x1b[2mrouter |\x1b[0m \x1b[33m05:04:00 WARNING router: hm\x1b[0m",
+        "\x1b[2mrouter |\x1b[0m 05:04:00 INFO ready",
     ]
+
+
+def test_every_line_of_a_console_has_one_time(capfd: pytest.CaptureFixture[str]) -> None:
+    console = Console()
+    console.say("error: two\n    lines", "ERROR")
+    console.pass_on("demo", "router | 05:04:00 INFO ready")
+    console.flush()
+    own, more, passed = capfd.readouterr().err.splitlines()
+    assert re.fullmatch(r"launcher \| \d\d:\d\d:\d\d error: two", own)
+    assert re.fullmatch(r"launcher \| \d\d:\d\d:\d\d     lines", more)
+    assert passed == "demo | router | 05:04:00 INFO ready"
 
 
 NUM_LINES = 20_000
@@ -85,7 +103,7 @@ from processes.logs import start_logging
 import logging
 start_logging("INFO", json_output="json" in sys.argv)
 for number in range({NUM_LINES}):
-    logging.getLogger("talk").info("%d %s", number, "x" * 100)
+    logging.getLogger("router").info("%d %s", number, "x" * 100)
 sys.stdout.write("said it all\\n")
 sys.stdout.flush()
 sys.stdin.readline()

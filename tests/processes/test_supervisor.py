@@ -1,13 +1,28 @@
 """The time that the supervisor leaves its children; how often and how soon they start anew."""
 
-from processes.supervisor import ROUTER_SLACK_S, WINDOW_S, RestartLimit
+import pytest
+
+from processes.supervisor import ROUTER_SLACK_S, WINDOW_S, RestartLimit, example
 from router import __main__ as router
 from router.telemetry import tracing
+from tests.processes.test_deployment import deployment
 
 
 def test_the_router_may_take_its_time_to_end() -> None:
     needed_s = router._LAST_STEP_S + router._LAST_BYTES_S + tracing.CLOSE_TIMEOUT_S
     assert needed_s < ROUTER_SLACK_S
+
+
+@pytest.mark.parametrize(
+    ("secrets", "key"),
+    [({}, ""), ({"API_KEY": "hush"}, ' -H "Authorization: Bearer $API_KEY"')],
+    ids=["open", "with-a-key"],
+)
+def test_who_sees_the_server_start_gets_a_line_to_try(secrets: dict[str, str], key: str) -> None:
+    said = example(deployment(port=81, secrets=secrets))
+    assert "Tandem serves at http://127.0.0.1:81. Open it in a browser" in said
+    assert f"curl -N http://127.0.0.1:81/generate_stream{key} -H 'Content-Type: app" in said
+    assert "hush" not in said
 
 
 class Clock:

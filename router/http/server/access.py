@@ -18,6 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from processes.logs import MessageWithFields
 from processes.worker_threads import stop_on_panic
 from router.http.errors import (
     NEXT_SERVER_S,
@@ -37,6 +38,7 @@ _MAX_PATH_LEN = 200
 _MAX_PLACES = 16
 _MAX_PLACE_LEN = 160
 
+_UNSHOWN = frozenset({"status", "seed", "validation_ms", "inference_ms"})
 _PROBED = frozenset({"/", "/health", "/ping"})
 ANY_ORIGIN = ("*",)
 _METHODS = ("GET", "POST", "DELETE", "OPTIONS")
@@ -133,12 +135,11 @@ class AccessRecord:
 
     def end(self, method: str, path: str) -> None:
         fields = self.answer_fields()
+        # What is nothing, as a rule, and what matters to programs alone, people need not read.
+        shown = {name: value for name, value in fields.items() if value and name not in _UNSHOWN}
         _logger.log(
             logging.DEBUG if self.is_routine else logging.INFO,
-            "%s %s %s",
-            method,
-            path,
-            " ".join(f"{name}={value}" for name, value in fields.items()),
+            MessageWithFields(f"{method} {path} {self.status or '-'}", shown),
             extra={**self.request_fields(method, path), **fields},
         )
 

@@ -182,7 +182,7 @@ async def test_a_request_has_one_log_line(caplog: pytest.LogCaptureFixture) -> N
 
     (record,) = caplog.records
     fields = vars(record)
-    assert record.getMessage().startswith("POST /generate_stream total_ms=")
+    assert record.getMessage().startswith("POST /generate_stream 200 total_ms=")
     assert (fields["request_id"], fields["status"]) == ("mine", 200)
     assert (fields["num_prompt_tokens"], fields["num_generated_tokens"]) == (5, 3)
     assert fields["queue_ms"] + fields["inference_ms"] <= fields["total_ms"] + 1

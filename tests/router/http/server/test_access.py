@@ -133,9 +133,12 @@ async def test_a_text_line_has_the_same_words(lines: pytest.LogCaptureFixture) -
     await line_of(lines, "/generate", body)
     (line,) = (record for record in lines.records if record.name == "router.http.server.access")
     said = line.getMessage()
-    assert said.startswith("POST /generate total_ms=")
-    for word in ("status=200", "request_id=mine", "stream=False", "finish_reasons=length"):
+    assert said.startswith("POST /generate 200 total_ms=")
+    for word in ("request_id=mine", "num_prompt_tokens=5", "finish_reasons=length"):
         assert f" {word}" in said
+    # What is not, or only for programs, is in JSON alone.
+    for word in ("status", "stream", "num_cached_tokens", "seed", "validation_ms"):
+        assert f" {word}=" not in said
 
 
 async def test_what_is_no_generation_is_logged_at_debug(lines: pytest.LogCaptureFixture) -> None:
