@@ -22,7 +22,8 @@ export function MessageView({ conversation, message }: { conversation: Conversat
       <header>
         <strong>{who}</strong>
         <Branches conversation={conversation} message={message} />
-        {!isEdited && <Actions conversation={conversation} message={message} onEdit={() => setEdited(true)} />}
+        {isWritten && <span class="progress">{progress.value}</span>}
+        {!isEdited && !isWritten && <Actions conversation={conversation} message={message} onEdit={() => setEdited(true)} />}
       </header>
       {isEdited ? (
         <Editor conversation={conversation} message={message} onEnd={() => setEdited(false)} />
@@ -36,7 +37,6 @@ export function MessageView({ conversation, message }: { conversation: Conversat
         </p>
       )}
       <footer>
-        {isWritten && <span class="progress">{progress.value}</span>}
         {message.end !== null && <span class="hint">{message.end}</span>}
         <Continue conversation={conversation} message={message} />
       </footer>

@@ -85,7 +85,7 @@ export function TokenText({ tokens, isGrowing }: { tokens: Token[]; isGrowing: b
       </div>
       {tokens.length > MAX_SHOWN && <p class="hint">{tokens.length - MAX_SHOWN} more tokens are not shown.</p>}
       {!isGrowing && <Legend />}
-      {pointed !== null && current !== undefined && <Rivals id={id} token={current} beside={pointed} />}
+      {pointed !== null && current !== undefined && <Rivals key={at} id={id} token={current} beside={pointed} />}
     </div>
   );
 }
