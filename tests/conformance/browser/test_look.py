@@ -119,7 +119,7 @@ def test_what_is_active_is_seen_above_the_message_and_turned_off_there(
 
 def test_enter_during_an_answer_sends_behind_it_and_says_so(visit: Visit) -> None:
     page = visit.page
-    remember(visit, {"tandem.parameters": '{"ignore_eos": "on", "max_tokens": "1000"}'})
+    remember(visit, {"tandem.parameters": '{"ignore_eos": "on", "max_tokens": "500"}'})
     visit.send("Tell me a story.")
     message = page.get_by_label("Message", exact=True)
     message.fill("Hello")
