@@ -505,7 +505,9 @@ def serve(context: typer.Context) -> None:
 def _warn_of_variables(as_json: bool) -> None:
     for name, meant in misspelt_variables(serve_settings(), os.environ).items():
         console = _console(as_json)
-        console.say(f"WARNING no setting has the variable {name}; did you mean {meant}?", "WARNING")
+        console.say(
+            f"warning: no setting has the variable {name}; did you mean {meant}?", "WARNING"
+        )
         console.flush()
 
 
@@ -550,7 +552,8 @@ async def _check_one(
         console.say(f"error: {error}", "ERROR")
         console.flush()
         return 1
-    console.say(f"checking {deployment.model_id} for {deployment.num_shard} shard(s)")
+    num_shard = deployment.num_shard
+    console.say(f"checking {deployment.model_id} for {num_shard} shard{'s' * (num_shard > 1)}")
     shard_argv = [*deployment.shard_argv(folder, "check"), f"--max-batch-size={max_batch_size}"]
     router_argv = deployment.router_argv(folder, ["check"])
     children = await asyncio.gather(

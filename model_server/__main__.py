@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import uvloop
+from transformers.utils.logging import disable_progress_bar
 
 from model_server import config
 from model_server.checkpoint.check import forecast
@@ -64,6 +65,9 @@ def main(argv: list[str]) -> int:
         if isinstance(settings, config.CheckConfig):
             sys.stdout.write(f"{forecast(settings)}\n")
             return 0
+        if settings.parent_pid is None and (settings.json_output or not sys.stderr.isatty()):
+            # The launcher reads bars, and passes none on.
+            disable_progress_bar()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(settings))

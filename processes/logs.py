@@ -126,7 +126,10 @@ _HAS_TIME = re.compile(r"(?:[^|\n]{1,200} \| )*\d\d:\d\d:\d\d ")
 # Select Graphic Rendition (ECMA-48, 8.3.117).
 _DIM = "\x1b[2m"
 _PLAIN = "\x1b[0m"
-_COLOURS = (("\x1b[31m", ("error:", " ERROR ", " CRITICAL ")), ("\x1b[33m", (" WARNING ",)))
+_COLOURS = (
+    ("\x1b[31m", ("error:", " ERROR ", " CRITICAL ")),
+    ("\x1b[33m", ("warning:", " WARNING ")),
+)
 
 
 @dataclass(frozen=True, slots=True)

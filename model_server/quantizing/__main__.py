@@ -12,6 +12,7 @@ import sys
 from typing import NoReturn
 
 from safetensors import SafetensorError
+from transformers.utils.logging import disable_progress_bar
 
 from model_server import config
 from model_server.errors import ShardError
@@ -28,6 +29,8 @@ def main(argv: list[str]) -> int:
     try:
         settings = config.parse_quantize(argv)
         start_logging("info", json_output=False)
+        if not sys.stderr.isatty():
+            disable_progress_bar()
         made = quantize(settings)
     # Those that are not ours are of disks.
     except (BadConfig, ShardError, OSError, SafetensorError, KeyboardInterrupt) as error:

@@ -214,6 +214,8 @@ def download(environ: dict[str, str], *names: str) -> list[str]:
     )
     argv = [sys.executable, "-c", code, *names]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    # Where no terminal is, no progress bar is drawn.
+    assert "%|" not in done.stderr
     return done.stdout.splitlines()
 
 

@@ -226,6 +226,8 @@ def test_the_command_says_what_it_does_and_what_it_made(tmp_path: Path) -> None:
     assert command.returncode == 0, log
     assert said.startswith(f"{out}: 0.")
     assert "layer 2 of 2: " in log
+    # No progress bar.
+    assert "\r" not in log
 
 
 @pytest.mark.nightly
