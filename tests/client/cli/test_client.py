@@ -15,7 +15,7 @@ from client.cli.client import HISTORY_NAME
 from client.cli.terminal import Screen
 from client.lmtp.model import LmtpModel
 from tests.client.cli.on_terminal import ARGV, on_a_terminal
-from tests.client.lmtp.peer import Peer, performing, performing_aside
+from tests.client.lmtp.peer import GREETING, Peer, performing, performing_aside
 from tests.command_line import run_launcher
 
 
@@ -149,12 +149,16 @@ def test_a_wrong_line_shows_in_the_exit_code() -> None:
     assert (code, out, err) == (1, "abc\n", "error: it went wrong\n")
 
 
-def test_info_help_and_quit_are_no_prompts() -> None:
+def test_info_help_and_quit_are_no_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Longer than what is shown of a parameter.
+    features = [f"feature-{number}" for number in range(20)]
+    monkeypatch.setitem(GREETING, "features", features)
     with performing_aside(echo) as scene:
         code, out, _ = piped(scene.url, stdin="/info\n/help\n/quit\nabc\n")
         assert [kind for peer in scene.peers for kind, _ in peer.received] == ["HELLO", "HELLO"]
     assert code == 0
     assert "server: scripted 1.0\nmodels: scripted\n" in out
+    assert f"features: {', '.join(features)}\n" in out
     assert "max_tokens=50 temperature=0.7" in out
 
 

@@ -274,7 +274,7 @@ def test_keys_of_a_file_take_the_place_of_one_in_a_variable(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("gpus", "told"), [(1, ("for 1 shard(s)", "64 at once")), (2, ("for 2 shard(s)",))]
+    ("gpus", "told"), [(1, ("for 1 shard", "64 at once")), (2, ("for 2 shards",))]
 )
 def test_the_image_s_launcher_takes_what_the_chart_gives_it(
     gpus: int, told: tuple[str, ...], tmp_path: Path
