@@ -378,7 +378,8 @@ def fleet_argv(
     for each in serve_settings():
         source, value = next(sources_of(each, by_flag, environ), ("", ""))
         if each.name in _OF_ONE_MODEL and value not in ("", "false"):
-            shown = source if value == "true" else f"{source} {value}"
+            text = ",".join(value) if isinstance(value, list) else value
+            shown = source if text == "true" else f"{source} {text}"
             raise BadConfig(f"{shown}: {_OF_ONE_MODEL[each.name]}")
     argv = [sys.executable, "-m", "fleet", *flags_of(fields(FleetConfig), by_flag)]
     argv += [f"--model={model}" for model in models]
@@ -399,6 +400,7 @@ def fleet_argv(
 app = typer.Typer(
     name="launcher",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

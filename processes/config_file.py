@@ -45,8 +45,10 @@ def with_config_file(
 def _read(path: Path) -> dict[Any, Any]:
     try:
         value = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadConfig(f"--config {path}: {error}") from None
+    except OSError as error:
+        raise BadConfig(f"--config {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadConfig(f"--config {path}: is no text in UTF-8: {error}") from None
     except yaml.YAMLError as error:
         raise BadConfig(f"--config {path}: is not YAML: {error}") from None
     if value is None:

@@ -206,7 +206,7 @@ class CommandLine(argparse.ArgumentParser):
         return {name: value for name, value in found.items() if value not in (None, [])}
 
     def error(self, message: str) -> NoReturn:
-        raise BadConfig(f"{message}; see --help")
+        raise BadConfig(f"{message.removeprefix('argument ')}; see --help")
 
     def _answer_help(self, argv: Sequence[str], overview: Overview) -> None:
         """Prints what --help asks for, and exits; returns where nothing does."""

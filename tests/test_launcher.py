@@ -73,6 +73,7 @@ def deployment(*argv: str, **environ: str) -> Deployment:
 def test_help_names_every_command() -> None:
     said = run_launcher("--help")
     assert said.returncode == 0
+    assert run_launcher("-h").stdout == said.stdout
     for command in ("serve", "client", "query", "download-weights", "quantize", "env"):
         assert command in said.stdout
 
@@ -166,6 +167,9 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("--prot", "3"), "such flag; did you mean --port?", id="nearly"),
         pytest.param(("--no-json-outptu",), "did you mean --no-json-output?", id="nearly-a-switch"),
         pytest.param(("--max-model-len=9",), "did you mean --max-total-tokens?", id="vllm-s-word"),
+        pytest.param(("--port",), "error: --port/-p: expected one argument; see", id="no-value"),
+        pytest.param(("--config=/no/file",), "/no/file: No such file or directory\n", id="no-file"),
+        pytest.param(("a", "b", "--lora-adapters=x"), "--lora-adapters x: an", id="no-list"),
         pytest.param(("--help", "nothing"), "no group and no flag has this name", id="no-topic"),
         pytest.param(("auto", "b"), "auto is any model", id="auto-and-another"),
         pytest.param(("b", "b"), "'b' is given twice", id="model-twice"),
