@@ -1,4 +1,4 @@
-"""The command line: serve, check, client, query, top, download-weights, quantize, env.
+"""The command line: serve, check, client, query, top, batch, download-weights, quantize, env.
 
 `launcher serve` decides which process gets which flag, starts them and watches them. It imports of
 a tier only what declares and checks its settings, so that a wrong flag is refused, by the rule of
@@ -364,6 +364,7 @@ _OF_ONE_MODEL = {
     "tokenizer_config_path": "it belongs to one model; with several, put it into the folder",
     "shard_uds_path": "each of several models has sockets of its own",
     "master_port": "each of several models takes a free port of its own",
+    "batch_file": "batches are computed by one model's server; serve that one alone",
 }
 
 
@@ -626,6 +627,7 @@ def check_command(context: typer.Context) -> None:
 
 app.command("client", short_help="Talk to a served model.")(client_commands.client)
 app.command("top", short_help="Watch a server's load.")(client_commands.top)
+app.command("batch", short_help="Have a file of requests computed.")(client_commands.batch)
 app.command("query", short_help="Run a program of the query language.")(client_commands.query)
 
 

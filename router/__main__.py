@@ -47,6 +47,9 @@ from router.engine.observer import StepObserver
 from router.engine.validation import Validation
 from router.http.answers import ReadingRules
 from router.http.app import Services, create_app, openapi_without_server
+from router.http.batches.runner import BatchRunner
+from router.http.batches.store import BatchStore
+from router.http.bodies import end
 from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import SocketLimits
 from router.http.served_models import PLACEHOLDERS
@@ -119,6 +122,15 @@ def _check(config: RouterConfig) -> int:
     return 0
 
 
+def _batches(config: RouterConfig, keys: KeyRing) -> BatchRunner | None:
+    """None where they are off. Raises StartupFailed."""
+    if config.batch_file is None:
+        return None
+    retention_s = 3600.0 * config.batch_retention_hours
+    store = BatchStore(config.batch_file, config.max_batch_bytes, retention_s)
+    return BatchRunner(store, keys, config.max_concurrent_requests)
+
+
 def _adapter_folders(config: RouterConfig) -> dict[str, str]:
     """By the adapters' names; what is not here is fetched from the hub. Raises StartupFailed."""
     return {name: str(find_adapter(path)) for name, path in config.lora_adapters}
@@ -141,6 +153,7 @@ class _Router:
     sockets: Sockets
     tracer: Tracer
     checks: ConstraintCheck
+    batches: BatchRunner | None
 
     async def close(self) -> None:
         await self.checks.close()
@@ -166,7 +179,10 @@ async def _run(config: RouterConfig) -> int:
         await router.checks.until_started()
         await router.http.start()
         _logger.info("ready at %s", router.http.address)
+        batching = None if router.batches is None else asyncio.create_task(router.batches.run())
         await first_of(signals.first.wait(), stepping)
+        if batching is not None:
+            await end(batching)
         if not stepping.done():
             await _drain(config, router, signals, stepping)
         await _stop(router, signals, stepping)
@@ -364,6 +380,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             adapters=adapters,
             reading_rules=rules,
         )
+        batches = _batches(config, keys)
         app = create_app(
             services,
             max_body_len=config.payload_limit,
@@ -375,6 +392,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             resume_grace_s=config.resume_grace,
             strict_fields=config.strict_fields,
             lora_folders=config.lora_folders,
+            batches=batches,
             admin_keys=KeyRing(plain_keys([config.admin_api_key] if config.admin_api_key else [])),
             socket_limits=SocketLimits(
                 max_message_len=config.socket_message_limit,
@@ -385,7 +403,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
         connection_limits = configured_limits(config, metrics.connections_cut)
         http = HttpServer(app, bound, _LAST_BYTES_S, connection_limits)
         closed_on_failure.pop_all()
-    return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks)
+    return _Router(tokenizer, shards, batcher, http, services.sockets, tracer, checks, batches)
 
 
 def _aliases(config: RouterConfig) -> dict[str, str]:

@@ -59,6 +59,12 @@ def _lora_adapters(text: str) -> tuple[tuple[str, str], ...]:
     return tuple(found.items())
 
 
+def _new_file(text: str) -> Path:
+    if not Path(text).absolute().parent.is_dir():
+        raise BadConfig("must be in a folder that exists")
+    return Path(text)
+
+
 def _folders(text: str) -> tuple[Path, ...]:
     folders = tuple(Path(word.strip()) for word in text.split(","))
     for folder in folders:
@@ -243,6 +249,22 @@ class RouterConfig(FrontConfig):
         group=Group.REQUEST,
     )
 
+    batch_file: Path | None = setting(
+        None,
+        "keep /v1/files and /v1/batches in this SQLite file, which is made where there is none; "
+        "absent: there are no batches",
+        _new_file,
+        group=Group.BATCH,
+    )
+    batch_retention_hours: int = setting(
+        720, "hours that files, and batches that ended, are kept", Whole(1), group=Group.BATCH
+    )
+    max_batch_bytes: int = setting(
+        10_000_000_000,
+        "bytes that the files and open batches of one API key may have together",
+        Whole(1),
+        group=Group.BATCH,
+    )
     max_concurrent_requests: int = setting(
         128, "sequences waiting and running; more are answered 429", Whole(1), group=Group.BATCH
     )

@@ -132,6 +132,7 @@ def test_env_names_versions_and_hardware() -> None:
         pytest.param(("--rope-factor", "2.0"), "--rope-factor '2.0': positions", id="rope-factor"),
         pytest.param(("--lora-adapters", "a=b=c"), "each NAME=PATH", id="lora-adapters"),
         pytest.param(("--lora-folders", "/tmp"), "set ADMIN_API_KEY", id="no-admin"),
+        pytest.param(("--batch-file", "/no/such/b"), "in a folder that exists", id="batch-file"),
         pytest.param(("--ngrok",), "opens no tunnel", id="ngrok"),
         pytest.param(("a", "--model-id", "b"), "'a' and --model-id 'b' differ", id="two-models"),
         pytest.param(("--sharded", "--device", "cpu"), "--num-shard N", id="sharded-cpu"),
@@ -431,6 +432,13 @@ def test_shards_have_room_for_the_adapters_of_the_start_and_some_of_later() -> N
 def test_adapters_are_for_one_model(flag: str) -> None:
     with pytest.raises(BadConfig, match=r"^--lora.*: an adapter is for one model"):
         fleet_argv(["a", "b"], flags_of_line(flag), {})
+
+
+def test_batches_are_for_one_model() -> None:
+    with pytest.raises(
+        BadConfig, match=r"^--batch-file /tmp/b: batches are computed by one model's"
+    ):
+        fleet_argv(["a", "b"], flags_of_line("--batch-file=/tmp/b"), {})
 
 
 # ---- a switch on the command line wins over the environment, in every process

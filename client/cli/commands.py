@@ -1,10 +1,11 @@
-"""The commands that talk to a server: `launcher client`, `launcher query` and `launcher top`."""
+"""The commands that talk to a server: `launcher client`, `query`, `top` and `batch`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from client.cli.batch import BatchSettings, run_batch
 from client.cli.client import ClientSettings, run_client
 from client.cli.query import QuerySettings, read_variables
 from client.cli.query import query as run_query
@@ -108,6 +109,28 @@ def top(
     place = url or config.url
     key = api_key or read_address(place).key or config.api_key
     raise typer.Exit(run_top(TopSettings(place, key, period, count)))
+
+
+def batch(
+    source: Annotated[Path, typer.Argument(metavar="IN", help="JSON lines, each a request.")],
+    target: Annotated[Path, typer.Argument(metavar="OUT", help="A file for the answers.")],
+    url: QueryUrl = None,
+    batch_id: Annotated[
+        str | None, typer.Option("--id", help="Go on with this batch; nothing is uploaded.")
+    ] = None,
+    api_key: ClientKey = None,
+) -> None:
+    """Have the requests of a file computed behind all others, and get their answers in a file.
+
+    The server needs --batch-file. The batch goes on without this command, which may be ended and
+    started again with --id. What failed is written to OUT with .errors before its suffix.
+
+    Exit codes: 0 all lines are answered; 1 some failed, or no server; 130 after Ctrl-C.
+    """
+    config = read_config()
+    place = url or config.url
+    key = api_key or read_address(place).key or config.api_key
+    raise typer.Exit(run_batch(BatchSettings(source, target, place, key, batch_id)))
 
 
 def query(

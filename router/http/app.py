@@ -26,6 +26,8 @@ from router.engine.validation import Limits, Validation
 from router.http.adapters import AdapterRoutes
 from router.http.answers import READS_ALL, ReadingRules
 from router.http.anthropic import MessageRoutes
+from router.http.batches.routes import BatchRoutes
+from router.http.batches.runner import BatchRunner
 from router.http.bodies import BodyReader, JsonBounds, ParserThread
 from router.http.conversation import AnswerService
 from router.http.errors import Dialect, HttpError, InternalErrors, internal_error, problem_of
@@ -100,12 +102,14 @@ def create_app(
     strict_fields: bool = False,
     lora_folders: Sequence[Path] = (),
     admin_keys: KeyRing = NO_KEYS,
+    batches: BatchRunner | None = None,
 ) -> ASGIApp:
     """The application for an ASGI server. `max_body_len` is in bytes; `api_keys` None: none needed.
 
     `aliases` map further paths to those of routes; a stream that may be resumed waits
     `resume_grace_s` for its client. With `strict_fields` unknown fields of bodies are refused.
     Adapters below `lora_folders`, which are resolved, may be loaded with one of `admin_keys`.
+    `batches`, which run once they are told to, ask the routes below the keys; None: there are none.
     """
     reader = BodyReader(max_body_len, body_timeout_s, services.metrics.connections_cut)
     limits = services.info.limits
@@ -114,7 +118,11 @@ def create_app(
     parser.start()
     bodies = SchemaReader(reader, parser, strict_fields=strict_fields)
     loading = AdapterRoutes(services.adapters, bodies, lora_folders, admin_keys)
-    routes = routing(services, bodies, loading)
+    routes = routing(services, bodies, loading, BatchRoutes(batches, bodies, reader))
+    metrics = services.metrics
+    new_record = partial(RequestRecord, metrics=metrics, model=services.info.model_id)
+    if batches is not None:
+        batches.connect(routes, new_record)
     app: ASGIApp = ByKind(
         routes,
         Resumption(routes, reader, resume_grace_s, services.metrics.stream_resumes),
@@ -131,9 +139,6 @@ def create_app(
     app = Cors(app, allowed_origins)
     if aliases:
         app = Aliases(app, aliases)
-    metrics = services.metrics
-    model = services.info.model_id
-    new_record = partial(RequestRecord, metrics=metrics, model=model)
     return Access(app, new_record, services.errors)
 
 
@@ -198,9 +203,11 @@ def _lmtp(
     )
 
 
-def routing(services: Services, bodies: SchemaReader, loading: AdapterRoutes) -> Starlette:
+def routing(
+    services: Services, bodies: SchemaReader, loading: AdapterRoutes, batches: BatchRoutes
+) -> Starlette:
     """The routes with their errors and their document, and nothing around them."""
-    routes = _api_routes(services, bodies, loading)
+    routes = _api_routes(services, bodies, loading, batches)
 
     @cache
     def document() -> dict[str, Any]:
@@ -219,7 +226,9 @@ def routing(services: Services, bodies: SchemaReader, loading: AdapterRoutes) ->
     return app
 
 
-def _api_routes(services: Services, bodies: SchemaReader, loading: AdapterRoutes) -> list[ApiRoute]:
+def _api_routes(
+    services: Services, bodies: SchemaReader, loading: AdapterRoutes, batches: BatchRoutes
+) -> list[ApiRoute]:
     infer = services.infer
     info = services.info
     tokenizer = services.tokenizer
@@ -239,6 +248,7 @@ def _api_routes(services: Services, bodies: SchemaReader, loading: AdapterRoutes
         completions,
         ResponseRoutes(service, names, ResponseStore()),
         MessageRoutes(service),
+        batches,
         ConstraintRoutes(services.judges, bodies, info.limits),
         OperationsRoutes(infer, services.metrics, info, service.models, template, services.errors),
         loading,
@@ -271,7 +281,7 @@ def openapi_without_server(version: str) -> dict[str, Any]:
         adapters=nothing,
     )
     loading = AdapterRoutes(nothing, nothing, (), NO_KEYS)
-    routes = _api_routes(services, nothing, loading)
+    routes = _api_routes(services, nothing, loading, BatchRoutes(None, nothing, nothing))
     return openapi_document({**_INFO, "version": version}, routes)
 
 

@@ -11,7 +11,7 @@ checked before anything is parsed, by counting bytes; the others before anything
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -76,9 +76,40 @@ class BodyReader:
         # A client that asks before it sends (100-continue) is answered at once.
         declared = request.headers.get("content-length", "") if "expect" in request.headers else ""
         if declared.isdecimal() and int(declared) > self._max_body_len:
-            raise self._too_large(declared)
-        try:
+            raise _too_large(declared, self._max_body_len)
+        with self._client_faults():
             return await self._read_bytes(request)
+
+    async def chunks(self, request: Request, max_len: int) -> AsyncGenerator[bytes, None]:
+        """A body of any media type as it comes, of at most `max_len` bytes. Raises HttpError."""
+        _check_encoding(request.headers.get("content-encoding"))
+        clock = asyncio.get_running_loop().time
+        body_len = 0
+        awaited_len = MIN_BODY_LEN
+        left_s = self._timeout_s
+        stream = request.stream()
+        with self._client_faults():
+            while True:
+                # What is done with a chunk is no time of the client's.
+                begun_s = clock()
+                async with asyncio.timeout(left_s):
+                    chunk = await anext(stream, None)
+                left_s -= clock() - begun_s
+                if chunk is None:
+                    return
+                body_len += len(chunk)
+                if body_len > max_len:
+                    raise _too_large(str(body_len + await self._drop_rest(stream)), max_len)
+                if body_len >= awaited_len:
+                    awaited_len = body_len + MIN_BODY_LEN
+                    left_s = self._timeout_s
+                yield chunk
+
+    @contextmanager
+    def _client_faults(self) -> Iterator[None]:
+        """A client that leaves or is slow, as HttpError."""
+        try:
+            yield
         except ClientDisconnect as error:
             raise HttpError(400, "validation", "the body ended early") from error
         except TimeoutError as error:
@@ -107,7 +138,8 @@ class BodyReader:
                     awaited_len = body_len + MIN_BODY_LEN
                     timeout.reschedule(clock() + self._timeout_s)
         if body_len > self._max_body_len:
-            raise self._too_large(str(body_len + await self._drop_rest(stream)))
+            found = str(body_len + await self._drop_rest(stream))
+            raise _too_large(found, self._max_body_len)
         return b"".join(chunks)
 
     async def _drop_rest(self, stream: AsyncGenerator[bytes, None]) -> int:
@@ -123,9 +155,10 @@ class BodyReader:
                         break
         return dropped_len
 
-    def _too_large(self, found: str) -> HttpError:
-        message = f"the body has {found} bytes; at most {self._max_body_len} are accepted"
-        return HttpError(413, "payload_too_large", message)
+
+def _too_large(found: str, max_len: int) -> HttpError:
+    message = f"the body has {found} bytes; at most {max_len} are accepted"
+    return HttpError(413, "payload_too_large", message)
 
 
 def _check_media_type(content_type: str | None) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 from types import MappingProxyType
 
 from router.http.server.access import AccessRecord
@@ -22,7 +23,8 @@ class RequestRecord(AccessRecord):
     the first to finish.
 
     `seed` is that of the first sequence to end, if it was drawn; `span` that of a generation.
-    `socket` are the fields of a socket's line.
+    `socket` are the fields of a socket's line. Seeds that are drawn come from `seeds`, where a
+    request must have the same ones whenever it is computed.
     """
 
     metrics: Metrics | None = None
@@ -42,6 +44,7 @@ class RequestRecord(AccessRecord):
     finish_reasons: list[str] = field(default_factory=list)
     seed: int | None = None
     socket: dict[str, object] = field(default_factory=dict)
+    seeds: Random | None = None
 
     def accepted(self, request: GenerateRequest, validation_s: float) -> None:
         """A sequence passed validation, which took so long."""

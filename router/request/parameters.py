@@ -198,7 +198,7 @@ class RawParams:
     share a prefix cache, `key` is the client's. `thought` is how a thought begins and ends in this
     answer, with its budget (`thought_budget` is the word for `names`); grammar and stop strings
     are for what follows it. `adapter_id` is that of a load of a LoRA adapter, which the routes know
-    by the name that the client sent.
+    by the name that the client sent. `drawn_seed` is for a request without a seed.
     """
 
     best_of: int | None = None
@@ -238,6 +238,7 @@ class RawParams:
     key: ApiKey = NO_KEY
     thought: ThoughtRule | None = None
     adapter_id: int | None = None
+    drawn_seed: int | None = None
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -332,7 +333,7 @@ def check_parameters(raw: RawParams, limits: Limits) -> None:
 def sampling_params(raw: RawParams, limits: Limits, draw_seed: Callable[[], int]) -> SamplingParams:
     """How to sample, from checked parameters. `draw_seed` is called if a seed is needed."""
     bias = {token_id: float(value) for token_id, value in (raw.logit_bias or {}).items()}
-    seed = raw.seed
+    seed = raw.drawn_seed if raw.seed is None else raw.seed
     if seed is None:
         seed = draw_seed() if raw.is_sampling else 0
     return SamplingParams(

@@ -19,11 +19,11 @@ from tests.fleet.harness import Listeners, RunningFleet, listening, running_flee
 # All tests share a loop, and the listeners in it.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# An adapter is of one model, so a fleet serves none.
+# An adapter is of one model, and so are batches: a fleet serves none.
 PATHS = {
     path: operations
     for path, operations in openapi_without_server("0.0.1")["paths"].items()
-    if not path.endswith("_lora_adapter")
+    if not path.endswith("_lora_adapter") and not path.startswith(("/v1/files", "/v1/batches"))
 }
 # The front answers these GET routes itself.
 FRONT_ROUTES = {

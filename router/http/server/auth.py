@@ -39,7 +39,7 @@ from processes.settings import BadConfig
 from router.http.errors import Dialect, HttpError
 from router.http.server.access import AccessRecord, is_probe, refuse
 from router.http.server.page import is_page
-from router.request.request import ApiKey
+from router.request.request import NO_KEY, ApiKey
 
 _METRICS_PATH = "/metrics"
 # For who runs the server; their routes `require_admin`.
@@ -84,6 +84,11 @@ class KeyRing:
     def names(self) -> list[str]:
         """What logs and metrics call the keys."""
         return [key.name for key in self._keys]
+
+    def of_digest(self, digest: bytes) -> ApiKey | None:
+        """The key, if it is known now; where no key is needed, that of the empty digest."""
+        known = self._keys or (NO_KEY,)
+        return next((key for key in known if key.digest == digest), None)
 
     def replace(self, keys: Sequence[ApiKey]) -> None:
         """Others from now on; requests that were admitted stay."""

@@ -26,6 +26,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 _REF = "#/components/schemas/{model}"
 _REFERENCE = re.compile(_REF.format(model='([^"]+)'))
 _JSON = "application/json"
+FORM = "multipart/form-data"
 _EVENTS = "text/event-stream"
 _ANY_ROUTE = {
     400: "The request is malformed",
@@ -38,7 +39,7 @@ _ANY_ROUTE = {
 _BODY = {
     400: "The body is not valid JSON, or a parameter breaks a rule",
     413: "The body is too large",
-    415: "The body is not JSON",
+    415: "The body is of another media type",
     422: "A parameter breaks a rule",
 }
 _GENERATION = {
@@ -82,7 +83,7 @@ _ERRORS: Mapping[Dialect, tuple[str, dict[str, Any]]] = {
 class Tag(Enum):
     """The parts of the document in their order: the name of each, and what it is."""
 
-    OPENAI = ("OpenAI", "Chats and completions as OpenAI's clients send them, and the models")
+    OPENAI = ("OpenAI", "Chats, completions and batches as OpenAI's clients send them, the models")
     ANTHROPIC = ("Anthropic", "Messages as Anthropic's clients send them")
     RESPONSES = ("Responses", "OpenAI's Responses, kept or in the background as well")
     TGI = ("Text Generation Inference", "The routes of TGI 3, and of the platforms that it knows")
@@ -112,6 +113,7 @@ class RouteDocs:
     tag: Tag
     summary: str
     body: Shape | None = None
+    body_type: str = _JSON
     answer: Shape | None = None
     events: Shape | None = None
     last_event: str | None = None
@@ -224,7 +226,7 @@ def _operation(route: ApiRoute, docs: RouteDocs, types: Mapping[Shape, Any]) -> 
     if parameters := _parameters(route, docs):
         operation["parameters"] = parameters
     if docs.body is not None:
-        body = {_JSON: {"schema": schema(docs.body)}}
+        body = {docs.body_type: {"schema": schema(docs.body)}}
         operation["requestBody"] = {"required": True, "content": body}
     return {**operation, "responses": {"200": success, **failures}}
 

@@ -1,0 +1,106 @@
+"""openai's files and batches, from the upload to the answers, on a router over a fake shard."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai.types import Batch
+
+from tests.conformance.serving import Fake, faked
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    path = tmp_path_factory.mktemp("batches") / "batches.db"
+    with faked("--batch-file", str(path)) as fake:
+        yield openai.OpenAI(base_url=fake.openai_url, api_key="any", max_retries=0)
+
+
+def request_line(number: int, **body: object) -> dict[str, object]:
+    messages = [{"role": "user", "content": f"Hello {number}"}]
+    body = {"messages": messages, "max_tokens": 5, **body}
+    url = "/v1/chat/completions"
+    return {"custom_id": f"line-{number}", "method": "POST", "url": url, "body": body}
+
+
+def begun(client: openai.OpenAI, lines: list[dict[str, object]]) -> Batch:
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("in.jsonl", content), purpose="batch")
+    assert (file.bytes, file.filename, file.status) == (len(content), "in.jsonl", "processed")
+    assert client.files.content(file.id).read() == content
+    return client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"for": "a test"},
+    )
+
+
+def ended(client: openai.OpenAI, batch: Batch) -> Batch:
+    give_up_s = time.monotonic() + 30
+    while batch.status not in ("completed", "failed", "cancelled", "expired"):
+        assert time.monotonic() < give_up_s, batch
+        time.sleep(0.05)
+        batch = client.batches.retrieve(batch.id)
+    return batch
+
+
+def test_a_batch_goes_from_its_file_to_its_answers(client: openai.OpenAI) -> None:
+    lines = [request_line(n) for n in range(20)]
+    batch = ended(client, begun(client, [*lines, request_line(20, max_tokens=-1)]))
+    assert batch.status == "completed"
+    assert batch.metadata == {"for": "a test"}
+    assert batch.request_counts is not None
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (21, 20, 1)
+    assert batch.output_file_id is not None
+    assert batch.error_file_id is not None
+    answers = client.files.content(batch.output_file_id).text.splitlines()
+    found = [json.loads(line) for line in answers]
+    assert [each["custom_id"] for each in found] == [f"line-{n}" for n in range(20)]
+    hello: Any = [{"role": "user", "content": "Hello 3"}]
+    direct = client.chat.completions.create(model="", messages=hello, max_tokens=5)
+    text = found[3]["response"]["body"]["choices"][0]["message"]["content"]
+    assert text == direct.choices[0].message.content
+    (error,) = client.files.content(batch.error_file_id).text.splitlines()
+    assert json.loads(error)["response"]["status_code"] == 400
+
+
+def test_a_file_with_wrong_lines_fails_with_their_numbers(client: openai.OpenAI) -> None:
+    batch = ended(client, begun(client, [request_line(1), request_line(2, stream=True)]))
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    (error,) = batch.errors.data or []
+    assert (error.code, error.line) == ("invalid_line", 2)
+
+
+def test_a_batch_can_be_cancelled(client: openai.OpenAI) -> None:
+    batch = begun(client, [request_line(n, max_tokens=2000) for n in range(200)])
+    client.batches.cancel(batch.id)
+    batch = ended(client, batch)
+    assert batch.status == "cancelled"
+    assert batch.cancelled_at is not None
+
+
+def test_lists_are_paged_through_to_their_end(client: openai.OpenAI) -> None:
+    files = [client.files.create(file=b"x", purpose="batch").id for _ in range(5)]
+    assert [file.id for file in client.files.list(limit=2)][:5] == files[::-1]
+    ids = [batch.id for batch in client.batches.list(limit=1)]
+    assert len(ids) == len({*ids}) >= 1
+    assert client.files.delete(files[0]).deleted
+
+
+def test_what_is_refused_comes_as_openai_s_exceptions(client: openai.OpenAI, fake: Fake) -> None:
+    with pytest.raises(openai.NotFoundError):
+        client.batches.retrieve("batch_none")
+    with pytest.raises(openai.NotFoundError):
+        client.files.content("file-none")
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.files.create(file=b"x", purpose="assistants")
+    assert refused.value.param == "purpose"
+    off = openai.OpenAI(base_url=fake.openai_url, api_key="any", max_retries=0)
+    with pytest.raises(openai.PermissionDeniedError, match="--batch-file"):
+        off.batches.list()
