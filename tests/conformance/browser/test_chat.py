@@ -166,6 +166,13 @@ def test_what_breaks_a_rule_is_shown_as_the_server_says_it(visit: Visit) -> None
     visit.send("Hi")
 
     expect(page.get_by_role("alert")).to_contain_text("`temperature`")
+    page.get_by_label("Temperature", exact=True).fill("")
+    page.get_by_label("Language").select_option("Regular expression")
+    page.get_by_role("textbox", name="Constraint").fill("a[b")
+    visit.send("Hi")
+    place = page.get_by_role("alert").last
+    expect(place).to_contain_text("never closed")
+    assert place.inner_text().splitlines()[-2:] == ["  a[b", "   ^^"]
     # That it was refused is no trouble of the page's.
     visit.troubles.clear()
 

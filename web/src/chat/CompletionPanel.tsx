@@ -7,6 +7,7 @@ import { constraintField } from "../constraints/constraint";
 import type { Token } from "../tokens/token";
 import { completionTokens } from "../tokens/token";
 import { TokenText } from "../tokens/TokenText";
+import { ErrorText } from "../ui/ErrorText";
 import { ActiveChips } from "./ActiveChips";
 import { NUM_RIVALS } from "./answer";
 import { fields } from "./parameters";
@@ -89,11 +90,7 @@ export function CompletionPanel() {
           </button>
           <span class="hint">Ctrl+Enter completes</span>
         </div>
-        {trouble.value !== null && (
-          <p class="error" role="alert">
-            {trouble.value}
-          </p>
-        )}
+        {trouble.value !== null && <ErrorText text={trouble.value} />}
         <section aria-label="Continuation" class="continuation">
           {showsTokens.value && tokens.value.length > 0 ? <TokenText tokens={tokens.value} isGrowing={isBusy} /> : <div class="plain">{output.value}</div>}
         </section>

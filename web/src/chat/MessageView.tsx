@@ -5,6 +5,7 @@ import { sentCall } from "../tools/call";
 import { Calls } from "../tools/Calls";
 import { TokenText } from "../tokens/TokenText";
 import { Copy } from "../ui/Copy";
+import { ErrorText } from "../ui/ErrorText";
 import { Markdown } from "../ui/Markdown";
 import { answer, progress, writing } from "./answer";
 import type { Conversation, Message, Thought } from "./conversation";
@@ -31,11 +32,7 @@ export function MessageView({ conversation, message }: { conversation: Conversat
         <Body message={message} isWritten={isWritten} />
       )}
       <Calls conversation={conversation} message={message} isWritten={isWritten} />
-      {message.error !== null && (
-        <p class="error" role="alert">
-          {message.error}
-        </p>
-      )}
+      {message.error !== null && <ErrorText text={message.error} />}
       <footer>
         {message.end !== null && <span class="hint">{message.end}</span>}
         <Continue conversation={conversation} message={message} />
