@@ -120,12 +120,14 @@ function Row({ conversation, where }: { conversation: Conversation; where: strin
         {title}
         {where !== "" && <small>{where}</small>}
       </button>
-      <button type="button" class="quiet" aria-label={`Rename ${title}`} onClick={() => setRenamed(true)}>
-        ✎
-      </button>
-      <button type="button" class="quiet" aria-label={`Delete ${title}`} onClick={() => remove(id)}>
-        ✕
-      </button>
+      <span class="row-actions">
+        <button type="button" class="quiet" aria-label={`Rename ${title}`} onClick={() => setRenamed(true)}>
+          ✎
+        </button>
+        <button type="button" class="quiet" aria-label={`Delete ${title}`} onClick={() => remove(id)}>
+          ✕
+        </button>
+      </span>
     </li>
   );
 }

@@ -38,7 +38,7 @@ function CallView({ call }: { call: Call }) {
         <span>
           Call of <code>{call.name}</code>
         </span>
-        <Copy text={() => shown} label="Copy arguments" />
+        <Copy text={() => shown} />
       </header>
       <pre tabIndex={0}>{shown}</pre>
     </section>
