@@ -7,7 +7,7 @@ import { TokenText } from "../tokens/TokenText";
 import { Copy } from "../ui/Copy";
 import { ErrorText } from "../ui/ErrorText";
 import { Markdown } from "../ui/Markdown";
-import { answer, writing } from "./answer";
+import { answer, progress, writing } from "./answer";
 import type { Conversation, Message, Thought } from "./conversation";
 import { add, choose, editAnswer, editResult, siblings, thoughtTitle } from "./conversation";
 import { Continue, Delete } from "./MoreActions";

@@ -19,6 +19,9 @@ export const NUM_RIVALS = 5;
 /** The message that is being written; null: none. */
 export const writing = signal<string | null>(null);
 
+/** How far it is. */
+export const progress = signal("");
+
 let stopper: AbortController | null = null;
 
 export function stop(): void {
@@ -98,11 +101,13 @@ async function writeInto(
     const calls = stream.calls === undefined ? {} : { calls: stream.calls };
     const told = { content: stream.text, ...thought, ...calls, ...fields };
     if (conversation !== undefined) replace(change(conversation, id, told));
+    progress.value = stream.progress();
     tokensOf.value = { ...tokensOf.value, [id]: [...known, ...stream.tokens] };
   };
   const controller = new AbortController();
   stopper = controller;
   writing.value = id;
+  progress.value = "";
   let isDue = false;
   try {
     for await (const chunk of postForEvents("v1/chat/completions", body, controller.signal)) {

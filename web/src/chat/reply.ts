@@ -81,6 +81,12 @@ export class Reply {
     this.calls = this.calls?.filter(isWhole);
   }
 
+  /** How many tokens there are so far, and how fast they come. */
+  progress(): string {
+    if (this.firstMs === null) return "";
+    return [`${this.tokens.length} tokens`, ...speed(this.tokens.length, this.endedMs - this.firstMs)].join(" · ");
+  }
+
   /** How it ended, and what it took: tokens, of the answer and of its prompt, and time. */
   ending(maxLen: number | null): string {
     const parts = [this.reason ?? "the connection ended early"];
@@ -94,13 +100,17 @@ export class Reply {
     const details = usage.prompt_tokens_details;
     const numCached = isObject(details) ? Number(details.cached_tokens) : 0;
     const firstMs = this.firstMs ?? this.endedMs;
-    const writtenS = (this.endedMs - firstMs) / 1000;
     return [
       `${numTokens} tokens`,
-      ...(numTokens > 1 && writtenS > 0 ? [`${((numTokens - 1) / writtenS).toFixed(1)} tokens/s`] : []),
+      ...speed(numTokens, this.endedMs - firstMs),
       `first after ${((firstMs - this.askedMs) / 1000).toFixed(2)} s`,
       `prompt ${promptLen}${numCached > 0 ? ` (${numCached} cached)` : ""}`,
       ...(maxLen === null ? [] : [`context ${promptLen + numTokens} of ${maxLen}`]),
     ];
   }
+}
+
+/** Of the tokens behind the first one. */
+function speed(numTokens: number, ms: number): string[] {
+  return numTokens > 1 && ms > 0 ? [`${((1000 * (numTokens - 1)) / ms).toFixed(1)} tokens/s`] : [];
 }
