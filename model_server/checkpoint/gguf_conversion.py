@@ -31,7 +31,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from model_server import zoo
 from model_server.checkpoint.gguf_file import GgufFile, GgufTensor, StoredRows
-from model_server.checkpoint.gguf_parameters import PACKED_KINDS
+from model_server.checkpoint.gguf_parameters import PACKED_KINDS, PLAIN_KINDS
 from model_server.checkpoint.gguf_tokenizer import write_tokenizer
 from model_server.errors import ModelRefused, ShardError
 
@@ -252,14 +252,16 @@ def _described(source: _Source, tensors: Mapping[str, GgufTensor]) -> str:
     for tensor in tensors.values():
         numbers[tensor.kind] += int(np.prod(tensor.shape, dtype=np.int64))
     total = numbers.total()
-    packed = sum(n for kind, n in numbers.items() if kind in PACKED_KINDS)
     num_bytes = sum(tensor.num_bytes for tensor in tensors.values())
     shares = ", ".join(f"{100 * n / total:.0f} % {kind}" for kind, n in numbers.most_common(3))
-    return (
+    described = (
         f"{source.path}: {source.architecture}, {shares}: {8 * num_bytes / total:.2f} bits a"
-        f" weight, {num_bytes / 2**20:.0f} MiB; on a CPU {100 * packed / total:.0f} % stay so, and"
-        " the rest is dequantized"
+        f" weight, {num_bytes / 2**20:.0f} MiB"
     )
+    widened = sum(n for kind, n in numbers.items() if kind not in PACKED_KINDS | PLAIN_KINDS)
+    if not widened:
+        return described
+    return f"{described}; on a CPU {100 * widened / total:.0f} % of it is dequantized"
 
 
 def main(argv: Sequence[str]) -> int:

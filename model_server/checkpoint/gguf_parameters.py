@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Floats: TypeAlias = npt.NDArray[np.float32]
-_PLAIN = ("F32", "F16", "BF16")
+PLAIN_KINDS = frozenset(("F32", "F16", "BF16"))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,7 +172,7 @@ class GgufParameters(GroupedParameters):
         self._file = file
         self._names = stored_names
         kinds = {tensor.kind for tensor in file.tensors.values()}
-        if others := sorted(kinds - {*_KINDS, *_PLAIN}):
+        if others := sorted(kinds - {*_KINDS, *PLAIN_KINDS}):
             _log.info(
                 "%s: what it has in %s is dequantized to bfloat16", file.path, ", ".join(others)
             )

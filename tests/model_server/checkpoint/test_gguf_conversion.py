@@ -143,4 +143,14 @@ def test_a_file_that_was_cut_off_is_one_clear_line(
 def test_what_the_file_is_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_gguf(tmp_path / "model.gguf", small_model("qwen2"), Kind.Q4_0)
     assert main([str(path), str(tmp_path)]) == 0
-    assert "qwen2, 100 % Q4_0, 0 % F32: 4.5" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "qwen2, 100 % Q4_0, 0 % F32: 4.5" in said
+    assert "dequantized" not in said
+
+
+def test_how_much_a_cpu_dequantizes_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", small_model("qwen2"), Kind.MXFP4)
+    assert main([str(path), str(tmp_path)]) == 0
+    assert capsys.readouterr().out.endswith(" MiB; on a CPU 100 % of it is dequantized\n")
