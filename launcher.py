@@ -32,13 +32,14 @@ from processes.addresses import (
     AddressInUse,
     NoAddress,
     free_port,
+    own_address,
     require_free_port,
     require_socket_path,
     socket_folder,
 )
 from processes.child import Child, ChildFailed
 from processes.config_file import with_config_file
-from processes.deployment import SPIN, Deployment, num_shards
+from processes.deployment import SPIN, Deployment, Node, num_shards
 from processes.fetching import fetch_tokenizer
 from processes.host import describe
 from processes.logs import Console
@@ -69,6 +70,9 @@ _DEFAULTS = {"max_batch_prefill_tokens": "2048", "waiting_served_ratio": "0.3"}
 # For the router alone, and by its environment: everybody on the machine sees command lines.
 _API_KEY = "API_KEY"
 _ADMIN_API_KEY = "ADMIN_API_KEY"
+# torchrun's.
+_MASTER_PORT = 29500
+_MAX_PORT = 65535
 # Adapters that there is memory for where they may be loaded at run time.
 _LORAS_AT_RUN_TIME = 8
 _OVERVIEW = Overview(
@@ -162,17 +166,39 @@ class LaunchConfig:
     )
     num_shard: int | None = setting(
         None,
-        "tensor-parallel ranks",
+        "tensor-parallel ranks, of all machines",
         Whole(1),
         group=Group.PLACE,
         elsewhere=("tensor_parallel_size", "tp_size"),
     )
+    nnodes: int = setting(
+        1,
+        "machines that share the ranks; each has a launcher with the same settings",
+        Whole(1),
+        group=Group.PLACE,
+        env=("NNODES", "LWS_GROUP_SIZE"),
+    )
+    node_rank: int = setting(
+        0,
+        "which of them this is; the first one, 0, serves HTTP",
+        Whole(0),
+        group=Group.PLACE,
+        env=("NODE_RANK", "LWS_WORKER_INDEX"),
+    )
     shard_uds_path: str | None = setting(
         None, "prefix of the shards' unix sockets; absent: in a private folder", group=Group.PLACE
     )
-    master_addr: str = setting("127.0.0.1", "where ranks meet", group=Group.PLACE)
+    master_addr: str = setting(
+        "127.0.0.1",
+        "where ranks meet: the first machine",
+        group=Group.PLACE,
+        env=("MASTER_ADDR", "LWS_LEADER_ADDRESS"),
+    )
     master_port: int | None = setting(
-        None, "its port; absent: a free one", Whole(1, 65535), group=Group.PLACE
+        None,
+        "its port, before those of the ranks; absent: a free one, or 29500 with several machines",
+        Whole(1, 65535),
+        group=Group.PLACE,
     )
     max_restarts: int = setting(
         5,
@@ -297,16 +323,18 @@ def deployment_of(
     # It starts beside the shards, and waits while they load.
     connect_s = f"{config.shard_startup_timeout + router.shard_connect_timeout:g}"
     router_flags = {**by_flag, "shard_connect_timeout": connect_s}
+    num_ranks = num_shards(config.sharded, config.num_shard, device, environ)
+    node = _node(config, num_ranks, environ)
     deployment = Deployment(
         model_id=models[0] if models else str(BUNDLED_MODEL),
         revision=by_flag.get("revision") or environ.get("REVISION") or None,
-        num_shard=num_shards(config.sharded, config.num_shard, device, environ),
+        num_shard=num_ranks,
         device=device,
         hostname=router.hostname,
         port=router.port,
         uds_path=config.shard_uds_path or f"{folder}/shard",
         master_addr=config.master_addr,
-        master_port=config.master_port or free_port(),
+        master_port=config.master_port or (free_port() if node is None else _MASTER_PORT),
         graceful_timeout_s=router.graceful_termination_timeout,
         startup_timeout_s=config.shard_startup_timeout,
         shard_flags=tuple(shard_flags),
@@ -320,11 +348,40 @@ def deployment_of(
         max_restarts=config.max_restarts,
         own_folder=Path(folder),
         standby_shards=config.standby_shards,
+        node=node,
     )
     # A wrong setting of a shard is refused here.
-    shard = parse_shard(deployment.shard_argv(None)[3:], deployment.shard_environ(0, environ))
+    of_rank = deployment.shard_environ(deployment.ranks[0], environ)
+    shard = parse_shard(deployment.shard_argv(None)[3:], of_rank)
     trusts_code = isinstance(shard, ServeConfig) and shard.trust_remote_code
     return replace(deployment, trusts_code=trusts_code)
+
+
+def _node(config: LaunchConfig, num_ranks: int, environ: Mapping[str, str]) -> Node | None:
+    """This machine among several; None: there is one. Raises BadConfig."""
+    count = config.nnodes
+    if config.node_rank >= count:
+        raise BadConfig(f"--node-rank {config.node_rank}: must be below --nnodes, which is {count}")
+    if count == 1:
+        return None
+    if config.num_shard is None:
+        raise BadConfig(f"--nnodes {count}: needs --num-shard, the ranks of all machines")
+    if num_ranks % count:
+        raise BadConfig(
+            f"--num-shard {num_ranks}: must be a multiple of --nnodes, which is {count}"
+        )
+    last = (config.master_port or _MASTER_PORT) + num_ranks
+    if last > _MAX_PORT:
+        raise BadConfig(
+            f"--master-port {last - num_ranks}: the ranks' ports follow it, up to {last}, and"
+            f" {_MAX_PORT} is the last"
+        )
+    if not environ.get("SHARD_TOKEN"):
+        raise BadConfig(
+            f"--nnodes {count}: needs the variable SHARD_TOKEN, a secret that all machines have"
+        )
+    host, interface = own_address(config.master_addr)
+    return Node(config.node_rank, count, host, interface)
 
 
 def _room_for_adapters(router: RouterConfig) -> dict[str, str]:
@@ -477,6 +534,8 @@ def serve(context: typer.Context) -> None:
     environ = children_environ(os.environ, hub_cache)
     several = {"model": models} if len(models) > 1 or models == [AUTO] else {}
     fleet = read_settings(FleetConfig, {**by_flag, **several}, os.environ)
+    if fleet.model and config.nnodes > 1:
+        raise BadConfig(f"--nnodes {config.nnodes}: machines share the ranks of one model")
     with socket_folder() as folder:
         deployment = deployment_of(config, models, by_flag, os.environ, str(folder))
         _warn_of_variables(deployment.json_output)
@@ -516,6 +575,8 @@ def _warn_of_variables(as_json: bool) -> None:
 
 def _require_addresses(deployment: Deployment, shard_uds_path: str | None) -> None:
     """Raises BadConfig, NoAddress and AddressInUse for what cannot be listened at."""
+    if not deployment.serves_http:
+        return
     if deployment.http_uds is None:
         require_free_port(deployment.hostname, deployment.port)
     else:
@@ -559,8 +620,10 @@ async def _check_one(
     console.say(f"checking {deployment.model_id} for {num_shard} shard{'s' * (num_shard > 1)}")
     shard_argv = [*deployment.shard_argv(folder, "check"), f"--max-batch-size={max_batch_size}"]
     router_argv = deployment.router_argv(folder, ["check"])
+    rank = deployment.ranks[0]
+    of_rank = deployment.shard_environ(rank, environ)
     children = await asyncio.gather(
-        Child.start("shard 0", shard_argv, deployment.shard_environ(0, environ), console),
+        Child.start(f"shard {rank}", shard_argv, of_rank, console),
         Child.start("router", router_argv, deployment.router_environ(environ), console),
     )
     try:

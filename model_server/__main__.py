@@ -5,8 +5,8 @@
     python -m model_server download-weights MODEL_ID
 
 Exit codes: 0 stopped when asked, fetched, or fit to be served; 1 refused to start or became unfit;
-2 a bad flag or variable. Beside 1 and 2 there is a line on stderr; on stdout where another process
-has started the download, and says why it failed.
+2 a bad flag or variable; 3 other ranks are gone. Beside these there is a line on stderr; on stdout
+where another process has started the download, and says why it failed.
 """
 
 import gc
@@ -19,8 +19,10 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, NoReturn
 
 import uvloop
 from transformers.utils.logging import disable_progress_bar
@@ -28,12 +30,13 @@ from transformers.utils.logging import disable_progress_bar
 from model_server import config
 from model_server.checkpoint.check import forecast
 from model_server.checkpoint.checkpoint import find_checkpoint
-from model_server.errors import FetchStalled, ShardError
-from model_server.loading import load
+from model_server.errors import FetchStalled, RanksLost, ShardError
+from model_server.loading import Loaded, load
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from model_server.service.tracing import StepTracer, start_tracing
 from native.time_slice import use_long_time_slices
+from processes.child import LOST_OTHERS
 from processes.logs import start_logging
 from processes.settings import BadConfig
 from processes.signals import Signals, end_when_orphaned
@@ -80,7 +83,11 @@ def main(argv: list[str]) -> int:
         os._exit(1)
     except ShardError as error:
         _say_why(settings, error)
-        return 1
+        return _code_of(error)
+
+
+def _code_of(error: ShardError) -> int:
+    return LOST_OTHERS if isinstance(error, RanksLost) else 1
 
 
 def _say_why(settings: config.ModelConfig, error: ShardError) -> None:
@@ -91,16 +98,22 @@ def _say_why(settings: config.ModelConfig, error: ShardError) -> None:
 async def _serve(settings: config.ServeConfig) -> int:
     signals = Signals(settings.parent_pid)
     stop = signals.first
-    fatal: list[str] = []
+    fatal: list[ShardError] = []
 
-    def on_fatal(reason: str) -> None:
-        fatal.append(reason)
+    def on_fatal(error: ShardError) -> None:
+        fatal.append(error)
         stop.set()
+
+    loop = asyncio.get_running_loop()
+
+    def on_lost(error: RanksLost) -> None:
+        loop.call_soon_threadsafe(on_fatal, error)
 
     tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
     # What it starts to compute steps beside it takes long turns as well.
     device_thread = ThreadPoolExecutor(1, "device", initializer=use_long_time_slices)
-    service = await _load_unless_stopped(settings, device_thread, tracer, stop)
+    loading = partial(load, settings, on_lost)
+    service = await _load_unless_stopped(loading, device_thread, tracer, stop, fatal)
     # A collection would go through all that torch and transformers have made, for a third of a
     # second in which no step runs, whenever a constraint's compiling has made as much again.
     gc.collect()
@@ -111,34 +124,39 @@ async def _serve(settings: config.ServeConfig) -> int:
         )
         await stop.wait()
     signals.close()
+    tracer.close()
+    _end(fatal)
+
+
+def _end(fatal: Sequence[ShardError]) -> NoReturn:
+    """Not by sys.exit: the device's thread may hang in a load or in a collective that never
+    completes, and the process group's own clean-up waits for its peers.
+    """
     if fatal:
         sys.stderr.write(f"error: it cannot go on: {fatal[0]}\n")
-    tracer.close()
     logging.shutdown()
     sys.stderr.flush()
-    # Not sys.exit: the device's thread may hang in a collective that never completes, and the
-    # process group's own clean-up waits for its peers.
-    os._exit(1 if fatal else 0)
+    os._exit(_code_of(fatal[0]) if fatal else 0)
 
 
 async def _load_unless_stopped(
-    settings: config.ServeConfig,
+    load_all: Callable[[], Loaded],
     device_thread: ThreadPoolExecutor,
     tracer: StepTracer,
     stop: asyncio.Event,
+    fatal: Sequence[ShardError],
 ) -> TextGenerationService:
     loop = asyncio.get_running_loop()
-    loading = loop.run_in_executor(device_thread, load, settings)
+    loading = loop.run_in_executor(device_thread, load_all)
     stopped = asyncio.create_task(stop.wait())
     either: tuple[asyncio.Future[Any], ...] = (loading, stopped)
     await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
     if not loading.done():
         # A load cannot be interrupted; nothing outside this process holds on to it yet.
-        logging.shutdown()
-        os._exit(0)
+        _end(fatal)
     stopped.cancel()
-    runner, info, constraints = await loading
-    return TextGenerationService(runner, info, settings.urls, device_thread, tracer, constraints)
+    runner, info, constraints, addresses = await loading
+    return TextGenerationService(runner, info, addresses, device_thread, tracer, constraints)
 
 
 if __name__ == "__main__":

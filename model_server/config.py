@@ -19,7 +19,7 @@ from pathlib import Path
 from processes import rules
 from processes.deployment import num_visible_gpus
 from processes.rules import Whole, collector, number, one_of, share, token
-from processes.settings import BadConfig, CommandLine, Group, Kind, read_settings, setting
+from processes.settings import BadConfig, CommandLine, Group, Kind, flag_of, read_settings, setting
 
 # Beyond this a score may leave float32; any delta of some dozens decides alone already.
 _MAX_DELTA = 1e6
@@ -209,6 +209,13 @@ class ServeConfig(ModelConfig):
     world_size: int = setting(
         1, "how many ranks there are", Whole(1), group=Group.PLACE, kind=Kind.VARIABLE
     )
+    local_world_size: int | None = setting(
+        None,
+        "how many of them this machine has; absent: all",
+        Whole(1),
+        group=Group.PLACE,
+        kind=Kind.VARIABLE,
+    )
     master_addr: str = setting(
         "127.0.0.1", "where the ranks meet", group=Group.PLACE, kind=Kind.VARIABLE
     )
@@ -274,14 +281,28 @@ class ServeConfig(ModelConfig):
         return f"{host}:{port + self.rank}"
 
     @property
-    def urls(self) -> tuple[str, ...]:
-        """The addresses of all ranks, in rank order, as the router dials them."""
-        ranks = range(self.world_size)
+    def url(self) -> str:
+        """The address of this rank, as the router dials it."""
         if self.listen is None:
-            return tuple(f"unix://{self.uds_path}-{rank}" for rank in ranks)
+            return f"unix://{self.uds_path}-{self.rank}"
         host, port = self.listen
-        name = self.advertise_host or host
-        return tuple(f"{name}:{port + rank}" for rank in ranks)
+        return f"{self.advertise_host or host}:{port + self.rank}"
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether other machines have some of the ranks."""
+        return (self.local_world_size or self.world_size) < self.world_size
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """The flags that all ranks must have alike, by name."""
+        found = {"--num-shard": str(self.world_size)}
+        for each in fields(ServeConfig):
+            meta = each.metadata
+            is_own = meta["internal"] or meta["kind"] in (Kind.ARGUMENT, Kind.VARIABLE)
+            if not is_own and meta["group"] is not Group.LOGS:
+                found[flag_of(each.name)] = str(getattr(self, each.name))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

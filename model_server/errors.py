@@ -15,6 +15,7 @@ ShardError
  |    +-- StaleEpoch         the call is from before a restart, or from another router
  +-- OutOfMemory         the pool or the largest step does not fit
  +-- RanksDiverged       tensor-parallel ranks disagree, or one is gone
+      +-- RanksLost          others are gone, and this one is fit
 """
 
 
@@ -76,3 +77,7 @@ class OutOfMemory(ShardError):
 
 class RanksDiverged(ShardError):
     """Tensor-parallel ranks disagree, or one of them is gone."""
+
+
+class RanksLost(RanksDiverged):
+    """Other ranks ended, gave up or say nothing; this one is fit."""

@@ -7,11 +7,13 @@ load:   check -> ranks meet -> weights -> proof
 import logging
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -43,7 +45,7 @@ from model_server.engine.memory import (
     weights_of_all,
 )
 from model_server.engine.runner import Runner
-from model_server.errors import CheckpointBroken
+from model_server.errors import CheckpointBroken, RanksLost
 from model_server.executor.dense import (
     MAX_GROUPED_ERROR,
     MAX_QUANTIZED_ERROR,
@@ -74,12 +76,26 @@ _log = logging.getLogger(__name__)
 
 # Masks are made while the forward runs; on a CPU both share the cores.
 _MAX_MASK_THREADS = 8
+_COMPUTING = ("tandem", "torch", "transformers")
+_WEIGHTS = (".safetensors", ".gguf")
 # More than any device has: stands for an unknown number where ranks agree on the least.
 _UNKNOWN = 1 << 62
 
 
-def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | None]:
-    """Load everything that serves, on the thread that will run the steps."""
+class Loaded(NamedTuple):
+    """Everything that serves. `addresses`: where the router reaches each rank."""
+
+    runner: Runner
+    info: ModelInfo
+    constraints: ConstraintCache | None
+    addresses: tuple[str, ...]
+
+
+def load(settings: ServeConfig, on_lost: Callable[[RanksLost], None]) -> Loaded:
+    """Load everything that serves, on the thread that will run the steps.
+
+    `on_lost` is called, from another thread, once ranks of other machines are gone.
+    """
     started_s = time.monotonic()
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
@@ -92,6 +108,9 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         master_addr=settings.master_addr,
         master_port=settings.master_port,
         device=device,
+        address=settings.url,
+        setup=_setup(settings, of_model.folder),
+        on_lost=on_lost if settings.spans_machines else None,
     )
     _log.info("reading the weights on %s", device)
     constraints = None
@@ -134,7 +153,17 @@ def load(settings: ServeConfig) -> tuple[Runner, ModelInfo, ConstraintCache | No
         str(model.dtype).removeprefix("torch."),
         model.executor,
     )
-    return runner, _info(settings, checked, model), constraints
+    return Loaded(runner, _info(settings, checked, model), constraints, world.addresses)
+
+
+def _setup(settings: ServeConfig, folder: Path) -> dict[str, str]:
+    """What all ranks must have alike: versions, checkpoint and flags."""
+    found = {f"the version of {name}": version(name) for name in _COMPUTING}
+    weights = sorted(path for path in folder.iterdir() if path.suffix in _WEIGHTS)
+    sizes = [(path.name, path.stat().st_size) for path in weights]
+    config = (folder / "config.json").read_bytes()
+    found["the checkpoint"] = sha256(config + repr(sizes).encode()).hexdigest()[:16]
+    return found | settings.shared
 
 
 def load_model(settings: ModelSettings, world: World) -> PagedModel:
@@ -257,7 +286,7 @@ def _kept_evidence(settings: ModelSettings, checked: CheckedCheckpoint) -> KeptE
         files.append(gguf.path)
     stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
     how = (str(checked.weights_dtype), settings.quantize, checked.packs_gguf)
-    versions = [version(name) for name in ("tandem", "torch", "transformers")]
+    versions = [version(name) for name in _COMPUTING]
     return KeptEvidence(settings.kept_evidence, repr((versions, how, stats)))
 
 

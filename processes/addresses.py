@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import ssl
+import struct
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +20,10 @@ from processes.settings import BadConfig
 
 _HEALTH_TIMEOUT_S = 2.0
 _MAX_SOCKET_BYTES = 107
+_DISCARD_PORT = 9
+_SIOCGIFADDR = 0x8915
+# A client's first bytes: the preface, and settings that say nothing (RFC 9113, 3.4).
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 # An address for all interfaces is one to listen at, not one to call.
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
@@ -37,6 +42,40 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def own_address(peer: str) -> tuple[str, str]:
+    """The address of this machine by which it reaches `peer`, and the interface that has it.
+
+    Raises BadConfig.
+    """
+    try:
+        family, *_, place = socket.getaddrinfo(peer, _DISCARD_PORT, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # It sends nothing.
+            probe.connect(place)
+            host: str = probe.getsockname()[0]
+            names = [name for _, name in socket.if_nameindex()]
+            of_host = next((name for name in names if _has_address(name, host, probe)), None)
+    except OSError as error:
+        raise BadConfig(f"--master-addr {peer!r}: {error.strerror or error}") from error
+    if of_host is None:
+        raise BadConfig(f"--master-addr {peer!r}: no interface of this machine has {host} first")
+    return host, of_host
+
+
+def _has_address(interface: str, host: str, probe: socket.socket) -> bool:
+    """Whether it is the interface's first IPv4 address, or one of its IPv6 addresses."""
+    if probe.family == socket.AF_INET6:
+        digits = socket.inet_pton(socket.AF_INET6, host).hex()
+        lines = map(str.split, Path("/proc/net/if_inet6").read_text().splitlines())
+        return any((line[0], line[-1]) == (digits, interface) for line in lines)
+    if host.startswith("127."):
+        return interface == "lo"
+    with contextlib.suppress(OSError):
+        found = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        return socket.inet_ntoa(found[20:24]) == host
+    return False
 
 
 def require_free_port(hostname: str, port: int) -> None:
@@ -90,6 +129,20 @@ def socket_listens(path: Path) -> bool:
         except OSError:
             return False
     return True
+
+
+async def answers_http2(host: str, port: int) -> bool:
+    """True when a gRPC server answers. One that is stopped or hangs accepts connections all the
+    same.
+    """
+    try:
+        async with asyncio.timeout(_HEALTH_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            with contextlib.closing(writer):
+                writer.write(_HTTP2_HELLO)
+                return bool(await reader.read(1))
+    except (OSError, TimeoutError):
+        return False
 
 
 def url_of(hostname: str, port: int, *, has_tls: bool = False) -> str:

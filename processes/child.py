@@ -13,6 +13,8 @@ from processes.logs import Console
 _KEPT_LINES = 20
 # How a process that waits to be called up says that it can be.
 STANDING_BY = "standing by"
+# The exit code of a shard that is fit itself, and has lost those of other machines.
+LOST_OTHERS = 3
 # How a process of Tandem says, as its last line, why it ends.
 _ERROR = "error: "
 # A longer one is cut there.
@@ -93,6 +95,11 @@ class Child:
     def error(self) -> str | None:
         """What it gave as its last line for the reason of its end; None: nothing, or it runs."""
         return self._error if self.returncode else None
+
+    @property
+    def has_lost_others(self) -> bool:
+        """Whether it ended for the sake of shards of other machines."""
+        return self.returncode == LOST_OTHERS
 
     @property
     def stands_by(self) -> bool:

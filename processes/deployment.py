@@ -16,6 +16,19 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
+class Node:
+    """This machine among the `count` that share the ranks; the first one serves HTTP.
+
+    `host`: its address, by which the others reach it; `interface`: what has that address.
+    """
+
+    rank: int
+    count: int
+    host: str
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """One model to serve. `router_flags` and `shard_flags` are passed on as they are.
 
@@ -23,7 +36,8 @@ class Deployment:
     command lines. `http_uds` takes the place of hostname and port. With `parent_pid`, that
     process's end is a SIGTERM. What ends by itself is started anew `max_restarts` times.
     `own_folder`: for files that live as long as the server. `standby_shards`: whether a shard waits
-    for the death of each; None: where there are GPUs, or memory to spare.
+    for the death of each; None: where there are GPUs, or memory to spare. `node` None: one machine
+    has all ranks.
     """
 
     model_id: str
@@ -49,6 +63,29 @@ class Deployment:
     trusts_code: bool = False
     own_folder: Path | None = None
     standby_shards: bool | None = None
+    node: Node | None = None
+
+    @property
+    def serves_http(self) -> bool:
+        """Whether the router is here."""
+        return self.node is None or self.node.rank == 0
+
+    @property
+    def ranks(self) -> range:
+        """Those of this machine."""
+        if self.node is None:
+            return range(self.num_shard)
+        num_here = self.num_shard // self.node.count
+        return range(num_here * self.node.rank, num_here * (self.node.rank + 1))
+
+    def shard_place(self, rank: int) -> Path | tuple[str, int]:
+        """Where a rank of this machine listens: at a socket beside the router, else host and port.
+
+        The ranks' ports follow the one where they meet.
+        """
+        if self.node is None or self.serves_http:
+            return Path(f"{self.uds_path}-{rank}")
+        return self.node.host, self.master_port + 1 + rank
 
     def shard_argv(self, tokenizer_folder: Path | None, command: str = "serve") -> list[str]:
         """The command of every rank, or that which only checks; they differ in the environment.
@@ -56,6 +93,9 @@ class Deployment:
         tokenizer_folder: None: that of the model
         """
         argv = [*self._model_server(command), "--uds-path", self.uds_path]
+        if self.node is not None and not self.serves_http:
+            host = f"[{self.node.host}]" if ":" in self.node.host else self.node.host
+            argv += ["--listen", f"{host}:{self.master_port + 1}"]
         argv += [f"--tokenizer-folder={tokenizer_folder}"] if tokenizer_folder else []
         if command == "serve" and self.own_folder is not None:
             argv.append(f"--kept-evidence={self.own_folder / 'evidence.safetensors'}")
@@ -98,17 +138,19 @@ class Deployment:
         """The environment of one rank: its number, where the ranks meet, its share of cores."""
         num_cores = len(os.sched_getaffinity(0))
         return {
-            "OMP_NUM_THREADS": str(max(1, num_cores // self.num_shard)),
+            "OMP_NUM_THREADS": str(max(1, num_cores // len(self.ranks))),
             **SPIN,
             # Else ranks listen at the address of the machine's name.
             **({"GLOO_SOCKET_IFNAME": "lo"} if self.master_addr in _LOOPBACK else {}),
+            **({} if self.node is None else _talking_over(self.node.interface)),
             **environ,
             "RANK": str(rank),
             "WORLD_SIZE": str(self.num_shard),
+            "LOCAL_WORLD_SIZE": str(len(self.ranks)),
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": str(self.master_port),
             # transformers reads it to choose this rank's GPU.
-            "LOCAL_RANK": str(rank),
+            "LOCAL_RANK": str(rank - self.ranks[0]),
             **({"CUDA_VISIBLE_DEVICES": ""} if self.device == "cpu" else _allocation(environ)),
         }
 
@@ -139,6 +181,11 @@ def num_shards(
             "set the number of ranks with --num-shard N"
         )
     return max(1, num_gpus)
+
+
+def _talking_over(interface: str) -> dict[str, str]:
+    """NCCL takes a name for the beginning of one, unless there is a sign before it."""
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def _allocation(environ: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,10 @@ replays on the new ones what ran. It asks for new ones itself, by SIGUSR1, where
 that dies is started anew alone. What ends before everything was ready, or too often, stops
 everything with its last lines and a non-zero code.
 
+Where several machines share the ranks, each has a launcher, which knows its own shards alone, and
+the first one has the router. When a shard dies, those of other machines notice it and end; their
+launchers start them anew, as often as it takes.
+
 Behind each shard one more process may stand by, with everything imported, to take its place.
 
 The first SIGTERM or SIGINT drains, the second ends every stream with an error at once. Whatever
@@ -25,8 +29,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from processes.addresses import answers_health, socket_listens, url_of
+from processes.addresses import answers_health, answers_http2, socket_listens, url_of
 from processes.child import Child, ChildFailed
 from processes.deployment import Deployment, num_visible_gpus
 from processes.fetching import fetch_tokenizer
@@ -42,7 +47,10 @@ _MAX_DELAY_S = 30.0
 
 
 class RestartLimit:
-    """At most `max_restarts` within `WINDOW_S`: at once, but later where the last was in vain."""
+    """At most `max_restarts` within `WINDOW_S`: at once, but later where the last was in vain.
+
+    What ended for another machine's sake is started anew without being counted.
+    """
 
     def __init__(self, max_restarts: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_restarts = max_restarts
@@ -55,17 +63,18 @@ class RestartLimit:
         """What was started is ready now."""
         self._ready_s = self._clock()
 
-    def next_delay_s(self) -> float | None:
+    def next_delay_s(self, *, is_counted: bool = True) -> float | None:
         """Seconds until the next start, which counts as made; None: there were too many."""
         now_s = self._clock()
         while self._restarted_s and now_s - self._restarted_s[0] > WINDOW_S:
             self._restarted_s.popleft()
-        if len(self._restarted_s) >= self.max_restarts:
+        if is_counted and len(self._restarted_s) >= self.max_restarts:
             return None
         is_stable = self._ready_s is not None and now_s - self._ready_s >= _STABLE_S
         self._num_in_vain = 0 if is_stable else self._num_in_vain + 1
         self._ready_s = None
-        self._restarted_s.append(now_s)
+        if is_counted:
+            self._restarted_s.append(now_s)
         # The first one is soon, whatever it was.
         num_doubled = self._num_in_vain - 2
         return 0.0 if num_doubled < 0 else min(_FIRST_DELAY_S * 2.0**num_doubled, _MAX_DELAY_S)
@@ -77,6 +86,10 @@ _STANDBY_SHARE = 0.25
 _POLL_S = 0.05
 _REPORT_EVERY_S = 10.0
 _SHARD_STOP_S = 5.0
+# Where no router watches the shards: how often they are asked, and after how many answers that did
+# not come they count as hung.
+_ASK_EVERY_S = 1.0
+_MAX_UNANSWERED = 2
 # Behind a second signal, for the router to end every stream with an event.
 _LAST_EVENTS_S = 2.0
 _SIGNAL_EVERY_S = 0.2
@@ -136,9 +149,9 @@ class Supervisor:
             fetching = fetch_tokenizer(self._deployment, self._environ, self._console)
             self._tokenizer_folder = await self._signals.unless_stopped(fetching)
             await self._start_shards()
-            await self._start_router()
-            await self._signals.unless_stopped(self._until_listening())
-            await self._signals.unless_stopped(self._until_answering())
+            if self._deployment.serves_http:
+                await self._start_router()
+            await self._signals.unless_stopped(self._until_first_ready())
             self._has_served = True
             self._console.say(f"ready after {time.monotonic() - started_s:.1f} s")
             self._say_where()
@@ -180,6 +193,8 @@ class Supervisor:
 
     def _say_where(self) -> None:
         plan = self._deployment
+        if not plan.serves_http:
+            return
         if plan.http_uds is None and self._console.is_watched:
             self._console.print(example(plan))
             return
@@ -189,7 +204,8 @@ class Supervisor:
 
     async def _start_shards(self) -> None:
         plan = self._deployment
-        self._console.say(f"loading it on {plan.num_shard} shard{'s' * (plan.num_shard > 1)}")
+        num_here = len(plan.ranks)
+        self._console.say(f"loading it on {num_here} shard{'s' * (num_here > 1)}")
         standbys = self._standbys
         self._standbys = []
         if standbys and all(each.stands_by for each in standbys):
@@ -201,7 +217,7 @@ class Supervisor:
             if each.returncode is not None:
                 self._console.say(f"standing by, {each.death_notice()}", "WARNING")
             each.kill_group()
-        for rank in range(plan.num_shard):
+        for rank in plan.ranks:
             argv = plan.shard_argv(self._tokenizer_folder)
             environ = plan.shard_environ(rank, self._environ)
             self._shards.append(await Child.start(f"shard {rank}", argv, environ, self._console))
@@ -211,7 +227,7 @@ class Supervisor:
         plan = self._deployment
         if not self._wants_standbys():
             return
-        for rank in range(plan.num_shard):
+        for rank in plan.ranks:
             argv = plan.standby_argv(self._tokenizer_folder)
             environ = plan.shard_environ(rank, self._environ)
             self._standbys.append(
@@ -228,16 +244,32 @@ class Supervisor:
         if plan.device != "cpu" and num_visible_gpus(self._environ, count_all=True):
             return True
         available = HostMemory().available_bytes()
-        needed = plan.num_shard * _STANDBY_BYTES
+        needed = len(plan.ranks) * _STANDBY_BYTES
         return available is not None and needed <= _STANDBY_SHARE * available
+
+    async def _until_first_ready(self) -> None:
+        """Raises ChildFailed where the fault is here: shards that lost others are started anew."""
+        dead: list[Child] = []
+        while True:
+            try:
+                if dead:
+                    await self._restart_shards(dead)
+                else:
+                    await self._until_listening()
+                await self._until_answering()
+                return
+            except ChildFailed:
+                dead = self._dead_shards()
+                if not dead or not _have_lost_others(dead):
+                    raise
 
     async def _until_listening(self) -> None:
         """Until every shard does. Raises ChildFailed when it takes too long or a child ends."""
         shards = self._shards
         limit_s = self._deployment.startup_timeout_s
         started_s = reported_s = time.monotonic()
-        sockets = [Path(f"{self._deployment.uds_path}-{rank}") for rank in range(len(shards))]
-        while waiting := [rank for rank, path in enumerate(sockets) if not socket_listens(path)]:
+        places = list(map(self._deployment.shard_place, self._deployment.ranks))
+        while waiting := [i for i, place in enumerate(places) if not await _listens(place)]:
             self._raise_if_dead()
             now_s = time.monotonic()
             if now_s - started_s > limit_s:
@@ -249,7 +281,7 @@ class Supervisor:
                 )
             if now_s - reported_s > _REPORT_EVERY_S:
                 reported_s = now_s
-                names = ", ".join(shards[rank].name for rank in waiting)
+                names = ", ".join(shards[i].name for i in waiting)
                 progress = shards[waiting[0]].progress
                 doing = f": {progress}" if progress else ""
                 self._console.say(f"waiting for {names} ({now_s - started_s:.0f} s){doing}")
@@ -264,7 +296,7 @@ class Supervisor:
     async def _until_answering(self) -> None:
         """Until the router is ready or wants other shards. Raises ChildFailed if a child ends."""
         plan = self._deployment
-        while not await answers_health(
+        while plan.serves_http and not await answers_health(
             plan.hostname, plan.port, has_tls=plan.has_tls, uds=plan.http_uds
         ):
             self._raise_if_dead()
@@ -277,7 +309,7 @@ class Supervisor:
         """Starts anew what ends. Raises ChildFailed when that happens too often."""
         while True:
             await self._until_something_ends()
-            dead = [shard for shard in self._shards if shard.returncode is not None]
+            dead = self._dead_shards()
             is_router_dead = self._router is not None and self._router.returncode is not None
             try:
                 if dead or self._wants_shards.is_set():
@@ -294,19 +326,37 @@ class Supervisor:
                 # The next turn starts anew what has ended meanwhile.
                 continue
 
+    def _dead_shards(self) -> list[Child]:
+        return [shard for shard in self._shards if shard.returncode is not None]
+
     async def _until_something_ends(self) -> None:
-        """A child, or the router's patience with the shards."""
-        ends = [asyncio.ensure_future(child.wait()) for child in self._children()]
+        """A child, or the patience with the shards: the router's, or ours where there is none."""
+        ends: list[asyncio.Future[Any]] = []
+        ends += [asyncio.ensure_future(child.wait()) for child in self._children()]
         ends.append(asyncio.ensure_future(self._wants_shards.wait()))
+        if not self._deployment.serves_http:
+            ends.append(asyncio.ensure_future(self._until_silent()))
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for end in ends:
                 end.cancel()
 
+    async def _until_silent(self) -> None:
+        """Until a shard of this machine does not answer, and so wants to be replaced."""
+        num_unanswered = 0
+        places = list(map(self._deployment.shard_place, self._deployment.ranks))
+        while num_unanswered < _MAX_UNANSWERED:
+            await asyncio.sleep(_ASK_EVERY_S)
+            answers = await asyncio.gather(*map(_listens, places))
+            num_unanswered = 0 if all(answers) else num_unanswered + 1
+        self._wants_shards.set()
+
     async def _restart_shards(self, dead: Sequence[Child]) -> None:
         await self._wait_for_restart(
-            "the shards", dead[0].death_notice() if dead else "the shards do not answer"
+            "the shards",
+            dead[0].death_notice() if dead else "the shards do not answer",
+            is_counted=not dead or not _have_lost_others(dead),
         )
         for shard in self._shards:
             shard.kill_group()
@@ -318,9 +368,13 @@ class Supervisor:
             await self._until_listening()
         except ChildFailed as error:
             self._console.say(f"error: {error}", "ERROR")
-            # Those that hang while they load count as dead, too.
+            # Those that hang while they load count as dead, too, unless some ended by themselves.
+            ended = self._dead_shards()
             for shard in self._shards:
                 shard.kill_group()
+            if ended:
+                await asyncio.gather(*(shard.wait() for shard in self._shards))
+                self._shards = ended
             raise
 
     async def _restart_router(self) -> None:
@@ -330,8 +384,8 @@ class Supervisor:
         self._router.kill_group()
         await self._start_router()
 
-    async def _wait_for_restart(self, name: str, reason: str) -> None:
-        delay_s = self._restarts.next_delay_s()
+    async def _wait_for_restart(self, name: str, reason: str, *, is_counted: bool = True) -> None:
+        delay_s = self._restarts.next_delay_s(is_counted=is_counted)
         if delay_s is None:
             most = self._restarts.max_restarts
             limit = f"\n{most} restarts within {WINDOW_S:.0f} s are the most (--max-restarts)"
@@ -364,7 +418,7 @@ class Supervisor:
                     await first_of(self._signals.second.wait(), ended, *deaths)
         for death in deaths:
             death.cancel()
-        dead = [shard for shard in self._shards if shard.returncode is not None]
+        dead = self._dead_shards()
         if dead and not ended.done():
             self._console.say(f"error: {dead[0].death_notice()}", "ERROR")
         if dead or not self._shards or self._signals.second.is_set():
@@ -383,5 +437,14 @@ class Supervisor:
         if self._router is not None:
             await self._router.stop(_SHARD_STOP_S)
         await asyncio.gather(*(shard.stop(_SHARD_STOP_S) for shard in self._shards))
-        for rank in range(self._deployment.num_shard):
-            Path(f"{self._deployment.uds_path}-{rank}").unlink(missing_ok=True)
+        for place in map(self._deployment.shard_place, self._deployment.ranks):
+            if isinstance(place, Path):
+                place.unlink(missing_ok=True)
+
+
+def _have_lost_others(dead: Sequence[Child]) -> bool:
+    return all(shard.has_lost_others for shard in dead)
+
+
+async def _listens(place: Path | tuple[str, int]) -> bool:
+    return socket_listens(place) if isinstance(place, Path) else await answers_http2(*place)

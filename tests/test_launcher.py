@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fleet.config import read_config as read_front
 from launcher import (
@@ -27,7 +28,7 @@ from launcher import (
 )
 from model_server.config import parse as read_shard
 from models import smollm2
-from processes.deployment import Deployment
+from processes.deployment import Deployment, Node
 from processes.settings import (
     BadConfig,
     CommandLine,
@@ -179,6 +180,7 @@ def test_env_names_versions_and_hardware() -> None:
             ("a", "b", "--served-model-name", "c"), "goes by its own id", id="one-name-for-two"
         ),
         pytest.param(("auto", "--revision", "main"), "--revision main", id="revision-of-many"),
+        pytest.param(("a", "b", "--nnodes", "2"), "ranks of one model", id="machines-of-many"),
     ],
 )
 def test_what_cannot_be_served_is_one_clear_line(args: tuple[str, ...], said: str) -> None:
@@ -287,6 +289,65 @@ def test_each_process_gets_the_flags_that_it_has() -> None:
     assert (plan.port, plan.model_id) == (81, "m")
     # Shards have these from the environment alone.
     assert not any(flag.startswith("--master") for flag in meeting.shard_flags)
+
+
+def test_machines_share_the_ranks_by_torchruns_variables_or_those_of_kubernetes() -> None:
+    here = {"SHARD_TOKEN": "a-secret-of-all-machines"}
+    flags = ("m", "--num-shard=6", "--nnodes=3", "--node-rank=2", "--master-addr=127.0.0.1")
+    by_flag = deployment(*flags, **here)
+    assert by_flag.node == Node(2, 3, "127.0.0.1", "lo")
+    assert (list(by_flag.ranks), by_flag.serves_http) == ([4, 5], False)
+    assert by_flag.master_port == 29500
+    torchruns = {"NNODES": "3", "NODE_RANK": "2", "MASTER_ADDR": "127.0.0.1"}
+    of_group = {"LWS_GROUP_SIZE": "3", "LWS_WORKER_INDEX": "2", "LWS_LEADER_ADDRESS": "127.0.0.1"}
+    for environ in (torchruns, of_group):
+        assert deployment("m", "--num-shard=6", **environ, **here).node == by_flag.node
+    alone = {"LWS_GROUP_SIZE": "1", "LWS_WORKER_INDEX": "0", "LWS_LEADER_ADDRESS": "10.0.0.1"}
+    assert deployment("m", **alone).node is None
+    assert deployment("m", *flags[1:3], "--node-rank=0", "--master-addr=::1", **here).serves_http
+
+
+def test_the_manifest_for_groups_of_machines_gives_launchers_what_they_need() -> None:
+    group = yaml.safe_load((ROOT / "deploy/kubernetes/lws.yaml").read_text())
+    template = group["spec"]["leaderWorkerTemplate"]
+    assert template["restartPolicy"] == "None"
+    pods = [template["leaderTemplate"], template["workerTemplate"]]
+    environ = {"LWS_GROUP_SIZE": "2", "LWS_LEADER_ADDRESS": "127.0.0.1"}
+    for rank, pod in enumerate(pods):
+        container = pod["spec"]["containers"][0]
+        assert [each["name"] for each in container["env"]] == ["SHARD_TOKEN"]
+        secret = {"SHARD_TOKEN": "a-secret-of-all-machines"}
+        plan = deployment(*container["args"], **environ, **secret, LWS_WORKER_INDEX=f"{rank}")
+        assert plan.serves_http == (rank == 0)
+        assert str(len(plan.ranks)) == container["resources"]["limits"]["nvidia.com/gpu"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "said"),
+    [
+        pytest.param(("--node-rank=1",), {}, "--node-rank 1: must be below --nnodes", id="rank"),
+        pytest.param(("--nnodes=2",), {}, "needs --num-shard, the ranks of all", id="no-ranks"),
+        pytest.param(("--nnodes=2", "--num-shard=3"), {}, "a multiple of --nnodes", id="odd"),
+        pytest.param(("--nnodes=2", "--num-shard=2"), {}, "the variable SHARD_TOKEN", id="secret"),
+        pytest.param(
+            ("--nnodes=2", "--num-shard=2", "--master-port=65534"),
+            {},
+            "--master-port 65534: the ranks' ports follow it, up to 65536",
+            id="port",
+        ),
+        pytest.param(
+            ("--nnodes=2", "--num-shard=2", "--master-addr=no.such.machine.invalid"),
+            {"SHARD_TOKEN": "a-secret-of-all-machines"},
+            "--master-addr 'no.such.machine.invalid': ",
+            id="address",
+        ),
+    ],
+)
+def test_machines_that_cannot_share_a_model_are_refused(
+    argv: tuple[str, ...], environ: dict[str, str], said: str
+) -> None:
+    with pytest.raises(BadConfig, match=said):
+        deployment("m", *argv, **environ)
 
 
 def test_the_model_may_come_from_its_variable() -> None:

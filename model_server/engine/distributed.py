@@ -4,9 +4,8 @@ A World is handed down, never looked up. It knows no model, request or RPC; the 
 a forward pass are the model's own and run over the same process group.
 """
 
-import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -14,9 +13,9 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import TCPStore
 
-from model_server.errors import RanksDiverged
+from model_server.engine.meeting import Meeting
+from model_server.errors import RanksDiverged, RanksLost
 
 # Loading a large checkpoint takes some ranks minutes longer than others; a step does not.
 LOAD_TIMEOUT_S = 1800.0
@@ -51,12 +50,14 @@ LATE = Drawn((), is_late=True)
 class World:
     """This process among the ranks. `group` None: there is one rank, and nothing communicates.
 
-    `group` carries messages between ranks on the host, outside of any forward pass.
+    `group` carries messages between ranks on the host, outside of any forward pass. `addresses`:
+    where the router reaches each of them.
     """
 
     rank: int = 0
     world_size: int = 1
     group: dist.ProcessGroup | None = None
+    addresses: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.world_size:
@@ -73,24 +74,35 @@ class World:
         master_addr: str,
         master_port: int,
         device: torch.device,
+        address: str = "",
+        setup: Mapping[str, str] | None = None,
+        on_lost: Callable[[RanksLost], None] | None = None,
         load_timeout_s: float = LOAD_TIMEOUT_S,
         step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> "World":
         """Join the other ranks at `master_addr`:`master_port`; rank 0 listens at no other address.
 
         Tensors of a forward travel by NCCL on CUDA; by gloo on a CPU, as does what the ranks say on
-        the host. Raises RanksDiverged when a rank does not come within `load_timeout_s`, or the
-        address cannot be had.
+        the host. `address`: where the router reaches this rank. `setup`: what all must have alike.
+        `on_lost` is called, from a thread, once others are gone; without, nobody watches them.
+
+        Raises RanksDiverged when a rank does not come within `load_timeout_s` or has another setup,
+        or the address cannot be had.
         """
         if world_size == 1:
-            return cls()
+            return cls(addresses=(address,))
         backend = "nccl" if device.type == "cuda" else "gloo"
-        address = f"tcp://{master_addr}:{master_port}"
+        meeting = Meeting(rank, world_size, master_addr, master_port, setup or {})
         try:
             load_timeout = timedelta(seconds=load_timeout_s)
+            store = meeting.join(load_timeout)
+            if on_lost is not None:
+                meeting.watch(on_lost)
+            store.set(f"address/{rank}", address)
+            addresses = [store.get(f"address/{each}").decode() for each in range(world_size)]
             dist.init_process_group(
                 backend,
-                store=_meet(rank, world_size, (master_addr, master_port), load_timeout),
+                store=store,
                 rank=rank,
                 world_size=world_size,
                 timeout=load_timeout,
@@ -99,9 +111,10 @@ class World:
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=step_timeout_s))
         except (RuntimeError, ValueError, OSError) as error:
             raise RanksDiverged(
-                f"rank {rank} of {world_size} could not meet the others at {address}: {error}"
+                f"rank {rank} of {world_size} could not meet the others at tcp://{master_addr}:{master_port}:"
+                f" {error}"
             ) from error
-        return cls(rank, world_size, group)
+        return cls(rank, world_size, group, tuple(addresses))
 
     @property
     def is_first(self) -> bool:
@@ -128,7 +141,7 @@ class World:
         self._broadcast(first)
         num_more, *tokens = first.tolist()
         if num_more == _ABANDONED:
-            raise RanksDiverged(f"rank 0 abandoned the step that rank {self.rank} is in")
+            raise RanksLost(f"rank 0 abandoned the step that rank {self.rank} is in")
         if num_more == 0:
             return tuple(map(_drawn, tokens))
         second = torch.tensor(more, dtype=torch.int64) if more else first.new_empty(num_more)
@@ -153,7 +166,7 @@ class World:
         try:
             dist.all_reduce(numbers, dist.ReduceOp.MIN, group=self.group)
         except RuntimeError as error:
-            raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error
+            raise RanksLost(f"rank {self.rank} lost the others: {error}") from error
         return int(numbers.item())
 
     def _broadcast_soon(self, rows: torch.Tensor) -> None:
@@ -170,33 +183,13 @@ class World:
                 time.sleep(0.01)
             work.wait()
         except RuntimeError as error:
-            raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error
+            raise RanksLost(f"rank {self.rank} lost the others: {error}") from error
 
     def _broadcast(self, rows: torch.Tensor) -> None:
         try:
             dist.broadcast(rows, src=0, group=self.group)
         except RuntimeError as error:
-            raise RanksDiverged(f"rank {self.rank} lost the others: {error}") from error
-
-
-def _meet(rank: int, world_size: int, address: tuple[str, int], timeout: timedelta) -> TCPStore:
-    """The store by which the ranks find each other. Raises OSError and RuntimeError.
-
-    Whoever reaches it can write to it, and torch's own listener takes every interface. So rank 0
-    binds one to the address itself.
-    """
-    listener = None
-    if rank == 0:
-        family, *_, place = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0]
-        listener = socket.create_server(place[:2], family=family)
-    return TCPStore(
-        *address,
-        world_size,
-        is_master=listener is not None,
-        timeout=timeout,
-        # The store closes it.
-        master_listen_fd=None if listener is None else listener.detach(),
-    )
+            raise RanksLost(f"rank {self.rank} lost the others: {error}") from error
 
 
 def _first(drawn: Drawn) -> int:

@@ -27,6 +27,7 @@ It reads the plans of a step and changes no sequence.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from traceback import walk_tb
 from typing import Protocol
 
 import numpy as np
@@ -41,7 +42,7 @@ from model_server.engine.sequences import (
     failed_scores,
     score_prompts,
 )
-from model_server.errors import OutOfMemory, RanksDiverged
+from model_server.errors import OutOfMemory, RanksDiverged, RanksLost
 from model_server.executor.executor import PagedModel
 from model_server.masking.guided_output import Advance
 from model_server.masking.mask_scheduler import MaskScheduler, StepMasks
@@ -50,6 +51,8 @@ from model_server.staging import PinnedStaging
 from model_server.step import StepInputs, StepOutput
 from proto.contract import Generation, SampledToken
 
+# Of a functional collective the last one is of torch's operators.
+_LAST_FRAMES = 2
 # Of a chunk that scored its prompt well and sampled nothing; nobody reads it.
 _NO_TOKEN = Drawn((0,))
 _NO_ADVANCE = Advance()
@@ -414,7 +417,7 @@ class _StepErrors:
             return
         world = self._world
         if world.world_size > 1:
-            raise RanksDiverged(
+            raise _kind_of(error)(
                 f"rank {world.rank} failed in a step that the others are in:"
                 f" {type(error).__name__}: {error}"
             ) from error
@@ -430,7 +433,15 @@ class _StepErrors:
             try:
                 self._world.abandon(num_answers)
             except RanksDiverged as error:
-                raise RanksDiverged(f"{error}, after {type(cause).__name__}: {cause}") from cause
+                reason = f"{error}, after {type(cause).__name__}: {cause}"
+                raise _kind_of(cause)(reason) from cause
+
+
+def _kind_of(error: Exception) -> type[RanksDiverged]:
+    """Whether a step failed for want of others: then a collective raised it, by its last frames."""
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    is_collective = any(name.startswith("torch.distributed") for name in frames[-_LAST_FRAMES:])
+    return RanksLost if is_collective and not memory.is_exhausted(error) else RanksDiverged
 
 
 def choose_tokens(answering: Sequence[PlannedChunk], step: StepInFlight) -> list[Drawn]:

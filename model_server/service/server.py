@@ -21,7 +21,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from model_server.errors import ConfigRefused
+from model_server.errors import ConfigRefused, ShardError
 from model_server.service.service import (
     Continuation,
     ErrorInterceptor,
@@ -80,7 +80,7 @@ _MAX_SOCKET_BYTES = 107
 async def listening(
     service: TextGenerationService,
     address: str | Path,
-    on_fatal: Callable[[str], None],
+    on_fatal: Callable[[ShardError], None],
     *,
     token: str | None = None,
     lease_s: float = LEASE_S,

@@ -127,7 +127,7 @@ Continuation: TypeAlias = Callable[[grpc.HandlerCallDetails], Awaitable[MethodHa
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Wraps every method. `on_fatal` is called once an error makes the shard unfit."""
 
-    def __init__(self, on_fatal: Callable[[str], None], lease: Lease) -> None:
+    def __init__(self, on_fatal: Callable[[ShardError], None], lease: Lease) -> None:
         self._on_fatal = on_fatal
         self._lease = lease
 
@@ -174,17 +174,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
                 return await call(request, context)
             except ShardError as error:
                 if isinstance(error, RanksDiverged):
-                    self._on_fatal(f"{method}: {error}")
+                    self._on_fatal(type(error)(f"{method}: {error}"))
                 await context.abort(_code_of(error), str(error))
             except Exception as error:
                 # What is left is a bug or a broken device; abort() below raises in its turn.
                 if isinstance(error, grpc.aio.AbortError):
                     raise
                 _log.exception("%s failed", method)
-                self._on_fatal(f"{method}: {type(error).__name__}: {error}")
-                await context.abort(
-                    grpc.StatusCode.INTERNAL, f"{method}: {type(error).__name__}: {error}"
-                )
+                reason = f"{method}: {type(error).__name__}: {error}"
+                self._on_fatal(ShardError(reason))
+                await context.abort(grpc.StatusCode.INTERNAL, reason)
 
         return guarded
 

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from model_server.engine.distributed import World
 from model_server.engine.runner import Runner
+from model_server.errors import ShardError
 from model_server.executor.executor import PagedModel
 from model_server.loading import new_sampler
 from model_server.masking.constraint_cache import ConstraintCache
@@ -151,5 +152,5 @@ def _info(model: PagedModel) -> ModelInfo:
     )
 
 
-def _unexpected(reason: str) -> None:
-    raise AssertionError(f"the shard is unfit: {reason}")
+def _unexpected(error: ShardError) -> None:
+    raise AssertionError(f"the shard is unfit: {error}")

@@ -17,14 +17,14 @@ def serve(*flags: str, **environ: str) -> ServeConfig:
 def test_a_lone_shard_listens_at_the_first_socket() -> None:
     config = serve("--uds-path", "/tmp/x")
     assert config.address == Path("/tmp/x-0")
-    assert config.urls == ("unix:///tmp/x-0",)
+    assert config.url == "unix:///tmp/x-0"
     assert (config.rank, config.world_size) == (0, 1)
 
 
 def test_ranks_come_from_the_environment_and_name_their_own_socket() -> None:
     config = serve("--uds-path", "/tmp/x", RANK="1", WORLD_SIZE="2", MASTER_PORT="4711")
     assert config.address == Path("/tmp/x-1")
-    assert config.urls == ("unix:///tmp/x-0", "unix:///tmp/x-1")
+    assert config.url == "unix:///tmp/x-1"
     assert config.master_port == 4711
 
 
@@ -33,7 +33,7 @@ def test_a_relative_socket_is_given_to_others_by_its_whole_path(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = serve("--uds-path", "run/../x")
-    assert config.urls == (f"unix://{tmp_path}/x-0",)
+    assert config.url == f"unix://{tmp_path}/x-0"
     assert config.address == tmp_path / "x-0"
 
 
@@ -41,7 +41,24 @@ def test_over_tcp_each_rank_takes_the_next_port_and_the_advertised_name_is_diall
     flags = ("--listen", "0.0.0.0:7000", "--advertise-host", "box")
     config = serve(*flags, RANK="1", WORLD_SIZE="2", SHARD_TOKEN="a-secret-of-both")
     assert config.address == "0.0.0.0:7001"
-    assert config.urls == ("box:7000", "box:7001")
+    assert config.url == "box:7001"
+
+
+def test_ranks_of_several_machines_know_that_and_what_they_must_have_alike() -> None:
+    ranks = {"RANK": "1", "WORLD_SIZE": "4", "SHARD_TOKEN": "a-secret-of-both"}
+    config = serve("--dtype", "float32", "--listen", "10.0.0.2:1", **ranks, LOCAL_WORLD_SIZE="2")
+    assert config.spans_machines
+    assert not serve(**ranks).spans_machines
+    assert not serve(**ranks, LOCAL_WORLD_SIZE="4").spans_machines
+    shared = config.shared
+    assert (shared["--dtype"], shared["--num-shard"], shared["--max-loras"]) == (
+        "float32",
+        "4",
+        "0",
+    )
+    # What each machine has for itself, and what nobody may see.
+    assert not {"--rank", "--listen", "--json-output", "--model-id"} & set(shared)
+    assert "a-secret-of-both" not in str(shared)
 
 
 def test_a_watermark_is_as_strong_as_tgi_makes_it_by_default() -> None:

@@ -1,5 +1,6 @@
 """Addresses: which are free, what is wrong with others; folders of sockets, which do not stay."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -10,7 +11,9 @@ import pytest
 
 from processes.addresses import (
     AddressInUse,
+    answers_http2,
     free_port,
+    own_address,
     require_free_port,
     require_socket_path,
     socket_folder,
@@ -41,6 +44,44 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded() -> None:
         with pytest.raises(AddressInUse, match=f"127.0.0.1:{port}: .*in use"):
             require_free_port("127.0.0.1", port)
     require_free_port("127.0.0.1", free_port())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_own_address_towards_a_machine_has_an_interface(host: str) -> None:
+    assert own_address(host) == (host, "lo")
+
+
+def test_an_interface_is_named_for_every_address_that_machines_may_be_reached_at() -> None:
+    """As the kernel says it, by another way: those of the default routes, where there are any."""
+    for family, anywhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((anywhere, 9))
+            except OSError:
+                continue
+            host = probe.getsockname()[0]
+        found, interface = own_address(anywhere)
+        assert found == host
+        shown = subprocess.run(
+            ["ip", "-o", "addr", "show", "dev", interface], capture_output=True, text=True
+        )
+        assert f" {host}/" in shown.stdout
+
+
+def test_a_machine_that_has_no_address_is_refused_by_its_name() -> None:
+    with pytest.raises(BadConfig, match=r"--master-addr 'no\.such\.machine\.invalid': "):
+        own_address("no.such.machine.invalid")
+
+
+async def test_who_answers_is_told_from_who_only_accepts() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read(24))
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        assert await answers_http2(*server.sockets[0].getsockname())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert not await answers_http2(*silent.getsockname())
+    assert not await answers_http2("127.0.0.1", free_port())
 
 
 def test_a_path_is_taken_as_long_as_the_system_takes_it(tmp_path: Path) -> None:

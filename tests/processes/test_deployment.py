@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from processes.deployment import Deployment, num_shards
+from processes.deployment import Deployment, Node, num_shards
 from processes.settings import BadConfig
 
 
@@ -87,6 +87,29 @@ def test_ranks_that_meet_on_the_loopback_interface_talk_there_unless_the_operato
     assert deployment().shard_environ(0, {})[name] == "lo"
     assert deployment().shard_environ(0, {name: "eth0"})[name] == "eth0"
     assert name not in deployment(master_addr="10.0.0.1").shard_environ(0, {})
+
+
+def test_a_machine_has_its_own_ranks_at_its_own_address() -> None:
+    second = deployment(num_shard=4, master_addr="fd00::1", node=Node(1, 2, "fd00::2", "eth1"))
+    assert (list(second.ranks), second.serves_http) == ([2, 3], False)
+    assert second.shard_place(3) == ("fd00::2", 29504)
+    assert "--listen [fd00::2]:29501" in " ".join(second.shard_argv(None))
+    environ = second.shard_environ(3, {})
+    assert {name: environ[name] for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")} == {
+        "RANK": "3",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    # NCCL would take eth10 for it as well.
+    assert (environ["GLOO_SOCKET_IFNAME"], environ["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
+    assert second.shard_environ(3, {"NCCL_SOCKET_IFNAME": "ib"})["NCCL_SOCKET_IFNAME"] == "ib"
+
+
+def test_the_first_machine_has_its_ranks_beside_the_router() -> None:
+    first = deployment(num_shard=4, node=Node(0, 2, "10.0.0.1", "eth1"))
+    assert (list(first.ranks), first.serves_http) == ([0, 1], True)
+    assert first.shard_place(1) == Path("/tmp/x/shard-1")
+    assert "--listen" not in first.shard_argv(None)
 
 
 def test_a_number_of_threads_that_the_operator_set_stays() -> None:

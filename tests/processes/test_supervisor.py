@@ -72,3 +72,12 @@ def test_too_many_within_the_window_are_the_end_and_old_ones_are_forgiven() -> N
 
 def test_with_a_limit_of_zero_nothing_is_started_anew() -> None:
     assert RestartLimit(0).next_delay_s() is None
+
+
+def test_what_ended_for_others_is_not_counted_but_begins_later_and_later() -> None:
+    limit = RestartLimit(1, Clock())
+    delays_s = [limit.next_delay_s(is_counted=False) for _ in range(4)]
+    assert delays_s == [0.0, 1.0, 2.0, 4.0]
+    assert limit.next_delay_s() == 8.0
+    assert limit.next_delay_s() is None
+    assert limit.next_delay_s(is_counted=False) is not None

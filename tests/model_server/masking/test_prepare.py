@@ -13,6 +13,7 @@ import grpc.aio
 import pytest
 
 from model_server.engine.runner import Runner
+from model_server.errors import ShardError
 from model_server.service.server import listening
 from model_server.service.service import TextGenerationService
 from proto import generate_pb2 as pb
@@ -32,7 +33,7 @@ class Served:
     shard: Shard
     stub: Any
     runner: Runner
-    fatal: list[str] = field(default_factory=list)
+    fatal: list[ShardError] = field(default_factory=list)
 
     async def prepare(
         self,
@@ -71,7 +72,7 @@ async def served(shard: Shard, tmp_path: Path) -> AsyncIterator[Served]:
         world_size=1,
         rank=0,
     )
-    fatal: list[str] = []
+    fatal: list[ShardError] = []
     runner = shard.runner()
     with ThreadPoolExecutor(max_workers=1) as device_thread:
         service = TextGenerationService(

@@ -23,7 +23,7 @@ from constraints.spec import ConstraintSpec, Kind, ThoughtRule, Whitespace
 from constraints.translation import Translation
 from model_server.adapter import LinearShapes
 from model_server.engine.distributed import World
-from model_server.errors import ConfigRefused, InvalidStep
+from model_server.errors import ConfigRefused, InvalidStep, ShardError
 from model_server.executor.executor import PagedModel
 from model_server.service.server import listening
 from model_server.service.service import (
@@ -70,7 +70,7 @@ class Shard:
     path: Path
     stub: Any
     channel: Any  # the stubs of probes are typed for the blocking one alone
-    fatal: list[str] = field(default_factory=list)
+    fatal: list[ShardError] = field(default_factory=list)
 
     async def warm_up(self) -> pb.WarmupResponse:
         """Begin the epoch and make the pool."""
@@ -117,7 +117,7 @@ def service(model: PagedModel) -> Iterator[TextGenerationService]:
 @pytest.fixture
 async def shard(service: TextGenerationService, tmp_path: Path) -> AsyncIterator[Shard]:
     path = tmp_path / "s"
-    fatal: list[str] = []
+    fatal: list[ShardError] = []
     async with (
         listening(service, path, fatal.append),
         grpc.aio.insecure_channel(f"unix:{path}") as channel,
@@ -125,8 +125,8 @@ async def shard(service: TextGenerationService, tmp_path: Path) -> AsyncIterator
         yield Shard(path, pb_grpc.TextGenerationServiceStub(channel), channel, fatal)
 
 
-def _unexpected(reason: str) -> None:
-    raise AssertionError(reason)
+def _unexpected(error: ShardError) -> None:
+    raise AssertionError(error)
 
 
 def request(request_id: int, **changes: Any) -> pb.Request:
@@ -335,7 +335,7 @@ async def test_an_unexpected_error_ends_the_shard(
     with pytest.raises(grpc.aio.AioRpcError) as failure:
         await shard.stub.Prefill(prefill(request(1)))
     assert failure.value.code() is grpc.StatusCode.INTERNAL
-    assert shard.fatal == ["Prefill: RuntimeError: the device fell off"]
+    assert [str(error) for error in shard.fatal] == ["Prefill: RuntimeError: the device fell off"]
 
 
 async def test_health_answers_while_a_step_runs(
