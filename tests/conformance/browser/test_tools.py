@@ -35,6 +35,7 @@ def test_a_call_waits_for_a_result_and_the_chat_goes_on(visit: Visit) -> None:
     set_parameters(visit, Temperature="0")
     page.get_by_text("Tools", exact=True).click()
     page.get_by_role("button", name="Take an example").click()
+    expect(page.get_by_label("Whether it calls")).to_have_value("required")
     page.get_by_label("Whether it calls").select_option("get_weather")
     visit.send(QUESTION)
     visit.ends(1)

@@ -44,7 +44,7 @@ export function ToolPanel() {
         )}
       </div>
       <div class="row">
-        <button type="button" disabled={text === EXAMPLE} onClick={() => setTools({ text: EXAMPLE })}>
+        <button type="button" disabled={text === EXAMPLE} onClick={() => setTools({ text: EXAMPLE, choice: "required" })}>
           Take an example
         </button>
         <button type="button" disabled={text === ""} onClick={() => setTools({ text: "", choice: "auto" })}>
@@ -70,7 +70,8 @@ export function ToolPanel() {
             <input type="checkbox" checked={parallel} onChange={(event) => setTools({ parallel: event.currentTarget.checked })} />
             Several calls in one answer
           </label>
-          <p class="hint">You are the tool: a call waits for the result that you type. Behind a result the model may always answer.</p>
+          <p class="hint">You are the tool: a call waits for the result that you type. Behind a result the model may always answer. Small models rarely call unless
+            they must.</p>
           {choice !== "none" && grammarOf(constraint.value) !== null && (
             <p class="error">There is a constraint as well: the server refuses both at once.</p>
           )}
