@@ -115,6 +115,7 @@ def test_the_api_is_documented_without_a_network_and_dark_for_who_likes_it(
         page = visit.page
         visit.open("docs")
         expect(page.locator(".opblock-tag").first).to_contain_text("OpenAI")
+        assert visit.findings() == []
         page.get_by_text("/generate", exact=True).click()
 
         expect(page.get_by_role("button", name="Try it out").first).to_be_visible()
