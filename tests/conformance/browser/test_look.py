@@ -150,3 +150,5 @@ def test_the_header_is_one_row_and_the_theme_has_a_name(chrome: Browser, served:
 
         assert page.locator("html").get_attribute("data-theme") == "dark"
         expect(page.get_by_role("button", name="Theme: Dark")).to_be_visible()
+        visit.open("#live")
+        assert header.get_by_role("button", name="Theme: Dark").inner_text() == "Theme"

@@ -7,8 +7,7 @@ export function ThemeButton() {
   const name = NAMES[theme.value];
   return (
     <button type="button" class="quiet theme" aria-label={`Theme: ${name}`} onClick={nextTheme}>
-      <span class="word">Theme: </span>
-      {name}
+      Theme<span class="name">: {name}</span>
     </button>
   );
 }
