@@ -7,7 +7,11 @@ they run together, and at a random moment a process is killed (`shard`, one `ran
 `router`) or stopped for good (`hang`). Prints a line of JSON for each fault: errors that clients
 saw, texts that differ from the undisturbed ones, and the longest wait for a token, in seconds, of
 each stream that ran. A router takes its connections with it: there the seconds are those until
-the server is ready again, and the errors are not counted. Exit code 1 when a client saw an error, a
+the server is ready again, and the errors are not counted.
+
+`node` and `link`, which need root and iproute2, serve one model over two machines, of which the
+second is a network namespace. Its processes are killed and started again 8 s later, or its cable is
+pulled for 20 s; the pauses count from then on. Exit code 1 when a client saw an error, a
 text differed or a KV block stayed taken.
 """
 
@@ -22,7 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ import httpx
 
 from bench.command_line import parser_of, progress
 from bench.processes import blocks_used, resident_mib, running, tandem, tree
+from bench.second_machine import NODES, SECRET, SecondMachine, second_machine
 from bench.sse_client import HttpError, post_events
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
@@ -41,6 +46,8 @@ FAULTS = {
     "hang": (_SHARD, signal.SIGSTOP, 1),
     "router": ("router", signal.SIGKILL, 1),
 }
+# How long the second machine is away, in seconds.
+ABSENCES_S = {"node": 8.0, "link": 20.0}
 _LONG = {"ignore_eos": True}
 _KINDS: tuple[dict[str, Any], ...] = (
     _LONG,
@@ -112,15 +119,24 @@ class Outcome:
 
 
 async def _trial(
-    url: str, pid: int, fault: str, expected: Sequence[str], output_len: int, outcome: Outcome
+    url: str,
+    pid: int,
+    fault: str,
+    expected: Sequence[str],
+    output_len: int,
+    outcome: Outcome,
+    machine: SecondMachine | None,
 ) -> None:
-    module, signum, _ = FAULTS[fault]
+    module, signum, _ = FAULTS.get(fault, ("", 0, 2))
     streams = streams_of(len(expected), output_len)
     reading = [asyncio.create_task(stream.run(url)) for stream in streams]
     await streams[len(streams) // 2].begun.wait()
     await asyncio.sleep(random.uniform(0.0, 1.0))
     fault_s = time.monotonic()
-    os.kill(random.choice(_pids_of(pid, module)), signum)
+    if machine is None:
+        os.kill(random.choice(_pids_of(pid, module)), signum)
+    else:
+        await _be_away(machine, fault)
     if module == "router":
         await asyncio.sleep(0.1)
         await _until_ready(url)
@@ -128,7 +144,9 @@ async def _trial(
         await asyncio.gather(*reading)
         return
     await asyncio.gather(*reading)
-    outcome.pauses_s += [s for stream in streams if (s := stream.pause_s(fault_s)) is not None]
+    away_s = ABSENCES_S.get(fault, 0.0)
+    pauses_s = [s for stream in streams if (s := stream.pause_s(fault_s)) is not None]
+    outcome.pauses_s += [pause_s - away_s for pause_s in pauses_s]
     errors = [stream.error for stream in streams if stream.error is not None]
     outcome.num_errors += len(errors)
     outcome.examples += errors[:1]
@@ -139,7 +157,21 @@ async def _trial(
     await _until_ready(url)
 
 
-async def _run(url: str, pid: int, fault: str, arguments: argparse.Namespace) -> Outcome:
+async def _be_away(machine: SecondMachine, fault: str) -> None:
+    if fault == "node":
+        machine.kill()
+    else:
+        machine.set_cable("down")
+    await asyncio.sleep(ABSENCES_S[fault])
+    if fault == "node":
+        machine.start()
+    else:
+        machine.set_cable("up")
+
+
+async def _run(
+    url: str, pid: int, fault: str, arguments: argparse.Namespace, machine: SecondMachine | None
+) -> Outcome:
     undisturbed = streams_of(arguments.streams, arguments.output_len)
     # The last one is constrained: checked alone, it is not refused by a machine that is busy.
     await undisturbed[-1].run(url)
@@ -152,8 +184,8 @@ async def _run(url: str, pid: int, fault: str, arguments: argparse.Namespace) ->
     outcome = Outcome()
     for _ in progress(range(arguments.trials), f"trials of {fault}"):
         if arguments.standby:
-            await _until_standing_by(pid, FAULTS[fault][2])
-        await _trial(url, pid, fault, expected, arguments.output_len, outcome)
+            await _until_standing_by(pid, 1 if machine else FAULTS[fault][2])
+        await _trial(url, pid, fault, expected, arguments.output_len, outcome, machine)
     return outcome
 
 
@@ -202,14 +234,21 @@ async def _until_standing_by(root: int, num_shards: int) -> None:
 
 def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
     port = free_port()
-    _, _, num_shards = FAULTS[fault]
-    flags = ["--num-shard", str(num_shards), "--max-restarts", "100000", "--check-invariants"]
+    is_spread = fault in ABSENCES_S
+    num_shards = ("--num-shard", str(FAULTS[fault][2])) if not is_spread else NODES
+    flags = [*num_shards, "--max-restarts", "100000", "--check-invariants"]
     flags.append("--standby-shards" if arguments.standby else "--no-standby-shards")
     server = tandem(Path(arguments.model), port, flags)
     url = f"http://127.0.0.1:{port}"
-    with running(server) as pid:
+    with contextlib.ExitStack() as stack:
+        machine = None
+        if is_spread:
+            log = Path("/tmp/bench-second-machine.log")
+            machine = stack.enter_context(second_machine([arguments.model, *flags], log))
+            server = replace(server, environ={**server.environ, **SECRET})
+        pid = stack.enter_context(running(server))
         router_mib = resident_mib(_pids_of(pid, "router")[0])
-        outcome = asyncio.run(_run(url, pid, fault, arguments))
+        outcome = asyncio.run(_run(url, pid, fault, arguments, machine))
         pauses_s = sorted(outcome.pauses_s)
         return {
             "fault": fault,
@@ -230,7 +269,9 @@ def _measure(fault: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> int:
     """Answers the exit code."""
     parser = parser_of(__doc__)
-    parser.add_argument("--faults", default=",".join(FAULTS), help="which, separated by commas")
+    parser.add_argument(
+        "--faults", default=",".join(FAULTS), help="which, separated by commas; also node, link"
+    )
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=150, help="tokens of a stream")
