@@ -356,7 +356,7 @@ class Supervisor:
         await self._wait_for_restart(
             "the shards",
             dead[0].death_notice() if dead else "the shards do not answer",
-            is_counted=not dead or not _have_lost_others(dead),
+            is_counted=not _have_lost_others(dead) if dead else not self._may_hang_elsewhere(),
         )
         for shard in self._shards:
             shard.kill_group()
@@ -366,6 +366,8 @@ class Supervisor:
         await self._start_shards()
         try:
             await self._until_listening()
+            # What the router wanted meanwhile is there now.
+            self._wants_shards.clear()
         except ChildFailed as error:
             self._console.say(f"error: {error}", "ERROR")
             # Those that hang while they load count as dead, too, unless some ended by themselves.
@@ -376,6 +378,10 @@ class Supervisor:
                 await asyncio.gather(*(shard.wait() for shard in self._shards))
                 self._shards = ended
             raise
+
+    def _may_hang_elsewhere(self) -> bool:
+        """Whether the shard that the router hears nothing of may be another machine's."""
+        return self._deployment.node is not None and self._deployment.serves_http
 
     async def _restart_router(self) -> None:
         assert self._router is not None
