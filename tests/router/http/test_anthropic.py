@@ -419,7 +419,7 @@ async def test_another_model_is_not_found() -> None:
             assert refused == (
                 404,
                 "not_found_error",
-                "The model `claude-9` does not exist; served: `fake/model`, `model`",
+                "The model `claude-9` does not exist; served: `fake/model`",
             )
 
 

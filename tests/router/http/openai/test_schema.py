@@ -538,7 +538,7 @@ async def test_another_model_is_a_404() -> None:
 
     assert status == 404
     assert error == {
-        "message": "The model `gpt-9` does not exist; served: `fake/model`, `model`",
+        "message": "The model `gpt-9` does not exist; served: `fake/model`",
         "type": "invalid_request_error",
         "param": "model",
         "code": "model_not_found",
