@@ -26,6 +26,7 @@ def test_chats_are_found_by_what_was_said_and_renamed(visit: Visit, tmp_path: Pa
     chats(visit, tmp_path / "chats.json", Sea="Of ships and whales", Land="Of foxes")
     expect(rows).to_have_count(3)
     page.keyboard.press("Control+k")
+    expect(page.get_by_role("searchbox", name="Search chats")).to_be_focused()
     page.keyboard.type("WHALES")
     expect(rows).to_have_text(["Sea" + "Of ships and whales" + "✎✕"])
     assert visit.findings() == []
