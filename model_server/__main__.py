@@ -28,7 +28,7 @@ import uvloop
 from transformers.utils.logging import disable_progress_bar
 
 from model_server import config
-from model_server.checkpoint.check import forecast
+from model_server.checkpoint.check import Preflight, forecast
 from model_server.checkpoint.checkpoint import find_checkpoint
 from model_server.errors import FetchStalled, RanksLost, ShardError
 from model_server.loading import Loaded, load
@@ -48,8 +48,11 @@ _log = logging.getLogger("model_server")
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def main(argv: list[str]) -> int:
-    """Run one command of this tier; returns the exit code."""
+def main(argv: list[str], checked_before: Preflight | None = None) -> int:
+    """Run one command of this tier; returns the exit code.
+
+    checked_before: what a process that stood by has found, for `serve`
+    """
     gc.freeze()
     gc.enable()
     try:
@@ -73,7 +76,7 @@ def main(argv: list[str]) -> int:
             disable_progress_bar()
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_serve(settings))
+            return runner.run(_serve(settings, checked_before))
     except FetchStalled as error:
         _say_why(settings, error)
         logging.shutdown()
@@ -95,7 +98,7 @@ def _say_why(settings: config.ModelConfig, error: ShardError) -> None:
     (sys.stdout if has_reader else sys.stderr).write(f"error: {error}\n")
 
 
-async def _serve(settings: config.ServeConfig) -> int:
+async def _serve(settings: config.ServeConfig, checked_before: Preflight | None) -> int:
     signals = Signals(settings.parent_pid)
     stop = signals.first
     fatal: list[ShardError] = []
@@ -112,7 +115,7 @@ async def _serve(settings: config.ServeConfig) -> int:
     tracer = start_tracing(settings.otlp_endpoint, settings.otlp_service_name, settings.rank)
     # What it starts to compute steps beside it takes long turns as well.
     device_thread = ThreadPoolExecutor(1, "device", initializer=use_long_time_slices)
-    loading = partial(load, settings, on_lost)
+    loading = partial(load, settings, on_lost, checked_before)
     service = await _load_unless_stopped(loading, device_thread, tracer, stop, fatal)
     # A collection would go through all that torch and transformers have made, for a third of a
     # second in which no step runs, whenever a constraint's compiling has made as much again.

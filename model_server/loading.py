@@ -27,9 +27,11 @@ from model_server.checkpoint import checkpoint, gate
 from model_server.checkpoint.check import (
     CheckedCheckpoint,
     ModelSettings,
+    Preflight,
     bytes_of_rank,
     check_checkpoint,
     check_zoo,
+    files_of,
     preflight,
 )
 from model_server.checkpoint.gguf_file import GgufFile
@@ -91,16 +93,24 @@ class Loaded(NamedTuple):
     addresses: tuple[str, ...]
 
 
-def load(settings: ServeConfig, on_lost: Callable[[RanksLost], None]) -> Loaded:
+def load(
+    settings: ServeConfig,
+    on_lost: Callable[[RanksLost], None],
+    checked_before: Preflight | None = None,
+) -> Loaded:
     """Load everything that serves, on the thread that will run the steps.
 
-    `on_lost` is called, from another thread, once ranks of other machines are gone.
+    `on_lost` is called, from another thread, once ranks of other machines are gone. What was
+    `checked_before` is not checked again, if the checkpoint's files are the same.
     """
     started_s = time.monotonic()
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     # Before the ranks meet: what cannot be served is known without them.
-    of_model, checked = preflight(settings)
+    found = checked_before
+    if found is None or found.files != files_of(found.of_model.folder):
+        found = preflight(settings)
+    of_model, checked, _ = found
     device = of_model.device
     world = World.connect(
         rank=settings.rank,
@@ -280,14 +290,9 @@ def _kept_evidence(settings: ModelSettings, checked: CheckedCheckpoint) -> KeptE
     """None: nothing is left to the next shard."""
     if settings.kept_evidence is None:
         return None
-    files = [path for path in settings.folder.iterdir() if path.is_file()]
-    gguf = GgufFile.of_folder(settings.folder)
-    if gguf is not None:
-        files.append(gguf.path)
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(files)]
     how = (str(checked.weights_dtype), settings.quantize, checked.packs_gguf)
     versions = [version(name) for name in _COMPUTING]
-    return KeptEvidence(settings.kept_evidence, repr((versions, how, stats)))
+    return KeptEvidence(settings.kept_evidence, repr((versions, how, files_of(settings.folder))))
 
 
 def _build_of(

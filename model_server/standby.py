@@ -16,8 +16,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from processes.child import STANDING_BY
+
+if TYPE_CHECKING:
+    from model_server.checkpoint.check import Preflight
 
 _MIB = 1 << 20
 
@@ -31,7 +35,8 @@ class _Preparation(threading.Thread):
     def __init__(self, argv: list[str]) -> None:
         super().__init__(name="preparation")
         self._argv = argv
-        self.serve: Callable[[list[str]], int] | None = None
+        self.serve: Callable[[list[str], Preflight | None], int] | None = None
+        self.found: Preflight | None = None
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
@@ -43,8 +48,8 @@ class _Preparation(threading.Thread):
         settings = parse(self._argv)
         if isinstance(settings, ServeConfig) and (settings.device == "cpu" or not num_gpus()):
             try:
-                # It imports the model's class.
-                preflight(settings)
+                # It imports the model's class, too.
+                self.found = preflight(settings)
             except ShardError as error:
                 # The checkpoint is another one by now; what takes its place will say so as well.
                 sys.stderr.write(f"error: {error}\n")
@@ -66,7 +71,7 @@ def main(argv: list[str]) -> int:
     if not sys.stdin.readline():
         return 0
     _be_called("tandem-shard")
-    return preparation.serve(argv)
+    return preparation.serve(argv, preparation.found)
 
 
 def _be_called(name: str) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -148,10 +148,34 @@ class CheckedCheckpoint:
         return (self.weights_bytes or 0) // self.num_shards
 
 
+class Preflight(NamedTuple):
+    """What was checked, and `files`, which are others where a check may find something else."""
+
+    of_model: ModelSettings
+    checked: CheckedCheckpoint
+    files: str
+
+
+def files_of(folder: Path) -> str:
+    """Names the files of a checkpoint as they are now: sizes, and when each was written.
+
+    Raises CheckpointBroken where there is no such folder any more.
+    """
+    try:
+        files = [path for path in folder.iterdir() if path.is_file()]
+        gguf = GgufFile.of_folder(folder)
+        if gguf is not None:
+            files.append(gguf.path)
+        stats = [(path.name, path.stat()) for path in sorted(files)]
+    except OSError as error:
+        raise CheckpointBroken(f"{folder}: {error.strerror}") from error
+    return repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats])
+
+
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
+def preflight(settings: ServeConfig) -> Preflight:
     """Check all that can be checked before weights are read, and without other ranks.
 
     Raises ConfigRefused and whatever `check_checkpoint` raises.
@@ -172,11 +196,12 @@ def preflight(settings: ServeConfig) -> tuple[ModelSettings, CheckedCheckpoint]:
         max_lora_rank=settings.max_lora_rank,
         kept_evidence=settings.kept_evidence,
     )
+    files = files_of(of_model.folder)
     checked = check_checkpoint(of_model, settings.world_size)
     max_len = checked.facts.max_position_embeddings
     if max_len is not None:
         _require_lengths(settings, max_len)
-    return of_model, checked
+    return Preflight(of_model, checked, files)
 
 
 def _folder(settings: ServeConfig) -> Path:
@@ -703,7 +728,7 @@ def forecast(settings: CheckConfig) -> Capacity:
     for rank in range(settings.world_size):
         # One rank stands for all but in this.
         device_of(settings.device, rank, num_gpus())
-    of_model, checked = preflight(settings)
+    of_model, checked, _ = preflight(settings)
     _require_names(of_model, checked)
     device = of_model.device
     num_ranks = settings.world_size

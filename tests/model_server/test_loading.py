@@ -13,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from model_server import zoo
-from model_server.checkpoint.check import ModelSettings, check_checkpoint
+from model_server.checkpoint.check import ModelSettings, check_checkpoint, files_of
 from model_server.engine.distributed import World
 from model_server.errors import (
     ArchitectureUnfit,
@@ -393,3 +393,15 @@ def test_weights_are_held_to_what_an_earlier_shard_left_of_them(
     # The weights may be others now, and so it is computed again.
     assert load(llama, kept_evidence=kept).executor.startswith("dense, ")
     assert torch.equal(load_file(kept)["exact"], left["exact"])
+
+
+def test_a_checkpoint_is_another_one_once_a_file_of_it_is(llama: Path) -> None:
+    before = files_of(llama)
+    assert files_of(llama) == before
+    os.utime(llama / "config.json")
+    written = files_of(llama)
+    assert written != before
+    (llama / "chat_template.jinja").write_text("")
+    assert files_of(llama) not in (before, written)
+    with pytest.raises(CheckpointBroken, match="No such file"):
+        files_of(llama / "gone")
