@@ -15,13 +15,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from processes.child import STANDING_BY
-
-if TYPE_CHECKING:
-    from model_server.checkpoint.check import Preflight
 
 _MIB = 1 << 20
 
@@ -35,8 +32,7 @@ class _Preparation(threading.Thread):
     def __init__(self, argv: list[str]) -> None:
         super().__init__(name="preparation")
         self._argv = argv
-        self.serve: Callable[[list[str], Preflight | None], int] | None = None
-        self.found: Preflight | None = None
+        self.serve: Callable[[], int] | None = None
 
     def run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
@@ -46,16 +42,17 @@ class _Preparation(threading.Thread):
         from model_server.errors import ShardError
 
         settings = parse(self._argv)
+        found = None
         if isinstance(settings, ServeConfig) and (settings.device == "cpu" or not num_gpus()):
             try:
                 # It imports the model's class, too.
-                self.found = preflight(settings)
+                found = preflight(settings)
             except ShardError as error:
                 # The checkpoint is another one by now; what takes its place will say so as well.
                 sys.stderr.write(f"error: {error}\n")
                 return
         gc.collect()
-        self.serve = shard.main
+        self.serve = partial(shard.main, self._argv, found)
 
 
 def main(argv: list[str]) -> int:
@@ -71,7 +68,7 @@ def main(argv: list[str]) -> int:
     if not sys.stdin.readline():
         return 0
     _be_called("tandem-shard")
-    return preparation.serve(argv, preparation.found)
+    return preparation.serve()
 
 
 def _be_called(name: str) -> None:
