@@ -76,6 +76,8 @@ def test_a_machine_that_has_no_address_is_refused_by_its_name() -> None:
 async def test_who_answers_is_told_from_who_only_accepts() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(await reader.read(24))
+        writer.close()
+        await writer.wait_closed()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         assert await answers_http2(*server.sockets[0].getsockname())
