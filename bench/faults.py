@@ -38,6 +38,7 @@ from bench.second_machine import NODES, SECRET, SecondMachine, second_machine
 from bench.sse_client import HttpError, post_events
 from launcher import BUNDLED_MODEL
 from processes.addresses import free_port
+from processes.child import SHARD_COMM, STANDBY_COMM
 
 _SHARD = "model_server"
 FAULTS = {
@@ -212,7 +213,7 @@ def _pids_of(root: int, module: str) -> list[int]:
 
     found = [pid for pid in tree(root) if runs(pid)]
     if module == _SHARD:
-        found += [pid for pid in tree(root) if _comm(pid) == "tandem-shard"]
+        found += [pid for pid in tree(root) if _comm(pid) == SHARD_COMM]
     return found
 
 
@@ -226,7 +227,7 @@ def _comm(pid: int) -> str:
 async def _until_standing_by(root: int, num_shards: int) -> None:
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
-        if [_comm(pid) for pid in tree(root)].count("tandem-standby") == num_shards:
+        if [_comm(pid) for pid in tree(root)].count(STANDBY_COMM) == num_shards:
             return
         await asyncio.sleep(0.1)
     raise RuntimeError(f"no shard stood by within {_READY_TIMEOUT_S:g} s")

@@ -15,7 +15,8 @@ from pathlib import Path
 from bench.processes import tree
 
 _NAMESPACE, _HERE, _THERE = "tandem-node", "tandem-here", "tandem-there"
-FIRST, _SECOND = "198.51.100.1", "198.51.100.2"
+FIRST = "198.51.100.1"
+_SECOND = "198.51.100.2"
 _INSIDE = ("ip", "netns", "exec", _NAMESPACE, sys.executable, "-m")
 # Of both launchers; HTTP and the secret are of the bench alone.
 NODES = ("--num-shard", "2", "--nnodes", "2", "--master-addr", FIRST)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from processes.child import STANDING_BY
+from processes.child import SHARD_COMM, STANDBY_COMM, STANDING_BY
 
 _MIB = 1 << 20
 
@@ -62,12 +62,12 @@ def main(argv: list[str]) -> int:
     preparation.join()
     if preparation.serve is None:
         return 1
-    _be_called("tandem-standby")
+    _be_called(STANDBY_COMM)
     sys.stdout.write(f"{STANDING_BY}, in {_private_mib()} MiB of memory\n")
     sys.stdout.flush()
     if not sys.stdin.readline():
         return 0
-    _be_called("tandem-shard")
+    _be_called(SHARD_COMM)
     return preparation.serve()
 
 

@@ -13,6 +13,9 @@ from processes.logs import Console
 _KEPT_LINES = 20
 # How a process that waits to be called up says that it can be.
 STANDING_BY = "standing by"
+# What the kernel calls it, before and after.
+STANDBY_COMM = "tandem-standby"
+SHARD_COMM = "tandem-shard"
 # The exit code of a shard that is fit itself, and has lost those of other machines.
 LOST_OTHERS = 3
 # How a process of Tandem says, as its last line, why it ends.

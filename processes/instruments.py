@@ -91,8 +91,8 @@ class Gauge:
         """The one family, or one for each of two names."""
         yield GaugeMetricFamily(self._name, self._documentation, value=self._value)
         if self._old_name is not None:
-            told = f"Deprecated, gone in the next release: read {self._name}"
-            yield UnknownMetricFamily(self._old_name, told, value=self._value)
+            deprecation = f"Deprecated, gone in the next release: read {self._name}"
+            yield UnknownMetricFamily(self._old_name, deprecation, value=self._value)
 
 
 class LastKnown:

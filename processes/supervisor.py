@@ -236,8 +236,10 @@ class Supervisor:
 
     def _wants_standbys(self) -> bool:
         plan = self._deployment
-        if plan.max_restarts == 0 or plan.standby_shards is not None:
-            return plan.max_restarts > 0 and plan.standby_shards is True
+        if plan.max_restarts == 0:
+            return False
+        if plan.standby_shards is not None:
+            return plan.standby_shards
         if plan.parent_pid is not None:
             # One of several models, which need the memory for one another.
             return False

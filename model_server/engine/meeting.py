@@ -24,7 +24,8 @@ from torch._C._distributed_c10d import TCPStore
 
 from model_server.errors import RanksDiverged, RanksLost
 
-_SETUP, _AGAIN = "setup", "again"
+_SETUP = "setup"
+_AGAIN = "again"
 _BEAT_S = 1.0
 _SILENCE_S = 10.0
 _RETRY_S = 0.2
@@ -82,7 +83,7 @@ class Meeting:
 
     def _watch(self, on_lost: Callable[[RanksLost], None]) -> None:
         try:
-            # To wait and to be told that it was in vain takes twice the time.
+            # A read that times out takes twice its timeout.
             store = self._connect(timedelta(seconds=_SILENCE_S / 2))
             if self.rank == 0:
                 self._hear_all(store)
@@ -130,7 +131,8 @@ class Meeting:
     def _require_same(self, first: Mapping[str, str]) -> None:
         """Raises RanksDiverged, with the name of what rank 0 has otherwise."""
         for name in dict.fromkeys([*first, *self.setup]):
-            mine, other = self.setup.get(name), first.get(name)
+            mine = self.setup.get(name)
+            other = first.get(name)
             if mine != other:
                 raise RanksDiverged(
                     f"{name} must be the same on all machines: it is {mine} here and {other} where"

@@ -201,7 +201,7 @@ class Adapters:
             try:
                 await self._shards.load_adapter(adapter_id, adapter.path)
             except AdapterRefused as error:
-                # Clients are told it, and know an adapter by its name alone.
+                # The reason goes to clients, which know an adapter by its name alone.
                 held.refusal = str(error).replace(adapter.path, adapter.name)
                 lost[adapter_id] = _lost(adapter, held.refusal)
                 _logger.error("%s", lost[adapter_id])

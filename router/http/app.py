@@ -109,7 +109,7 @@ def create_app(
     `aliases` map further paths to those of routes; a stream that may be resumed waits
     `resume_grace_s` for its client. With `strict_fields` unknown fields of bodies are refused.
     Adapters below `lora_folders`, which are resolved, may be loaded with one of `admin_keys`.
-    `batches`, which run once they are told to, ask the routes below the keys; None: there are none.
+    `batches`, which the caller runs, ask the routes below the keys; None: there are none.
     """
     reader = BodyReader(max_body_len, body_timeout_s, services.metrics.connections_cut)
     limits = services.info.limits

@@ -29,7 +29,7 @@ class ServerInfo:
     """The served model and the limits, fixed once the server is ready.
 
     `model_id` is the model's one name in lists. Requests may name one of `aliases` too: those are
-    told to nobody, since a path of this machine can be among them. `created_s` is in Unix time.
+    never listed, since a path of this machine can be among them. `created_s` is in Unix time.
     Lengths in tokens. `example_prompts` are those of the model's card.
     """
 

@@ -392,11 +392,11 @@ def test_a_context_that_is_too_short_is_told_in_the_words_that_are_listed(dialec
             max_total_len=9,
         ),
     ]
-    told = [json.loads(problem_of(each, dialect).body)["error"]["message"] for each in errors]
+    messages = [json.loads(problem_of(each, dialect).body)["error"]["message"] for each in errors]
     patterns = [re.sub(r"\b[NML]\b", r"\\d+", re.escape(each.strip())) for each in words]
     assert patterns
-    assert all(any(re.search(each, text) for text in told) for each in patterns)
-    assert all(any(re.search(each, text) for each in patterns) for text in told)
+    assert all(any(re.search(each, text) for text in messages) for each in patterns)
+    assert all(any(re.search(each, text) for each in patterns) for text in messages)
 
 
 def test_a_metric_that_a_page_names_is_one() -> None:

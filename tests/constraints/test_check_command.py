@@ -155,8 +155,10 @@ def test_the_last_line_end_of_a_file_is_no_part_of_a_pattern(tmp_path: Path) -> 
 def test_a_line_that_takes_too_long_is_an_error_among_the_others() -> None:
     texts = ["ab", "a" * 300_000, "b"]
     said = check(
-        *("--type", "regex", "--constraint", "a+b", "--lines", "-"),
-        *("--constraint-timeout", "0.1"),
+        "--type=regex",
+        "--constraint=a+b",
+        "--lines=-",
+        "--constraint-timeout=0.1",
         stdin="".join(json.dumps({"text": text}) + "\n" for text in texts),
     )
     judged = [json.loads(line) for line in said.stdout.splitlines()]
@@ -209,9 +211,7 @@ def test_what_takes_too_long_to_compile_is_a_constraint_that_cannot_be_kept(
 ) -> None:
     path = tmp_path / "choices.json"
     path.write_text(json.dumps([f"{7919 * index % 100003:x}" for index in range(100_000)]))
-    refused = check(
-        *("--type", "choice", "--constraint", str(path)), *("--constraint-timeout", "0.05")
-    )
+    refused = check("--type=choice", f"--constraint={path}", "--constraint-timeout=0.05")
     assert refused.returncode == 2
     assert "more than 0.05 s" in refused.stderr
 
@@ -237,7 +237,9 @@ def test_flags_that_cannot_be_obeyed_are_an_error_of_one_line(
 
 def test_a_line_that_is_no_text_is_named_by_its_number() -> None:
     said = check(
-        *("--type", "regex", "--constraint", "a", "--lines", "-"),
+        "--type=regex",
+        "--constraint=a",
+        "--lines=-",
         stdin='{"text": "a"}\n{"words": "a"}\n',
     )
     assert said.returncode == 2

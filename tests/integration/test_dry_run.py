@@ -231,13 +231,13 @@ def test_a_model_with_a_sentencepiece_file_alone_is_served_masks_included(tmp_pa
         }
         answer = server.http.post("/v1/completions", json=body, timeout=60.0)
         listed = server.http.get("/v1/models").json()
-        told = [server.http.get(path).text for path in ("/v1/models", "/info", "/metrics")]
+        bodies = [server.http.get(path).text for path in ("/v1/models", "/info", "/metrics")]
         alias = server.http.post("/v1/completions", json={**body, "model": str(folder)})
     text = answer.json()["choices"][0]["text"]
     assert len(text) == 3
     assert text.isdecimal()
     assert [card["id"] for card in listed["data"]] == ["demo-spm"]
-    assert not any(str(folder) in each for each in told)
+    assert not any(str(folder) in each for each in bodies)
     # As guidellm does, which takes the tokenizer of the model that it names.
     assert alias.json()["model"] == str(folder)
     assert "converting the tokenizer" in server.said

@@ -67,9 +67,9 @@ def client(server: RunningServer, pem: Certificate) -> Iterator[httpx.Client]:
 
 
 def test_the_counters_of_a_key_are_there_before_its_first_request(client: httpx.Client) -> None:
-    told = client.get("/metrics", headers=bearing(KEY)).text
-    assert 'tandem_key_generated_tokens_total{key="first"} 0.0\n' in told
-    assert 'tandem_key_shard_seconds_total{key="first"} 0.0\n' in told
+    metrics = client.get("/metrics", headers=bearing(KEY)).text
+    assert 'tandem_key_generated_tokens_total{key="first"} 0.0\n' in metrics
+    assert 'tandem_key_shard_seconds_total{key="first"} 0.0\n' in metrics
 
 
 def test_who_has_a_key_is_served_and_nobody_else(client: httpx.Client) -> None:

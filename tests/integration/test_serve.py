@@ -37,7 +37,7 @@ def test_the_log_of_a_start_tells_what_is_served_where_and_how(server: RunningSe
     deadline_s = time.monotonic() + 5
     while "Tandem serves" not in server.said and time.monotonic() < deadline_s:
         time.sleep(0.05)
-    told = [
+    expected = [
         f"launcher | TIME Tandem {version('tandem')} will serve {BUNDLED_MODEL}",
         "launcher | TIME loading it on 1 shard",
         "shard 0 | TIME INFO reading the weights on cpu",
@@ -51,8 +51,8 @@ def test_the_log_of_a_start_tells_what_is_served_where_and_how(server: RunningSe
     # Every line has a time, and none is a progress bar.
     assert all(" | TIME " in line for line in lines)
     assert "Loading weights" not in server.said
-    starts = [next((each for each in told if line.startswith(each)), None) for line in lines]
-    assert [each for each in starts if each is not None] == told
+    starts = [next((each for each in expected if line.startswith(each)), None) for line in lines]
+    assert [each for each in starts if each is not None] == expected
     assert any(line.endswith(f"INFO ready at {server.url}") for line in lines)
 
 

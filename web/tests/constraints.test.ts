@@ -32,7 +32,7 @@ test.each([
   [{ accepted: false, position: 4, expected: ["a digit"] }, { state: "unfinished", expected: ["a digit"] }],
   [{ accepted: false, position: 2, expected: ["'c'"] }, { state: "wrong", at: 3, character: "c", expected: ["'c'"] }],
   [{ accepted: false, position: 4, expected: [], error: "too few items" }, { state: "broken", failure: "too few items" }],
-])("a beginning is no mistake, and a mistake has its place", (told, judgement) => {
-  expect(judgementOf({ text: "a😀c-", ...told })).toEqual(judgement);
+])("a beginning is no mistake, and a mistake has its place", (result, judgement) => {
+  expect(judgementOf({ text: "a😀c-", ...result })).toEqual(judgement);
   expect(judgementOf(undefined)).toBeNull();
 });

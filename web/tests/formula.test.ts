@@ -12,6 +12,6 @@ test.each([
   ["So \\[a\\] then $$b$$", `<p>So ${formula("a", " displayed")} then ${formula("b", " displayed")}</p>`],
   ["`$a$` \\$b\\$", "<p><code>$a$</code> $b$</p>"],
   ["$$a", "<p>$$a</p>"],
-])("formulas are told from text", (text, html) => {
+])("formulas are distinguished from text", (text, html) => {
   expect((markdown.parse(text) as string).replaceAll(/(?<!<code[^>]*>[^<]*)\n/g, "")).toBe(html);
 });

@@ -87,7 +87,7 @@ test.each([
     2,
     43,
   ],
-])("what is no list of tools is told with its place", (text, message, line, column) => {
+])("what is no list of tools is an error with its place", (text, message, line, column) => {
   const { trouble } = readTools(text) as { trouble: { message: string; place: object } };
   expect(trouble.message).toContain(message);
   expect(trouble.place).toMatchObject({ line, column });

@@ -64,7 +64,7 @@ class Visit:
 
     def moved(self) -> list[str]:
         """What moved since the last call, or since the page was opened."""
-        # An observer is told with the next frame.
+        # An observer is called with the next frame.
         self.page.evaluate("() => new Promise((done) => setTimeout(done, 100))")
         moved: list[str] = self.page.evaluate("() => shifts.splice(0)")
         return moved

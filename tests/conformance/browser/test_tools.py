@@ -123,9 +123,9 @@ def test_a_model_that_cannot_call_says_why(visit: Visit) -> None:
     bodies = asked(visit)
 
     def tell(route: Route) -> None:
-        told = route.fetch().json()
-        calls = {**told["calls"], "form": None, "reason": "its calls cannot be read back"}
-        route.fulfill(json={**told, "calls": calls})
+        info = route.fetch().json()
+        calls = {**info["calls"], "form": None, "reason": "its calls cannot be read back"}
+        route.fulfill(json={**info, "calls": calls})
 
     page.route("**/info", tell)
     visit.open()

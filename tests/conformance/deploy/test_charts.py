@@ -274,10 +274,10 @@ def test_keys_of_a_file_take_the_place_of_one_in_a_variable(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("gpus", "told"), [(1, ("for 1 shard", "64 at once")), (2, ("for 2 shards",))]
+    ("gpus", "phrases"), [(1, ("for 1 shard", "64 at once")), (2, ("for 2 shards",))]
 )
 def test_the_image_s_launcher_takes_what_the_chart_gives_it(
-    gpus: int, told: tuple[str, ...], tmp_path: Path
+    gpus: int, phrases: tuple[str, ...], tmp_path: Path
 ) -> None:
     values = {"gpus": gpus, "model": str(MODEL), "config": {"max-batch-size": 64}}
     text = rendered(values, tmp_path)
@@ -298,7 +298,7 @@ def test_the_image_s_launcher_takes_what_the_chart_gives_it(
 
     assert tried.returncode == 0, tried.stderr
     said = tried.stdout + tried.stderr
-    for words_said in told:
+    for words_said in phrases:
         assert words_said in said
 
 

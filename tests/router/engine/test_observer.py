@@ -48,10 +48,10 @@ async def test_slots_for_states_are_counted() -> None:
 
 async def test_what_can_fail_is_counted_from_zero() -> None:
     async with routing(FakeShard()) as rig:
-        told = rig.metrics.exposition().decode()
-        assert 'tgi_batch_inference_failure_total{method="prefill"} 0.0' in told
-        assert 'tgi_batch_inference_failure{method="decode"} 0.0' in told
-        assert 'tgi_request_failure{err="validation"} 0.0' in told
+        exposed = rig.metrics.exposition().decode()
+        assert 'tgi_batch_inference_failure_total{method="prefill"} 0.0' in exposed
+        assert 'tgi_batch_inference_failure{method="decode"} 0.0' in exposed
+        assert 'tgi_request_failure{err="validation"} 0.0' in exposed
 
 
 async def test_what_happens_adds_no_series_to_the_first_scrape() -> None:

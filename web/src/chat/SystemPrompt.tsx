@@ -1,4 +1,4 @@
-// What the model is told before the chat's first message.
+// The system message, which stands before the chat's first one.
 import { current, replace } from "./store";
 
 export function SystemPrompt() {

@@ -99,8 +99,8 @@ async function writeInto(
     const conversation = conversationOf(conversationId);
     const thought = stream.thought === undefined ? {} : { thought: stream.thought };
     const calls = stream.calls === undefined ? {} : { calls: stream.calls };
-    const told = { content: stream.text, ...thought, ...calls, ...fields };
-    if (conversation !== undefined) replace(change(conversation, id, told));
+    const message = { content: stream.text, ...thought, ...calls, ...fields };
+    if (conversation !== undefined) replace(change(conversation, id, message));
     progress.value = stream.progress();
     tokensOf.value = { ...tokensOf.value, [id]: [...known, ...stream.tokens] };
   };

@@ -11,10 +11,10 @@ export type Judgement =
 /** One of the `results` of /constraints/check; null: it is none. */
 export function judgementOf(judged: unknown): Judgement | null {
   if (!isObject(judged)) return null;
-  const { accepted, error, expected: told, position, text } = judged;
+  const { accepted, error, expected: legal, position, text } = judged;
   if (accepted === true) return { state: "satisfied" };
   if (typeof error === "string") return { state: "broken", failure: error };
-  const expected = Array.isArray(told) ? told.map(String) : [];
+  const expected = Array.isArray(legal) ? legal.map(String) : [];
   // The server counts characters, JavaScript UTF-16.
   const characters = [...String(text)];
   const numLegal = Number(position);

@@ -34,7 +34,7 @@ Answers = Callable[[str, int], int | None]
 
 
 class Routes:
-    """Routes that answer as they are told; the records of what they were asked."""
+    """Routes with the answers that a test gives them; the records of what they were asked."""
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
