@@ -16,7 +16,7 @@ from referencing.exceptions import Unresolvable
 from constraints.errors import ConstraintError
 from constraints.grammars.exact_numbers import exact, loads
 from constraints.grammars.pattern_keywords import with_patterns
-from constraints.grammars.schema.nullable import spelt_out
+from constraints.grammars.schema.dialects import spelt_out
 from constraints.grammars.schema.reading import Json, below
 
 MAX_VIOLATIONS = 20

@@ -24,7 +24,9 @@ def _properties(place: Place, value: Json, pointer: str) -> None:
     if len(value) > _MAX_PROPERTIES:
         raise TooComplex(f"{pointer}: more than {_MAX_PROPERTIES} properties of one object")
     place.rewriter.string(list(value), pointer)
-    rewritten = place.map(value, pointer)
+    ordering = place.schema.get("propertyOrdering", ())
+    in_order = {name: value[name] for name in (*ordering, *value) if name in value}
+    rewritten = place.map(in_order, pointer)
     # `propertyNames` and `unevaluatedProperties` may have been handled before.
     already = place.out.get("properties", {})
     place.out["properties"] = rewritten | {

@@ -23,6 +23,12 @@ _MAX_COMPARISONS = 50_000
 _MAX_OPTIONS = 200
 # The most questions to the engine for one `oneOf`; each takes 1 or 2 ms.
 _MAX_ASKED = 66
+_BOUNDS = {
+    "number": ("minimum", "maximum"),
+    "string": ("minLength", "maxLength"),
+    "array": ("minItems", "maxItems"),
+}
+_OPEN = {"minimum": "exclusiveMinimum", "maximum": "exclusiveMaximum"}
 _OF_STRINGS = ("pattern", "format", "enum", "const", "minLength", "maxLength")
 
 
@@ -135,19 +141,20 @@ def _differ_as(name: str, one: Json, other: Json, definitions: _Definitions, dep
         return True
     if mine is not None or theirs is not None:
         return False
-    bounds = {"number": ("minimum", "maximum"), "string": ("minLength", "maxLength")}
     if name == "object":
         return _differ_in_a_key(one, other, definitions, depth)
-    if name == "array":
-        return _are_apart(one, other, "minItems", "maxItems")
-    return name in bounds and _are_apart(one, other, *bounds[name])
-
-
-def _are_apart(one: Json, other: Json, low: str, high: str) -> bool:
-    return any(
-        high in first and low in second and first[high] < second[low]
-        for first, second in ((one, other), (other, one))
+    return name in _BOUNDS and any(
+        _is_below(first, second, *_BOUNDS[name]) for first, second in ((one, other), (other, one))
     )
+
+
+def _is_below(one: Json, other: Json, low: str, high: str) -> bool:
+    """Whether the upper bound of one is below the lower bound of the other."""
+    highest = [(one[high], 0)] if high in one else []
+    highest += [(one[_OPEN[high]], -1)] if _OPEN.get(high) in one else []
+    lowest = [(other[low], 0)] if low in other else []
+    lowest += [(other[_OPEN[low]], 1)] if _OPEN.get(low) in other else []
+    return bool(highest and lowest) and min(highest) < max(lowest)
 
 
 def _differ_in_a_key(one: Json, other: Json, definitions: _Definitions, depth: int) -> bool:

@@ -1,7 +1,7 @@
 """All known keywords: the shape of their values, and whether masks enforce them.
 
-Unknown keywords are annotations, as JSON Schema specifies. One that is similar to a known keyword
-is refused as a probable typo, since the schema would enforce less than its author expects.
+Unknown keywords are annotations, as JSON Schema specifies. One that is similar to an assertion is
+refused as a probable typo, since the schema would enforce less than its author expects.
 """
 
 from collections.abc import Callable
@@ -113,7 +113,7 @@ SHAPES: dict[str, tuple[Callable[[Json], bool], str]] = {
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _BOUND),
     "multipleOf": (lambda value: _is_number(value) and value > 0, "a number above 0"),
     **dict.fromkeys(("uniqueItems", "nullable"), _BOOL),
-    "required": _STRINGS,
+    **dict.fromkeys(("required", "propertyOrdering"), _STRINGS),
     **dict.fromkeys(("pattern", "format", "$ref", "$id", "$anchor", "$schema"), _STRING),
     "dependentRequired": _STRINGS_MAP,
     "dependentSchemas": _SCHEMA_MAP,
@@ -126,13 +126,17 @@ SHAPES: dict[str, tuple[Callable[[Json], bool], str]] = {
     ),
 }
 
-# They assert nothing. `discriminator` belongs to OpenAPI and speeds up reading a oneOf.
+# What a string is encoded in. Drafts may assert it; masks do not.
+CONTENT = ("contentEncoding", "contentMediaType", "contentSchema")
+# They assert nothing. `discriminator` belongs to OpenAPI and speeds up reading a oneOf;
+# `propertyOrdering` is Gemini's, the order of keys.
 ANNOTATIONS = frozenset(
     (
-        "$anchor $comment comment $defs $dynamicAnchor $id $recursiveAnchor $schema $vocabulary"
-        " contentEncoding contentMediaType contentSchema default definitions deprecated"
-        " description discriminator example examples externalDocs id readOnly title writeOnly xml"
-    ).split()
+        *CONTENT,
+        *"$anchor $comment comment $defs $dynamicAnchor $id $recursiveAnchor $schema".split(),
+        *"$vocabulary default definitions deprecated description discriminator example".split(),
+        *"examples externalDocs id propertyOrdering readOnly title writeOnly xml".split(),
+    )
 )
 
 # How people mark keywords of their own.
@@ -154,20 +158,19 @@ KNOWN = frozenset(SHAPES) | ANNOTATIONS | frozenset(REFUSED)
 
 
 @lru_cache(maxsize=1024)
-def intended_keyword(keyword: str) -> str | None:
-    """The known keyword of which an unknown one is probably a typo."""
+def intended_assertion(keyword: str) -> str | None:
+    """The assertion of which an unknown keyword is probably a typo; None: of none."""
     if len(keyword) > _MAX_NAME_LEN:
         return None
     folded = {known.lower(): known for known in KNOWN}
     plain = keyword.lower().replace("_", "").replace("-", "")
-    if plain in folded:
-        return folded[plain]
-    close = get_close_matches(plain, list(folded), n=1, cutoff=0.87)
-    return folded[close[0]] if close else None
+    close = [plain] if plain in folded else get_close_matches(plain, folded, n=1, cutoff=0.87)
+    meant = folded[close[0]] if close else None
+    return None if meant in ANNOTATIONS else meant
 
 
 def is_annotation(keyword: str) -> bool:
     """Whether a keyword is an annotation, and no probable typo of an assertion."""
     if keyword in ANNOTATIONS or keyword.startswith(EXTENSIONS):
         return True
-    return keyword not in KNOWN and intended_keyword(keyword) is None
+    return keyword not in KNOWN and intended_assertion(keyword) is None

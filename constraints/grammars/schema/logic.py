@@ -62,7 +62,7 @@ def _dependencies(place: Place, value: Json, pointer: str) -> None:
         return
     for name, needed in value.items():
         if isinstance(needed, list):
-            met: Json = {"required": [*needed, name]}
+            met: Json = {"required": [name, *needed]}
         else:
             met = {"allOf": [{"required": [name]}, needed]}
         without = {"properties": {name: False}}

@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from constraints.errors import Malformed, NotEnforced, TooComplex
 from constraints.grammars.regex import translate_search
 from constraints.grammars.schema import containers, logic, scalars
+from constraints.grammars.schema.dialects import NULL, bare, in_lower_case, is_nullable
 from constraints.grammars.schema.keywords import (
     ANNOTATIONS,
+    CONTENT,
     EXTENSIONS,
     REFUSED,
     SHAPES,
-    intended_keyword,
+    intended_assertion,
     is_annotation,
 )
 from constraints.grammars.schema.negation import NoNegation, negation
-from constraints.grammars.schema.nullable import NULL, bare, is_nullable
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json, at, below, shown
 from constraints.grammars.schema.references import References
@@ -64,7 +65,7 @@ def rewrite(
     document: Json, *, lenient: bool = False, translate: Callable[[str], str] = _whole
 ) -> Rewritten:
     """Rewrite a schema; `translate`: for patterns. Raises Malformed, NotEnforced, TooComplex."""
-    return _Rewriter(document, lenient, translate).rewrite()
+    return _Rewriter(in_lower_case(document), lenient, translate).rewrite()
 
 
 class _Rewriter:
@@ -180,13 +181,13 @@ class _Rewriter:
             _HANDLERS[keyword](Place(self, schema, pointer, out, also), value, place)
         elif keyword in REFUSED:
             self.refuse(place, f"{keyword}: {REFUSED[keyword]}")
-        elif keyword.startswith(EXTENSIONS):
+        elif keyword in CONTENT or keyword.startswith(EXTENSIONS):
             self.note(place)
         elif keyword not in ANNOTATIONS and keyword != "nullable":
             self._unknown.add(keyword)
             if len(self._unknown) > _MAX_UNKNOWN:
                 raise TooComplex(f"more than {_MAX_UNKNOWN} keywords that JSON Schema has not")
-            known = intended_keyword(keyword)
+            known = intended_assertion(keyword)
             if known is not None:
                 self.refuse(place, f"{keyword!r} is not a keyword; did you mean {known!r}?")
             else:

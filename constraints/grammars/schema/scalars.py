@@ -1,7 +1,9 @@
 """Keywords of types, values, numbers and strings."""
 
 from constraints.errors import Malformed, NotEnforced
+from constraints.grammars.number_ranges import between
 from constraints.grammars.schema import formats
+from constraints.grammars.schema.keywords import TYPES
 from constraints.grammars.schema.place import Handler, Place
 from constraints.grammars.schema.reading import Json, shown
 
@@ -123,21 +125,24 @@ def _format(place: Place, value: Json, pointer: str) -> None:
             place.also.append(longest | ({"type": types} if types else {}))
     elif value in formats.RANGES:
         _integer_format(place, value, pointer)
-    elif value not in formats.ANNOTATIONS:
+    elif value not in formats.ANNOTATIONS and "pattern" not in place.schema:
+        # Generators write a format of their own beside its pattern.
         place.rewriter.note(pointer)
 
 
-def _integer_format(place: Place, value: str, pointer: str) -> None:
-    """A format that is a range of integers, for integers and numbers."""
-    types = place.schema.get("type", ())
+def _integer_format(place: Place, value: Json, pointer: str) -> None:
+    """A format that is a range of integers: of numbers, and of strings of digits."""
+    types = place.schema.get("type", TYPES)
     names = [types] if isinstance(types, str) else types
-    # On strings it would mean a string of digits.
-    if "string" in names or not {"integer", "number"} & set(names):
-        place.rewriter.refuse(pointer, f"the format {value!r} is enforced of integers only")
-        return
     low, high = formats.RANGES[value]
-    whole = list(dict.fromkeys("integer" if name == "number" else name for name in names))
-    place.more({"type": whole, "minimum": low, "maximum": high}, pointer)
+    plain = dict.fromkeys("integer" if name == "number" else name for name in names)
+    in_range: Json = {"minimum": low, "maximum": high}
+    options: list[Json] = [{"type": [name for name in plain if name != "string"], **in_range}]
+    if "string" in plain:
+        digits = rf"^(?:{between(0, high)}{f'|-{between(1, -low)}' if low else ''})$"
+        options.append({"type": "string", "pattern": digits})
+    options = [option for option in options if option["type"]]
+    place.more(options[0] if len(options) == 1 else {"anyOf": options}, pointer)
 
 
 HANDLERS: dict[str, Handler] = {

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, NotEnforced, TooComplex
 from constraints.grammars.number_ranges import at_least, between
-from constraints.grammars.schema.nullable import spelt_out
+from constraints.grammars.schema.dialects import spelt_out
 from constraints.grammars.schema.reading import read
 from constraints.grammars.schema_validation import violations
 from constraints.output_constraint import OutputConstraintState
@@ -416,6 +416,26 @@ def test_formats_of_integers_are_ranges(name: str) -> None:
         assert not any(accepts_value(language, value) for value in (low - 1, high + 1, 0.5))
 
 
+@pytest.mark.parametrize("name", INTEGERS)
+def test_formats_of_integers_may_be_of_digits_in_a_string(name: str) -> None:
+    bits, is_signed = int(name.lstrip("uint") or 64), name.startswith("i")
+    low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if is_signed else (0, 2**bits - 1)
+    right = [str(low), "0", "1", str(high), *(["-1"] if is_signed else [])]
+    wrong = [str(low - 1), str(high + 1), "", "01", "-0", "+1", "1.0", "1e1", "a", " 1"]
+    language = of_schema({"type": "string", "format": name})
+    assert [text for text in right if not accepts_value(language, text)] == []
+    assert [text for text in wrong if accepts_value(language, text)] == []
+    assert not accepts_value(language, 1)
+    either = of_schema({"type": ["integer", "string"], "format": name})
+    assert accepts_value(either, 1)
+    assert accepts_value(either, "1")
+    assert not accepts_value(either, high + 1 if bits < 64 else 0.5)
+    any_type = of_schema({"format": name})
+    others: list[Any] = [None, True, [], {}, 1, "1"]
+    assert all(accepts_value(any_type, value) for value in others)
+    assert not any(accepts_value(any_type, value) for value in (0.5, "a"))
+
+
 def test_a_format_of_integers_contradicts_what_is_beyond_it() -> None:
     with pytest.raises(Contradiction) as contradiction:
         of_schema({"type": "integer", "format": "uint8", "minimum": 300})
@@ -466,6 +486,51 @@ def test_a_narrow_range_begins_15_digits_behind_the_number_it_leaves_out(
     for language, sign in ((of_schema(above), ""), (of_schema(below), "-")):
         assert accepts(language, f"{sign}{first}")
         assert not accepts(language, f"{sign}{before}")
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {"properties": {"b": {"type": "number", "maximum": 0.5}}},
+        {"properties": {"b": {"items": {"maximum": 0.5}}}},
+        {"allOf": [{"properties": {"b": {"$ref": "#/$defs/half"}}}]},
+    ],
+)
+def test_a_bound_of_another_value_moves_no_end(beside: dict[str, Any]) -> None:
+    above = {"type": "object", "properties": {"a": {"type": "number", "exclusiveMinimum": 0}}}
+    half = {"$defs": {"half": {"type": "number", "maximum": 0.5}}}
+    language = of_schema({"allOf": [above, beside], **half})
+    assert accepts(language, '{"a":0.00000000000000000001}')
+    assert not accepts(language, '{"a":0}')
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"a": {"$ref": "#/$defs/above"}}, {"a": {"maximum": 0.5}}],
+        [{"a": {"anyOf": [{"$ref": "#/$defs/above"}]}}, {"a": {"maximum": 0.5}}],
+        [{"a": {"items": {"$ref": "#/$defs/above"}}}, {"a": {"prefixItems": [{"maximum": 0.5}]}}],
+    ],
+)
+def test_bounds_that_meet_in_one_value_are_both_kept(parts: list[Any]) -> None:
+    above = {"$defs": {"above": {"type": "number", "exclusiveMinimum": 0}}}
+    language = of_schema({"allOf": [{"properties": each} for each in parts], **above})
+    is_list = "items" in parts[0]["a"]
+    assert accepts_value(language, {"a": [0.25] if is_list else 0.25})
+    assert not accepts_value(language, {"a": [0] if is_list else 0})
+
+
+def test_a_bound_of_any_other_key_counts_for_all() -> None:
+    language = of_schema(
+        {
+            "allOf": [
+                {"properties": {"a": {"type": "number", "exclusiveMinimum": 0}}},
+                {"additionalProperties": {"maximum": 0.5}},
+            ]
+        }
+    )
+    assert accepts_value(language, {"a": 0.25})
+    assert not accepts_value(language, {"a": 0})
 
 
 sizes = st.one_of(st.integers(0, 1200), st.integers(0, 10**18))
@@ -779,6 +844,42 @@ def test_a_set_of_listed_values_has_each_once(bounds: dict[str, int], num_arrays
     assert len(accepted) == num_arrays
 
 
+@pytest.mark.parametrize(
+    "keyword",
+    ["readonly", "decription", "Id", "$deprecated", "comment2", "definition", "defualt", "_title"],
+)
+def test_a_typo_of_an_annotation_is_named_and_does_no_harm(keyword: str) -> None:
+    language = of_schema({"type": "integer", keyword: "x"})
+    assert language.not_enforced == (f"/{keyword}",)
+    assert accepts(language, "1")
+    assert accepts(of_schema({"not": {"type": "null", keyword: "x"}}), "1")
+
+
+@pytest.mark.parametrize("keyword", ["contentEncoding", "contentMediaType"])
+def test_what_a_string_is_encoded_in_is_named_as_not_enforced(keyword: str) -> None:
+    language = of_schema({"type": "string", keyword: "base64"})
+    assert language.not_enforced == (f"/{keyword}",)
+
+
+def test_gemini_writes_types_in_capitals_and_an_order_of_keys() -> None:
+    schema = {
+        "type": "OBJECT",
+        "properties": {
+            "a": {"type": "STRING", "format": "enum", "enum": ["x", "y"], "nullable": True},
+            "b": {"type": "ARRAY", "items": {"type": "INTEGER"}, "minItems": 1},
+        },
+        "required": ["a", "b"],
+        "propertyOrdering": ["b", "a"],
+    }
+    language = of_schema(schema)
+    assert accepts(language, '{"b":[1],"a":"x"}')
+    assert not accepts(language, '{"a":"x","b":[1]}')
+    assert not accepts(language, '{"b":[],"a":"x"}')
+    assert not accepts(language, '{"b":["1"],"a":"x"}')
+    assert violations(json.dumps(schema), '{"b": [1], "a": "y"}') == ()
+    assert len(violations(json.dumps(schema), '{"b": ["1"], "a": "y"}')) == 1
+
+
 def test_unknown_formats_and_keywords_are_named_and_enforce_nothing() -> None:
     schema = {
         "type": "object",
@@ -792,7 +893,6 @@ def test_unknown_formats_and_keywords_are_named_and_enforce_nothing() -> None:
     language = of_schema(schema)
 
     assert language.not_enforced == (
-        "/properties/a/format",
         "/properties/b/format",
         "/properties/b/_own",
         "/properties/b/x-ui",

@@ -1,7 +1,8 @@
-"""OpenAPI 3.0's `nullable`, in the words of JSON Schema.
+"""OpenAPI 3.0's `nullable` and Gemini's types in capitals, in the words of JSON Schema.
 
     {"type": "string", "nullable": true}  ->  {"type": ["string", "null"]}
     {"$ref": "#/a", "nullable": true}     ->  {"anyOf": [{"$ref": "#/a"}, {"type": "null"}]}
+    {"type": "STRING"}                    ->  {"type": "string"}
 
 Beside an `enum` null has to be listed, as OpenAPI 3.0.3 says.
 """
@@ -27,11 +28,26 @@ def bare(schema: dict[str, Json]) -> tuple[dict[str, Json], bool]:
     return {**inner, "type": [*names, *([] if "null" in names else ["null"])]}, False
 
 
-def spelt_out(document: Json) -> Json:
-    """A document without the word anywhere, for validators that do not know it."""
+def in_lower_case(document: Json) -> Json:
+    """A document whose types are not in capitals."""
     if not isinstance(document, dict):
         return document
-    schema = with_subschemas(document, spelt_out)
+    schema = with_subschemas(document, in_lower_case)
+    types = schema.get("type")
+    if isinstance(types, str) and types.isupper():
+        schema["type"] = types.lower()
+    return schema
+
+
+def spelt_out(document: Json) -> Json:
+    """A document in the words of JSON Schema alone, for validators that know no others."""
+    return _without_nullable(in_lower_case(document))
+
+
+def _without_nullable(document: Json) -> Json:
+    if not isinstance(document, dict):
+        return document
+    schema = with_subschemas(document, _without_nullable)
     if not is_nullable(schema):
         return schema
     inner, has_alternative = bare(schema)
