@@ -45,6 +45,8 @@ EVERYTHING = {
         {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
     ],
 }
+# Several servers, each with a volume of its own.
+SEVERAL = {"replicas": 3, "models": {"ephemeral": True}}
 VALUES: dict[str, dict[str, Any]] = {
     "what is there by default": {},
     "CPUs": {"gpus": 0},
@@ -155,10 +157,41 @@ def test_the_chart_makes_what_kubernetes_takes(values: dict[str, Any], tmp_path:
     assert linted.returncode == 0, linted.stdout
 
 
-def test_the_manifests_are_what_kubernetes_takes(tmp_path: Path) -> None:
-    judged = validate((DEPLOY / "kubernetes" / "tandem.yaml").read_text(), tmp_path)
+@pytest.mark.parametrize("name", ["tandem", "inferencepool"])
+def test_the_manifests_are_what_kubernetes_takes(name: str, tmp_path: Path) -> None:
+    judged = validate((DEPLOY / "kubernetes" / f"{name}.yaml").read_text(), tmp_path)
 
     assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+def test_a_gateway_finds_the_chart_s_servers_and_a_picker_that_reads_them(tmp_path: Path) -> None:
+    made = objects((DEPLOY / "kubernetes" / "inferencepool.yaml").read_text())
+    values = {**SEVERAL, "config": {"metrics-names": "vllm"}}
+    servers = objects(rendered(values, tmp_path))["Deployment"]["spec"]["template"]
+    (container,) = servers["spec"]["containers"]
+    pool = made["InferencePool"]["spec"]
+    picker = made["Deployment"]["spec"]["template"]
+    (judge,) = picker["spec"]["containers"]
+
+    assert pool["selector"]["matchLabels"].items() <= servers["metadata"]["labels"].items()
+    (target,) = pool["targetPorts"]
+    assert target["number"] == container["ports"][0]["containerPort"]
+    (reference,) = made["HTTPRoute"]["spec"]["rules"][0]["backendRefs"]
+    assert reference["name"] == made["InferencePool"]["metadata"]["name"]
+    assert f"--pool-name={reference['name']}" in judge["args"]
+    service = made["Service"]
+    (port,) = service["spec"]["ports"]
+    assert pool["endpointPickerRef"]["name"] == service["metadata"]["name"]
+    assert pool["endpointPickerRef"]["port"]["number"] == port["port"]
+    assert port["targetPort"] in [each["name"] for each in judge["ports"]]
+    assert service["spec"]["selector"].items() <= picker["metadata"]["labels"].items()
+    account = made["ServiceAccount"]["metadata"]["name"]
+    assert picker["spec"]["serviceAccountName"] == account
+    assert [each["name"] for each in made["RoleBinding"]["subjects"]] == [account]
+    (text,) = [each for each in judge["args"] if each.startswith("--config-text=")]
+    config = yaml.safe_load(text.removeprefix("--config-text="))
+    known = {each["type"] for each in config["plugins"]}
+    assert {each["pluginRef"] for each in config["schedulingProfiles"][0]["plugins"]} == known
 
 
 def test_a_validator_that_takes_anything_would_be_noticed(tmp_path: Path) -> None:
