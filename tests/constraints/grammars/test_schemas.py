@@ -1,4 +1,4 @@
-"""Schemas: every keyword by right and wrong instances; at random; as zod and pydantic write them.
+"""Schemas: every keyword by right and wrong instances; at random.
 
 Whatever masks let through is an instance, and contradictions have none.
 """
@@ -7,7 +7,6 @@ import json
 import random
 import re
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -25,7 +24,6 @@ from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule, Whitespace
 from constraints.trivial_schemas import obvious_len
 from tests.constraints.cases import byte_vocabulary
-from tests.constraints.generated_schemas.pydantic_models import schemas
 from tests.constraints.grammars.rig import (
     SchemaCase,
     accepts,
@@ -748,54 +746,6 @@ def judge_walks(seed: int, draw: random.Random, named: dict[str, str], drawn: An
     for turn in range(3):
         text = walk(language, np.random.default_rng((seed, turn)), 40)
         assert text is None or is_instance(validator, json.loads(text)), text
-
-
-FOLDER = Path(__file__).parents[1] / "generated_schemas"
-GENERATED: dict[str, Any] = {
-    **json.loads((FOLDER / "zod.json").read_text()),
-    **json.loads((FOLDER / "pydantic.json").read_text()),
-}
-# A set of anything has to be remembered; two patterns look ahead.
-GENERATED_REFUSED = {
-    "zod/dates": "/properties/dur/pattern",
-    "zod/emoji": "/properties/e/pattern",
-    "pydantic/a set": "/uniqueItems",
-}
-_MAX_LEN = 400
-
-
-def test_there_are_sixty_and_three_are_refused() -> None:
-    assert (len(GENERATED), len(GENERATED_REFUSED)) == (60, 3)
-
-
-def test_pydantic_still_writes_them_so() -> None:
-    written = schemas()
-
-    assert {name: GENERATED[name] for name in written} == json.loads(json.dumps(written))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in GENERATED if name not in GENERATED_REFUSED])
-def test_what_is_made_under_a_schema_is_an_instance(name: str) -> None:
-    schema = GENERATED[name]
-    language = of_schema(schema)
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    judge = kind(spelt_out(schema))
-    texts = [walk(language, np.random.default_rng(seed), 120) for seed in range(2)]
-    shortest = language.matcher().shortest(_MAX_LEN)
-    assert shortest is not None
-    texts.append(bytes(token for token in shortest if token < 256).decode())
-
-    for text in filter(None, texts):
-        assert list(judge.iter_errors(json.loads(text))) == [], text
-
-
-@pytest.mark.parametrize(("name", "pointer"), GENERATED_REFUSED.items())
-def test_what_cannot_be_enforced_is_refused_with_its_pointer(name: str, pointer: str) -> None:
-    with pytest.raises(NotEnforced) as raised:
-        of_schema(GENERATED[name])
-
-    assert raised.value.pointer == pointer
 
 
 @pytest.mark.parametrize(

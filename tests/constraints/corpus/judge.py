@@ -1,0 +1,161 @@
+"""`jsonschema` as the judge of instances, by none of the code that makes masks.
+
+Patterns are ECMA 262's, spelt for Python's `re`. Numbers are decimals, so multiples are exact.
+Formats are judged by Python's own modules or by one pattern each; those that are not listed here
+are annotations.
+"""
+
+import datetime
+import ipaddress
+import json
+import re
+import uuid
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import jsonschema
+
+_HOST = r"(?!-)[a-zA-Z0-9-]{1,63}(?<!-)"
+_ATOM = r"[a-zA-Z0-9_!#$%&'*+/=?^`{|}~-]+"
+_URI = r"[a-zA-Z0-9_.~:/?#\[\]@!$&'()*+,;=%-]*"
+_TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,9})?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_CLOCK = r"(\d+H(\d+M(\d+S)?)?|\d+M(\d+S)?|\d+S)"
+_DAYS = r"(\d+D|\d+M(\d+D)?|\d+Y(\d+M(\d+D)?)?)"
+_BYTES = r"([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?"
+_UUID = r"[\da-fA-F]{8}-[\da-fA-F]{4}-VERSION[\da-fA-F]{3}-[89abAB][\da-fA-F]{3}-[\da-fA-F]{12}"
+_PATTERNS = {
+    "time": _TIME,
+    "duration": rf"P({_DAYS}(T{_CLOCK})?|T{_CLOCK}|\d+W)",
+    "email": rf"(?=.{{1,254}}$){_ATOM}(\.{_ATOM})*@{_HOST}(\.{_HOST})*",
+    "hostname": rf"(?=.{{1,253}}$){_HOST}(\.{_HOST})*",
+    "uri": rf"[a-zA-Z][a-zA-Z0-9+.-]*:{_URI}",
+    "uri-reference": _URI,
+    "byte": _BYTES,
+    "base64": _BYTES,
+    "base64url": r"([\w-]{4})*([\w-]{2}(==)?|[\w-]{3}=?)?",
+    "json-pointer": r"(/([^/~]|~[01])*)*",
+    "relative-json-pointer": r"(0|[1-9]\d*)(#|(/([^/~]|~[01])*)*)",
+    "e164": r"\+[1-9]\d{6,14}",
+    **{f"uuid{version}": _UUID.replace("VERSION", str(version)) for version in range(1, 9)},
+}
+
+
+def _is_date(text: str) -> bool:
+    is_long = re.fullmatch(r"\d{4}-\d\d-\d\d", text, re.ASCII) is not None
+    return is_long and bool(datetime.date.fromisoformat(text))
+
+
+def _is_date_time(text: str) -> bool:
+    is_timed = re.fullmatch(f"[tT]{_TIME}", text[10:], re.ASCII) is not None
+    return is_timed and _is_date(text[:10])
+
+
+def _checker() -> jsonschema.FormatChecker:
+    checks: dict[str, Callable[[str], Any]] = {
+        "date": _is_date,
+        "date-time": _is_date_time,
+        "ipv4": ipaddress.IPv4Address,
+        "ipv6": lambda text: "%" not in text and ipaddress.IPv6Address(text),
+        "uuid": lambda text: str(uuid.UUID(text)) == text.lower(),
+    }
+    for name, pattern in _PATTERNS.items():
+        checks[name] = re.compile(pattern, re.ASCII).fullmatch
+    checker = jsonschema.FormatChecker([])
+    for name, check in checks.items():
+        checker.checks(name, raises=ValueError)(
+            lambda value, check=check: not isinstance(value, str) or bool(check(value))
+        )
+    for size in (8, 16, 32, 64):
+        for name, least in ((f"int{size}", -1 << size - 1), (f"uint{size}", 0)):
+            most = least + (1 << size) - 1
+            checker.checks(name, raises=ValueError)(
+                lambda value, least=least, most=most: (
+                    not _is_number(value) or (value == int(value) and least <= value <= most)
+                )
+            )
+    return checker
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)
+
+
+class Judge:
+    """Says of values whether they are instances of a schema.
+
+    Raises re.error where a pattern is none of Python's.
+    """
+
+    _FORMATS = _checker()
+
+    def __init__(self, schema: Any) -> None:
+        spelt = json.loads(json.dumps(schema), parse_float=Decimal)
+        said = _for_python(spelt)
+        kinds = [jsonschema.Draft202012Validator, jsonschema.Draft201909Validator]
+        # Many schemas that name no draft have a list of `items`, as up to 2019-09.
+        default = next((each for each in kinds if _is_schema(each, said)), kinds[0])
+        kind = jsonschema.validators.validator_for(said, default=default)
+        self._validator = kind(said, format_checker=self._FORMATS)
+
+    def is_instance(self, value: Any) -> bool:
+        return bool(self._validator.is_valid(value))
+
+
+def _is_schema(kind: type[jsonschema.Validator], schema: Any) -> bool:
+    return bool(kind(kind.META_SCHEMA).is_valid(schema))
+
+
+def _for_python(schema: Any) -> Any:
+    """The schema with Python's patterns, and without what only OpenAPI, Gemini or draft 4 have."""
+    if isinstance(schema, list):
+        return [_for_python(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    said = {key: _for_python(value) for key, value in schema.items()}
+    if isinstance(said.get("pattern"), str):
+        said["pattern"] = _python_pattern(said["pattern"])
+    if isinstance(said.get("patternProperties"), dict):
+        by_pattern = said["patternProperties"].items()
+        said["patternProperties"] = {_python_pattern(name): each for name, each in by_pattern}
+    if isinstance(said.get("type"), str):
+        said["type"] = said["type"].lower()
+    for bound in ("minimum", "maximum"):
+        exclusive = f"exclusive{bound.capitalize()}"
+        if isinstance(said.get(exclusive), bool) and said.pop(exclusive):
+            said[exclusive] = said.pop(bound)
+    if said.pop("nullable", False) is True:
+        return {"anyOf": [said, {"type": "null"}]} if "enum" not in said else _with_null(said)
+    return said
+
+
+def _with_null(said: dict[str, Any]) -> dict[str, Any]:
+    """Of a nullable `enum`, which has to list null itself."""
+    return {**said, "type": [said["type"], "null"]} if "type" in said else said
+
+
+_SPACES = r"\t-\r \xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
+_CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": _SPACES}
+_PIECE = re.compile(r"\\.|\[\^?|.", re.DOTALL)
+
+
+def _python_pattern(pattern: str) -> str:
+    """The pattern of ECMA 262 in Python's syntax. Raises re.error."""
+    found = ""
+    in_class = False
+    for piece in _PIECE.findall(pattern):
+        chars = _CLASSES.get(piece[1:].lower()) if piece[0] == "\\" else None
+        if chars is not None and piece[1:].islower():
+            found += chars if in_class else f"[{chars}]"
+        elif chars is not None and not in_class:
+            found += f"[^{chars}]"
+        elif piece == "$" and not in_class:
+            found += r"\Z"
+        elif piece == "." and not in_class:
+            found += r"[^\n\r\u2028\u2029]"
+        else:
+            # Python warns of a bracket inside of a class.
+            found += r"\[" if in_class and piece[0] == "[" else piece
+            found += "^" if in_class and piece == "[^" else ""
+            in_class = piece[0] == "[" or (in_class and piece != "]")
+    return re.compile(found).pattern

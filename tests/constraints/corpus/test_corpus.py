@@ -1,0 +1,114 @@
+"""Schemas as they are met: what is said of each, and that masks and `jsonschema` agree.
+
+By day a part of them, at night all.
+"""
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from constraints.grammars.engine import GrammarLanguage
+from constraints.output_constraint import OutputConstraintState
+from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
+from tests.constraints.cases import demo_vocabulary, drawn, language_of, needed_len, text_of
+from tests.constraints.corpus.instances import Instances
+from tests.constraints.corpus.judge import Judge
+from tests.constraints.corpus.pydantic_models import schemas
+from tests.constraints.corpus.schemas import FOLDER, SOURCES, compiled, read, verdicts_of
+from tests.constraints.corpus.spelling import is_in_some_order, spelt
+from tests.constraints.grammars.rig import accepts, walk
+
+CORPUS: dict[str, dict[str, Any]] = {source: read(source) for source in SOURCES}
+SCHEMAS = {name: schema for source in SOURCES for name, schema in CORPUS[source].items()}
+VERDICTS = {
+    line.partition(": ")[0]: line for line in (FOLDER / "verdicts.txt").read_text().splitlines()
+}
+ENFORCED = [name for name, line in VERDICTS.items() if ": refused" not in line]
+# Python's `re` knows no properties of characters.
+JUDGED = [name for name in ENFORCED if r"\\p{" not in json.dumps(SCHEMAS[name])]
+_NUM_DRAWN = 8
+# What is written out as a number would not fit into memory.
+_HUGE = re.compile(r"[eE][+-]?\d{3}")
+
+
+def parted(names: list[str], odds: int) -> Iterator[Any]:
+    """The names; by day about one in `odds` of them, which are always the same."""
+    for name in names:
+        marks = () if crc32(name.encode()) % odds == 0 else (pytest.mark.nightly,)
+        yield pytest.param(name, marks=marks)
+
+
+def test_there_are_hundreds() -> None:
+    fewest = {"pydantic": 41, "zod": 372, "hand": 84}
+    assert {source: len(CORPUS[source]) >= fewest[source] for source in SOURCES} == dict.fromkeys(
+        fewest, True
+    )
+
+
+def test_pydantic_still_writes_them_so() -> None:
+    assert json.loads(json.dumps(schemas())) == CORPUS["pydantic"]
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("pydantic", ""),
+        ("hand", ""),
+        ("zod", "draft-2020-12 output"),
+        pytest.param("zod", "", marks=pytest.mark.nightly),
+    ],
+)
+def test_what_is_said_of_each_is_as_written_down(source: str, part: str) -> None:
+    asked = {name: schema for name, schema in CORPUS[source].items() if part in name}
+    found = verdicts_of(asked)
+    # On purpose? `python -m tests.constraints.corpus` writes it down anew.
+    assert found == {name: VERDICTS[name] for name in asked}
+
+
+@pytest.mark.parametrize("name", parted(JUDGED, 12))
+def test_instances_are_accepted_and_near_misses_are_not(name: str) -> None:
+    language = compiled(SCHEMAS[name])
+    assert isinstance(language, GrammarLanguage)
+    judge = Judge(SCHEMAS[name])
+    for value in values_of(name, language):
+        text = spelt(value)
+        is_accepted = accepts(language, text)
+        if judge.is_instance(value):
+            assert is_accepted or is_in_some_order(language, value), text
+        else:
+            assert not is_accepted, text
+
+
+def values_of(name: str, language: GrammarLanguage) -> list[Any]:
+    """Drawn from the schema and from its masks, and as many with one change."""
+    instances = Instances(SCHEMAS[name], random.Random(name))
+    values = [instances.value() for _ in range(_NUM_DRAWN)]
+    for seed in range(2):
+        text = walk(language, np.random.default_rng(seed), 60)
+        if text is not None and not _HUGE.search(text):
+            values.append(json.loads(text, parse_float=Decimal))
+    return [*values, *(instances.near_miss(value) for value in values)]
+
+
+@pytest.mark.parametrize("name", parted(JUDGED, 40))
+def test_an_answer_of_a_random_model_is_an_instance_within_its_budget(name: str) -> None:
+    vocabulary = demo_vocabulary()
+    spec = ConstraintSpec(Kind.JSON_SCHEMA, json.dumps(SCHEMAS[name]))
+    judge = Judge(SCHEMAS[name])
+    rng = random.Random(name)
+    least = needed_len(spec, vocabulary)
+    for budget in (least, least + 40, least + 120):
+        state = OutputConstraintState(
+            language_of(spec, vocabulary), vocabulary, Budget(budget), StopRule()
+        )
+        tokens = drawn(state, vocabulary, budget, rng)
+        text = text_of(tokens, vocabulary)
+        assert len(tokens) <= budget
+        assert judge.is_instance(json.loads(text, parse_float=Decimal)), text
