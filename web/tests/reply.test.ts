@@ -39,7 +39,7 @@ test("a thought grows beside the text, and ends where something is said", () => 
   const ended = after(...chunks);
   expect(ended.thought).toEqual({ text: "Paris?\nYes.", seconds: 2.5, numTokens: 6 });
   expect(ended.text).toBe("It is Paris.");
-  expect(ended.ending(512)).toBe("stop · 9 tokens · 1.7 tokens/s · first after 0.40 s · prompt 40 (32 cached) · context 49 of 512");
+  expect(ended.ending(512, false)).toBe("stop · 9 tokens · 1.7 tokens/s · first after 0.40 s · prompt 40 (32 cached) · context 49 of 512");
 });
 
 test("an answer that was cut goes on behind what it has, and keeps its thought", () => {
@@ -56,6 +56,13 @@ test("a thought that is cut ends with the answer", () => {
   const cut = after([0, thinking("Paris")], [1500, chunk({}, "length")]);
   expect(cut.thought).toEqual({ text: "Paris", seconds: 1.5, numTokens: null });
   expect(cut.text).toBe("");
+});
+
+test("whether a constraint holds is said of one that the user wrote", () => {
+  const satisfied = { choices: [{ delta: {}, finish_reason: "stop", constraint_satisfied: true }] };
+  const reply = after([0, chunk({ content: "Hi" })], [5, satisfied]);
+  expect(reply.ending(null, true)).toBe("stop · constraint satisfied");
+  expect(reply.ending(null, false)).toBe("stop");
 });
 
 test("an answer without a thought has none", () => {

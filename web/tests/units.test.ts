@@ -1,4 +1,6 @@
 import { expect, test } from "vitest";
+import { probability } from "../src/tokens/token";
+import { fixed, readable } from "../src/ui/numbers";
 import { clock, count, digitsOf, duration, rate, share } from "../src/live/units";
 
 const upTo = (top: number, step: number) => Array.from({ length: Math.round(top / step) + 1 }, (_, index) => index * step);
@@ -14,6 +16,11 @@ test("ticks have the digits of their step, and so differ", () => {
       expect(new Set(ticks).size).toBe(5);
     }
   }
+});
+
+test("a number is the reader's", () => {
+  expect([fixed(1234.5, 1), readable(1234), readable(9)]).toEqual(["1,234.5", "1,234", "9"]);
+  expect([0, -0.96, -7, -Infinity].map(probability)).toEqual(["100%", "38.3%", "< 0.1%", "0%"]);
 });
 
 test("digits of a step that binary fractions miss by a little", () => {

@@ -91,8 +91,13 @@ def test_tiles_and_plots_have_no_hole_at_any_width(visit: Visit) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
-def test_times_are_the_readers(chrome: Browser, served: Served) -> None:
+def test_times_and_numbers_are_the_readers(chrome: Browser, served: Served) -> None:
     with visiting(chrome, served.url, locale="de-DE") as visit:
+        visit.open()
+        visit.send("Hello")
+        visit.ends(1)
+        ended = visit.page.locator(".message.assistant footer")
+        expect(ended).to_contain_text(re.compile(r" \d,\d\d s "))
         visit.open("#live")
         newest = visit.page.locator(".plot .u-legend .u-value").first
         expect(newest).to_have_text(re.compile(r"^\d\d:\d\d:\d\d$"))

@@ -49,8 +49,12 @@ def test_a_call_waits_for_a_result_and_the_chat_goes_on(visit: Visit) -> None:
     assert visit.findings() == []
     visit.shoot("tool-call")
     page.get_by_label("Result of get_weather").fill("It is sunny.")
+    visit.moved()
     page.get_by_label("Result of get_weather").press("Enter")
     visit.ends(2)
+    assert visit.moved() == []
+    # The grammar of tools is none of the reader's constraints.
+    expect(page.locator(".message.assistant footer").last).not_to_contain_text("constraint")
     (made,) = bodies[1]["messages"][1]["tool_calls"]
     assert json.loads(made["function"]["arguments"]) == arguments
     assert bodies[1]["messages"][1]["content"] is None

@@ -2,14 +2,14 @@
 import { useState } from "preact/hooks";
 import { SentFiles } from "../files/AttachedFiles";
 import { sentCall } from "../tools/call";
-import { Calls } from "../tools/Calls";
+import { Calls, Results } from "../tools/Calls";
 import { TokenText } from "../tokens/TokenText";
 import { Copy } from "../ui/Copy";
 import { ErrorText } from "../ui/ErrorText";
 import { Markdown } from "../ui/Markdown";
 import { answer, progress, writing } from "./answer";
 import type { Conversation, Message, Thought } from "./conversation";
-import { add, choose, editAnswer, editResult, siblings, thoughtTitle } from "./conversation";
+import { add, branch, choose, editAnswer, editResult, siblings, thoughtTitle } from "./conversation";
 import { Continue, Delete } from "./MoreActions";
 import { replace, tokensOf } from "./store";
 import { follows, showsTokens } from "./view";
@@ -17,6 +17,7 @@ import { follows, showsTokens } from "./view";
 export function MessageView({ conversation, message }: { conversation: Conversation; message: Message }) {
   const [isEdited, setEdited] = useState(false);
   const isWritten = writing.value === message.id;
+  const awaitsResults = !isWritten && !!message.calls?.length && branch(conversation).at(-1)?.id === message.id;
   const who = whoOf(message);
   return (
     <article class={`message ${message.role}`} aria-label={who}>
@@ -31,12 +32,13 @@ export function MessageView({ conversation, message }: { conversation: Conversat
       ) : (
         <Body message={message} isWritten={isWritten} />
       )}
-      <Calls conversation={conversation} message={message} isWritten={isWritten} />
+      <Calls calls={message.calls ?? []} />
       {message.error !== null && <ErrorText text={message.error} />}
       <footer>
         {message.end !== null && <span class="hint">{message.end}</span>}
         <Continue conversation={conversation} message={message} />
       </footer>
+      {awaitsResults && <Results conversation={conversation} message={message} />}
     </article>
   );
 }

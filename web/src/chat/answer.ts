@@ -120,7 +120,8 @@ async function writeInto(
         if (writing.value === id) show();
       });
     }
-    show({ end: stream.ending(maxLenOf(servedName())) });
+    const isConstrained = body.tools === undefined || body.response_format !== undefined;
+    show({ end: stream.ending(maxLenOf(servedName()), isConstrained) });
   } catch (error) {
     stream.dropBeginnings();
     if (controller.signal.aborted) show({ end: "stopped" });

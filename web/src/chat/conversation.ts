@@ -10,6 +10,7 @@ import type { TextFile } from "../files/textFile";
 import { withFiles } from "../files/textFile";
 import type { Call } from "../tools/call";
 import { sentCall } from "../tools/call";
+import { fixed, readable } from "../ui/numbers";
 
 export type Role = "user" | "assistant" | "tool";
 
@@ -159,8 +160,8 @@ export function change(conversation: Conversation, id: string, fields: Partial<M
 /** What stands for a thought that is folded. */
 export function thoughtTitle({ seconds, numTokens }: Thought, isWritten: boolean): string {
   if (isWritten && seconds === null) return "Thinking …";
-  const time = seconds === null ? "" : ` for ${seconds.toFixed(1)} s`;
-  return `Thought${time}${numTokens === null ? "" : `, ${numTokens} tokens`}`;
+  const time = seconds === null ? "" : ` for ${fixed(seconds, 1)} s`;
+  return `Thought${time}${numTokens === null ? "" : `, ${readable(numTokens)} tokens`}`;
 }
 
 /** A message as requests have it; the server drops a thought that its model does not read. */

@@ -4,6 +4,7 @@ import type { Call } from "../tools/call";
 import { isWhole, withPieces } from "../tools/call";
 import type { Token } from "../tokens/token";
 import { chatTokens } from "../tokens/token";
+import { fixed, readable } from "../ui/numbers";
 import type { Thought } from "./conversation";
 
 /** Begins with what an answer that was cut has. `now` is in milliseconds. */
@@ -84,14 +85,17 @@ export class Reply {
   /** How many tokens there are so far, and how fast they come. */
   progress(): string {
     if (this.firstMs === null) return "";
-    return [`${this.tokens.length} tokens`, ...speed(this.tokens.length, this.endedMs - this.firstMs)].join(" · ");
+    return [`${readable(this.tokens.length)} tokens`, ...speed(this.tokens.length, this.endedMs - this.firstMs)].join(" · ");
   }
 
-  /** How it ended, and what it took: tokens, of the answer and of its prompt, and time. */
-  ending(maxLen: number | null): string {
+  /**
+   * How it ended, and what it took: tokens, of the answer and of its prompt, and time. `isConstrained`:
+   * by a constraint that the user wrote; the grammar of tools is judged as well.
+   */
+  ending(maxLen: number | null, isConstrained: boolean): string {
     const parts = [this.reason ?? "the connection ended early"];
     if (this.usage !== null) parts.push(...this.figures(this.usage, maxLen));
-    if (this.satisfied !== null) parts.push(this.satisfied ? "constraint satisfied" : "constraint not satisfied");
+    if (isConstrained && this.satisfied !== null) parts.push(this.satisfied ? "constraint satisfied" : "constraint not satisfied");
     return parts.join(" · ");
   }
 
@@ -101,16 +105,16 @@ export class Reply {
     const numCached = isObject(details) ? Number(details.cached_tokens) : 0;
     const firstMs = this.firstMs ?? this.endedMs;
     return [
-      `${numTokens} tokens`,
+      `${readable(numTokens)} tokens`,
       ...speed(numTokens, this.endedMs - firstMs),
-      `first after ${((firstMs - this.askedMs) / 1000).toFixed(2)} s`,
-      `prompt ${promptLen}${numCached > 0 ? ` (${numCached} cached)` : ""}`,
-      ...(maxLen === null ? [] : [`context ${promptLen + numTokens} of ${maxLen}`]),
+      `first after ${fixed((firstMs - this.askedMs) / 1000, 2)} s`,
+      `prompt ${readable(promptLen)}${numCached > 0 ? ` (${readable(numCached)} cached)` : ""}`,
+      ...(maxLen === null ? [] : [`context ${readable(promptLen + numTokens)} of ${readable(maxLen)}`]),
     ];
   }
 }
 
 /** Of the tokens behind the first one. */
 function speed(numTokens: number, ms: number): string[] {
-  return numTokens > 1 && ms > 0 ? [`${((1000 * (numTokens - 1)) / ms).toFixed(1)} tokens/s`] : [];
+  return numTokens > 1 && ms > 0 ? [`${fixed((1000 * (numTokens - 1)) / ms, 1)} tokens/s`] : [];
 }

@@ -1,4 +1,5 @@
 // The files of the next message, each of which can be left out, and those that could not be read.
+import { fixed } from "../ui/numbers";
 import { attached, fileTroubles } from "./attached";
 import type { TextFile } from "./textFile";
 
@@ -49,5 +50,5 @@ export function SentFiles({ files }: { files: readonly TextFile[] }) {
 
 function sizeOf({ text }: TextFile): string {
   const { size } = new Blob([text]);
-  return size < 1000 ? `${size} B` : `${(size / 1000).toFixed(1)} kB`;
+  return size < 1000 ? `${size} B` : `${fixed(size / 1000, 1)} kB`;
 }

@@ -1,4 +1,5 @@
 // Values of the live view in words: alone, and as the ticks of an axis, in the reader's locale.
+import { fixed, percent, readable } from "../ui/numbers";
 
 export interface Unit {
   /** A value for reading: three digits that count, or a whole number. */
@@ -23,16 +24,6 @@ export function digitsOf(step: number): number {
   return digits;
 }
 
-function fixed(value: number, digits: number): string {
-  return new Intl.NumberFormat(undefined, { minimumFractionDigits: digits, maximumFractionDigits: digits }).format(value);
-}
-
-/** Whole from 100 on; no zeros behind the last digit. */
-function readable(value: number): string {
-  const digits = Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;
-  return new Intl.NumberFormat(undefined, { maximumFractionDigits: digits }).format(value);
-}
-
 export const count: Unit = {
   text: readable,
   ticks: (values, step) => values.map((value) => fixed(value, digitsOf(step))),
@@ -51,12 +42,11 @@ export const rate: Unit = {
 export const share: Unit = {
   text(value) {
     const digits = value === 0 || value >= 0.1 ? 0 : value >= 0.01 ? 1 : 2;
-    return new Intl.NumberFormat(undefined, { style: "percent", maximumFractionDigits: digits }).format(value);
+    return percent(value, digits);
   },
   ticks(values, step) {
     const digits = digitsOf(100 * step);
-    const format = new Intl.NumberFormat(undefined, { style: "percent", minimumFractionDigits: digits, maximumFractionDigits: digits });
-    return values.map((value) => format.format(value));
+    return values.map((value) => percent(value, digits, digits));
   },
   top: 1,
 };

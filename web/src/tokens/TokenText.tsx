@@ -2,7 +2,7 @@
 import { Fragment } from "preact";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import type { Token } from "./token";
-import { percent, visible } from "./token";
+import { probability, visible } from "./token";
 
 // More elements than this make a page slow; a longer answer shows its first ones.
 const MAX_SHOWN = 4000;
@@ -22,7 +22,7 @@ function level(logprob: number | null): string {
 
 function name(token: Token): string {
   const parts = [visible(token.text)];
-  if (token.logprob !== null) parts.push(percent(token.logprob));
+  if (token.logprob !== null) parts.push(probability(token.logprob));
   if (token.choice === "forced" || token.choice === "steered") parts.push(token.choice);
   return parts.join(", ");
 }
@@ -129,7 +129,7 @@ function Rivals({ id, token, beside }: { id: string; token: Token; beside: HTMLE
     <div class="rivals" ref={box} id={id} role="tooltip">
       <p>
         <code>{visible(token.text)}</code>
-        {token.logprob !== null && <> {percent(token.logprob)}</>}
+        {token.logprob !== null && <> {probability(token.logprob)}</>}
         {token.choice !== null && <> — {WORDS[token.choice]}</>}
       </p>
       <table>
@@ -139,9 +139,9 @@ function Rivals({ id, token, beside }: { id: string; token: Token; beside: HTMLE
               <td>
                 <code>{visible(rival.text)}</code>
               </td>
-              <td class="number">{percent(rival.logprob)}</td>
+              <td class="number">{probability(rival.logprob)}</td>
               <td>
-                <meter min={0} max={1} value={Math.exp(rival.logprob)} aria-label={percent(rival.logprob)} />
+                <meter min={0} max={1} value={Math.exp(rival.logprob)} aria-label={probability(rival.logprob)} />
               </td>
             </tr>
           ))}

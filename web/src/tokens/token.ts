@@ -1,5 +1,6 @@
 // Generated tokens as the page shows them, read from chunks of /v1/chat/completions and /v1/completions.
 import { isObject } from "../api/errors";
+import { percent } from "../ui/numbers";
 
 export interface Rival {
   text: string;
@@ -65,8 +66,8 @@ export function visible(text: string): string {
 }
 
 /** A probability in per cent. */
-export function percent(logprob: number): string {
-  const value = 100 * Math.exp(logprob);
-  if (value >= 99.95) return "100 %";
-  return value >= 0.1 ? `${value.toFixed(1)} %` : value > 0 ? "< 0.1 %" : "0 %";
+export function probability(logprob: number): string {
+  const share = Math.exp(logprob);
+  if (share > 0 && share < 0.001) return `< ${percent(0.001, 1)}`;
+  return percent(share, 1, share > 0 && share < 0.9995 ? 1 : 0);
 }

@@ -1,8 +1,8 @@
-// The calls of an answer, and the form for what the tools give back.
+// The calls of an answer, and behind it the form for what the tools give back.
 import { signal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
 import type { Conversation, Message } from "../chat/conversation";
-import { addResults, branch } from "../chat/conversation";
+import { addResults } from "../chat/conversation";
 import { answer, writing } from "../chat/answer";
 import { Copy } from "../ui/Copy";
 import type { Call } from "./call";
@@ -17,15 +17,12 @@ const EMPTY: Draft = { content: "", isError: false };
 /** What was typed so far, by call; it outlives a look into another chat. */
 const drafts = signal<Record<string, Draft>>({});
 
-export function Calls({ conversation, message, isWritten }: { conversation: Conversation; message: Message; isWritten: boolean }) {
-  const calls = message.calls ?? [];
-  const isLast = branch(conversation).at(-1)?.id === message.id;
+export function Calls({ calls }: { calls: Call[] }) {
   return (
     <>
       {calls.map((call) => (
         <CallView key={call.id} call={call} />
       ))}
-      {isLast && !isWritten && calls.length > 0 && <Results conversation={conversation} message={message} calls={calls} />}
     </>
   );
 }
@@ -45,7 +42,9 @@ function CallView({ call }: { call: Call }) {
   );
 }
 
-function Results({ conversation, message, calls }: { conversation: Conversation; message: Message; calls: Call[] }) {
+/** At the end of the last message: where it goes, nothing moves. */
+export function Results({ conversation, message }: { conversation: Conversation; message: Message }) {
+  const calls = message.calls ?? [];
   const first = useRef<HTMLTextAreaElement>(null);
   const isBusy = writing.value !== null;
   const draftOf = (call: Call): Draft => drafts.value[message.id + call.id] ?? EMPTY;
