@@ -13,6 +13,7 @@ from copy import copy
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import StrEnum
 from inspect import cleandoc
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar
 
@@ -48,6 +49,11 @@ class Group(StrEnum):
     CONSTRAINT = "The constraint and the texts"
     QUANTIZING = "What is written"
 
+    def is_called(self, topic: str) -> bool:
+        """Whether its name is `topic`, or its title begins so; in any case, plural or not."""
+        words = _singular(topic)
+        return words == _singular(self.name) or _singular(self)[: len(words)] == words
+
 
 class Kind(StrEnum):
     """How a setting is written on a command line.
@@ -63,6 +69,10 @@ class Kind(StrEnum):
     REPEATED = "repeated"
     ARGUMENT = "argument"
     VARIABLE = "variable"
+
+
+def _singular(words: str) -> list[str]:
+    return [word.rstrip("s") for word in words.lower().split()]
 
 
 def word(text: str) -> str:
@@ -215,24 +225,26 @@ class CommandLine(argparse.ArgumentParser):
             if word == "--":
                 return
             if flag in ("-h", "--help"):
-                topic = topic or next(iter(argv[position + 1 :]), "")
+                titled = takewhile(lambda each: not each.startswith("-"), argv[position + 2 :])
+                topic = topic or " ".join([*argv[position + 1 : position + 2], *titled])
                 sys.stdout.write(self._help_about(topic, overview))
                 raise SystemExit(0)
 
     def _help_about(self, topic: str, overview: Overview) -> str:
         """Raises BadConfig for a topic that is no group and in no flag's name."""
         word = topic.lower().lstrip("-").replace("-", "_")
-        members = {
-            group: [each for each in self._settings if each.metadata["group"] is group]
+        groups = [
+            group
             for group in Group
-        }
-        by_word = {group.name.lower(): group for group in Group if members[group]}
+            if any(each.metadata["group"] is group for each in self._settings)
+        ]
+        meant = [group for group in groups if word and group.is_called(word)]
         if not word:
             shown = [_in_brief(each) for each in self._settings if each.name in overview.names]
         elif word == "all":
             shown = self._settings
-        elif word in by_word:
-            shown = members[by_word[word]]
+        elif meant:
+            shown = [each for each in self._settings if each.metadata["group"] in meant]
         else:
             listed = [each for each in self._settings if each.metadata["help"]]
             shown = [each for each in listed if word in (each.name, *each.metadata["aliases"])]
@@ -240,13 +252,13 @@ class CommandLine(argparse.ArgumentParser):
         if not shown:
             raise BadConfig(
                 f"--help {topic!r}: no group and no flag has this name; groups are "
-                f"{', '.join(by_word)}, all"
+                f"{', '.join(group.name.lower() for group in groups)}, all"
             )
         about = "" if word else f"{self.description}\n\n{overview.examples}"
         text = CommandLine(shown, self.prog, about, overview).format_help()
         if word:
             return text
-        lines = [f"  --help {name:<10}{group}" for name, group in by_word.items()]
+        lines = [f"  --help {group.name.lower():<10}{group}" for group in groups]
         more = ["More:", *lines, "  --help all", "  --help FLAG      all that is to say of it", ""]
         return "\n".join([text, *more])
 

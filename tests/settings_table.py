@@ -1,5 +1,7 @@
-"""Writes the table of flags in docs/flags.md: `python -m tests.settings_table`."""
+"""Writes what comes of the declared settings: the table of flags in docs/flags.md, and the names
+that the chart takes below `config`. `python -m tests.settings_table`."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import Field
 from pathlib import Path
@@ -8,7 +10,9 @@ from typing import Any
 from launcher import serve_settings
 from processes.settings import Group, Kind, default_of, flag_of, variables_of
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "flags.md"
+_ROOT = Path(__file__).resolve().parents[1]
+PAGE = _ROOT / "docs" / "flags.md"
+CHART = _ROOT / "deploy" / "helm" / "tandem" / "values.schema.json"
 _BEGIN, _END = "<!-- settings: generated -->\n", "<!-- settings: end -->\n"
 
 
@@ -43,5 +47,14 @@ def page_with_table(page: str) -> str:
     return f"{before}{_BEGIN}{table_of(serve_settings())}{_END}{after}"
 
 
+def schema_with_names(schema: str) -> str:
+    """The schema of the chart's values with the settings' names, each with dashes or underscores,
+    as they are now."""
+    names = "|".join(sorted(each.name.replace("_", "[-_]") for each in serve_settings()))
+    place = r'("patternProperties": \{").*?(": true\})'
+    return re.sub(place, lambda found: f"{found[1]}^({names})${found[2]}", schema)
+
+
 if __name__ == "__main__":
     PAGE.write_text(page_with_table(PAGE.read_text()))
+    CHART.write_text(schema_with_names(CHART.read_text()))

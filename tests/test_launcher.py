@@ -1,7 +1,9 @@
 """The launcher: its command line as it is typed, and which process gets which flag."""
 
 import ast
+import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -42,7 +44,7 @@ from router.config import RouterConfig
 from router.config import read_config as read_router
 from tests.certificates import make_certificate
 from tests.command_line import run_launcher
-from tests.settings_table import PAGE, page_with_table
+from tests.settings_table import CHART, PAGE, page_with_table, schema_with_names
 
 ROOT = Path(__file__).resolve().parents[1]
 _OURS = {
@@ -107,6 +109,14 @@ def test_a_flag_s_help_is_asked_by_its_name_or_an_older_one(topic: str) -> None:
     said = run_launcher("serve", "--help", topic).stdout
     assert "longest prompt; absent: --max-total-tokens less one" in said
     assert "--max-total-tokens VALUE" not in said
+
+
+@pytest.mark.parametrize("topic", [["Limits"], ["limit"], ["Limits", "of", "all", "requests"]])
+def test_a_group_s_help_is_asked_by_its_title_as_it_is_printed(topic: list[str]) -> None:
+    said = run_launcher("serve", "--help", *topic).stdout
+    assert "Limits of all requests:" in said
+    assert ("Limits of one request:" in said) == (len(topic) == 1)
+    assert "HTTP:" not in said
 
 
 def test_a_misspelt_variable_is_named_with_what_was_meant(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -605,3 +615,12 @@ def test_the_documentation_lists_every_setting_as_it_is_declared() -> None:
     page = PAGE.read_text()
     assert page == page_with_table(page), "run: python -m tests.settings_table"
     assert "`--max-batch-prefill-tokens`" in page
+
+
+def test_the_chart_takes_the_names_of_settings_as_they_are_declared() -> None:
+    schema = CHART.read_text()
+    assert schema == schema_with_names(schema), "run: python -m tests.settings_table"
+    (names,) = json.loads(schema)["properties"]["config"]["patternProperties"]
+    assert re.match(names, "max-batch-size")
+    assert re.match(names, "max_batch_size")
+    assert not re.match(names, "max-batch-sizes")

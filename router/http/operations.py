@@ -211,6 +211,7 @@ class OperationsRoutes:
     def routes(self) -> list[ApiRoute]:
         docs = partial(RouteDocs, tag=Tag.OPERATIONS)
         ready = docs(summary="Is the server ready?", failures={503: "Not ready"})
+        probed = replace(ready, summary="Is the server ready? Beside `live`, for probes")
         ping = replace(ready, summary="Is the server ready? By SageMaker's path")
         root = replace(ready, summary="Is the server ready? For browsers, the page")
         live = docs(summary="Does the process answer?")
@@ -224,7 +225,7 @@ class OperationsRoutes:
         return [
             ApiRoute("GET", "/health", self.ready, ready, "health"),
             ApiRoute("GET", "/health/live", self.live, live, "health_live"),
-            ApiRoute("GET", "/health/ready", self.ready, ready, "health_ready"),
+            ApiRoute("GET", "/health/ready", self.ready, probed, "health_ready"),
             ApiRoute("GET", "/health/progress", self.progress, progress, "health_progress"),
             ApiRoute("GET", "/ping", self.ready, ping, "ping"),
             ApiRoute("GET", "/", self.root, root, "root_health"),
