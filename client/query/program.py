@@ -40,18 +40,6 @@ class Decorator:
     place: Place
 
 
-@dataclass(frozen=True, slots=True)
-class FutureCondition:
-    """The conditions that surely apply to future holes, given at an earlier hole.
-
-    conditions: about those holes only, not about the present one
-    decorated:  holes whose values decorators may change for later conditions
-    """
-
-    conditions: tuple[Condition, ...] = ()
-    decorated: frozenset[str] = frozenset()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hole:
     """`[NAME]`, reached by the program.
@@ -60,7 +48,6 @@ class Hole:
                 a dict (a JSON schema), a Subquery; None: it has none
     conditions: those of its prompt, then the program's own
     support:    the values of a distribution over this hole, None: it has none
-    future:     conditions on future holes
     is_last:    no other hole follows in its program, for any text
     """
 
@@ -70,7 +57,6 @@ class Hole:
     decorators: tuple[Decorator, ...] = ()
     conditions: tuple[Condition, ...] = ()
     support: tuple[str, ...] | None = None
-    future: FutureCondition = field(default_factory=FutureCondition)
     is_last: bool = False
 
 
@@ -92,16 +78,6 @@ class Context(Protocol):
 
     async def hole(self, hole: Hole) -> Any:
         """Fill a hole; returns the value of its variable."""
-        ...
-
-    def on_caught(self) -> None:
-        """Called in handlers: raises the exception again if it ends a closed run."""
-        ...
-
-    def on_loop(self, cleans_up: bool) -> None:
-        """Called in loops: raises CancelledError in a closed run; during clean-up only if a hole
-        was requested since.
-        """
         ...
 
 

@@ -6,15 +6,12 @@ Both are expressions of `constraints.where`. If they are equal, the condition is
 otherwise the upper one is a mask that is never too strict, and the condition is checked afterwards.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import assert_never
 
 from client.query.conditions.expressions import FALSE, TRUE, opposite
 from client.query.conditions.kinds import HoleKind
-from client.query.conditions.linear import Quantity
-from client.query.conditions.ranges import Range
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -50,19 +47,6 @@ OPEN = Bounds(FALSE, TRUE)
 
 
 @dataclass(frozen=True, slots=True)
-class FutureBounds:
-    """What is known of future holes: their kinds, and the ranges of their quantities.
-
-    needed: ranges if all conditions hold, including those on the current hole
-    sure:   ranges for any text of the current hole
-    """
-
-    kinds: Mapping[str, HoleKind] = field(default_factory=lambda: MappingProxyType({}))
-    needed: Mapping[Quantity, Range] = field(default_factory=lambda: MappingProxyType({}))
-    sure: Mapping[Quantity, Range] = field(default_factory=lambda: MappingProxyType({}))
-
-
-@dataclass(frozen=True, slots=True)
 class CurrentHole:
     """The hole for which conditions are evaluated.
 
@@ -72,16 +56,6 @@ class CurrentHole:
     name: str
     kind: HoleKind
     values: Values
-    future: FutureBounds = field(default_factory=FutureBounds)
-
-    def kind_of(self, hole: str) -> HoleKind | None:
-        """The kind of an unfinished hole; None: unknown."""
-        return self.kind if hole == self.name else self.future.kinds.get(hole)
-
-    @property
-    def negated(self) -> "CurrentHole":
-        """The context under `not`, where the needed ranges do not apply."""
-        return replace(self, future=replace(self.future, needed=self.future.sure))
 
 
 def names_of(term: Term) -> frozenset[str]:

@@ -1,12 +1,11 @@
-"""Bounds on the current hole from comparisons of sums that include future holes.
+"""Bounds on the current hole from comparisons of sums, in which future holes may occur.
 
-len(X) + len(Y) == 5    Y future, at least 0     needed: len(X) <= 5    sure: nothing
-X < Y                   Y future, at most 9      needed: X < 9          sure: X below what Y
-                                                                        is at least
+len(X) + len(Y) == 5    len(Y) is at least 0     needed: len(X) <= 5    sure: nothing
+len(X) < len(Y) + 3                              needed: nothing        sure: len(X) < 3
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 
@@ -28,7 +27,7 @@ _SLACK = Fraction(1, 10**6)
 def compared(term: Compared, current: CurrentHole) -> Bounds | None:
     """The bounds from a comparison of sums; None: it is none."""
     if term.relation == "not in":
-        found = compared(Compared(term.left, "in", term.right, term.place), current.negated)
+        found = compared(Compared(term.left, "in", term.right, term.place), current)
         is_safe = found is not None and _are_numbers(term.left, current)
         return negated(found) if found is not None and is_safe else None
     sums = related(term, current)
@@ -45,9 +44,9 @@ def _are_numbers(term: Term, current: CurrentHole) -> bool:
 
 
 def _is_number(quantity: Quantity, current: CurrentHole) -> bool:
-    kind = current.kind_of(quantity.hole)
-    if quantity.is_count or kind is None:
+    if quantity.is_count or quantity.hole != current.name:
         return quantity.is_count
+    kind = current.kind
     is_decimal = kind.name == FLOAT.name and quantity.measure is None
     return kind.name == INT.name or is_decimal
 
@@ -62,37 +61,33 @@ def _said(one: LinearComparison, current: CurrentHole, place: Place) -> Bounds:
         return exactly(_needed(own[0], linear.scales[own[0]], relation, rest, place))
     if relation == "==" and linear.is_whole and _is_indivisible(linear):
         return exactly(FALSE)
-    needed = _all_needed(own, one, current.future.needed, place)
+    needed = _all_needed(own, one, place)
     is_expressed = all(_is_number(each, current) and each.measure for each in linear.scales)
     if not is_expressed or linear.is_rounded:
         return Bounds(FALSE, needed)
-    return Bounds(_any_sure(own, one, current.future.sure, place), needed)
+    return Bounds(_any_sure(own, one, place), needed)
 
 
-def _all_needed(
-    own: Sequence[Quantity], one: LinearComparison, ranges: Mapping[Quantity, Range], place: Place
-) -> where.Expression:
+def _all_needed(own: Sequence[Quantity], one: LinearComparison, place: Place) -> where.Expression:
     if not own:
-        return where.Constant(_may(one.relation, _rest(one.linear, None, ranges)))
+        return where.Constant(_may(one.relation, _rest(one.linear, None)))
     scales = one.linear.scales
-    rests = {each: _rest(one.linear, each, ranges) for each in own}
+    rests = {each: _rest(one.linear, each) for each in own}
     return all_of(_needed(each, scales[each], one.relation, rests[each], place) for each in own)
 
 
-def _any_sure(
-    own: Sequence[Quantity], one: LinearComparison, ranges: Mapping[Quantity, Range], place: Place
-) -> where.Expression:
+def _any_sure(own: Sequence[Quantity], one: LinearComparison, place: Place) -> where.Expression:
     if not own:
-        return where.Constant(_must(one.relation, _rest(one.linear, None, ranges)))
+        return where.Constant(_must(one.relation, _rest(one.linear, None)))
     scales = one.linear.scales
-    rests = {each: _rest(one.linear, each, ranges) for each in own}
+    rests = {each: _rest(one.linear, each) for each in own}
     return any_of(_sure(each, scales[each], one.relation, rests[each], place) for each in own)
 
 
-def _rest(linear: Linear, quantity: Quantity | None, ranges: Mapping[Quantity, Range]) -> Range:
+def _rest(linear: Linear, quantity: Quantity | None) -> Range:
     """The range of the sum without one quantity."""
     rest = linear if quantity is None else linear.without(quantity)
-    found = rest.range(ranges)
+    found = rest.range
     return found.plus(Range(-_SLACK, _SLACK)) if linear.is_rounded else found
 
 

@@ -85,11 +85,12 @@ class Linear:
         scales = {quantity: scale * number for quantity, scale in self.scales.items()}
         return Linear(MappingProxyType(scales), self.shift * number, self.is_rounded)
 
-    def range(self, ranges: Mapping[Quantity, Range]) -> Range:
-        """Its range, given those of its quantities; `ranges` may lack some."""
+    @property
+    def range(self) -> Range:
+        """Its range, for any texts of the holes."""
         found = Range(self.shift, self.shift)
         for quantity, scale in self.scales.items():
-            found = found.plus(ranges.get(quantity, quantity.possible).times(scale))
+            found = found.plus(quantity.possible.times(scale))
         return found
 
     def without(self, quantity: Quantity) -> "Linear":

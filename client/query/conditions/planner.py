@@ -8,12 +8,10 @@ the others (phrases and patterns that exclude each other).
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from client.query.conditions.bounds import OPEN, Bounds, CurrentHole, conjuncts_of, names_of
 from client.query.conditions.enumerate_checks import enumerate_checks
 from client.query.conditions.expressions import FALSE, TRUE, all_of
-from client.query.conditions.future_bounds import future_bounds_of
 from client.query.conditions.hole_type import hole_type
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
 from client.query.conditions.plan import Check, HolePlan, StopMode
@@ -34,8 +32,7 @@ def plan(
     finished: Values,
     stops: StopMode,
     refused: tuple[str, ...] = (),
-    to_come: tuple[Term, ...] = (),
-    decorated: frozenset[str] = frozenset(),
+    is_decorated: bool = False,
 ) -> HolePlan:
     """The request of the hole `name`, and the checks that remain.
 
@@ -44,18 +41,14 @@ def plan(
     finished: the values of finished holes, or `Finished`, which holds their texts
               and tokens too
     refused:  texts of this hole that failed a check; they are excluded
-    to_come:  conditions that will surely apply to future holes
-    decorated: holes, possibly this one, whose values decorators may change for later conditions
+    is_decorated: decorators may change the value for conditions on later holes
     Raises BadCondition, Unsatisfiable, ProgramFailed.
     """
     others = {other: value for other, value in finished.items() if other != name}
     every = [part for term in terms for part in conjuncts_of(term)]
     conjuncts = [part for part in every if name in names_of(part) or not names_of(part)]
     current = CurrentHole(name, hole_type(conjuncts, name, kind), others)
-    later = [part for term in to_come for part in conjuncts_of(term)]
-    lasting = [part for part in (*every, *later) if names_of(part).isdisjoint(decorated)]
-    current = replace(current, future=future_bounds_of(lasting, current))
-    says = [_said(part, current, decorated) for part in conjuncts]
+    says = [_said(part, current, is_decorated) for part in conjuncts]
     _refuse_nothing(conjuncts, says, name)
     inexact = [part for part, said in zip(conjuncts, says, strict=True) if not said.is_exact]
     inexactly = [Check(part, names_of(part), written(part)) for part in inexact]
@@ -77,10 +70,10 @@ def plan(
     )
 
 
-def _said(part: Term, current: CurrentHole, decorated: frozenset[str]) -> Bounds:
+def _said(part: Term, current: CurrentHole, is_decorated: bool) -> Bounds:
     """The bounds on this hole; open if a decorator may change the meaning of the part."""
     is_later = not names_of(part) <= {current.name, *current.values}
-    return OPEN if is_later and current.name in decorated else bounds(part, current)
+    return OPEN if is_later and is_decorated else bounds(part, current)
 
 
 def _refuse_nothing(conjuncts: Sequence[Term], says: Sequence[Bounds], name: str) -> None:

@@ -1,6 +1,5 @@
 """Ranges of numbers, with sums and multiples."""
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -13,10 +12,6 @@ class Range:
 
     low: Number | None = None
     high: Number | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        return self.low is not None and self.high is not None and self.low > self.high
 
     @property
     def is_one(self) -> bool:
@@ -36,23 +31,6 @@ class Range:
         low = None if self.low is None else self.low * number
         high = None if self.high is None else self.high * number
         return Range(low, high) if number > 0 else Range(high, low)
-
-    def meet(self, other: "Range") -> "Range":
-        lows = [low for low in (self.low, other.low) if low is not None]
-        highs = [high for high in (self.high, other.high) if high is not None]
-        return Range(max(lows, default=None), min(highs, default=None))
-
-    def join(self, other: "Range") -> "Range":
-        """The convex hull of the union."""
-        low = None if self.low is None or other.low is None else min(self.low, other.low)
-        high = None if self.high is None or other.high is None else max(self.high, other.high)
-        return Range(low, high)
-
-    def whole(self) -> "Range":
-        """The smallest range with all its whole numbers."""
-        low = None if self.low is None else math.ceil(self.low)
-        high = None if self.high is None else math.floor(self.high)
-        return Range(low, high)
 
 
 ANY = Range()

@@ -56,7 +56,7 @@ def bounds(term: Term, current: CurrentHole) -> Bounds:
             return _joined(any_of, (bounds(part, current) for part in parts))
         case Not(part):
             _refuse_stops((part,), "not", ("stops_at", "stops_before"))
-            return negated(bounds(part, current.negated))
+            return negated(bounds(part, current))
         case Compared():
             return compared(term, current)
         case Called() if current.name in names_of(term):

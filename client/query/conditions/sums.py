@@ -37,10 +37,9 @@ def linear_of(term: Term, current: CurrentHole) -> Linear | None:
     match term:
         case Ref(hole):
             measures = {INT.name: where.Measure.INT, FLOAT.name: None}
-            kind = current.kind_of(hole)
-            if kind is None or kind.name not in measures:
+            if hole != current.name or current.kind.name not in measures:
                 return None
-            return _once(Quantity(hole, measures[kind.name]))
+            return _once(Quantity(hole, measures[current.kind.name]))
         case Called():
             quantity = _quantity(term, current)
             return None if quantity is None else _once(quantity)

@@ -24,7 +24,6 @@ from client.query.reading.text import Fragment, SourceSpan, Text
 HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Statements that end a body, even in a branch.
-_LEAVING = (ast.Return, ast.Raise, ast.Assert)
 # Expressions without effect: a string in one would be lost.
 _IDLE = (ast.BinOp, ast.BoolOp, ast.IfExp, ast.Compare, ast.Tuple, ast.Attribute, ast.Subscript)
 
@@ -51,18 +50,6 @@ class Body:
     @property
     def prompts(self) -> Sequence[Prompt]:
         return tuple(self._prompts.values())
-
-    @property
-    def sure(self) -> AbstractSet[SourceSpan]:
-        """The places of prompts that every run reaches: not in a branch or loop, nor behind a
-        statement that may end the run."""
-        made = set()
-        for statement in [*self.preamble, *self.statements]:
-            if any(isinstance(node, _LEAVING) for node in names.own_scope([statement])):
-                break
-            if isinstance(prompt := self.found(statement), Prompt):
-                made.add(prompt.span)
-        return made
 
     @property
     def up_to_last_prompt(self) -> Sequence[ast.stmt]:

@@ -20,7 +20,6 @@ from client.query.program import (
     Condition,
     DecoderClause,
     Decorator,
-    FutureCondition,
     Hole,
     ModelClause,
     Program,
@@ -61,7 +60,6 @@ class Calls:
         decorators: tuple[Decorator, ...],
         conditions: tuple[Condition, ...],
         support: tuple[str, ...] | None,
-        future: FutureCondition | None = None,
         is_last: bool = False,
     ) -> Hole:
         return Hole(
@@ -71,14 +69,8 @@ class Calls:
             decorators=decorators,
             conditions=conditions,
             support=support,
-            future=future or FutureCondition(),
             is_last=is_last,
         )
-
-    def future(
-        self, conditions: tuple[Condition, ...], decorated: tuple[str, ...]
-    ) -> FutureCondition:
-        return FutureCondition(conditions, frozenset(decorated))
 
     def decorator(self, number: int, function: object) -> Decorator:
         if not callable(function):

@@ -41,32 +41,3 @@ class ConditionWords:
             case ast.Call(ast.Attribute(ast.Name(name), attr), [], []):
                 return name in self.holes and attr in FOLDS
         return False
-
-    def is_plain(self, node: ast.expr) -> bool:
-        """Whether it uses no Python variables."""
-        if not self.named(node):
-            return _is_literal(node)
-        match node:
-            case ast.Name():
-                return True
-            case ast.Compare(left, _, others):
-                parts = [left, *others]
-            case ast.BinOp(left, symbol, right) if type(symbol) in SYMBOLS:
-                parts = [left, right]
-            case ast.BoolOp(_, parts) | ast.List(parts) | ast.Tuple(parts):
-                pass
-            case ast.UnaryOp(ast.Not() | ast.UAdd() | ast.USub(), operand):
-                parts = [operand]
-            case ast.Call(_, parts, []) if self.operator(node) is not None:
-                pass
-            case _:
-                return False
-        return all(map(self.is_plain, parts))
-
-
-def _is_literal(node: ast.expr) -> bool:
-    try:
-        ast.literal_eval(node)
-    except (ValueError, TypeError, MemoryError, RecursionError):
-        return False
-    return True

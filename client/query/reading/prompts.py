@@ -5,7 +5,7 @@
 """
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.expressions import expression
-from client.query.reading.future_conditions import FutureConditions, PromptConditions
 from client.query.reading.layout import Distribution, PromptText
 from client.query.reading.nodes import (
     CALLS,
@@ -52,7 +51,7 @@ def prompt_of(prompt: PromptText, parts: tuple[TemplatePart, ...]) -> Prompt:
 class PromptRewriter:
     """Generates the statements of a program's prompts.
 
-    prompts:       all prompts; every run reaches those in `sure`
+    prompts:       all prompts
     program_where: the program's own conditions, with their names in the body
     supports:      the program's distributions, by hole
     rebound:       holes whose variables the program's own code assigns, too
@@ -63,7 +62,6 @@ class PromptRewriter:
         nodes: Nodes,
         clauses: WhereClauses,
         prompts: Sequence[Prompt],
-        sure: AbstractSet[SourceSpan],
         program_where: Sequence[tuple[str, Conjunct]],
         supports: Mapping[str, Distribution],
         rebound: AbstractSet[str],
@@ -74,10 +72,7 @@ class PromptRewriter:
         self._program_where = program_where
         self._supports = supports
         self._conjuncts = {prompt.span: self._behind(prompt) for prompt in prompts}
-        said = [PromptConditions(prompt.holes, self._conjuncts[prompt.span]) for prompt in prompts]
         self._rebound = rebound
-        chosen = list(self._chosen(prompts, sure))
-        self._future = FutureConditions(said, program_where, clauses, rebound, chosen)
         self._python_names: dict[str, ast.Name] = {}
 
     @property
@@ -110,24 +105,6 @@ class PromptRewriter:
         what = "in the prompt's condition"
         parsed = expression(self._text, self._text.slice(prompt.where), what)
         return self._clauses.conjuncts(parsed)
-
-    def _chosen(
-        self, prompts: Sequence[Prompt], sure: AbstractSet[SourceSpan]
-    ) -> Iterator[Conjunct]:
-        """`Y in [...]` for holes that every run reaches and that are always chosen from these
-        constants. Otherwise runs without Y would be restricted by Y's values."""
-        found: dict[str, set[Distribution | None]] = {}
-        for prompt in prompts:
-            for tag in prompt.holes:
-                found.setdefault(tag.name, set()).add(self._distribution(tag, prompt))
-        coming = {tag.name for prompt in prompts if prompt.span in sure for tag in prompt.holes}
-        for name, (distribution, *others) in found.items():
-            if distribution is None or others or name not in coming:
-                continue
-            values = self._values(distribution)
-            if isinstance(values, ast.List | ast.Tuple) and all(map(_is_constant, values.elts)):
-                said = ast.Compare(load(name), [ast.In()], [values])
-                yield from self._clauses.conjuncts(self._nodes.at(said, distribution.values))
 
     def _check_clauses(self, prompt: Prompt) -> None:
         if prompt.where is not None and not prompt.holes:
@@ -219,7 +196,6 @@ class PromptRewriter:
                 tuple_of(conditions),
                 self._support(tag, prompt),
             ],
-            self._future_keyword(tag),
         )
         asked = ast.Await(plain_call(CONTEXT, "hole", [hole]))
         return self._nodes.at(ast.Assign([ast.Name(tag.name, ast.Store())], asked), tag.span)
@@ -236,16 +212,6 @@ class PromptRewriter:
         holes = tuple_of([ast.Constant(name) for name in sorted(here)])
         behind = plain_call(CALLS, "prompt_condition", [part.function, holes, tuple_of(variables)])
         return self._nodes.at(behind, self._nodes.span(part.function))
-
-    def _future_keyword(self, tag: HoleTag) -> list[ast.keyword]:
-        """The argument `future`, if conditions link other holes to this one."""
-        conditions = self._future.conditions(tag.name)
-        decorated = sorted(self._future.decorated(tag.name))
-        if not conditions and not decorated:
-            return []
-        names = tuple_of([ast.Constant(name) for name in decorated])
-        future = plain_call(CALLS, "future", [tuple_of(conditions), names])
-        return [ast.keyword("future", future)]
 
     def _kind(self, tag: HoleTag) -> ast.expr:
         if tag.kind is None:
@@ -286,7 +252,3 @@ class PromptRewriter:
 
     def _bad(self, message: str, span: SourceSpan) -> BadProgram:
         return self._text.bad(message, span.start, span.end)
-
-
-def _is_constant(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant)

@@ -23,12 +23,10 @@ from typing import Any, TypeAlias
 
 from client.query.reading import names
 from client.query.reading.bodies import Body
-from client.query.reading.closable_runs import make_closable
 from client.query.reading.expressions import expression
 from client.query.reading.given_values import given_names, initial_assignments, outer_assignments
 from client.query.reading.last_holes import mark_last
 from client.query.reading.layout import Layout
-from client.query.reading.module_names import rewrite_globals
 from client.query.reading.nodes import (
     CALLS,
     CONTEXT,
@@ -118,6 +116,8 @@ class _Writer:
 
     def written(self) -> RewrittenProgram:
         self._body.check(self._around.parameters.parameters.keys(), self._layout)
+        if self._around.is_module:
+            self._refuse_globals([*self._body.preamble, *self._body.statements])
         clauses = WhereClauses(self._nodes, self._holes, self._own_names())
         conditions = self._conditions(clauses)
         supports = {}
@@ -127,12 +127,10 @@ class _Writer:
             self._nodes,
             clauses,
             self._body.prompts,
-            self._body.sure,
             conditions,
             supports,
             self._rebound(),
         )
-        clauses.check_methods(self._texts())
         prompts = PlacedPrompts(self._nodes, self._body, rewriter)
         self._preamble = prompts.visit_all(self._body.preamble)
         rewritten = prompts.visit_all(with_return(self._body.statements))
@@ -159,12 +157,6 @@ class _Writer:
             has_decoder=self._layout.decoder is not None,
             has_model=self._layout.model is not None,
         )
-
-    def _texts(self) -> AbstractSet[str]:
-        """The holes whose values are the model's texts, unconverted."""
-        tags = [tag for prompt in self._body.prompts for tag in prompt.holes]
-        others = {tag.name for tag in tags if tag.kind or tag.decorators}
-        return self._holes - others - self._rebound()
 
     def _rebound(self) -> AbstractSet[str]:
         """The holes whose variables the program's own code assigns, too."""
@@ -208,7 +200,6 @@ class _Writer:
             opening.append(self._nodes.at(ast.Assign([target], load(CONTEXT)), span))
         parameters = parameters_of(self._around.parameters, CONTEXT)
         block = self._own_globals([*opening, *body], span) or [ast.Pass()]
-        make_closable(self._nodes, block)
         made = ast.AsyncFunctionDef(_PROGRAM, parameters, block, [], **_EMPTY)
         return self._nodes.at(made, span)
 
@@ -220,7 +211,16 @@ class _Writer:
         given = given_names(bound, self._around.given, self._holes)
         self._given |= given
         begun = [self._nodes.at(statement, span) for statement in initial_assignments(given)]
-        return [*begun, *rewrite_globals(self._nodes, block)]
+        return [*begun, *block]
+
+    def _refuse_globals(self, statements: Sequence[ast.stmt]) -> None:
+        """In a text program each run has its own variables, those of a function."""
+        for node in ast.walk(ast.Module(list(statements), [])):
+            if isinstance(node, ast.Global):
+                names_text = ", ".join(node.names)
+                what = f"`global {names_text}`: the variables of a program are those of one run; "
+                span = self._nodes.span(node)
+                raise self._text.bad(f"{what}write `nonlocal {names_text}`", span.start, span.end)
 
     def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:
         name = _CONTEXT_FOR_PEOPLE

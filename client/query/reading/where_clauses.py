@@ -14,12 +14,10 @@ from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from client.query import hints
 from client.query.errors import BadProgram
 from client.query.reading import names
 from client.query.reading.condition_words import SIGNS, SYMBOLS, ConditionWords
-from client.query.reading.hole_methods import HoleMethods
-from client.query.reading.nodes import Nodes, lambda_of, load, tuple_of
+from client.query.reading.nodes import Nodes, lambda_of, tuple_of
 from client.query.reading.recalls import Recalls
 from client.query.reading.text import SourceSpan
 
@@ -49,14 +47,10 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Conjunct:
-    """A part of a condition: the holes that it mentions, and a function that makes its term.
-
-    is_plain: it consists of holes, operators and constants only, so its meaning never changes
-    """
+    """A part of a condition: the holes that it mentions, and a function that makes its term."""
 
     holes: frozenset[str]
     function: ast.expr
-    is_plain: bool
 
     def concerns(self, hole: str, here: Collection[str]) -> bool:
         """Whether it is evaluated at a hole; one without holes is evaluated at each.
@@ -77,25 +71,16 @@ class WhereClauses:
         self._nodes = nodes
         self._words = ConditionWords(holes, own)
         self._python_names: dict[str, ast.Name] = {}
-        self._methods = HoleMethods(holes)
 
     @property
     def python_names(self) -> Sequence[ast.Name]:
         """Python names in the conditions read so far, at their first places."""
         return tuple(self._python_names.values())
 
-    def check_methods(self, texts: AbstractSet[str]) -> None:
-        """Raises BadProgram for a method that str lacks, of a hole in `texts`, which are always
-        text."""
-        for node in self._methods.unknown(texts):
-            meant = hints.meant(node.attr, HoleMethods.known)
-            raise self._bad(f"text has no `{node.attr}`{meant}", node)
-
     def conjuncts(self, condition: ast.expr) -> list[Conjunct]:
         """The parts of the outermost `and`. Raises BadProgram."""
         self._check(condition)
         self._note_names(condition)
-        self._methods.note(condition)
         condition = Recalls(self._nodes, self._words.holes).visit(condition)
         is_and = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
         parts = condition.values if is_and and isinstance(condition, ast.BoolOp) else [condition]
@@ -108,20 +93,11 @@ class WhereClauses:
             if name not in self._words.holes and node not in operators:
                 self._python_names.setdefault(name, node)
 
-    def of_kind(self, hole: str, kind: str, span: SourceSpan) -> list[Conjunct]:
-        """`type(hole) is kind`, unless the program binds these names otherwise."""
-        if {"type", kind} & self._words.own:
-            return []
-        about = ast.Call(load("type"), [load(hole)], [])
-        condition = ast.Compare(about, [ast.Is()], [load(kind)])
-        return [self._conjunct(self._nodes.at(condition, span))]
-
     def _conjunct(self, part: ast.expr) -> Conjunct:
-        is_plain = self._words.is_plain(part)
         span = self._nodes.span(part)
         made = self._nodes.call("term", span, self._condition(part))
         function = self._nodes.at(lambda_of((), made), span)
-        return Conjunct(frozenset(self._words.named(part)), function, is_plain)
+        return Conjunct(frozenset(self._words.named(part)), function)
 
     def _check(self, condition: ast.expr) -> None:
         for node in ast.walk(condition):

@@ -66,14 +66,8 @@ class CallContext:
             raise BadProgram(what, place, source)
         transcript.turn(name)
 
-    def on_caught(self) -> None:
-        self._run.on_caught()
-
-    def on_loop(self, cleans_up: bool) -> None:
-        self._run.on_loop(cleans_up=cleans_up)
-
     async def hole(self, hole: Hole) -> Any:
-        self._run.on_hole()
+        await self._run.on_hole()
         if isinstance(hole.kind, Subquery):
             return await self._nested(hole, hole.kind)
         self._run.transcript.answer_now()

@@ -1,11 +1,8 @@
 """Ends tasks that run user code, even if that catches CancelledError.
 
-    cancelled   it cleans up and ends            nearly always
-    closed      `within_s` later, if it ignores CancelledError: clean-up code may run as far as it
-                awaits nothing; a warning shows where it was
-
-`reading/closable_runs.py` makes the program's own text end. This module handles the author's helper
-functions that retry without end, so that cancelling a query returns.
+cancelled   it cleans up and ends            nearly always
+broken off  `within_s` later, or once it `goes_on`, if it swallows CancelledError: clean-up code
+            may run as far as it awaits nothing; a warning shows where it was
 """
 
 import asyncio
@@ -18,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 CLOSING_S = 10.0
+_BROKEN_OFF_S = 0.1
 _SHOWN_FRAMES = 3
 _LIBRARIES = (
     *(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")),
@@ -31,21 +29,27 @@ class CancellationSwallowed(RuntimeWarning):
     """Code that a program awaits continues after the program's run was cancelled."""
 
 
-async def end(task: asyncio.Task[Any], within_s: float = CLOSING_S) -> None:
+async def end(
+    task: asyncio.Task[Any],
+    within_s: float = CLOSING_S,
+    goes_on: "asyncio.Future[None] | None" = None,
+) -> None:
     """Cancel a task and wait for its end; its exceptions are ignored.
 
-    If it takes too long, or if the wait itself is cancelled, the task is aborted.
+    If it takes too long or `goes_on`, or if the wait itself is cancelled, the task is aborted.
     """
     task.add_done_callback(_look_at)
     task.cancel()
     try:
-        await asyncio.wait({task}, timeout=within_s)
+        awaited: set[asyncio.Future[Any]] = {task} if goes_on is None else {task, goes_on}
+        await asyncio.wait(awaited, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            _warn(_stack(task.get_coro()), within_s)
+            _warn(_stack(task.get_coro()))
     finally:
         if not task.done():
             _break_off(task)
-    await asyncio.wait({task}, timeout=within_s)
+    # What swallows even this stays behind, at a hole that nobody fills.
+    await asyncio.wait({task}, timeout=_BROKEN_OFF_S)
 
 
 def _look_at(task: asyncio.Task[Any]) -> None:
@@ -62,15 +66,15 @@ def _break_off(task: asyncio.Task[Any]) -> None:
     task.cancel()
 
 
-def _warn(stack: list[FrameType], within_s: float) -> None:
+def _warn(stack: list[FrameType]) -> None:
     """Warn at the line of the user code that continues, not of the library code it awaits.
 
     The frame that caught the error is unknown.
     """
     shown = [frame for frame in stack if not _is_library(frame)] or stack
     message = (
-        f"a program's code goes on {within_s:g} s after its run was cancelled, and is broken off; "
-        "who swallows CancelledError? It stands in "
+        "a program's code goes on after its run was cancelled, and is broken off; who "
+        "swallows CancelledError? It stands in "
         + " > ".join(_message_frame(frame) for frame in shown[-_SHOWN_FRAMES:])
     )
     if not shown:

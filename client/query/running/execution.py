@@ -6,13 +6,11 @@
 
 Each run converts texts to new values, so that modifying one in place does not affect other runs.
 
-A run that is closed while it waits ends by a CancelledError. Programs may catch it as if a hole had
-failed, so it is raised again in handlers, at the next loop iteration and at the next hole (see
-`reading/closable_runs.py`).
+A run that is closed while it waits ends by a CancelledError. One that catches it and asks for a
+hole again is broken off.
 """
 
 import asyncio
-import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,7 +90,9 @@ class Execution:
         # An error that occurred while waiting at a hole.
         self._fault: BadProgram | None = None
         self._is_closed = False
-        self._hole_after_close = False
+        self._has_left = False
+        # Set where a closed run asks for a hole again.
+        self._goes_on: asyncio.Future[None] = loop.create_future()
 
     def begin(self, body: Coroutine[Any, Any, object]) -> None:
         """Start the body, which calls `next_entry` at each hole."""
@@ -149,7 +149,7 @@ class Execution:
         """End the body, and wait for its end; its exceptions are ignored."""
         assert self._task is not None
         self._is_closed = True
-        await end(self._task)
+        await end(self._task, goes_on=self._goes_on)
 
     # For the program
 
@@ -182,35 +182,23 @@ class Execution:
 
     async def abort(self, error: Exception) -> NoReturn:
         """Report an error to the caller of the program; the program cannot catch it."""
-        self._leave_if_closed()
         if not self._reached.done():
             self._reached.set_exception(error)
         await self._wait_forever()
 
     # For the program, after it was closed
 
-    def on_hole(self) -> None:
-        """Raises CancelledError in a closed run."""
-        self._hole_after_close = self._is_closed
-        self._leave_if_closed()
-
-    def on_caught(self) -> None:
-        """Called in handlers: raises the exception again if it ends a closed run."""
-        error = sys.exc_info()[1]
-        if self._is_closed and error is not None and not isinstance(error, Exception):
-            raise error
-
-    def on_loop(self, *, cleans_up: bool) -> None:
-        """Called in loops: raises CancelledError in a closed run.
-
-        Clean-up loops may continue, unless a hole was requested since.
-        """
-        if self._hole_after_close or not cleans_up:
-            self._leave_if_closed()
-
-    def _leave_if_closed(self) -> None:
-        if self._is_closed:
-            raise asyncio.CancelledError("its run was closed")
+    async def on_hole(self) -> None:
+        """Raises CancelledError at the first hole of a closed run. A program that asks for another
+        one has swallowed it, and is broken off there."""
+        if not self._is_closed:
+            return
+        if self._has_left:
+            if not self._goes_on.done():
+                self._goes_on.set_result(None)
+            await self._wait_forever()
+        self._has_left = True
+        raise asyncio.CancelledError("its run was closed")
 
     async def _wait_forever(self) -> NoReturn:
         await asyncio.get_running_loop().create_future()

@@ -16,7 +16,6 @@ from client.query.conditions.planner import plan
 from client.query.conditions.terms import Term
 from client.query.conditions.writing import written
 from client.query.errors import ProgramFailed, QueryError, Unsatisfiable
-from client.query.program import Hole
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
 from client.query.running.error_places import locate, shortened
 from client.query.running.execution import HoleReached, LogEntry
@@ -37,17 +36,11 @@ def plan_of(reached: HoleReached, options: Options, refused: tuple[str, ...]) ->
             reached.values,
             StopMode(options.stops),
             refused,
-            tuple(condition() for condition in reached.hole.future.conditions),
-            _decorated(reached.hole),
+            is_decorated=bool(reached.hole.decorators),
         )
     except QueryError as error:
         locate(error, reached.hole.place, reached.source)
         raise
-
-
-def _decorated(hole: Hole) -> frozenset[str]:
-    own = (hole.name,) if hole.decorators else ()
-    return hole.future.decorated.union(own)
 
 
 def _plan_of_choice(reached: HoleReached, terms: tuple[Term, ...]) -> HolePlan:

@@ -23,7 +23,7 @@ def planned(*clauses: str, kind: object = None, **known: str) -> HolePlan:
     """What is asked of X; Y and Z are to come unless they are known."""
     finished = {name: Finished(text, text, 1) for name, text in known.items()}
     terms = tuple(map(term, clauses))
-    return plan(terms, "X", kind, finished, StopMode.CUT, to_come=terms)
+    return plan(terms, "X", kind, finished, StopMode.CUT)
 
 
 def asked(made: HolePlan) -> object:
@@ -34,16 +34,13 @@ def asked(made: HolePlan) -> object:
     ("clause", "needed"),
     [
         ("len(X) + len(Y) == 5", "len(X) <= 5"),
+        ("len(tokens(X)) + len(tokens(Y)) <= 8", "len(tokens(X)) <= 8"),
+        ("len(X) + len(Y) < 9 and len(Y) > 5", "len(X) < 9"),
         ("len(X) + 2 * len(Y) + len(words(Z)) < 5", "len(X) < 5"),
-        ("len(words(X)) < len(words(Y)) < 4", "len(words(X)) < 3"),
         ("3 < len(X) - len(Y)", "len(X) > 3"),
         ("not len(X) + len(Y) > 7", "not len(X) > 7"),
         ("len(X) + len(Y) in [3, 8, 5]", "len(X) <= 3 or len(X) <= 8 or len(X) <= 5"),
         ("len(X) + len(Y) == 5 or X == 'it is so'", 'len(X) <= 5 or X == "it is so"'),
-        ("len(X) + int(Y) < 9 and int(Y) > 3", "len(X) < 5"),
-        ("len(X) + len(Y) < 9 and not len(Y) < 3", "len(X) < 6"),
-        ("len(X) + len(Y) < 9 and Y in ['abc', 'abcd']", "len(X) < 6"),
-        ("len(tokens(X)) <= len(tokens(Y)) and len(tokens(Y)) < 9", "len(tokens(X)) <= 8"),
         ("len(X) + 0.5 + len(Y) <= 8", "len(X) <= 7"),
     ],
 )
@@ -71,29 +68,6 @@ def test_what_leaves_any_text_asks_for_nothing(clause: str) -> None:
     assert asked(planned(clause)) is None
 
 
-def test_bounds_pass_from_hole_to_hole() -> None:
-    made = planned("len(X) < len(Y)", "len(Y) < len(Z)", "len(Z) in [3, 4]")
-
-    assert asked(made) == "len(X) < 3"
-
-
-def test_numbers_are_bounded_by_what_is_said_of_them() -> None:
-    made = planned("X + Y == 10", "0 <= Y <= 6", "type(Y) is int", kind=int)
-
-    assert [admits(made, text, 1) for text in ("3", "4", "10", "11")] == [False, True, True, False]
-
-
-def test_decimals_are_bounded_no_closer_than_python_rounds() -> None:
-    made = planned("X + Y <= 1", "Y >= 0", "type(Y) is float", kind=float)
-
-    assert [admits(made, text, 1) for text in ("1", "0.99", "1.0000000001", "1.1")] == [
-        True,
-        True,
-        True,
-        False,
-    ]
-
-
 def test_a_decimal_that_is_no_whole_number_is_in_no_comparison_of_one() -> None:
     made = planned("not int(X) + 1 not in [3, 4]", kind=float)
     texts = {text: Finished(float(text), text, 1) for text in ("0.5", "2", "5")}
@@ -115,18 +89,9 @@ def test_numbers_that_python_does_not_write_bound_others() -> None:
     assert admits(made, "any", 1)
 
 
-def test_what_no_text_leaves_to_the_others_is_told_before_any_is_asked() -> None:
-    with pytest.raises(Unsatisfiable, match="no text of `X` satisfies what is said of it and `Y`"):
-        planned("len(X) + len(Y) == 5", "len(X) > 5")
-    with pytest.raises(Unsatisfiable):
-        planned("len(X) < len(Y)", "len(Y) < len(X)")
-    with pytest.raises(Unsatisfiable):
+def test_what_no_length_to_come_can_fit_is_told_before_any_is_asked() -> None:
+    with pytest.raises(Unsatisfiable, match="nothing that `X` could be satisfies"):
         planned("2 * len(X) + 4 * len(Y) == 7")
-
-
-def test_a_hole_that_can_never_be_says_nothing_of_this_one() -> None:
-    """It may stand in a branch that the program does not take."""
-    assert asked(planned("len(X) + len(Y) < 9", "len(Y) > 5", "len(Y) < 3")) == "len(X) < 9"
 
 
 # Against all texts of a small world
@@ -156,7 +121,7 @@ def random_clause(random: Random) -> str:
 
 def is_passed(terms: tuple[Term, ...], name: str, text: str, known: dict[str, Finished]) -> bool:
     try:
-        made = plan(terms, name, None, known, StopMode.CUT, to_come=terms)
+        made = plan(terms, name, None, known, StopMode.CUT)
     except Unsatisfiable:
         return False
     holes = {**known, name: Finished(text, text, 1)}
@@ -187,10 +152,10 @@ def test_a_length_is_allowed_if_and_only_if_some_length_to_come_fits_it(
     a: int, b: int, constant: int, relation: str, is_denied: bool
 ) -> None:
     clause = f"({a}) * len(X) + ({b}) * len(Y) {relation} {constant}"
-    clauses = (term(f"not {clause}" if is_denied else clause), term("1 <= len(Y) < 7"))
+    clauses = (term(f"not {clause}" if is_denied else clause),)
 
     for x in range(12):
-        fits = [RELATIONS[relation](a * x + b * y, constant) for y in range(1, 7)]
+        fits = [RELATIONS[relation](a * x + b * y, constant) for y in range(60)]
         wanted = not all(fits) if is_denied else any(fits)
         assert is_passed(clauses, "X", "x" * x, {}) == wanted, (clause, x)
 

@@ -22,12 +22,6 @@ async def test_lengths_that_sum_up_are_found_in_one_request_for_each_hole() -> N
     assert sent == ["len(A) <= 5".replace("A", "X"), "len(X) == 3"]
 
 
-async def test_what_is_said_of_a_hole_alone_counts_before_it_comes() -> None:
-    text = '"a[A] "\n"b[B: int]"\nwhere len(A) < B and 2 < B < 6'
-
-    assert (await asked(text, a=["xxxxxxx", "xx"], b=["5"]))[0] == "len(X) < 5"
-
-
 async def test_a_word_of_an_earlier_hole_is_one_of_its_words() -> None:
     text = '"a[A] b[B]" where len(words(A)) == 2 and B in words(A)'
 
@@ -38,27 +32,6 @@ async def test_one_of_numbers_and_texts_may_be_compared_with_either_later() -> N
     text = '"a[A: [1, \'y\']] "\n"b[B]" where A == 1 or B == "z"'
 
     assert await asked(text, a=["y"], b=["x", "z"]) == [["1", "y"], ["z"]]
-
-
-@pytest.mark.parametrize(
-    ("text", "first"),
-    [
-        ('"a[A] b[B]" where {}\ndistribute B over ["xxxx", "xxx"]', "len(X) <= 2 and len(X) >= 1"),
-        (
-            '"a[A]"\n" b[B]" distribution B in ["xxxx", "xxx"]\nwhere {}',
-            "len(X) <= 2 and len(X) >= 1",
-        ),
-        # Python's own values may not be there yet, and another prompt may choose from others.
-        ('v = ["xxxx"]\n"a[A] b[B]" where {}\ndistribute B over v', "len(X) <= 5"),
-        ('"a[A]"\n" b[B]" distribution B in ["xxx"]\nif not B: "[B]"\nwhere {}', "len(X) <= 5"),
-    ],
-)
-async def test_the_values_that_a_hole_is_chosen_from_count_before_it_comes(
-    text: str, first: str
-) -> None:
-    sent = await asked(text.format("len(A) + len(B) == 5"), a=["xx", "x"])
-
-    assert sent[0] == first
 
 
 @pytest.mark.parametrize(
@@ -79,26 +52,10 @@ async def test_the_values_of_a_hole_that_may_not_come_bound_no_other(text: str) 
     assert (await run(text, model=model))["A"] == "none"
 
 
-async def test_the_values_of_a_hole_behind_a_branch_count_before_it_comes() -> None:
-    text = (
-        '"a[A]"\nif A == "x": "!"\n" b[B]" distribution B in ["xxxx"]\nwhere len(A) + len(B) == 5'
-    )
-
-    assert (await asked(text, a=["xx", "x"]))[0] == "len(X) == 1"
-
-
 async def test_what_a_variable_says_of_it_counts_when_it_comes() -> None:
     text = '"a[A] "\nn = 4\n"b[B]"\nwhere len(A) < len(B) and len(B) < n'
 
     assert await asked(text, a=["xx"], b=["yyy"]) == [None, "len(X) > 2 and len(X) < 4"]
-
-
-async def test_a_prompts_condition_counts_where_its_holes_stand_once() -> None:
-    once = '"a[A] " where len(A) < len(B)\n"b[B]" where len(B) < 4'
-    twice = f'{once}\n" c[B]"'
-
-    assert (await asked(once, a=["x"], b=["yyy"]))[0] == "len(X) < 3"
-    assert (await asked(twice, a=["x"], b=["yyy"], c=["y"]))[0] is None
 
 
 async def test_a_value_that_a_decorator_changes_is_not_bounded_before() -> None:
@@ -113,9 +70,7 @@ async def test_what_no_texts_satisfy_together_is_told_before_any_request() -> No
     with pytest.raises(Unsatisfiable) as caught:
         await run('"[A]"\n"[B]"\nwhere len(A) + len(B) == 5 and len(A) > 5', model=model)
 
-    assert "no text of `A` satisfies what is said of it and `B`" in caught.value.message
-    assert caught.value.place is not None
-    assert caught.value.place.line == 3
+    assert "no text of `A` satisfies its conditions" in caught.value.message
     assert model.calls == []
 
 
@@ -362,20 +317,6 @@ async def test_values_are_compared_as_python_compares_them(wish: str) -> None:
     assert (await found(text, wish))["B"] == wish
 
 
-async def test_what_is_bound_behind_the_last_prompt_takes_no_mask_from_an_earlier_hole() -> None:
-    text = """
-"a[A]" where len(A) < len(B)
-" b[B]" where len(B) < len(C)
-" c[C]" where len(C) < 5
-C = C.strip()
-"""
-    model = ScriptedModel(behind(a=["xxxx", "xx"], b=["xxx"], c=["xxxx"]))
-
-    result = await run(text, model=model)
-
-    assert (result["A"], len(result.requests)) == ("xx", 3)
-
-
 @pytest.mark.parametrize(
     ("condition", "asked"),
     [
@@ -410,15 +351,6 @@ async def test_two_holes_may_be_opposites() -> None:
 
     assert result.prompt == "a 150 b -150"
     assert len(result.requests) == 2
-
-
-async def test_a_hole_to_come_may_have_a_sign() -> None:
-    model = ScriptedModel(behind(a=["xxxx", "xx"], b=["3"]))
-    await run('"a [A] "\n"b [B: int]"\nwhere len(A) < B and -B > -4', model=model)
-
-    constraint = model.generate_calls[0].constraint
-    assert constraint is not None
-    assert constraint.value == "len(X) < 3"
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_threads_may_ask_for_the_first_time_at_once() -> None:
 COUNTER = """
 count = 0
 def bump():
-    global count
+    nonlocal count
     count += 1
     return count
 """
@@ -134,10 +134,10 @@ async def test_a_class_may_change_a_variable_of_its_program_in_its_body_and_in_m
     text = """
 count = 0
 class Counter:
-    global count
+    nonlocal count
     count = 5
     def bump(self):
-        global count
+        nonlocal count
         count += 1
 Counter().bump()
 return count
@@ -145,42 +145,22 @@ return count
     assert (await run(text, model=ScriptedModel(in_turn()))).value == 6
 
 
-async def test_functions_within_functions_mean_the_same_variable() -> None:
-    text = """
-found = []
-def outer():
-    global found
-    found = ["outer"]
-    def inner():
-        global found
-        found = [*found, "inner"]
-    inner()
-global found
-outer()
-return found
-"""
-    assert (await run(text, model=ScriptedModel(in_turn()))).value == ["outer", "inner"]
-
-
-async def test_a_variable_of_a_function_between_is_in_the_way() -> None:
+async def test_a_text_has_no_global_variables() -> None:
     text = """
 n = 0
 def outer():
-    n = 5
-    def inner():
-        global n
-        n += 1
-    inner()
+    global n
+    n += 1
 outer()
 """
-    with pytest.raises(BadProgram, match="a function around this one has a n of its own") as caught:
+    with pytest.raises(BadProgram, match="those of one run; write `nonlocal n`") as caught:
         await run(text, model=ScriptedModel(in_turn()))
 
     assert caught.value.place is not None
-    assert (caught.value.place.line, caught.value.place.column) == (6, 9)
+    assert (caught.value.place.line, caught.value.place.column) == (4, 5)
 
 
-async def test_in_a_query_that_is_a_function_it_is_pythons() -> None:
+async def test_in_a_query_that_is_a_function_global_is_pythons() -> None:
     @query(model=ScriptedModel(in_turn()))
     async def counted() -> int:
         global shared
@@ -206,7 +186,6 @@ async def test_in_a_query_that_is_a_function_it_is_pythons() -> None:
         ('for i in range(2):\n    "{PREV}>[PREV];"', {"PREV": "x"}, "x>aaa;aaa>aaa;"),
         ('"[X]" where len(X) < max(1, 2)\nmax = 5\n"{max}"', {}, "a5"),
         ('"{[max for max in [1, 2]]}{max(3, 4)}"', {}, "[1, 2]4"),
-        ('def f():\n    global n\n    n += 1\nf()\n"{n}"', {"n": 1}, "2"),
         ('if n:\n    word = "new"\n"{word}"', {"n": 0, "word": "old"}, "old"),
         ("import math\nmath = math.floor(2.5)\n'{math}'", {"math": 3}, "2"),
     ],
