@@ -37,8 +37,7 @@ from client.query.program import Program
 from client.query.running.cancellation import CancellationSwallowed
 from client.query.running.decoders import Decoding, OptionIgnored
 from client.query.running.decoding import Choice
-from client.query.running.results import Request, Result, State
-from client.query.running.to_json import plain
+from client.query.running.results import Request, Result, State, plain
 from client.query.running.transcript import Span
 from client.query.serving import ModelLike, Server, model
 from client.query.single_calls import Scoring, generate, generate_sync, score, score_sync

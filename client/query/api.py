@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Unpack
 
 from client.query.errors import BadProgram
-from client.query.execution import RunOptions, choices_of, execute
+from client.query.execution import RunOptions, choices_of, execute, wait_for
 from client.query.program import Program
 from client.query.reading.reader import read
+from client.query.running.request_sender import watched
 from client.query.running.results import Result, State
-from client.query.state_stream import watched
-from client.query.synchronous import wait_for
 
 Variables = Mapping[str, object]
 

@@ -6,12 +6,78 @@ QueryError
     Unsatisfiable       no text can satisfy a hole's `where`, or none within its tokens
     NotSatisfied        checks failed on every try; `last_value`: of the last try
     ProgramFailed       the program's own code raised; `__cause__`: its exception
+
+Their tracebacks are without internal frames, which add nothing but dozens of lines to the place:
+
+    in the error's traceback    the caller, and the public function called
+    in that of its cause        the program's own lines, and the functions they called
+
+Bugs are no TandemErrors and keep their frames.
 """
 
+import os
+import re
 import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from client.errors import TandemError
-from client.query.place import Place, Source
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A program's text and where it came from: a path, or a name in angle brackets.
+
+    `first_line`: the line of the file at which the text begins, counted from 1.
+    """
+
+    text: str
+    name: str
+    first_line: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Lines and columns of the program's text, counted from 1; the end column is exclusive."""
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+
+
+_QUOTED = re.compile(r"'(\w+)'")
+
+
+def unknown_name(error: BaseException) -> str | None:
+    """The name of a NameError; None: another error."""
+    if not isinstance(error, NameError):
+        return None
+    quoted = _QUOTED.search(str(error))
+    return quoted[1] if quoted else None
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """`; did you mean ...?`, or "" if no known name is similar."""
+    names = sorted(set(known) - {name})
+    close = get_close_matches(name, names, n=1)
+    close += [each for each in names if each.lower() == name.lower()]
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def meant_by(error: BaseException, known: Iterable[str]) -> str:
+    """`meant` for the name of a NameError; "" for other errors."""
+    name = unknown_name(error)
+    if name is not None:
+        return meant(name, known)
+    if isinstance(error, AttributeError) and isinstance(error.name, str):
+        public = (each for each in dir(error.obj) if not each.startswith("_"))
+        return meant(error.name, public)
+    return ""
 
 
 class QueryError(TandemError):
@@ -82,3 +148,34 @@ class NotSatisfied(QueryError):
 
 class ProgramFailed(QueryError):
     """The program's own code raised; `__cause__` is its exception."""
+
+
+_HERE = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+class TrimmedTracebacks:
+    """Context manager around public functions."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, TandemError):
+            _trim(error)
+
+
+def _trim(error: BaseException) -> None:
+    trimmed: set[int] = set()
+    cause: BaseException | None = error
+    # Causes may form a cycle if a program raises a caught exception again.
+    while cause is not None and id(cause) not in trimmed:
+        trimmed.add(id(cause))
+        traceback = None if isinstance(cause, TandemError) else _from_outside(cause.__traceback__)
+        cause.__traceback__ = traceback
+        cause = cause.__cause__
+
+
+def _from_outside(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_HERE):
+        traceback = traceback.tb_next
+    return traceback

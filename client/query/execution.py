@@ -1,22 +1,43 @@
-"""Runs a program with its caller's options: model, decoder, trace file."""
+"""Runs a program with its caller's options: model, decoder, trace file.
 
-from collections.abc import Mapping
+Synchronous calls each run an event loop of their own.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict, TypeVar
 
-from client.query.errors import BadProgram
+from client.query.errors import BadProgram, TrimmedTracebacks
 from client.query.program import Program
+from client.query.reading.program_errors import locate, located_errors
 from client.query.running.decoders import Decoding, clause_decoding, decoding
-from client.query.running.error_places import locate, located_errors
 from client.query.running.execution import Job
-from client.query.running.request_log import CallFile
 from client.query.running.request_sender import OnState
-from client.query.running.results import Result
+from client.query.running.results import CallFile, Result
 from client.query.running.session import RunSurroundings, run_job, surroundings
 from client.query.serving import ModelLike, model_like, opened
-from client.query.tracebacks import TrimmedTracebacks
+
+T = TypeVar("T")
+
+
+def wait_for(coroutine: Coroutine[Any, Any, T], instead: str) -> T:
+    """The coroutine's result. `instead`: what to call if an event loop is running."""
+    if _a_loop_runs():
+        coroutine.close()
+        raise RuntimeError(f"an event loop runs here, which this call would block: use {instead}")
+    with TrimmedTracebacks():
+        return asyncio.run(coroutine)
+
+
+def _a_loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 class RunOptions(TypedDict, total=False):

@@ -7,26 +7,51 @@
                                              f.watch(x)    its partial states
 
 A query defined by `def` is called without await, outside of an event loop; `run` and `run_sync`
-work for both. A query defined in a class is a method. In a program `[X: f]` and `[X: f(x)]` accept
-both.
+work for both. A query defined in a class is a method: the object is the first argument. In a
+program `[X: f]` and `[X: f(x)]` accept both.
 """
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Sequence
 from contextlib import aclosing
-from functools import update_wrapper
+from dataclasses import replace
+from functools import update_wrapper, wraps
 from types import FrameType, MethodType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from client.query.execution import Choices, RunOptions, choices_of, execute
-from client.query.methods import bound
+from client.query.execution import Choices, RunOptions, choices_of, execute, wait_for
 from client.query.program import Program
 from client.query.reading.enclosing import Enclosing, enclosing
 from client.query.reading.program_errors import without_values
 from client.query.reading.reader import read_function, read_template
+from client.query.running.request_sender import watched
 from client.query.running.results import Result, State
-from client.query.state_stream import watched
-from client.query.synchronous import wait_for
+
+
+def bound(program: Program, instance: object) -> Program:
+    """The bound program, with one parameter less."""
+
+    def body(context: object, *arguments: object, **keywords: object) -> Any:
+        return program.body(context, instance, *arguments, **keywords)
+
+    def clause(function: Callable[..., Any] | None) -> Callable[..., Any] | None:
+        if function is None:
+            return None
+
+        @wraps(function)
+        def asked(*arguments: object, **keywords: object) -> Any:
+            return function(instance, *arguments, **keywords)
+
+        return asked
+
+    return replace(
+        program,
+        parameters=program.parameters[1:],
+        body=wraps(program.body)(body),
+        decoder=clause(program.decoder),
+        model=clause(program.model),
+    )
+
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from client.query.conditions.terms import Term
-from client.query.place import Place, Source
+from client.query.errors import Place, Source
 
 # A compiled `where` clause; it reads Python's variables when it is called.
 Condition = Callable[[], Term]

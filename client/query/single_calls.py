@@ -7,12 +7,11 @@ from types import MappingProxyType
 from typing import Unpack
 
 from client.calls import Answer, Constraint, GenerateCall, Prompt, ScoreCall, Scored
-from client.query.running.decoding import Choice
-from client.query.running.distributions import best_of, choice_of
+from client.query.errors import TrimmedTracebacks
+from client.query.execution import wait_for
+from client.query.running.decoding import Choice, best_of, choice_of
 from client.query.running.session import booked
 from client.query.serving import ModelLike, opened
-from client.query.synchronous import wait_for
-from client.query.tracebacks import TrimmedTracebacks
 from client.sampling import SAMPLING_RULES, Sampling, SamplingOptions
 
 

@@ -12,7 +12,7 @@ A Python value among the parts works as in Python: a false one ends an `and`.
 
 from collections.abc import Callable
 
-from client.query.conditions.awaiting import refuse_awaitable
+from client.query.conditions.evaluate import refuse_awaitable
 from client.query.conditions.operators import PIECES
 from client.query.conditions.terms import (
     All,
@@ -25,10 +25,10 @@ from client.query.conditions.terms import (
     Ref,
     Term,
     Value,
+    written,
 )
-from client.query.conditions.value_comparisons import uncounted_parts
-from client.query.conditions.writing import written
-from client.query.place import Place
+from client.query.conditions.values import uncounted_parts
+from client.query.errors import Place
 
 _TERMS = (Value, Ref, All, AnyOf, Not, Compared, Calculated, Called, Opaque)
 

@@ -5,21 +5,32 @@
     subject(kind, relation, constant)       X == "a", X < 5, X in [...]
     contained(kind, constant)               "a" in X
 
-Returns None for what the language cannot express.
+Returns None for what the language cannot express. Comparisons of decimals are patterns:
+
+    numeral = -? digits (. digits)?      its value is exact: "0.10" is 0.1, "-0" is 0, "007" is 7
+
+Each matches exactly the numerals whose value has the relation to the bound, with any leading and
+trailing zeros.
 """
 
 import math
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from decimal import Decimal
 
-from client.query.conditions import decimals
-from client.query.conditions.expressions import any_of, opposite
+from client.query.conditions.bounds import any_of, opposite
 from client.query.conditions.kinds import FLOAT, INT, HoleKind
-from client.query.conditions.value_comparisons import compared, described
-from client.query.conditions.values import Finished, bare, is_number, is_scalar, written
-from client.query.errors import BadCondition
-from client.query.place import Place
+from client.query.conditions.values import (
+    Finished,
+    bare,
+    compared,
+    described,
+    exact_number,
+    is_number,
+    is_scalar,
+)
+from client.query.errors import BadCondition, Place
 from constraints.where.terms import (
     And,
     Compare,
@@ -34,6 +45,126 @@ from constraints.where.terms import (
     Relation,
 )
 
+
+@dataclass(frozen=True, slots=True)
+class _Digits:
+    """An unsigned bound: digits before and behind the point, without needless zeros."""
+
+    whole: str
+    fraction: str
+
+
+def numerals_related(relation: str, bound: Decimal, *, decimals: bool) -> str:
+    """The pattern of numerals with `value relation bound`; only integers unless `decimals`.
+
+    relation: <, <=, ==, !=, >=, >
+    """
+    parts = {
+        "<": ("<",),
+        "<=": ("<", "=="),
+        "==": ("==",),
+        "!=": ("<", ">"),
+        ">=": (">", "=="),
+        ">": (">",),
+    }[relation]
+    return _any(piece for part in parts for piece in _signed(part, bound, decimals))
+
+
+def numerals_among(bounds: Iterable[Decimal], *, decimals: bool) -> str:
+    """The pattern of numerals whose value is one of these."""
+    return _any(piece for bound in bounds for piece in _signed("==", bound, decimals))
+
+
+def _any(patterns: Iterable[str]) -> str:
+    """The alternation; a pattern that matches nothing if there are none."""
+    listed = "|".join(patterns)
+    return f"(?:{listed})" if listed else r"[^\s\S]"
+
+
+def _signed(relation: str, bound: Decimal, decimals: bool) -> list[str]:
+    digits = _digits(bound)
+    rest = _FRACTION if decimals else ""
+    anything = f"[0-9]+{rest}"
+    if relation == "==":
+        sign = "-?" if not bound else "-" if bound < 0 else ""
+        return [sign + piece for piece in _equal_to(digits, decimals)]
+    is_towards_zero = bound > 0 if relation == "<" else bound < 0
+    sign, other = ("", "-") if relation == ">" else ("-", "")
+    if is_towards_zero:
+        return [sign + anything, *(other + piece for piece in _less(digits, decimals))]
+    return [sign + piece for piece in _greater(digits, decimals)]
+
+
+_FRACTION = r"(?:\.[0-9]+)?"
+
+
+def _digits(bound: Decimal) -> _Digits:
+    whole, _, fraction = format(abs(bound), "f").partition(".")
+    return _Digits(whole.lstrip("0"), fraction.rstrip("0"))
+
+
+def _equal_to(bound: _Digits, decimals: bool) -> list[str]:
+    whole = f"0*{bound.whole}" if bound.whole else "0+"
+    if bound.fraction:
+        return [rf"{whole}\.{bound.fraction}0*"] if decimals else []
+    return [whole + (r"(?:\.0+)?" if decimals else "")]
+
+
+def _less(bound: _Digits, decimals: bool) -> list[str]:
+    """Unsigned numerals below a positive bound."""
+    pieces = []
+    if bound.whole:
+        shorter = len(bound.whole) - 1
+        pieces.append(f"0*[0-9]{{1,{shorter}}}" if shorter else "0+")
+        for index, digit in enumerate(bound.whole):
+            below = int(digit) - 1
+            if below >= (index == 0):
+                lowest = 1 if index == 0 else 0
+                after = len(bound.whole) - index - 1
+                pieces.append(f"0*{bound.whole[:index]}[{lowest}-{below}]{_any_digits(after)}")
+    rest = _FRACTION if decimals else ""
+    pieces = [piece + rest for piece in pieces]
+    if bound.fraction:
+        whole = f"0*{bound.whole}" if bound.whole else "0+"
+        pieces.append(whole + (_fraction_below(bound.fraction) if decimals else ""))
+    return pieces
+
+
+def _greater(bound: _Digits, decimals: bool) -> list[str]:
+    """Unsigned numerals above a bound that is not negative."""
+    longer = len(bound.whole)
+    pieces = [f"0*[1-9][0-9]{{{longer},}}"]
+    for index, digit in enumerate(bound.whole):
+        if digit != "9":
+            after = _any_digits(longer - index - 1)
+            pieces.append(f"0*{bound.whole[:index]}[{int(digit) + 1}-9]{after}")
+    if not decimals:
+        return pieces
+    whole = f"0*{bound.whole}" if bound.whole else "0+"
+    return [*(piece + _FRACTION for piece in pieces), whole + _fraction_above(bound.fraction)]
+
+
+def _any_digits(count: int) -> str:
+    return f"[0-9]{{{count}}}" if count else ""
+
+
+def _fraction_below(fraction: str) -> str:
+    """What may follow the whole part: nothing, or a point and less than `fraction`."""
+    pieces = [fraction[:length] for length in range(1, len(fraction))]
+    for index, digit in enumerate(fraction):
+        if digit != "0":
+            pieces.append(f"{fraction[:index]}[0-{int(digit) - 1}][0-9]*")
+    return rf"(?:\.{_any(pieces)})?"
+
+
+def _fraction_above(fraction: str) -> str:
+    pieces = [f"{fraction}[0-9]*[1-9][0-9]*"]
+    for index, digit in enumerate(fraction):
+        if digit != "9":
+            pieces.append(f"{fraction[:index]}[{int(digit) + 1}-9][0-9]*")
+    return rf"\.{_any(pieces)}"
+
+
 FLIPPED = {"<": ">", "<=": ">=", "==": "==", "!=": "!=", ">=": "<=", ">": "<"}
 # The server's language has numbers of at most 18 digits, more than any count needs.
 _MAX_BOUND = 10**18 - 1
@@ -46,7 +177,7 @@ def measured(measure: Measure, relation: str, constant: object, place: Place) ->
     constant = bare(constant)
     if relation in FLIPPED:
         _require_number(constant, measure.value, place)
-        return _bounded(measure, relation, written(constant))
+        return _bounded(measure, relation, exact_number(constant))
     numbers = _numbers(constant)
     if relation not in ("in", "not in") or numbers is None:
         what = f"{measure.value} is a number, compared with numbers"
@@ -62,15 +193,15 @@ def decimal(relation: str, constant: object, place: Place) -> Expression:
     """float(X), or a hole of that kind, compared with a number."""
     if relation in FLIPPED:
         _require_number(bare(constant), "float(X)", place)
-        number = written(constant)
+        number = exact_number(constant)
         if number.is_finite():
-            return Matches(decimals.related(relation, number, decimals=True))
+            return Matches(numerals_related(relation, number, decimals=True))
         return _beyond(relation, number, IsFloat())
     numbers = _numbers(bare(constant))
     if relation not in ("in", "not in") or numbers is None:
         what = "float(X) is a number, compared with numbers"
         raise BadCondition(f"{what}. Given: {relation} {described(constant)}", place)
-    found = Matches(decimals.among(map(written, numbers), decimals=True))
+    found = Matches(numerals_among(map(exact_number, numbers), decimals=True))
     return found if relation == "in" else And((IsFloat(), opposite(found)))
 
 
@@ -98,7 +229,7 @@ def _bounded(measure: Measure, relation: str, bound: Decimal) -> Expression:
     if abs(whole) <= _MAX_BOUND:
         return Compare(measure, Relation(relation), whole)
     if is_int:
-        return Matches(decimals.related(relation, Decimal(whole), decimals=False))
+        return Matches(numerals_related(relation, Decimal(whole), decimals=False))
     return Constant(relation in ("<", "<=", "!="))
 
 
@@ -122,10 +253,10 @@ def _among(measure: Measure, numbers: range | list[object]) -> Expression:
     if isinstance(numbers, range) and numbers.step == 1 and numbers:
         low = _bounded(measure, ">=", Decimal(numbers[0]))
         return And((low, _bounded(measure, "<=", Decimal(numbers[-1]))))
-    bounds = [written(number) for number in numbers]
+    bounds = [exact_number(number) for number in numbers]
     if measure is Measure.INT and len(bounds) > 1:
         finite = (bound for bound in bounds if bound.is_finite())
-        return Matches(decimals.among(finite, decimals=False))
+        return Matches(numerals_among(finite, decimals=False))
     return any_of(_bounded(measure, "==", bound) for bound in bounds)
 
 

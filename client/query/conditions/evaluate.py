@@ -4,20 +4,36 @@
 
 Texts are measured as in the server (`constraints.where.evaluate`), values are compared as in
 Python. A hole has both: `X == "3"` and `len(X)` are about the text of an int hole, `X == 3` about
-its value.
+its value. Coroutines are refused: they cannot be awaited, and as values are always true.
+
+A hole's variable that the program has assigned again is a plain Python variable from then on: its
+value has no text and no tokens.
+
+    "[N: int]"
+    N = N * 100
+    "[M: int]" where M > N        at M: M > 300; the condition no longer concerns hole N
 """
 
-from collections.abc import Callable, Collection, Iterator
+import inspect
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from decimal import Decimal
 from types import BuiltinMethodType, MethodType
+from typing import Any
 
 from client.errors import TandemError
-from client.query import hints
-from client.query.conditions.awaiting import refuse_awaitable
-from client.query.conditions.linear import ARITHMETIC
-from client.query.conditions.operators import OPERATORS, PIECES, STOPS, operator_of, text_term
-from client.query.conditions.rename_subject import SUBJECT, errors_about
+from client.query.conditions.bounds import ARITHMETIC
+from client.query.conditions.operators import (
+    OPERATORS,
+    PIECES,
+    STOPS,
+    SUBJECT,
+    errors_about,
+    operator_of,
+    text_term,
+)
 from client.query.conditions.terms import (
     All,
     AnyOf,
@@ -29,30 +45,41 @@ from client.query.conditions.terms import (
     Ref,
     Term,
     Value,
-)
-from client.query.conditions.value_comparisons import (
-    Missing,
-    TextParts,
-    compared,
-    described,
-    uncounted_parts,
+    written,
 )
 from client.query.conditions.values import (
+    RELATIONS,
     Finished,
+    Missing,
+    TextParts,
     Values,
     bare,
+    compared,
+    described,
+    exact_number,
     finished,
     integer,
     is_scalar,
-    written,
+    uncounted_parts,
 )
-from client.query.conditions.writing import written as shown_as
-from client.query.errors import BadCondition, ProgramFailed
-from client.query.place import Place
+from client.query.errors import BadCondition, Place, ProgramFailed, meant_by, unknown_name
 from constraints.where import evaluate as judge
 from constraints.where import terms as where
 from constraints.where.functions import FUNCTIONS
 from constraints.where.operands import Phrase, Phrases
+
+
+def refuse_awaitable(value: object, place: Place | None, shown: str | None = None) -> None:
+    """Raise BadCondition for an awaitable; `shown`: its source text."""
+    if not inspect.isawaitable(value):
+        return
+    if inspect.iscoroutine(value):
+        value.close()  # no warning that it was never awaited
+    what = "this" if shown is None else f"`{shown}`"
+    raise BadCondition(
+        f"{what} is a call of an async function, which conditions cannot await: use a plain one",
+        place,
+    )
 
 
 def evaluate(term: Term, values: Values) -> bool | None:
@@ -167,7 +194,7 @@ def _numbers(left: object, right: object) -> tuple[object, object]:
     """Both numbers for arithmetic: Python adds no float to a Decimal, which float(X) is."""
     numbers = bare(left), bare(right)
     is_mixed = {Decimal, float} <= set(map(type, numbers))
-    return (written(left), written(right)) if is_mixed else numbers
+    return (exact_number(left), exact_number(right)) if is_mixed else numbers
 
 
 def computed(term: Opaque | Calculated, make: Callable[[], object]) -> object:
@@ -185,10 +212,10 @@ def computed(term: Opaque | Calculated, make: Callable[[], object]) -> object:
 
 
 def _hint(error: Exception) -> str:
-    name = hints.unknown_name(error)
+    name = unknown_name(error)
     if name is not None and name.lower() in OPERATORS:
         return f"; `{name}` is an operator of conditions: Python's own code cannot use what it says"
-    return hints.meant_by(error, OPERATORS)
+    return meant_by(error, OPERATORS)
 
 
 def _measured(term: Called, values: Values) -> object:
@@ -221,7 +248,7 @@ def _length(about: object, place: Place) -> object:
 
 
 def _text_parts(name: str, about: object, term: Called) -> TextParts:
-    shown = shown_as(term)
+    shown = written(term)
     place = term.place
     text = _text(name, about, place)
     if name == "tokens":
@@ -262,3 +289,69 @@ def _called(name: str, term: Called, values: Values) -> bool | None:
     if name in STOPS and not isinstance(arguments[0], Finished):
         raise BadCondition(f"only a hole can stop: `{name}` is about no hole here", term.place)
     return judge.holds(wanted, _text(name, arguments[0], term.place))
+
+
+_NUMBERS: Mapping[str, Callable[..., object]] = {"int": int, "float": float}
+_RELATIONS: Mapping[str, Callable[[Any, Any], object]] = RELATIONS | {
+    "in": lambda left, right: left in right,
+    "not in": lambda left, right: left not in right,
+    "is": operator.is_,
+    "is not": operator.is_not,
+}
+
+
+def is_same(value: object, bound: object) -> bool:
+    """Whether a variable still has the value of its hole."""
+    if value is bound:
+        return True
+    return is_scalar(bound) and type(value) is type(bound) and value == bound
+
+
+def with_values(term: Term, values: Mapping[str, object]) -> Term:
+    """The term with these values in place of the holes."""
+    match term:
+        case Ref(name) if name in values:
+            return Value(values[name])
+        case Not(part):
+            return replace(term, part=with_values(part, values))
+        case All(parts) | AnyOf(parts):
+            return replace(term, parts=tuple(with_values(part, values) for part in parts))
+        case Compared(left, _, right) | Calculated(left, _, right):
+            return _with_sides(term, with_values(left, values), with_values(right, values))
+        case Called():
+            return _called_with(term, values)
+        case Opaque():
+            return _opaque_with(term, values)
+    return term
+
+
+def _with_sides(term: Compared | Calculated, left: Term, right: Term) -> Term:
+    """The term with these sides; evaluated by Python if no hole is left."""
+    sides = replace(term, left=left, right=right)
+    if not isinstance(left, Value) or not isinstance(right, Value):
+        return sides
+    one = left.value
+    other = right.value
+    if isinstance(term, Calculated):
+        return Value(computed(term, lambda: ARITHMETIC[term.symbol](one, other)))
+    return Opaque((), lambda: _RELATIONS[term.relation](one, other), term.place, written(sides))
+
+
+def _called_with(term: Called, values: Mapping[str, object]) -> Term:
+    """In conditions `int` and `float` apply to texts only; here to numbers, too, as in Python."""
+    arguments = tuple(with_values(argument, values) for argument in term.arguments)
+    match arguments:
+        case (Value(value),) if term.operator.lower() in _NUMBERS and not isinstance(value, str):
+            number = _NUMBERS[term.operator.lower()]
+            return Opaque((), lambda: number(value), term.place, written(term))
+    return Called(term.operator, arguments, term.place)
+
+
+def _opaque_with(term: Opaque, values: Mapping[str, object]) -> Opaque:
+    left = tuple(name for name in term.names if name not in values)
+
+    def function(*others: object) -> object:
+        known = {**values, **dict(zip(left, others, strict=True))}
+        return term.function(*(known[name] for name in term.names))
+
+    return Opaque(left, function, term.place, term.text)

@@ -1,18 +1,19 @@
-"""The kinds of holes, from their annotations: allowed texts, and the value of each text."""
+"""The kinds of holes, from annotations or conditions: allowed texts, and the value of each text."""
 
 import enum
 import re
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, is_dataclass
 from decimal import Decimal
 from functools import partial
 from types import MappingProxyType, UnionType
 from typing import Literal, Union, get_args, get_origin, is_typeddict
 
-from client.query.conditions import instances, schemas
-from client.query.conditions.operators import strings
+from client.query.conditions import schemas
+from client.query.conditions.operators import operator_of, strings
+from client.query.conditions.terms import Called, Compared, Ref, Term, Value
 from client.query.conditions.values import Finished, is_number
-from client.query.errors import BadCondition
+from client.query.errors import BadCondition, Place
 from constraints.where import terms as where
 
 _MAX_INT_LEN = 4000
@@ -119,7 +120,7 @@ def _shown(value: object) -> str:
 def _json(annotation: object) -> HoleKind:
     """A hole whose text is JSON."""
     if isinstance(annotation, Mapping):
-        return HoleKind("JSON", None, instances.loaded, None, schema=dict(annotation))
+        return HoleKind("JSON", None, schemas.loaded, None, schema=dict(annotation))
     name = getattr(annotation, "__name__", str(annotation))
     is_known = is_dataclass(annotation) or is_typeddict(annotation) or schemas.is_model(annotation)
     if not is_known and not schemas.is_container(annotation):
@@ -133,7 +134,7 @@ def _json(annotation: object) -> HoleKind:
     return HoleKind(
         f"a {name}",
         None,
-        lambda text: instances.value(annotation, text),
+        lambda text: schemas.value(annotation, text),
         python if isinstance(python, type) else None,
         schema=schemas.schema(annotation),
     )
@@ -154,3 +155,31 @@ BOOL = HoleKind(
     bool,
     _TRUTHS,
 )
+
+
+def hole_type(conjuncts: Sequence[Term], name: str, annotation: object | None) -> HoleKind:
+    """By its annotation, or by int(X), float(X), type(X) is T. Raises BadCondition."""
+    if annotation is not None:
+        return kind_of(annotation)
+    return type_from_conditions(conjuncts, name) or kind_of(None)
+
+
+def type_from_conditions(conjuncts: Sequence[Term], name: str) -> HoleKind | None:
+    """The kind that conditions require; None: they require none."""
+    for part in conjuncts:
+        match part:
+            case Called(arguments=(Ref(about),)) if about == name:
+                typed = {"int": INT, "float": FLOAT}.get(operator_of(part))
+                if typed is not None:
+                    return typed
+            case Compared(Called("type", (Ref(about),)), "is" | "==", Value(wanted), place):
+                if about == name:
+                    return _typed(wanted, place)
+    return None
+
+
+def _typed(wanted: object, place: Place) -> HoleKind:
+    try:
+        return kind_of(wanted)
+    except BadCondition as error:
+        raise BadCondition(error.message, place) from error

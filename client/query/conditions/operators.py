@@ -1,18 +1,38 @@
 """The operators of `where` clauses by name: their numbers of arguments and their meaning.
 
 An operator on a text becomes a term of the server's language, which defines its meaning in both
-places: see `constraints.where.evaluate`.
+places: see `constraints.where.evaluate`. Its messages speak of X, which is renamed to the hole.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 
-from client.query.conditions.rename_subject import rename_subject
 from client.query.conditions.terms import Called, Ref
-from client.query.errors import BadCondition
-from client.query.place import Place
+from client.query.errors import BadCondition, Place
 from constraints.where import terms as where
+
+SUBJECT = "X"
+# Quoted texts come from the program and stay unchanged. An apostrophe opens no quote.
+_PARTS = re.compile(r"""(?P<quoted>"(?:[^"\\]|\\.)*"|(?<!\w)'(?:[^'\\]|\\.)*')|\bX\b""")
+
+
+def rename_subject(message: str, name: str) -> str:
+    """A message about X, with the name of the hole instead."""
+    if name == SUBJECT:
+        return message
+    return _PARTS.sub(lambda part: part["quoted"] or name, message)
+
+
+@contextmanager
+def errors_about(name: str) -> Iterator[None]:
+    """Context: BadCondition errors about X name the hole instead."""
+    try:
+        yield
+    except BadCondition as error:
+        raise BadCondition(rename_subject(error.message, name), error.place) from error.__cause__
+
 
 # The measure that `len` counts, by the operator inside of it.
 PIECES = {

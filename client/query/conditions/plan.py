@@ -1,11 +1,34 @@
-"""The plan of a hole's request: the result of its conditions, used by `running/`."""
+"""The plan of a hole's request, from the parts of its mask.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+stop operators alone, perhaps with a bound of tokens   ->  stop strings, max_tokens, no mask
+one of some texts                                      ->  choice
+one pattern                                            ->  regex
+a type whose text is JSON                              ->  json
+anything else                                          ->  where
+
+Where a text ends by stop phrases is the server's rule: the phrase that is complete first ends it;
+among several that are complete at the same character the longest, but a dropped one before a kept
+one.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from enum import Enum
 
 from client.calls import Constraint
-from client.query.conditions.terms import Term
+from client.query.conditions.bounds import all_of
+from client.query.conditions.compare import numerals_among
+from client.query.conditions.kinds import FLOAT, HoleKind
+from client.query.conditions.operators import rename_subject
+from client.query.conditions.terms import Opaque, Term
+from client.query.errors import BadCondition, Place, Unsatisfiable
+from constraints.where import terms as where
+from constraints.where.conflict import contradiction, is_plainly_empty
+from constraints.where.evaluate import holds, truncate_before
+from constraints.where.terms import Expression, StopsAt, StopsBefore
+from constraints.where.writing import text
 
 
 class StopMode(Enum):
@@ -48,3 +71,217 @@ class HolePlan:
     value: Callable[[str], object] = str
     prompt_text: Callable[[str], str] = str
     is_mixed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stops:
+    """`kept` phrases stay in the text that they end, `dropped` ones are removed."""
+
+    kept: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, parts: tuple[Expression, ...]) -> "Stops":
+        """The phrases of all stop operators in a conjunction."""
+        kept = [phrase for part in parts if isinstance(part, StopsAt) for phrase in part.phrases]
+        dropped = [
+            phrase for part in parts if isinstance(part, StopsBefore) for phrase in part.phrases
+        ]
+        return cls(tuple(dict.fromkeys(kept)), tuple(dict.fromkeys(dropped)))
+
+    @property
+    def phrases(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.kept, *self.dropped)))
+
+    def truncate(self, text: str) -> str:
+        """The text up to its end, without a dropped phrase."""
+        ends = [text.find(phrase) + len(phrase) for phrase in self.phrases if phrase in text]
+        ended = text[: min(ends)] if ends else text
+        return truncate_before(self.dropped, ended)
+
+
+# The most stop strings that servers accept; with more, masks end the hole.
+_MAX_STOPS = 4
+_MAX_STOP_LEN = 1000
+_UPPER = (where.Relation.LT, where.Relation.LE, where.Relation.EQ)
+Parts = tuple[where.Expression, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoleRequest:
+    """The request fields of a HolePlan, and the conversion of the text."""
+
+    value: Callable[[str], object]
+    constraint: Constraint | None = None
+    stop: tuple[str, ...] = ()
+    keeps_stop: bool = True
+    max_tokens: int | None = None
+    checks: tuple[Check, ...] = ()
+    prompt_text: Callable[[str], str] = str
+
+
+def hole_request(
+    name: str, kind: HoleKind, parts: Parts, stops: StopMode, refused: tuple[str, ...]
+) -> HoleRequest:
+    """The request that enforces all parts. Raises BadCondition, Unsatisfiable."""
+    num_tokens = min(map(_most_tokens, parts), default=None, key=_last_if_none)
+    if num_tokens is not None:
+        num_tokens = max(1, num_tokens)
+    if kind.schema is not None:
+        return _json(name, kind, parts, num_tokens, refused)
+    phrases = Stops.of(parts)
+    left_out = tuple(dict.fromkeys(map(phrases.truncate, refused)))
+    if not left_out and stops is StopMode.CUT and _only_truncates(parts, phrases):
+        return _truncating_request(kind, phrases, num_tokens)
+    if left_out:
+        parts = (*parts, _anything_but(kind, left_out))
+    parts = listed(parts)
+    _refuse_empty(name, parts)
+    return HoleRequest(value=kind.value, constraint=_constraint(parts), max_tokens=num_tokens)
+
+
+def _anything_but(kind: HoleKind, texts: tuple[str, ...]) -> where.Expression:
+    """Excludes the texts; for decimals their values: "0.5" and "0.50" are equal."""
+    if kind.name == FLOAT.name:
+        values = sorted({Decimal(text) for text in texts})
+        return where.Not(where.Matches(numerals_among(values, decimals=True)))
+    return where.Not(where.OneOf(texts))
+
+
+def _most_tokens(part: where.Expression) -> int | None:
+    match part:
+        case where.Compare(where.Measure.TOKENS, relation, bound) if relation in _UPPER:
+            return bound - (relation is where.Relation.LT)
+    return None
+
+
+def _last_if_none(bound: int | None) -> float:
+    return float("inf") if bound is None else bound
+
+
+def _is_upper(part: where.Expression) -> bool:
+    """Whether `max_tokens` alone enforces it."""
+    most = _most_tokens(part)
+    is_equal = isinstance(part, where.Compare) and part.relation is where.Relation.EQ
+    return most is not None and most > 0 and not is_equal
+
+
+# Stops without a mask
+
+
+def _only_truncates(parts: Parts, phrases: Stops) -> bool:
+    return (
+        all(
+            isinstance(part, where.StopsAt | where.StopsBefore) or _is_upper(part) for part in parts
+        )
+        and len(phrases.phrases) <= _MAX_STOPS
+        and all(len(phrase) <= _MAX_STOP_LEN for phrase in phrases.phrases)
+    )
+
+
+def _truncating_request(kind: HoleKind, phrases: Stops, max_tokens: int | None) -> HoleRequest:
+    made = HoleRequest(
+        value=kind.value,
+        stop=phrases.phrases,
+        keeps_stop=not phrases.dropped,
+        max_tokens=max_tokens,
+    )
+    if not phrases.dropped or not phrases.kept:
+        return made
+    # The server keeps all stop strings or none, so dropped ones are removed here.
+    return replace(
+        made,
+        keeps_stop=True,
+        value=lambda text: kind.value(phrases.truncate(text)),
+        prompt_text=phrases.truncate,
+    )
+
+
+# Masks
+
+
+def listed(parts: Parts) -> Parts:
+    """If the hole is one of some texts: those that satisfy the other parts.
+
+    Parts about tokens and dropped phrases are left to the server.
+    """
+    lists = [part for part in parts if isinstance(part, where.OneOf)]
+    if not lists:
+        return parts
+    judged = [part for part in parts if part is not lists[0] and not _counts_tokens(part)]
+    left = [each for each in lists[0].values if all(holds(part, each) for part in judged)]
+    server_side = [
+        part for part in parts if _counts_tokens(part) or isinstance(part, where.StopsBefore)
+    ]
+    return (where.OneOf(tuple(left)), *server_side)
+
+
+def _counts_tokens(part: where.Expression) -> bool:
+    match part:
+        case where.And(parts) | where.Or(parts):
+            return any(map(_counts_tokens, parts))
+        case where.Not(inner):
+            return _counts_tokens(inner)
+        case where.Compare(where.Measure.TOKENS):
+            return True
+    return False
+
+
+def _refuse_empty(name: str, parts: Parts) -> None:
+    whole = all_of(parts)
+    if where.OneOf(()) in parts:
+        raise Unsatisfiable(f"none of the texts that `{name}` could be satisfies its conditions")
+    if is_plainly_empty(whole):
+        why = contradiction(whole, is_plainly_empty)
+        message = rename_subject(str(why), name)
+        raise Unsatisfiable(f"no text of `{name}` satisfies its conditions: {message}")
+
+
+def _constraint(parts: Parts) -> Constraint | None:
+    match parts:
+        case ():
+            return None
+        case (where.OneOf(values),) if "" not in values:
+            return Constraint("choice", list(values))
+        case (where.Matches(pattern),) if pattern:
+            return Constraint("regex", pattern)
+    return Constraint("where", text(where.all_of(parts)))
+
+
+# JSON
+
+
+def _json(
+    name: str, kind: HoleKind, parts: Parts, max_tokens: int | None, refused: tuple[str, ...]
+) -> HoleRequest:
+    for part in parts:
+        if not _is_upper(part):
+            raise BadCondition(
+                f"`{name}` is {kind.name}, whose text is JSON: "
+                f"{rename_subject(text(part), name)} cannot be kept "
+                "beside its schema; say it in the type, or with a function of the value"
+            )
+    return HoleRequest(
+        value=kind.value,
+        constraint=Constraint("json", dict(kind.schema or {})),
+        max_tokens=max_tokens,
+        checks=_refusing(name, list(_values(kind, refused))),
+    )
+
+
+def _values(kind: HoleKind, texts: tuple[str, ...]) -> Iterator[object]:
+    """The values of the texts. Invalid texts fail again when they are read."""
+    for each in texts:
+        # The type's own code may raise anything; it is reported when a text is read.
+        with suppress(Exception):
+            yield kind.value(each)
+
+
+def _refusing(name: str, values: list[object]) -> tuple[Check, ...]:
+    """A check that excludes values, which a schema cannot express."""
+    if not values:
+        return ()
+    nowhere = Place(1, 1, 1, 1)
+    said = f"{name} not in {values!r}"
+    opaque = Opaque((name,), lambda value: value not in values, nowhere, said)
+    return (Check(opaque, frozenset((name,)), said),)

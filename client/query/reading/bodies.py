@@ -1,9 +1,11 @@
-"""Parses a program's body with Python's parser, with a 0 in place of each prompt.
+"""A program's body as Python reads it: with a 0 in place of each prompt, and with their statements.
 
     if x: "a [X]" where len(X) < 3        if x: 0
 
 Strings in functions and classes that the program defines are no prompts and stay unchanged.
 """
+
+import __future__
 
 import ast
 import re
@@ -11,14 +13,41 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
 from client.query.errors import BadProgram
-from client.query.reading import names
-from client.query.reading.expressions import check_is_free, statements
-from client.query.reading.future_imports import flags_of
-from client.query.reading.layout import Block, Layout, PromptText
-from client.query.reading.nodes import Nodes
-from client.query.reading.prompts import Prompt, prompt_of
+from client.query.reading.clauses import Block, Layout, PromptText
+from client.query.reading.nodes import (
+    Nodes,
+    check_is_free,
+    expression,
+    names_bound,
+    names_used,
+    own_scope,
+    statements,
+)
+from client.query.reading.prompts import Prompt, PromptRewriter, prompt_of
 from client.query.reading.template import template_parts
 from client.query.reading.text import Fragment, SourceSpan, Text
+
+
+def flags_of(nodes: Nodes, statements: Sequence[ast.stmt]) -> tuple[int, int]:
+    """The number of such imports, and the compiler flags. Raises BadProgram."""
+    number = flags = 0
+    for statement in statements:
+        if not isinstance(statement, ast.ImportFrom) or statement.module != "__future__":
+            break
+        number += 1
+        for alias in statement.names:
+            flags |= _flag(nodes, alias)
+    return number, flags
+
+
+def _flag(nodes: Nodes, alias: ast.alias) -> int:
+    if alias.name not in __future__.all_feature_names:
+        what = f"future feature {alias.name} is not defined"
+        span = nodes.span(alias)
+        raise nodes.text.bad(what, span.start, span.end)
+    flag: int = getattr(__future__, alias.name).compiler_flag
+    return flag
+
 
 # A hole's name in a string.
 HOLE = re.compile(r"(?<!\[)\[\s*([^\W\d]\w*)\s*[\]:]")
@@ -40,7 +69,7 @@ class Body:
         num_futures, self.compiler_flags = flags_of(nodes, first)
         del first[:num_futures]
         self._prompts: dict[int, Prompt] = {}
-        for node in names.own_scope(self.statements):
+        for node in own_scope(self.statements):
             if (found := self._string_at(node)) is not None:
                 offset, string = found
                 parts = template_parts(self._text, string.value)
@@ -57,7 +86,7 @@ class Body:
         with_prompts = [
             index
             for index, statement in enumerate(self.statements)
-            if any(self._string_at(node) is not None for node in names.own_scope([statement]))
+            if any(self._string_at(node) is not None for node in own_scope([statement]))
         ]
         return self.statements[: with_prompts[-1] + 1] if with_prompts else ()
 
@@ -84,11 +113,11 @@ class Body:
                     raise self._text.bad(what, hole.span.start, hole.span.end)
         if layout.distribution is not None:
             layout.distribution.check(self._text, sorted(self.holes), "the program")
-        for node in names.own_scope(self.preamble):
+        for node in own_scope(self.preamble):
             if isinstance(node, ast.Expr) and self._string_at(node) is not None:
                 raise self._bad("a prompt in front of the decoder clause", node)
         whole = [*self.preamble, *self.statements]
-        for node in names.own_scope(whole):
+        for node in own_scope(whole):
             self._check_own(node)
         for node in ast.walk(ast.Module(whole, [])):
             self._check_any(node)
@@ -122,10 +151,10 @@ class Body:
     def _check_function(self, function: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         """Refuse a string with a hole in a function if it is no docstring, or if the function uses
         the hole's name: it was meant as a prompt, too. Decorated functions are not checked."""
-        used = names.used(function).keys()
-        known = names.bound(function.body) | self.holes
+        used = names_used(function).keys()
+        known = names_bound(function.body) | self.holes
         known |= {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
-        for node in names.own_scope(function.body):
+        for node in own_scope(function.body):
             found = self._string_at(node)
             if found is None:
                 continue
@@ -196,3 +225,47 @@ def _placeholder(prompt: str) -> str:
         return "0".ljust(len(prompt))
     blank = "".join(char if char == "\n" else " " for char in prompt)
     return f"(0{blank[2:-1]})"
+
+
+class PlacedPrompts(ast.NodeTransformer):
+    """Replaces prompts by their statements; strings in functions stay strings."""
+
+    def __init__(self, nodes: Nodes, body: Body, rewriter: PromptRewriter) -> None:
+        self._nodes = nodes
+        self._body = body
+        self._rewriter = rewriter
+
+    def visit_all(self, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+        made: list[ast.stmt] = []
+        for statement in statements:
+            visited = self.visit(statement)
+            made.extend(visited if isinstance(visited, list) else [visited])
+        return made
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt | list[ast.stmt]:
+        match self._body.found(node):
+            case Prompt() as prompt:
+                return self._rewriter.statements(prompt)
+            case PromptText() as string:
+                text = self._nodes.text
+                value = expression(text, text.slice(string.span), "in a string")
+                return self._nodes.at(ast.Expr(value), string.span)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        """Give a class a qualified name as in a module: prompts may recall its instances."""
+        self.generic_visit(node)
+        named = ast.Assign([ast.Name("__qualname__", ast.Store())], ast.Constant(node.name))
+        behind = 0 if ast.get_docstring(node) is None else 1
+        node.body.insert(behind, self._nodes.at(named, self._nodes.span(node)))
+        return node
+
+
+def with_return(body: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the value of a last statement that is an expression without effect."""
+    last = body[-1] if body else None
+    if not isinstance(last, ast.Expr):
+        return list(body)
+    if isinstance(last.value, ast.Constant | ast.Call | ast.Await | ast.JoinedStr):
+        return list(body)
+    return [*body[:-1], ast.copy_location(ast.Return(last.value), last)]

@@ -1,28 +1,307 @@
-"""Finds the clauses of a program among its tokens.
+"""Finds the clauses and prompts of a program among its tokens: its Layout.
+
+    import helpers                    preamble
+    argmax(max_len=100)               decoder
+       "Q: [X]" where len(X) < 3      body, with a prompt and its own clauses
+    from "model"                      model
+    where X in ["a"]                  where
+    distribute X over ["a", "b"]      distribution
 
 A clause begins with its keyword outside of brackets: at the start of a line, or behind a prompt or
 another clause. Behind a prompt, `where` and `distribution` are the prompt's own; `from` and what
-follows it are the program's.
+follows it are the program's. Keywords are told from variables of the same name, as in `where = 3`.
 """
 
 import keyword
 import re
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from client.query.errors import BadProgram
-from client.query.reading.clause_keywords import (
-    DECODER_WORDS,
-    DECODERS,
-    OPERATOR_WORDS,
-    begins_distribution,
-    begins_where,
-    is_import,
+from client.query.reading.text import (
+    NAME,
+    OP,
+    STRING,
+    Fragment,
+    SourceSpan,
+    Text,
+    Token,
+    is_prompt_literal,
+    literal_of,
+    tokens_of,
 )
-from client.query.reading.layout import Block, DecoderText, Distribution, Layout, PromptText
-from client.query.reading.prompt_lines import PromptLines
-from client.query.reading.text import SourceSpan, Text
-from client.query.reading.tokens import NAME, STRING, Token, tokens_of
+
+DECODERS = ("argmax", "sample", "beam")
+# Including those of LMQL that are not supported, for errors.
+DECODER_WORDS = (*DECODERS, "best_k")
+# Words that an expression follows.
+OPERATOR_WORDS = frozenset({"and", "or", "in", "is", "not", "if", "else"})
+_USES_OF_A_NAME = frozenset({".", ",", ":", "=", ":=", ";", ")"})
+
+
+def is_import(tokens: Sequence[Token], index: int) -> bool:
+    """Whether `from` begins an import: `import` follows on its line."""
+    return any(token.is_name("import") for token in rest_of_line(tokens, index + 1))
+
+
+def begins_where(tokens: Sequence[Token], index: int) -> bool:
+    """Whether this is the keyword `where` and not a variable."""
+    return tokens[index].is_name("where") and not _is_variable(tokens, index)
+
+
+def begins_distribution(tokens: Sequence[Token], index: int) -> bool:
+    """Whether this is the keyword `distribute` or `distribution`: a name follows, which Python
+    would not allow."""
+    if not tokens[index].is_name("distribute", "distribution"):
+        return False
+    behind_string = index > 0 and tokens[index - 1].kind == STRING
+    if index + 1 == len(tokens):
+        return tokens[index].begins or behind_string
+    following = tokens[index + 1]
+    if following.begins and behind_string:
+        return True
+    is_operator = following.text in OPERATOR_WORDS
+    return following.kind == NAME and not is_operator and following.depth == 0
+
+
+def _is_variable(tokens: Sequence[Token], index: int) -> bool:
+    if index + 1 == len(tokens) or tokens[index + 1].begins:
+        return False
+    following = tokens[index + 1]
+    return following.is_op(*_USES_OF_A_NAME) or (
+        following.text.endswith("=") and following.text not in {"==", "!=", "<=", ">="}
+    )
+
+
+def rest_of_line(tokens: Sequence[Token], index: int) -> Sequence[Token]:
+    """The tokens from here to the end of the logical line."""
+    stop = index
+    while stop < len(tokens) and not tokens[stop].begins:
+        stop += 1
+    return tokens[index:stop]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """`distribute NAME over values`."""
+
+    name: str
+    name_span: SourceSpan
+    values: SourceSpan
+
+    def check(self, text: Text, holes: Sequence[str], where: str) -> None:
+        """Raises BadProgram if its name is none of `holes`; `where` names their place."""
+        if self.name in holes:
+            return
+        close = get_close_matches(self.name, holes, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        what = f"a distribution over {self.name}, which is no hole of {where}{hint}"
+        raise text.bad(what, self.name_span.start, self.name_span.end)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """A statement of strings, with its clauses. `span`: the whole statement."""
+
+    value: Fragment
+    span: SourceSpan
+    where: SourceSpan | None = None
+    distribution: Distribution | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderText:
+    """A decoder's name and the content of its brackets, None: no brackets."""
+
+    name: str
+    span: SourceSpan
+    arguments: SourceSpan | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Lines of Python. `margin`: the indentation of the first one."""
+
+    span: SourceSpan
+    margin: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A program's parts. `blocks`: the body, on the decoder's line and below."""
+
+    preamble: Block | None = None
+    decoder: DecoderText | None = None
+    blocks: tuple[Block, ...] = ()
+    prompts: tuple[PromptText, ...] = ()
+    model: SourceSpan | None = None
+    where: SourceSpan | None = None
+    distribution: Distribution | None = None
+
+
+_BLOCKS = frozenset(
+    "if elif else for while try except finally with async def class match case".split()
+)
+# Tokens that a condition cannot end with, or that no statement begins with: the condition
+# continues.
+_OPEN_ENDS = frozenset("and or not in is if else lambda where distribution distribute over".split())
+_OPEN_SIGNS = frozenset("< > <= >= == != + - * / // % @ & | ^ ~ << >> ** , .".split())
+_GOES_ON = frozenset({"and", "or"})
+
+
+class PromptLines:
+    """Reads the tokens of a program line by line."""
+
+    def __init__(self, text: Text, tokens: Sequence[Token]) -> None:
+        self._text = text
+        self._tokens = tokens
+
+    def read(self, index: int) -> tuple[int, list[PromptText]]:
+        """The prompts of a line, and the token behind it or at the next clause."""
+        prompts: list[PromptText] = []
+        begin = index
+        starts_statement = True
+        lambdas = 0
+        in_block = self._tokens[index].text in _BLOCKS
+        while index < len(self._tokens):
+            token = self._tokens[index]
+            if token.begins and index > begin:
+                break
+            if starts_statement and (token.kind == STRING or token.is_op("(")):
+                prompt, index = self._prompt(index)
+                if prompt is not None:
+                    prompts.append(prompt)
+                    if self._is_from(index):
+                        break
+                starts_statement = False
+                continue
+            starts_statement = False
+            if token.depth == 0 and token.kind in (OP, NAME):
+                lambdas += token.text == "lambda"
+                if token.text == ";":
+                    starts_statement = True
+                elif token.text == ":" and lambdas:
+                    lambdas -= 1
+                elif token.text == ":" and in_block:
+                    starts_statement = True
+                    in_block = False
+            index += 1
+        return index, prompts
+
+    def _is_from(self, index: int) -> bool:
+        return index < len(self._tokens) and self._tokens[index].is_name("from")
+
+    def _prompt(self, index: int) -> tuple[PromptText | None, int]:
+        """The prompt of a statement (None: it is no string), and the next token."""
+        strings, stop = self._strings(index)
+        if not strings or not all(map(is_prompt_literal, strings)):
+            return None, index + 1
+        where = None
+        distribution = None
+        while stop < len(self._tokens) and self._is_own(stop, index):
+            behind = self._condition_end(stop + 1)
+            word = self._tokens[stop]
+            if begins_where(self._tokens, stop) and where is None:
+                where = self._filled(stop, behind, "a condition")
+            elif begins_distribution(self._tokens, stop) and distribution is None:
+                distribution = self.distribution(stop, behind)
+            else:
+                raise self._bad(f"a second `{word.text}` of a prompt, which has one", word)
+            stop = behind
+        if not self._is_end(stop):
+            return None, index + 1
+        span = SourceSpan(self._tokens[index].start, self._tokens[stop - 1].end)
+        return PromptText(literal_of(self._text, strings), span, where, distribution), stop
+
+    def _strings(self, index: int) -> tuple[tuple[Token, ...], int]:
+        """Adjacent strings, possibly in brackets, and the token behind them."""
+        if self._tokens[index].is_op("("):
+            stop = index + 1
+            while self._tokens[stop].kind == STRING:
+                stop += 1
+            strings = tuple(self._tokens[index + 1 : stop])
+            return (strings, stop + 1) if self._tokens[stop].is_op(")") else ((), stop)
+        stop = index + 1
+        while stop < len(self._tokens) and self._is_next_string(stop):
+            stop += 1
+        return tuple(self._tokens[index:stop]), stop
+
+    def _is_next_string(self, index: int) -> bool:
+        token = self._tokens[index]
+        return token.kind == STRING and not token.begins
+
+    def _is_end(self, index: int) -> bool:
+        if index == len(self._tokens) or self._tokens[index].begins:
+            return True
+        return self._tokens[index].is_op(";") or self._is_from(index)
+
+    def _is_own(self, index: int, prompt: int) -> bool:
+        """Whether a clause belongs to the prompt: it is on its line, or on the next one, indented
+        more than a prompt that begins its line."""
+        if not begins_where(self._tokens, index) and not begins_distribution(self._tokens, index):
+            return False
+        token = self._tokens[index]
+        first = self._tokens[prompt]
+        return not token.begins or (first.begins and token.indent > first.indent)
+
+    def _condition_end(self, index: int) -> int:
+        """The end of an expression that begins here: its line end, unless it must continue."""
+        begin = index
+        while index < len(self._tokens):
+            token = self._tokens[index]
+            if token.depth == 0 and index > begin and self._ends_condition(index):
+                break
+            index += 1
+        return index
+
+    def _ends_condition(self, index: int) -> bool:
+        token = self._tokens[index]
+        before = self._tokens[index - 1]
+        if token.is_op(";") or token.is_name("from", "where"):
+            return True
+        if begins_distribution(self._tokens, index):
+            return True
+        if not token.begins:
+            return False
+        return not _is_open(before) and token.text not in _GOES_ON
+
+    def begins_statement(self, index: int) -> bool:
+        """Whether a line begins here that cannot continue a condition."""
+        token = self._tokens[index]
+        before = self._tokens[index - 1]
+        if not token.begins or token.depth or _is_open(before):
+            return False
+        if token.kind == STRING:
+            return before.kind != STRING
+        return token.kind == NAME and token.text not in OPERATOR_WORDS
+
+    def distribution(self, index: int, behind: int) -> Distribution:
+        """Parse `distribute NAME over values` up to a token. Raises BadProgram."""
+        word = self._tokens[index]
+        if behind < index + 2 or self._tokens[index + 1].kind != NAME:
+            raise self._bad(f"behind `{word.text}` comes the name of a hole", word)
+        name = self._tokens[index + 1]
+        if behind < index + 3 or not self._tokens[index + 2].is_name("over", "in"):
+            raise self._bad(f"behind `{word.text} {name.text}` comes `over` and its values", name)
+        values = self._filled(index + 2, behind, f"a list of the values of {name.text}")
+        return Distribution(name.text, SourceSpan(name.start, name.end), values)
+
+    def _filled(self, index: int, behind: int, what: str) -> SourceSpan:
+        """The text behind a keyword."""
+        word = self._tokens[index]
+        if behind <= index + 1:
+            raise self._bad(f"behind `{word.text}` comes {what}", word)
+        return SourceSpan(self._tokens[index + 1].start, self._tokens[behind - 1].end)
+
+    def _bad(self, message: str, token: Token) -> BadProgram:
+        return self._text.bad(message, token.start, token.end)
+
+
+def _is_open(token: Token) -> bool:
+    """Whether an expression cannot end with this token."""
+    return token.text in (_OPEN_ENDS if token.kind == NAME else _OPEN_SIGNS)
+
 
 # Markers for syntax highlighting, on the first line of a docstring or a text.
 _LANGUAGE_TAG = re.compile(r"\s*lmql[ \t]*(?=\n)")
@@ -264,3 +543,62 @@ def _unknown(word: str) -> str:
     close = get_close_matches(word.lower(), [*DECODERS, "from", "where", "distribute"], n=1)
     hint = f"; did you mean `{close[0]}`?" if close else ""
     return f"`{word}` is no decoder ({', '.join(DECODERS)}) and no clause{hint}"
+
+
+_PART = re.compile(
+    r"(?P<string>[A-Za-z]{0,2}(?:'''(?s:\\.|.)*?'''|\"\"\"(?s:\\.|.)*?\"\"\""
+    r"|'(?:\\(?s:.)|[^'\\\n])*'|\"(?:\\(?s:.)|[^\"\\\n])*\"))"
+    r"|(?P<comment>\#[^\n]*)|(?P<slashes>//[^\n]*)"
+    r"|(?P<word>\w+)|(?P<line>\n)|(?P<sign>[^\s])"
+)
+_TWO_WORDS = re.compile(r"\b([^\W\d]\w*)[ \t]+(?=([^\W\d]\w*))")
+# Keywords that may be adjacent to words, in Python or in clauses.
+_JOINING = {*keyword.kwlist, *DECODER_WORDS, "where", "over", "distribute", "distribution"}
+_CLOSING = {")", "]", "}"}
+
+
+def without_foreign_comments(text: str, region: SourceSpan) -> str:
+    """The text with comments as in Figure 1b of LMQL's paper replaced by blanks; offsets stay.
+
+        "keys", ...] // a longer list
+
+    `//` is also Python's division. It is a comment only if the line is no valid Python in any case:
+    two words follow each other behind it, and there is no operand before it (it begins its line, or
+    follows a string, a list or a sign).
+    """
+    parts = []
+    begin = 0
+    for comment in _comments(text, region):
+        parts += [text[begin : comment.start], " " * (comment.end - comment.start)]
+        begin = comment.end
+    return "".join([*parts, text[begin:]])
+
+
+def _comments(text: str, region: SourceSpan) -> Iterator[SourceSpan]:
+    index = region.start
+    can_be_divided = False
+    displays = list[bool]()
+    while (part := _PART.search(text, index, region.end)) is not None:
+        index = part.end()
+        shown = part[0]
+        if part.lastgroup == "slashes":
+            if can_be_divided or not _are_words(shown[2:]):
+                index = part.start() + 2
+                can_be_divided = False
+            else:
+                yield SourceSpan(part.start(), part.end())
+        elif part.lastgroup in ("line", "string"):
+            can_be_divided = False
+        elif part.lastgroup == "word":
+            can_be_divided = shown.lower() not in _JOINING
+        elif part.lastgroup == "sign":
+            if shown == "[":
+                displays.append(not can_be_divided)
+            is_list = shown == "]" and bool(displays) and displays.pop()
+            can_be_divided = shown in _CLOSING and not is_list
+
+
+def _are_words(behind: str) -> bool:
+    """Whether two words follow each other before any string."""
+    plain = re.split(r"['\"#]", behind)[0]
+    return any(_JOINING.isdisjoint(pair.groups()) for pair in _TWO_WORDS.finditer(plain))

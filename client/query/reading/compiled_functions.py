@@ -1,28 +1,275 @@
-"""Compiles the functions of a rewritten program, with their globals and closures."""
+"""Compiles the functions of a rewritten program, with their globals and closures.
+
+Calls are the functions that they call besides their Context. Places are passed as numbers, since
+code objects can only contain constants. Quoted types (`[X: list["Node"]]`) are resolved here, since
+Python would look for classes that are local to one run in a module.
+"""
 
 import ast
 import builtins
+import inspect
 import linecache
 import re
+import sys
 import types
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass, replace
 from functools import wraps
+from inspect import iscoroutine
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from types import FrameType, MappingProxyType, NoneType
+from typing import Any, ForwardRef, Literal, get_args, get_origin, is_typeddict
 
-from client.query.place import Place, Source
-from client.query.program import Program
-from client.query.reading.calls import Calls
+from client.calls import MAX_VALUES
+from client.query.conditions import build
+from client.query.conditions.schemas import hints_of
+from client.query.conditions.terms import Term
+from client.query.errors import BadCondition, BadProgram, Place, Source
+from client.query.program import (
+    Condition,
+    DecoderClause,
+    Decorator,
+    Hole,
+    ModelClause,
+    Program,
+    PromptCondition,
+    Subquery,
+)
+from client.query.reading import program_text
+from client.query.reading.clauses import Layout
 from client.query.reading.enclosing import Enclosing, LateNames
-from client.query.reading.expressions import PLACED
-from client.query.reading.layout import Layout
-from client.query.reading.nodes import Nodes
-from client.query.reading.parameters import captured
+from client.query.reading.nodes import PLACED, Nodes, captured
 from client.query.reading.rewriting import MAKE, Surroundings, rewrite_program
 from client.query.reading.text import Text
+
+
+def resolve_quoted_types(kind: object, names: Mapping[str, object]) -> object:
+    """A hole's type with quoted names resolved in `names`, also in the program's own classes in it.
+
+    Raises BadCondition.
+    """
+    kind = _without_quotes(kind, names)
+    seen: set[int] = set()
+    left = [kind]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        left.extend(get_args(each))
+        for owner in _own(each):
+            _find(owner, names)
+            left.extend(owner.__annotations__.values())
+    return kind
+
+
+def _without_quotes(kind: object, names: Mapping[str, object]) -> object:
+    """A generic type such as list["Node"] with resolved names. A string that is the whole type of a
+    hole is a pattern.
+    """
+    if not any(isinstance(each, str | ForwardRef) for each in _parts(kind)):
+        return kind
+    alone = type(str(kind), (), {"__annotations__": {"kind": kind}})
+    return hints_of(alone, names)["kind"]
+
+
+def _parts(kind: object) -> Iterator[object]:
+    """All types in a type, recursively."""
+    for each in () if get_origin(kind) is Literal else get_args(kind):
+        yield each
+        yield from _parts(each)
+
+
+def _own(kind: object) -> Iterator[type]:
+    """The type and its base classes, if the program defines them."""
+    if isinstance(kind, type) and (is_dataclass(kind) or is_typeddict(kind)):
+        for each in kind.__mro__:
+            if each.__module__ == program_text.__name__:
+                yield each
+
+
+def _find(owner: Any, names: Mapping[str, object]) -> None:
+    """Resolve the field types of a class; an unknown one stays, and the hole's plan reports it."""
+    own = inspect.get_annotations(owner)
+    for name, said in own.items():
+        alone = type(owner.__name__, (), {"__annotations__": {name: said}})
+        with suppress(BadCondition):
+            own[name] = hints_of(alone, names)[name]
+    owner.__annotations__ = own
+
+
+class Calls:
+    """Makes holes, clauses and terms with their places; one for each program."""
+
+    def __init__(self, source: Source, places: list[Place], around: dict[str, object]) -> None:
+        """`around`: variables of the enclosing function, for quoted types."""
+        self._source = source
+        self._places = places
+        self._around = around
+
+    def place(self, number: int) -> Place:
+        return self._places[number]
+
+    # Prompts
+
+    def recalled(self, value: object) -> object:
+        """A recalled value. Raises TypeError for a coroutine that was not awaited."""
+        if iscoroutine(value):
+            value.close()
+            raise TypeError("a call of an async function is not awaited; write {await ...}")
+        return value
+
+    # Holes
+
+    def hole(
+        self,
+        name: str,
+        number: int,
+        kind: object,
+        decorators: tuple[Decorator, ...],
+        conditions: tuple[Condition, ...],
+        support: tuple[str, ...] | None,
+        is_last: bool = False,
+    ) -> Hole:
+        return Hole(
+            name=name,
+            place=self._places[number],
+            kind=kind,
+            decorators=decorators,
+            conditions=conditions,
+            support=support,
+            is_last=is_last,
+        )
+
+    def decorator(self, number: int, function: object) -> Decorator:
+        if not callable(function):
+            what = f"behind '@' comes a function. Given: {function!r}"
+            raise BadProgram(what, self._places[number], self._source)
+        return Decorator(function, self._places[number])
+
+    def kind(self, number: int, value: object) -> object:
+        """The annotation of a hole; a query becomes a Subquery."""
+        return self._kind(number, value, sys._getframe(1))
+
+    def called_kind(
+        self,
+        number: int,
+        function: Callable[..., object],
+        /,
+        *arguments: object,
+        **keywords: object,
+    ) -> object:
+        """A call as annotation; the call of a query is deferred."""
+        program = _program_of(function)
+        if program is None:
+            return self._kind(number, function(*arguments, **keywords), sys._getframe(1))
+        return Subquery(program, arguments, MappingProxyType(keywords))
+
+    def _kind(self, number: int, value: object, body: FrameType) -> object:
+        program = _program_of(value)
+        if program is not None:
+            return Subquery(program)
+        if value is None:
+            # As in annotations, None means its type.
+            return NoneType
+        try:
+            names = ChainMap(body.f_locals, self._around, body.f_globals)
+            return resolve_quoted_types(value, names)
+        except BadCondition as error:
+            raise BadCondition(error.message, self._places[number], self._source) from error
+
+    def support(self, number: int, name: str, values: object) -> tuple[str, ...]:
+        """The values of a distribution. Raises BadProgram."""
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            what = f"a distribution over {name} needs a list of strings. Given: {values!r}"
+            raise BadProgram(what, self._places[number], self._source)
+        given = list(islice(values, MAX_VALUES + 1))
+        if len(given) > MAX_VALUES:
+            what = f"a distribution over {name} has at most {MAX_VALUES} values. Given: more"
+            raise BadProgram(what, self._places[number], self._source)
+        texts = [value for value in given if isinstance(value, str) and value]
+        if not given or len(texts) < len(given):
+            what = f"a distribution over {name} needs strings that are not empty. Given: {given!r}"
+            raise BadProgram(what, self._places[number], self._source)
+        return tuple(dict.fromkeys(texts))
+
+    # Clauses
+
+    def decoder(
+        self, number: int, name: str, /, *arguments: object, **options: object
+    ) -> DecoderClause:
+        return DecoderClause(name, arguments, MappingProxyType(options), self._places[number])
+
+    def model(self, number: int, value: object) -> ModelClause:
+        return ModelClause(value, self._places[number])
+
+    # Conditions
+
+    def ref(self, number: int, name: str) -> Term:
+        return build.ref(self._places[number], name)
+
+    def all_(self, number: int, *parts: Callable[[], object]) -> Term:
+        return build.all_(self._places[number], *parts)
+
+    def any_(self, number: int, *parts: Callable[[], object]) -> Term:
+        return build.any_(self._places[number], *parts)
+
+    def not_(self, number: int, part: object) -> Term:
+        return build.not_(self._places[number], part)
+
+    def compare(self, number: int, left: object, relation: str, right: object) -> Term:
+        return build.compare(self._places[number], left, relation, right)
+
+    def calculated(self, number: int, left: object, symbol: str, right: object, text: str) -> Term:
+        return build.calculated(self._places[number], left, symbol, right, text)
+
+    def signed(self, number: int, symbol: str, operand: object, text: str) -> Term:
+        return build.calculated(self._places[number], _ZERO, symbol, operand, text)
+
+    def called(self, number: int, operator: str, *arguments: object) -> Term:
+        return build.called(self._places[number], operator, *arguments)
+
+    def opaque(
+        self, number: int, names: tuple[str, ...], function: Callable[..., object], text: str
+    ) -> Term:
+        return build.opaque(self._places[number], names, function, text)
+
+    def term(self, number: int, value: object) -> Term:
+        return build.term(value, self._places[number])
+
+    def prompt_condition(
+        self,
+        condition: Condition,
+        here: tuple[str, ...],
+        variables: tuple[tuple[str, Callable[[], object]], ...],
+    ) -> PromptCondition:
+        return PromptCondition(condition, frozenset(here), variables)
+
+
+class _Zero(int):
+    """The zero in `0 - X` for `-X`: a sign is arithmetic on holes, and has its Python meaning for
+    other values.
+    """
+
+    def __add__(self, other: Any) -> Any:
+        return +other
+
+    def __sub__(self, other: Any) -> Any:
+        return -other
+
+
+_ZERO = _Zero()
+
+
+def _program_of(value: object) -> Program | None:
+    program = getattr(value, "program", None)
+    return program if isinstance(program, Program) else None
+
 
 _WORD = re.compile(r"\w+")
 # The prefix of the qualified names of functions that a program defines.

@@ -1,11 +1,14 @@
-"""Builds nodes of generated code, each with its place in the program."""
+"""Python's trees of a program: parsed, searched for names, and built, each node with its place."""
 
 import ast
-from collections.abc import Sequence
+import inspect
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
-from client.query.place import Place
-from client.query.reading.text import SourceSpan, Text
+from client.query.errors import BadProgram, Place
+from client.query.reading.text import Fragment, SourceSpan, Text
 
 # The names of the two helpers in generated code; holes cannot have them. They end with underscores,
 # so Python does not mangle them in classes.
@@ -85,3 +88,281 @@ def arguments_of(names: Sequence[str]) -> ast.arguments:
 
 def tuple_of(elements: Sequence[ast.expr]) -> ast.Tuple:
     return ast.Tuple(list(elements), ast.Load())
+
+
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def names_used(node: ast.AST) -> dict[str, ast.Name]:
+    """The free names of a tree, in order of first use.
+
+    Without names bound by its own lambdas and comprehensions.
+    """
+    found: dict[str, ast.Name] = {}
+    for name in sorted(_read(node, frozenset()), key=_position):
+        found.setdefault(name.id, name)
+    return found
+
+
+def _position(name: ast.Name) -> tuple[int, int]:
+    return name.lineno, name.col_offset
+
+
+def _read(node: ast.AST, inner: frozenset[str]) -> Iterator[ast.Name]:
+    match node:
+        case ast.Name(ctx=ast.Load()):
+            if node.id not in inner:
+                yield node
+        case ast.Lambda():
+            inner |= {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+        case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
+            # The first iterable is evaluated outside: x in [x for x in x].
+            first, *_ = node.generators
+            yield from _read(first.iter, inner)
+            inner |= {name for each in node.generators for name in _bindings(each.target)}
+    for child in ast.iter_child_nodes(node):
+        yield from _read(child, inner)
+
+
+def names_bound(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names that statements bind in their own scope."""
+    return {name for statement in statements for name in _bindings(statement)}
+
+
+def _bindings(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            yield node.name
+        case ast.Name(ctx=ast.Store()):
+            yield node.id
+        case ast.alias():
+            yield (node.asname or node.name).split(".")[0]
+        case ast.ExceptHandler(name=str() as name):
+            yield name
+        case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):
+            yield name
+        case ast.MatchMapping(rest=str() as name):
+            yield name
+    if not isinstance(node, _SCOPES):
+        for child in ast.iter_child_nodes(node):
+            yield from _bindings(child)
+
+
+def names_bound_anywhere(statements: Iterable[ast.stmt]) -> set[str]:
+    """Names that statements bind in their own scope, or in nested functions and classes."""
+    found: set[str] = set()
+    for node in (each for statement in statements for each in ast.walk(statement)):
+        found.update(_bindings(node))
+        if isinstance(node, ast.Global):
+            found.update(node.names)
+    return found
+
+
+def own_scope(statements: Iterable[ast.stmt]) -> Iterator[ast.AST]:
+    """All nodes of statements, without the bodies of nested functions and classes."""
+    for statement in statements:
+        yield from _nodes(statement)
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if not isinstance(node, _SCOPES):
+        for child in ast.iter_child_nodes(node):
+            yield from _nodes(child)
+
+
+# Errors of Python's parser: syntax, null bytes and lone surrogates, too deep nesting.
+_REFUSALS = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+
+# Syntax of other languages.
+_FOREIGN = {
+    "//": "; a comment begins with #, // divides",
+    "&&": "; write `and` for &&",
+    "||": "; write `or` for ||",
+}
+
+_SHOUTED = re.compile(r"\b(?:AND|OR|NOT|IN|IS)\b")
+_STRING = re.compile(r"""(['"]).*?\1""")
+
+# Nodes with a place.
+PLACED = (
+    ast.expr,
+    ast.stmt,
+    ast.arg,
+    ast.keyword,
+    ast.alias,
+    ast.excepthandler,
+    ast.pattern,
+    *([ast.type_param] if hasattr(ast, "type_param") else []),
+)
+
+
+def expression(text: Text, fragment: Fragment, what: str) -> ast.expr:
+    """An expression, possibly on several lines. `what`: its name in messages."""
+    if not fragment.code.strip():
+        raise text.bad(f"{what}: an expression is missing", fragment.offsets[0])
+    tree = _parsed(text, fragment, ("(", "\n)"), "eval", what)
+    assert isinstance(tree, ast.Expression)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            check_is_free(text, node)
+    return tree.body
+
+
+def check_is_free(text: Text, node: ast.Name) -> None:
+    """Raises BadProgram for a name that generated code reserves."""
+    if node.id.startswith(CALLS):
+        start = text.offset_of_bytes(node.lineno, node.col_offset)
+        end = text.offset_of_bytes(node.end_lineno or node.lineno, node.end_col_offset or 0)
+        raise text.bad(f"the name {node.id} is taken", start, end)
+
+
+def statements(text: Text, fragment: Fragment) -> list[ast.stmt]:
+    """Statements, indented or not; the fragment begins at a line start."""
+    is_indented = next((line for line in fragment.code.split("\n") if _is_code(line)), "")[:1] in (
+        " ",
+        "\t",
+    )
+    prefix = "if 1:\n" if is_indented else ""
+    tree = _parsed(text, fragment, (prefix, ""), "exec", "")
+    assert isinstance(tree, ast.Module)
+    if not is_indented:
+        return tree.body
+    block = tree.body[0]
+    assert isinstance(block, ast.If)
+    strays = [*tree.body[1:], *block.orelse]
+    if strays:
+        offset = text.offset_of_bytes(strays[0].lineno, 0)
+        raise text.bad("this line stands further left than the program begins", offset)
+    return block.body
+
+
+def _is_code(line: str) -> bool:
+    stripped = line.strip()
+    return bool(stripped) and not stripped.startswith("#")
+
+
+def _parsed(
+    text: Text, fragment: Fragment, around: tuple[str, str], mode: str, what: str
+) -> ast.AST:
+    code = around[0] + fragment.code + around[1]
+    lines = _Lines(text, code, len(around[0]), fragment.offsets)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tree = ast.parse(code, mode=mode)
+    except _REFUSALS as error:
+        raise _refused(text, lines, fragment, error, what) from None
+    for node in ast.walk(tree):
+        if hasattr(node, "lineno"):
+            lines.place(node)
+    return tree
+
+
+class _Lines:
+    """Positions in parsed code to offsets of the text."""
+
+    def __init__(self, text: Text, code: str, num_before: int, offsets: Sequence[int]) -> None:
+        self._text = text
+        self._code = code.split("\n")
+        self._starts = [0]
+        for line in self._code:
+            self._starts.append(self._starts[-1] + len(line) + 1)
+        self._num_before = num_before
+        self._offsets = offsets
+
+    def offset(self, line: int, column: int) -> int:
+        """`column` counts characters, from 0."""
+        return self._offsets[self._index(line, column)]
+
+    def end_offset(self, line: int, column: int) -> int:
+        """The offset behind the last character before the column."""
+        index = self._index(line, column)
+        return self._offsets[index - 1] + 1 if index else self._offsets[0]
+
+    def line(self, number: int) -> str:
+        """The text of a line, from 1."""
+        return self._code[min(max(number, 1), len(self._code)) - 1]
+
+    def _index(self, line: int, column: int) -> int:
+        index = self._starts[min(max(line, 1), len(self._code)) - 1] + column - self._num_before
+        return min(max(index, 0), len(self._offsets) - 1)
+
+    def _characters(self, line: int, num_bytes: int) -> int:
+        raw = self._code[min(line, len(self._code)) - 1].encode("utf-8", "replace")
+        return len(raw[: max(num_bytes, 0)].decode("utf-8", "replace"))
+
+    def place(self, node: ast.AST) -> None:
+        """Set a node's place to that in the text."""
+        assert isinstance(node, PLACED)
+        start = self.offset(node.lineno, self._characters(node.lineno, node.col_offset))
+        end_line = node.end_lineno or node.lineno
+        end_bytes = node.end_col_offset or 0
+        end = max(self.end_offset(end_line, self._characters(end_line, end_bytes)), start)
+        node.lineno, node.col_offset = self._text.byte_position(start)
+        node.end_lineno, node.end_col_offset = self._text.byte_position(end)
+
+
+def _refused(
+    text: Text, lines: _Lines, fragment: Fragment, error: Exception, what: str
+) -> BadProgram:
+    head = f"{what}: " if what else ""
+    if not isinstance(error, SyntaxError):
+        said = str(error) or "the code is nested too deeply"
+        return text.bad(head + said, fragment.offsets[0])
+    line = error.lineno or 1
+    column = (error.offset or 1) - 1
+    start = lines.offset(line, column)
+    end_line = error.end_lineno or line
+    end_column = (error.end_offset or 0) - 1
+    end = lines.end_offset(end_line, end_column) if end_column > 0 else start + 1
+    hint = _hint(lines.line(line), text.text[start - 1 : start])
+    return text.bad(head + error.msg + hint, start, max(end, start + 1))
+
+
+def _hint(line: str, before: str) -> str:
+    """A hint if an invalid line has the syntax of another language.
+
+    before: the character before the error
+    """
+    for sign, hint in _FOREIGN.items():
+        if sign in line:
+            return hint
+    shouted = _SHOUTED.search(_STRING.sub("", line))
+    if shouted is not None:
+        return f"; write `{shouted[0].lower()}` for {shouted[0]}"
+    if before in ('"', "'"):
+        return f"; the string ends here, at {before}: write \\{before} for the sign itself"
+    return ""
+
+
+def parameters_of(signature: inspect.Signature, first: str | None) -> ast.arguments:
+    """A signature's parameters, with placeholders for defaults, which are set later."""
+    made = arguments_of(())
+    if first is not None:
+        made.posonlyargs.append(ast.arg(first))
+    for parameter in signature.parameters.values():
+        argument = ast.arg(parameter.name)
+        has_default = parameter.default is not inspect.Parameter.empty
+        match parameter.kind:
+            case inspect.Parameter.POSITIONAL_ONLY:
+                made.posonlyargs.append(argument)
+            case inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                made.args.append(argument)
+            case inspect.Parameter.VAR_POSITIONAL:
+                made.vararg = argument
+            case inspect.Parameter.VAR_KEYWORD:
+                made.kwarg = argument
+            case inspect.Parameter.KEYWORD_ONLY:
+                made.kwonlyargs.append(argument)
+                made.kw_defaults.append(ast.Constant(None) if has_default else None)
+    return made
+
+
+def captured(make: ast.Module, extra: Sequence[str]) -> None:
+    """Add parameters to `make`, which its inner functions capture."""
+    function = make.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    span = {key: getattr(function, key) for key in ("lineno", "col_offset")}
+    end = {key: getattr(function, key) for key in ("end_lineno", "end_col_offset")}
+    function.args.args.extend(ast.arg(name, **span, **end) for name in extra)

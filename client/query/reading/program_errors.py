@@ -1,4 +1,4 @@
-"""Locates exceptions of a program's own code in the program."""
+"""Gives errors, and exceptions of a program's own code, their places in the program."""
 
 import builtins
 import dis
@@ -6,14 +6,22 @@ import os
 import re
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from inspect import unwrap
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
 
-from client.query import hints
+from client.errors import TandemError
 from client.query.conditions.operators import OPERATORS
-from client.query.errors import ProgramFailed, QueryError
-from client.query.place import Place
+from client.query.errors import (
+    Place,
+    ProgramFailed,
+    QueryError,
+    Source,
+    meant,
+    meant_by,
+    unknown_name,
+)
 from client.query.program import Program
 from client.query.reading.text import SourceSpan, Text
 
@@ -109,10 +117,10 @@ def _hint(error: Exception, program: Program) -> str:
     """A suggestion for the end of a message; "" if there is none."""
     if isinstance(error, ValueError) and "format specifier" in str(error):
         return "; write '{{' and '}}' for the signs themselves"
-    name = hints.unknown_name(error)
+    name = unknown_name(error)
     found = _innermost(error, program)
     if name is None or found is None or found.tb_next is not None:
-        return hints.meant_by(error, ())
+        return meant_by(error, ())
     if name in program.hole_names and hasattr(builtins, name):
         return f"; the hole [{name}] hides Python's own `{name}`: call the hole otherwise"
     if name in program.hole_names:
@@ -123,10 +131,10 @@ def _hint(error: Exception, program: Program) -> str:
         return "; the name of a model is a string"
     if re.search(_IN_STRING.format(name), program.source.text):
         return f"; the string with [{name}] is no prompt: a prompt is a statement of its own"
-    meant = hints.meant(name, _known(found.tb_frame, program))
-    if not meant and name.isupper() and program.hole_names:
+    hint = meant(name, _known(found.tb_frame, program))
+    if not hint and name.isupper() and program.hole_names:
         return f"; holes of this program: {', '.join(sorted(program.hole_names))}"
-    return meant
+    return hint
 
 
 def _is_bound_below(name: str, found: TracebackType, program: Program) -> bool:
@@ -183,3 +191,33 @@ def _place(traceback: TracebackType, program: Program) -> Place:
         )
     start = text.offset_of_bytes(line - shift, column)
     return text.place(SourceSpan(start, text.offset_of_bytes(end_line - shift, end_column)))
+
+
+_SHOWN_LEN = 80
+
+
+def shortened(value: object) -> str:
+    """A value for a message, shortened if it is long."""
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN_LEN else f"{shown[:_SHOWN_LEN]}…"
+
+
+def locate(error: QueryError, place: Place, source: Source) -> None:
+    """Set the source of an error, and its place unless it has one."""
+    if error.source is None:
+        error.source = source
+        error.place = error.place or place
+
+
+@contextmanager
+def located_errors(find: Callable[[Exception], Program]) -> Iterator[None]:
+    """Context: converts exceptions of a program's own code to errors with places.
+
+    `find` returns the program that raised an exception.
+    """
+    try:
+        yield
+    except TandemError:
+        raise
+    except Exception as error:
+        raise as_query_error(error, find(error)) from error

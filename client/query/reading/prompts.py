@@ -11,15 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from client.query.errors import BadProgram
-from client.query.reading import names
-from client.query.reading.expressions import expression
-from client.query.reading.layout import Distribution, PromptText
+from client.query.reading.clauses import Distribution, PromptText
 from client.query.reading.nodes import (
     CALLS,
     CONTEXT,
     Nodes,
+    expression,
     lambda_of,
     load,
+    names_used,
     plain_call,
     tuple_of,
 )
@@ -151,7 +151,7 @@ class PromptRewriter:
     def _code(self, fragment: Fragment, what: str) -> ast.expr:
         """Parse code in a prompt, and record its names."""
         code = self._read(fragment, what)
-        for name, node in names.used(code).items():
+        for name, node in names_used(code).items():
             self._python_names.setdefault(name, node)
         return code
 

@@ -10,37 +10,122 @@ def make(calls, *captured):
     return program, taking, decoder, model
 
 These names have a prefix, so programs cannot refer to them by accident.
+
+Variables that a text receives and assigns again: they start with the given value.
+
+    options = options.split(",")        options = __tandem_given_options
+                                        options = options.split(",")
+
+In a module this is plain Python. A program's code is in a function, where such a name would be
+unbound until that line.
+
+Finds holes that are the last ones of a run: no await can follow them.
+
+    "[X]"                       last
+    if X: "a [Y]"               last
+    else: "b [Z] c [W]"         Z is not, W is
+    while True: "[V]"           never: the loop may repeat it
+
+A hole is awaited, and so is everything else that could reach one. A missed one costs a request; a
+found one must be correct.
 """
 
 import ast
+import builtins
 import copy
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from client.query.reading import names
-from client.query.reading.bodies import Body
-from client.query.reading.expressions import expression
-from client.query.reading.given_values import given_names, initial_assignments, outer_assignments
-from client.query.reading.last_holes import mark_last
-from client.query.reading.layout import Layout
+from client.query.reading.bodies import Body, PlacedPrompts, with_return
+from client.query.reading.clauses import Layout
 from client.query.reading.nodes import (
     CALLS,
     CONTEXT,
     Nodes,
     arguments_of,
+    expression,
     load,
+    names_bound,
+    names_bound_anywhere,
+    names_used,
+    own_scope,
+    parameters_of,
     plain_call,
     tuple_of,
 )
-from client.query.reading.parameters import parameters_of
-from client.query.reading.placed_prompts import PlacedPrompts, with_return
 from client.query.reading.prompts import PromptRewriter
 from client.query.reading.text import Fragment, SourceSpan, Text
 from client.query.reading.where_clauses import Conjunct, WhereClauses
+
+_GIVEN = f"{CALLS}_given_"
+
+
+def given_names(
+    bound: AbstractSet[str], given: AbstractSet[str], holes: AbstractSet[str]
+) -> AbstractSet[str]:
+    """The names that a program binds and that have an outside value: `given` ones and builtins.
+
+    Holes named like a builtin are excluded, since the builtin is probably not meant.
+    """
+    return bound & (given | (set(dir(builtins)) - holes))
+
+
+def initial_assignments(names: Iterable[str]) -> list[ast.stmt]:
+    """The assignments at the start of the program's functions."""
+    return [_assignment(name, f"{_GIVEN}{name}") for name in sorted(names)]
+
+
+def outer_assignments(names: Iterable[str]) -> list[ast.stmt]:
+    """The assignments around these functions, where the names have their outside values."""
+    return [_assignment(f"{_GIVEN}{name}", name) for name in sorted(names)]
+
+
+def _assignment(name: str, value: str) -> ast.stmt:
+    return ast.Assign([ast.Name(name, ast.Store())], load(value))
+
+
+_AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith, ast.AsyncFunctionDef)
+
+
+def mark_last(statements: Sequence[ast.stmt]) -> None:
+    """Mark the last holes of a rewritten body with `is_last`."""
+    _mark(statements, may_follow=False)
+
+
+def _mark(statements: Sequence[ast.stmt], *, may_follow: bool) -> None:
+    for statement in reversed(statements):
+        made = None if may_follow else _hole_of(statement)
+        if made is not None:
+            is_last = ast.copy_location(ast.Constant(True), made)
+            made.keywords.append(ast.copy_location(ast.keyword("is_last", is_last), made))
+        elif isinstance(statement, ast.If):
+            _mark(statement.body, may_follow=may_follow)
+            _mark(statement.orelse, may_follow=may_follow)
+        may_follow = may_follow or _may_await(statement)
+
+
+def _may_await(statement: ast.stmt) -> bool:
+    return any(isinstance(node, _AWAITING) for node in ast.walk(statement))
+
+
+def _hole_of(statement: ast.stmt) -> ast.Call | None:
+    """The call that makes the hole, of `X = await context.hole(...)`."""
+    match statement:
+        case ast.Assign(
+            value=ast.Await(
+                value=ast.Call(
+                    func=ast.Attribute(value=ast.Name(id=str() as name), attr="hole"),
+                    args=[ast.Call() as made],
+                )
+            )
+        ) if name == CONTEXT:
+            return made
+    return None
+
 
 MAKE = "__tandem_make"
 _PROGRAM = "__tandem_program"
@@ -142,7 +227,7 @@ class _Writer:
             *self._decoder(),
             *self._model(),
         ]
-        used = names.used(ast.Module(list(functions), []))
+        used = names_used(ast.Module(list(functions), []))
         module = self._module(functions)
         return RewrittenProgram(
             module=module,
@@ -150,22 +235,22 @@ class _Writer:
             hole_names=self._holes,
             returns=any(
                 isinstance(node, ast.Return) and node.value is not None
-                for node in names.own_scope(rewritten)
+                for node in own_scope(rewritten)
             ),
             used={name: node for name, node in used.items() if not name.startswith(CALLS)},
-            bound=frozenset(names.bound([*self._preamble, *rewritten]) | {_CONTEXT_FOR_PEOPLE}),
+            bound=frozenset(names_bound([*self._preamble, *rewritten]) | {_CONTEXT_FOR_PEOPLE}),
             has_decoder=self._layout.decoder is not None,
             has_model=self._layout.model is not None,
         )
 
     def _rebound(self) -> AbstractSet[str]:
         """The holes whose variables the program's own code assigns, too."""
-        bound = names.bound_anywhere([*self._preamble, *self._body.up_to_last_prompt])
+        bound = names_bound_anywhere([*self._preamble, *self._body.up_to_last_prompt])
         return self._holes & bound.union(_WALRUS.findall(self._text.text))
 
     def _own_names(self) -> AbstractSet[str]:
         """Names that hide operators: those that the program binds, and callables in scope."""
-        bound = names.bound(self._preamble) | names.bound(self._body.statements)
+        bound = names_bound(self._preamble) | names_bound(self._body.statements)
         parameters = set(self._around.parameters.parameters)
         words = set(_WORD.findall(self._text.text))
         around = {name for name in words if self._around.is_callable(name)}
@@ -187,7 +272,7 @@ class _Writer:
         raise before any request. Not for programs that may inspect names."""
         if _LOOKING.search(self._text.text):
             return []
-        own = names.bound_anywhere([*self._preamble, *body])
+        own = names_bound_anywhere([*self._preamble, *body])
         known = {_CONTEXT_FOR_PEOPLE, *own, *self._holes, *self._around.parameters.parameters}
         asked = [*clauses.python_names, *prompts.python_names]
         return [ast.copy_location(ast.Expr(name), name) for name in asked if name.id not in known]
@@ -207,7 +292,7 @@ class _Writer:
         """For a text program: module variables become variables of the run."""
         if not self._around.is_module:
             return block
-        bound = names.bound(block) - self._around.parameters.parameters.keys()
+        bound = names_bound(block) - self._around.parameters.parameters.keys()
         given = given_names(bound, self._around.given, self._holes)
         self._given |= given
         begun = [self._nodes.at(statement, span) for statement in initial_assignments(given)]
@@ -224,8 +309,8 @@ class _Writer:
 
     def _asks_for_context(self, body: Sequence[ast.stmt]) -> bool:
         name = _CONTEXT_FOR_PEOPLE
-        is_used = name in names.used(ast.Module(list(body), []))
-        is_bound = name in names.bound([*self._preamble, *body])
+        is_used = name in names_used(ast.Module(list(body), []))
+        is_bound = name in names_bound([*self._preamble, *body])
         is_parameter = name in self._around.parameters.parameters
         return is_used and not is_bound and not is_parameter
 

@@ -10,16 +10,93 @@ since variables in the others may be unbound yet. Expressions without holes stay
 """
 
 import ast
+import re
 from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from client.query.conditions.letter_case import FOLDS
+from client.query.conditions.operators import OPERATORS
 from client.query.errors import BadProgram
-from client.query.reading import names
-from client.query.reading.condition_words import SIGNS, SYMBOLS, ConditionWords
-from client.query.reading.nodes import Nodes, lambda_of, tuple_of
-from client.query.reading.recalls import Recalls
+from client.query.reading.nodes import Nodes, lambda_of, load, names_used, tuple_of
 from client.query.reading.text import SourceSpan
+
+SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*"}
+SIGNS: dict[type[ast.unaryop], str] = {ast.UAdd: "+", ast.USub: "-"}
+
+
+class ConditionWords:
+    """The names in one program's conditions. Immutable.
+
+    own: names of the program's own functions, which hide operators
+    """
+
+    def __init__(self, holes: AbstractSet[str], own: AbstractSet[str]) -> None:
+        self.holes = holes
+        self.own = own
+
+    def named(self, node: ast.AST) -> tuple[str, ...]:
+        """The holes that an expression mentions, in order."""
+        return tuple(name for name in names_used(node) if name in self.holes)
+
+    def operator(self, call: ast.Call) -> str | None:
+        """The operator of a call; None: it is none."""
+        if not isinstance(call.func, ast.Name) or call.func.id in self.own:
+            return None
+        name = call.func.id
+        is_word = name.islower() or name.isupper()
+        return name.lower() if is_word and name.lower() in OPERATORS else None
+
+    def is_text(self, node: ast.expr) -> bool:
+        """Whether this is a hole, or a hole in lower or upper case."""
+        match node:
+            case ast.Name(name):
+                return name in self.holes
+            case ast.Call(ast.Attribute(ast.Name(name), attr), [], []):
+                return name in self.holes and attr in FOLDS
+        return False
+
+
+_HOLE = re.compile(r"\[\s*([^\W\d]\w*)\s*\]")
+_RECALL = re.compile(r"\{\s*([^\W\d]\w*)\s*\}")
+
+
+class Recalls(ast.NodeTransformer):
+    """In a condition, `"{X}"` recalls a hole, as in a prompt; `"[X]"` is refused.
+
+    Other brackets are literal, since patterns and stop phrases often contain them.
+    """
+
+    def __init__(self, nodes: Nodes, holes: AbstractSet[str]) -> None:
+        self._nodes = nodes
+        self._holes = holes
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.expr:
+        if not isinstance(node.value, str):
+            return node
+        span = self._nodes.span(node)
+        for match in _HOLE.finditer(node.value):
+            if match[1] in self._holes:
+                raise self._nodes.text.bad(
+                    f"a condition asks for no holes, only prompts do: '[{match[1]}]'",
+                    span.start,
+                    span.end,
+                )
+        values: list[ast.expr] = []
+        begin = 0
+        for match in _RECALL.finditer(node.value):
+            if match[1] in self._holes:
+                values.append(ast.Constant(node.value[begin : match.start()]))
+                values.append(ast.FormattedValue(load(match[1]), -1, None))
+                begin = match.end()
+        if not values:
+            return node
+        values.append(ast.Constant(node.value[begin:]))
+        return self._nodes.at(ast.JoinedStr(values), span)
+
 
 _RELATIONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<",
@@ -89,7 +166,7 @@ class WhereClauses:
     def _note_names(self, condition: ast.expr) -> None:
         calls = (node for node in ast.walk(condition) if isinstance(node, ast.Call))
         operators = [call.func for call in calls if self._words.operator(call) is not None]
-        for name, node in names.used(condition).items():
+        for name, node in names_used(condition).items():
             if name not in self._words.holes and node not in operators:
                 self._python_names.setdefault(name, node)
 

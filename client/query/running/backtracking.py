@@ -1,4 +1,4 @@
-"""Backtracking decoding of one trace, hole by hole, for argmax and sample.
+"""Backtracking decoding of one trace, hole by hole; argmax and sample run independent ones.
 
     X -> Y -> Z    a check fails on Z:  Z is requested again, excluding its text
                    no text is left for Z, or it was requested `tries` times: back to the last hole
@@ -9,11 +9,20 @@ value conditions mention. A text is excluded only behind the same earlier texts.
 backtracks at most `tries` times.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 from client.query.errors import NotSatisfied, QueryError, Unsatisfiable
-from client.query.running.decoding import Asker, AtHole, Rejected, Start, Trace, TraceEnd
+from client.query.running.decoding import (
+    Asker,
+    AtHole,
+    Rejected,
+    Start,
+    Trace,
+    TraceEnd,
+    gather_or_cancel,
+)
 
 
 @dataclass(slots=True)
@@ -176,3 +185,32 @@ def no_tries_left(error: QueryError) -> QueryError:
     if isinstance(error, Rejected):
         return NotSatisfied(error.message, error.value, error.place, error.source)
     return error
+
+
+# The most concurrent traces; more than servers run at once.
+_MAX_CONCURRENT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class IndependentTraces:
+    """`num_traces` concurrent traces with one request for each hole; the server batches them.
+
+    The requests' temperature decides between sampling and greedy decoding.
+    """
+
+    num_traces: int = 1
+    tries: int = 10
+
+    async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
+        """All traces, in the order of their seeds."""
+        left = iter(range(self.num_traces))
+        made: dict[int, TraceEnd] = {}
+
+        async def decode_remaining() -> None:
+            for index in left:
+                made[index] = await decode_trace(start, index, asker, self.tries)
+
+        await gather_or_cancel(
+            decode_remaining() for _ in range(min(self.num_traces, _MAX_CONCURRENT))
+        )
+        return [made[index] for index in range(self.num_traces)]

@@ -10,14 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 from client.beams import MAX_PENALTY
-from client.query import hints
+from client.query import errors
 from client.query.conditions.plan import StopMode
-from client.query.errors import BadProgram
-from client.query.place import Source
+from client.query.errors import BadProgram, Source
 from client.query.program import DecoderClause
+from client.query.running.backtracking import IndependentTraces
 from client.query.running.beams import Beam
 from client.query.running.decoding import Decoder, Options
-from client.query.running.independent_traces import IndependentTraces
 from client.sampling import MAX_COUNT, SAMPLING_RULES, NumberRule, Sampling
 
 
@@ -145,7 +144,7 @@ def _options(name: str, kind: DecoderKind, named: Mapping[str, object]) -> Optio
             others[option] = _kept(option, value, _OPTIONS[option])
         else:
             known = [*_SAMPLING, *_OPTIONS, kind.count, *kind.own]
-            raise ValueError(f"`{name}` has no option `{option}`{hints.meant(option, known)}")
+            raise ValueError(f"`{name}` has no option `{option}`{errors.meant(option, known)}")
     # Every value has been checked by the rule of its field.
     return Options(sampling=Sampling(**sampling), **others)  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""The interface between decoders and runs of programs.
+r"""The interface between decoders and runs of programs.
 
 A trace is a value: the log of the finished holes. It is at a hole or has ended. It is immutable:
 answering a hole returns the trace behind it. So a trace may be stored, answered twice (a fork) or
@@ -6,24 +6,58 @@ answered again after a failure (backtracking); if necessary the program's body i
 known answers.
 
     start(0) -> AtHole -> answered(text) -> AtHole -> answered(text) -> TraceEnd
-                   \\-> answered(other text) -> ...
+                   \-> answered(other text) -> ...
 
 All requests go through an Asker, which records them.
 """
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from client.beams import BeamsAnswer, BeamsCall
-from client.calls import Answer, GenerateCall, ScoreCall, Scores
+from client.calls import Answer, GenerateCall, ScoreCall, Scored, Scores
 from client.query.conditions.plan import HolePlan
-from client.query.errors import QueryError
-from client.query.place import Place, Source
+from client.query.errors import Place, QueryError, Source
 from client.query.program import Hole
-from client.query.running.pickling import Pickled
 from client.query.running.transcript import PromptParts
 from client.sampling import Sampling
+
+
+class Pickled:
+    """A base class for frozen dataclasses with keyword arguments."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        frozen = {
+            name: dict(value)
+            for name, value in values.items()
+            if isinstance(value, MappingProxyType)
+        }
+        return _made, (type(self), {**values, **frozen}, tuple(frozen))
+
+
+def _made(kind: type[Any], values: Mapping[str, Any], frozen: tuple[str, ...]) -> object:
+    return kind(**{**values, **{name: MappingProxyType(values[name]) for name in frozen}})
+
+
+T = TypeVar("T")
+
+
+async def gather_or_cancel(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order. If one fails, the others are cancelled and its error is raised."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,3 +264,40 @@ class Decoder(Protocol):
     async def decode(self, start: Start, asker: Asker) -> Sequence[TraceEnd]:
         """One or more traces, best first if they are ranked."""
         ...
+
+
+def choice_of(values: Sequence[str], scored: Sequence[Scored]) -> Choice:
+    """The probability of each value among these."""
+    by_value = dict(zip(values, scored, strict=True))
+    return Choice(
+        plain=_shares({value: one.total for value, one in by_value.items()}),
+        normalised=_shares({value: one.mean for value, one in by_value.items()}),
+    )
+
+
+def best_of(choice: Choice, *, normalised: bool) -> str:
+    """The most probable value; on a tie the first.
+
+    normalised: by the mean log-probability per token, which does not penalise long values; else by
+                that of the whole value
+    """
+    shares = choice.normalised if normalised else choice.plain
+    return max(shares, key=shares.__getitem__)
+
+
+def chosen(values: Sequence[str], scored: Sequence[Scored], *, normalised: bool) -> HoleAnswer:
+    """The most probable value as a hole's answer."""
+    choice = choice_of(values, scored)
+    best = best_of(choice, normalised=normalised)
+    one = scored[list(values).index(best)]
+    return HoleAnswer(text=best, logprob=one.total, num_tokens=len(one.token_ids), choice=choice)
+
+
+def _shares(scores: Mapping[str, float]) -> Mapping[str, float]:
+    """The log-softmax of the scores."""
+    top = max(scores.values())
+    if top == -math.inf:
+        even = -math.log(len(scores))
+        return MappingProxyType(dict.fromkeys(scores, even))
+    total = top + math.log(sum(math.exp(score - top) for score in scores.values()))
+    return MappingProxyType({value: score - total for value, score in scores.items()})

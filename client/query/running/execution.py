@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 from client.query.conditions.plan import Check
 from client.query.conditions.terms import Term
-from client.query.errors import BadProgram
-from client.query.place import Source
+from client.query.errors import BadProgram, Source
 from client.query.program import Hole, Program
 from client.query.running.cancellation import end
 from client.query.running.decoding import FinishedHole

@@ -13,11 +13,10 @@ from client.query.conditions.bounds import names_of
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import Check, HolePlan, StopMode
 from client.query.conditions.planner import plan
-from client.query.conditions.terms import Term
-from client.query.conditions.writing import written
+from client.query.conditions.terms import Term, written
 from client.query.errors import ProgramFailed, QueryError, Unsatisfiable
+from client.query.reading.program_errors import locate, shortened
 from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Rejected
-from client.query.running.error_places import locate, shortened
 from client.query.running.execution import HoleReached, LogEntry
 from client.query.running.transcript import prompt_of
 from client.sampling import MAX_SEED

@@ -1,26 +1,19 @@
 """The Asker of a run: sends the requests of traces, records them, and reports states."""
 
+import asyncio
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from client.beams import BeamDropped, BeamModel, BeamsAnswer, BeamsCall
 from client.calls import Answer, GenerateCall, Model, ScoreCall, Scores, Usage
-from client.errors import (
-    ConstraintRefused,
-    InvalidRequest,
-    Refused,
-    ServerFailed,
-    TandemError,
-)
-from client.query.conditions.rename_subject import rename_subject
+from client.errors import ConstraintRefused, InvalidRequest, Refused, ServerFailed, TandemError
+from client.query.conditions.operators import rename_subject
 from client.query.errors import BadCondition, BadProgram, NotSatisfied, QueryError, Unsatisfiable
-from client.query.running.decoding import AtHole, HoleAnswer
-from client.query.running.distributions import chosen
-from client.query.running.request_log import CallFile, RequestLog
-from client.query.running.results import Request, State
+from client.query.running.decoding import AtHole, HoleAnswer, chosen
+from client.query.running.results import CallFile, Request, RequestLog, Result, State
 from client.query.running.transcript import PromptPart, PromptParts, spans_of, text_of
 
 OnState = Callable[[State], None]
@@ -235,3 +228,38 @@ def _hole_of(error: TandemError) -> int:
 
 def _broken_off(reason: str) -> ServerFailed:
     return ServerFailed(f"the request ended by {reason}", "broken_off")
+
+
+Run = Callable[[OnState], Awaitable[tuple[Result[object], ...]]]
+
+
+async def watched(run: Run) -> AsyncGenerator[State | Result[object], None]:
+    """The states of all traces, then the results.
+
+    A slow reader misses intermediate states, but never the last one of a trace. Closing the
+    generator cancels the run.
+    """
+    latest: dict[int, State] = {}
+    has_news = asyncio.Event()
+
+    def take(state: State) -> None:
+        latest[state.trace] = state
+        has_news.set()
+
+    task = asyncio.ensure_future(run(take))
+    task.add_done_callback(lambda _: has_news.set())
+    try:
+        while not (task.done() and not latest):
+            await has_news.wait()
+            has_news.clear()
+            states = tuple(latest.values())
+            latest.clear()
+            for state in states:
+                yield state
+            if task.done():
+                has_news.set()
+        for result in task.result():
+            yield result
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -1,12 +1,17 @@
-"""The results of a run of a query. Frozen."""
+"""The results of a run of a query, and the log of its requests. Frozen.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+Both have a form in JSON, for files and for `launcher query --json`.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import IO, Generic, Self, TypeVar
 
 from client.calls import Constraint, Message, Usage
-from client.query.running.decoding import Choice
-from client.query.running.pickling import Pickled
+from client.query.running.decoding import Choice, Pickled
 from client.query.running.transcript import Span
 
 ValueT_co = TypeVar("ValueT_co", covariant=True)
@@ -76,3 +81,85 @@ class State:
     hole: str | None = None
     constraint: Constraint | None = None
     stop: tuple[str, ...] = ()
+
+
+# Characters that JSON allows unescaped, but that some readers treat as line ends or cannot encode.
+_ESCAPED = re.compile("[\x85\u2028\u2029\ud800-\udfff]")
+
+
+def plain(value: object) -> object:
+    """The value as dicts, lists, strings and numbers; other objects as their `str`."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return fields_of(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    return str(value)
+
+
+def json_line(value: object) -> str:
+    """JSON on one line for every reader, encodable in UTF-8."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def fields_of(value: object) -> dict[str, object]:
+    """A dataclass's fields by name."""
+    assert is_dataclass(value)
+    return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+
+
+@dataclass(frozen=True, slots=True)
+class CallerTrace:
+    """The trace of the calling program, in which a nested query's requests are recorded, too."""
+
+    request_log: "RequestLog"
+    trace: int
+
+
+class RequestLog:
+    """Owner of one run's requests, which are recorded with the caller, too."""
+
+    def __init__(self, caller: CallerTrace | None = None) -> None:
+        self._caller = caller
+        self._rows: list[tuple[int, Request]] = []
+
+    def record(self, trace: int, request: Request) -> None:
+        self._rows.append((trace, request))
+        if self._caller is not None:
+            self._caller.request_log.record(self._caller.trace, request)
+
+    def of_trace(self, trace: int) -> tuple[Request, ...]:
+        """The requests of one trace, with those of queries that it called."""
+        return tuple(request for number, request in self._rows if number == trace)
+
+
+def total(requests: Sequence[Request]) -> Usage:
+    """The sum of their tokens."""
+    usages = [request.usage for request in requests]
+    return Usage(
+        num_prompt_tokens=sum(usage.num_prompt_tokens for usage in usages),
+        num_cached_tokens=sum(usage.num_cached_tokens for usage in usages),
+        num_output_tokens=sum(usage.num_output_tokens for usage in usages),
+    )
+
+
+class CallFile:
+    """Owner of an open file: one JSON object a line for each call of the model."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._file: IO[str] = Path(path).open("w", encoding="utf-8")  # noqa: SIM115
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, request: Request, call: object, answer: object) -> None:
+        line = {**fields_of(request), "call": plain(call), "answer": plain(answer)}
+        self._file.write(json_line(line) + "\n")
+        self._file.flush()

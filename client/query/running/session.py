@@ -16,9 +16,8 @@ from client.errors import TandemError
 from client.query.running.decoders import Decoding
 from client.query.running.decoding import Choice, TraceEnd
 from client.query.running.execution import Job
-from client.query.running.request_log import CallerTrace, CallFile, RequestLog, total
 from client.query.running.request_sender import OnState, RequestSender, ended
-from client.query.running.results import Request, Result
+from client.query.running.results import CallerTrace, CallFile, Request, RequestLog, Result, total
 from client.query.running.traces import Traces
 from client.query.running.transcript import messages_of, spans_of, text_of
 

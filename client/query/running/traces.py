@@ -2,24 +2,263 @@
 
 A trace at a hole keeps its suspended run. The first answer resumes that run; every further one
 replays the log. So argmax runs a body once, and a fork costs one replay without requests.
+
+A CallContext is the Context of a body: one call of a program within a run. A nested query gets one
+of its own in the same run: its holes continue the prompt, its variables and conditions are
+separate.
 """
 
+import inspect
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any, NoReturn
 
 from client.calls import GenerateCall, ScoreCall
-from client.query.conditions.plan import HolePlan
-from client.query.errors import BadProgram
-from client.query.place import Source
-from client.query.program import Hole
-from client.query.running.call_context import CallContext
-from client.query.running.concurrently import gather_or_cancel
-from client.query.running.decoding import FinishedHole, HoleAnswer, Options, Trace, TraceEnd
-from client.query.running.error_places import located_errors
+from client.query.conditions import values as known
+from client.query.conditions.bounds import conjuncts_of, names_of
+from client.query.conditions.evaluate import evaluate, is_same, with_values
+from client.query.conditions.plan import Check, HolePlan
+from client.query.conditions.terms import Term, Value, written
+from client.query.errors import BadProgram, Place, ProgramFailed, QueryError, Source, Unsatisfiable
+from client.query.program import Condition, Decorator, Hole, Program, PromptCondition, Subquery
+from client.query.reading.program_errors import locate, located_errors, shortened
+from client.query.running.decoding import (
+    FinishedHole,
+    HoleAnswer,
+    Options,
+    Rejected,
+    Trace,
+    TraceEnd,
+    gather_or_cancel,
+)
 from client.query.running.execution import Execution, HoleReached, Job, LogEntry, other_prompt
 from client.query.running.hole_requests import entry_of, generate_call, plan_of, score_call
+from client.query.running.transcript import PromptPart, text_of
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+class CallContext:
+    """Owner of the values of one call's holes, and of the checks deferred to later holes."""
+
+    def __init__(
+        self,
+        run: Execution,
+        program: Program,
+        *,
+        has_outer_conditions: bool = False,
+        is_nested: bool = False,
+    ) -> None:
+        """`has_outer_conditions`: conditions mention the hole that this call fills."""
+        self._run = run
+        self._query = program.name
+        self._source = program.source
+        self._has_outer_conditions = has_outer_conditions
+        self._is_nested = is_nested
+        self.values: dict[str, known.Finished] = {}
+        self._deferred_checks: tuple[Check, ...] = ()
+
+    @property
+    def prompt(self) -> str:
+        return text_of(self._run.transcript.prompt_parts)
+
+    def say(self, text: str, place: Place) -> None:
+        self._run.transcript.say(text)
+
+    def role(self, name: str, place: Place) -> None:
+        transcript = self._run.transcript
+        source = self._source
+        if name not in ROLES:
+            what = f"{{:{name}}} is no role; there are {', '.join(ROLES)}"
+            raise BadProgram(what, place, source)
+        if transcript.is_plain and transcript.has_holes:
+            what = f"{{:{name}}} comes too late: holes before it were asked as plain text"
+            raise BadProgram(what, place, source)
+        transcript.turn(name)
+
+    async def hole(self, hole: Hole) -> Any:
+        await self._run.on_hole()
+        if isinstance(hole.kind, Subquery):
+            return await self._nested(hole, hole.kind)
+        self._run.transcript.answer_now()
+        terms = await self._terms(hole)
+        entry = await self._run.next_entry(hole, self._source, lambda: self._reached(hole, terms))
+        text = entry.prompt_text
+        self._run.transcript.fill(hole.name, text)
+        self._deferred_checks = entry.deferred_checks
+        answer = entry.finished.answer
+        made = known.Finished(
+            entry.value(answer.text), text, answer.num_tokens, is_mixed=entry.is_mixed
+        )
+        return await self._bind(hole, made)
+
+    def _reached(self, hole: Hole, terms: tuple[Term, ...]) -> HoleReached:
+        return HoleReached(
+            hole=hole,
+            query=self._query,
+            source=self._source,
+            terms=terms,
+            values={name: value for name, value in self.values.items() if name != hole.name},
+            deferred_checks=self._deferred_checks,
+            prompt_parts=self._run.transcript.prompt_parts,
+            has_outer_conditions=self._has_outer_conditions,
+            is_last=hole.is_last and not self._is_nested,
+        )
+
+    def _has_conditions_on(self, hole: Hole, terms: tuple[Term, ...]) -> bool:
+        """Whether a condition depends on this hole."""
+        about = [*map(names_of, terms), *(check.names for check in self._deferred_checks)]
+        return any(hole.name in names for names in about)
+
+    async def _terms(self, hole: Hole) -> tuple[Term, ...]:
+        """Evaluate the conditions' terms; the body cannot catch their errors."""
+        try:
+            return tuple(map(self._asked, hole.conditions))
+        except QueryError as error:
+            await self._abort(error, hole)
+
+    def _asked(self, condition: Condition) -> Term:
+        """The term of a condition. Parts of a prompt's condition that mention only other holes are
+        checked against finished ones or deferred to future ones. Raises Unsatisfiable."""
+        term = condition()
+        if not isinstance(condition, PromptCondition):
+            return term
+        if changed := self._changed(condition):
+            term = with_values(term, changed)
+        for part in conjuncts_of(term):
+            names = names_of(part)
+            if not names or names & condition.here:
+                continue
+            if names <= self.values.keys():
+                _refuse_false(part, self.values)
+            else:
+                self._defer(Check(part, names, written(part)))
+        return term
+
+    def _changed(self, condition: PromptCondition) -> dict[str, object]:
+        """The variables of finished holes that have other values by now."""
+        values = {}
+        for name, read in condition.variables:
+            if name in self.values:
+                with suppress(NameError):  # it was deleted
+                    values[name] = read()
+        return {
+            name: value
+            for name, value in values.items()
+            if not is_same(value, self.values[name].value)
+        }
+
+    def _defer(self, check: Check) -> None:
+        if not any(
+            (made.text, made.term) == (check.text, check.term) for made in self._deferred_checks
+        ):
+            self._deferred_checks = (*self._deferred_checks, check)
+
+    async def _nested(self, hole: Hole, sub: Subquery) -> Any:
+        if hole.support is not None:
+            what = (
+                f"a distribution is over a hole that the model writes; [{hole.name}] is filled by"
+                f" the query `{sub.program.name}`: say it of a hole in that one"
+            )
+            await self._abort(BadProgram(what, hole.place, self._source), hole)
+        transcript = self._run.transcript
+        mark = transcript.mark()
+        terms = await self._terms(hole)
+        await self._refuse_false(hole, terms)
+        has_outer_conditions = self._has_outer_conditions or self._has_conditions_on(hole, terms)
+        inner = CallContext(
+            self._run, sub.program, has_outer_conditions=has_outer_conditions, is_nested=True
+        )
+        try:
+            body = sub.program.body(inner, *sub.arguments, **sub.keywords)
+        except TypeError as error:
+            # Wrong arguments are an error of the caller.
+            raise ProgramFailed(f"TypeError: {error}", hole.place, self._source) from error
+        try:
+            value = await body
+        except Exception as error:
+            self._run.note(error, sub.program)
+            raise
+        if sub.program.returns:
+            transcript.truncate(mark)
+            text = "" if value is None else str(value)
+            transcript.fill(hole.name, text)
+        else:
+            text = _without_roles(transcript.prompt_parts[mark:])
+            value = text
+        await self._check(hole, terms, value, text)
+        return await self._bind(hole, known.Finished(value, text, has_tokens=False))
+
+    async def _refuse_false(self, hole: Hole, terms: tuple[Term, ...]) -> None:
+        """Check the parts without holes before the nested query sends requests."""
+        try:
+            for part in (part for term in terms for part in conjuncts_of(term)):
+                if not names_of(part):
+                    _refuse_false(part, {})
+        except QueryError as error:
+            await self._abort(error, hole)
+
+    async def _check(self, hole: Hole, terms: tuple[Term, ...], value: object, text: str) -> None:
+        """Check the conditions on a nested query's value, which no mask enforces."""
+        values = {**self.values, hole.name: known.Finished(value, text, has_tokens=False)}
+        own = (Check(term, names_of(term), written(term)) for term in terms)
+        about = [check for check in (*self._deferred_checks, *own) if hole.name in check.names]
+        left = [check for check in self._deferred_checks if hole.name not in check.names]
+        for check in about:
+            try:
+                truth = evaluate(check.term, values)
+            except QueryError as error:
+                await self._abort(error, hole)
+            if truth is None:
+                left.append(check)
+            elif not truth:
+                what = f"`{check.text}` does not hold: [{hole.name}] is {shortened(value)}"
+                await self._abort(Rejected(what, text, value, hole.place, self._source), hole)
+        self._deferred_checks = tuple(left)
+
+    async def _bind(self, hole: Hole, made: known.Finished) -> object:
+        value = made.value
+        for decorator in reversed(hole.decorators):
+            value = await _decorated(decorator, value, made.text)
+        self.values[hole.name] = replace(made, value=value)
+        return value
+
+    async def _abort(self, error: QueryError, hole: Hole) -> NoReturn:
+        locate(error, hole.place, self._source)
+        await self._run.abort(error)
+
+
+def _refuse_false(term: Term, values: known.Values) -> None:
+    """Raise Unsatisfiable with the values of its holes if it does not hold."""
+    if evaluate(term, values) is not False:
+        return
+    names = sorted(names_of(term))
+    values_text = ", ".join(f"[{name}] is {shortened(known.bare(values[name]))}" for name in names)
+    what = f"`{written(term)}` does not hold{': ' if values_text else ''}{values_text}"
+    raise Unsatisfiable(what, None if isinstance(term, Value) else term.place)
+
+
+async def _decorated(decorator: Decorator, value: object, text: str) -> object:
+    """The decorator's result. A parameter `text` gets the hole's text, too."""
+    function = decorator.function
+    given = {"text": text} if _takes_text(function) else {}
+    made = function(value, **given)
+    return await made if inspect.isawaitable(made) else made
+
+
+def _takes_text(function: Callable[..., object]) -> bool:
+    try:
+        names = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        return False
+    return "text" in names[1:]
+
+
+def _without_roles(prompt_parts: tuple[PromptPart, ...]) -> str:
+    return text_of([part for part in prompt_parts if part.role is None])
+
 
 Log = tuple[LogEntry, ...]
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from client.calls import Constraint, Usage
-from client.cli.query_view import LiveView, Palette, described, finished, outcome, probabilities
+from client.cli.query import LiveView, Palette, described, finished, outcome, probabilities
 from client.query import Choice, Result, Span, State
 from launcher import app
 from tests.client.lmtp.peer import USAGE, Peer, performing, performing_aside

@@ -26,8 +26,7 @@ from client.errors import (
     ServerFailed,
     Unauthorized,
 )
-from client.lmtp.model import LmtpModel
-from client.lmtp.retry import RetryPolicy
+from client.lmtp.model import LmtpModel, RetryPolicy
 from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, endless, performing, three_letters
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from client.calls import Answer, GenerateCall, GeneratedToken, ScoreCall, ServerNotice
 from client.errors import ConnectionLost, Overloaded, ServerFailed, Unreachable
-from client.lmtp.model import LmtpModel
-from client.lmtp.retry import RetryPolicy
+from client.lmtp.model import LmtpModel, RetryPolicy
 from client.sampling import Sampling
 from tests.client.lmtp.peer import USAGE, Peer, performing
 

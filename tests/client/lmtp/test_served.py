@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from client.calls import Answer, Constraint, GenerateCall, GeneratedToken, Message, ScoreCall
-from client.lmtp.model import LmtpModel
-from client.lmtp.retry import RetryPolicy
+from client.lmtp.model import LmtpModel, RetryPolicy
 from client.sampling import Sampling
 from tests.integration.server import RunningServer
 

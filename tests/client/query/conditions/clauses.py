@@ -24,7 +24,7 @@ from client.query.conditions.operators import OPERATORS
 from client.query.conditions.plan import Check, HolePlan
 from client.query.conditions.terms import Term
 from client.query.conditions.values import Finished
-from client.query.place import Place
+from client.query.errors import Place
 from constraints.where.evaluate import holds as server_holds
 from constraints.where.parser import parse
 

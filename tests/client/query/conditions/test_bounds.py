@@ -8,14 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client.query.conditions.evaluate import evaluate
+from client.query.conditions.operators import errors_about, rename_subject
 from client.query.conditions.plan import HolePlan, StopMode
 from client.query.conditions.planner import plan
-from client.query.conditions.rename_subject import errors_about, rename_subject
 from client.query.conditions.terms import Term
-from client.query.conditions.value_comparisons import RELATIONS
-from client.query.conditions.values import Finished
-from client.query.errors import BadCondition, Unsatisfiable
-from client.query.place import Place
+from client.query.conditions.values import RELATIONS, Finished
+from client.query.errors import BadCondition, Place, Unsatisfiable
 from tests.client.query.conditions.clauses import admits, all_hold, term
 
 

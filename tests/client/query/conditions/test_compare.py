@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from client.calls import Constraint
 from client.errors import TandemError
-from client.query.conditions.decimals import among, related
+from client.query.conditions.compare import numerals_among, numerals_related
 from client.query.conditions.evaluate import evaluate
 from client.query.conditions.plan import HolePlan, StopMode
 from client.query.conditions.planner import plan
-from client.query.conditions.value_comparisons import RELATIONS
-from client.query.conditions.values import Finished
+from client.query.conditions.values import RELATIONS, Finished
 from client.query.errors import ProgramFailed, Unsatisfiable
 from tests.client.query.conditions.clauses import admits, term
 
@@ -139,7 +138,7 @@ integers = st.builds(lambda sign, whole: sign + whole, st.sampled_from(["", "-"]
 
 @given(numerals, numerals, st.sampled_from(sorted(RELATIONS)))
 def test_decimals_are_compared_by_value(numeral: str, bound: str, relation: str) -> None:
-    pattern = related(relation, Decimal(bound), decimals=True)
+    pattern = numerals_related(relation, Decimal(bound), decimals=True)
 
     is_matched = re.fullmatch(pattern, numeral) is not None
     assert is_matched == RELATIONS[relation](Decimal(numeral), Decimal(bound))
@@ -147,7 +146,7 @@ def test_decimals_are_compared_by_value(numeral: str, bound: str, relation: str)
 
 @given(numerals, numerals, st.sampled_from(sorted(RELATIONS)))
 def test_of_integers_those_without_a_point(numeral: str, bound: str, relation: str) -> None:
-    pattern = related(relation, Decimal(bound), decimals=False)
+    pattern = numerals_related(relation, Decimal(bound), decimals=False)
 
     is_matched = re.fullmatch(pattern, numeral) is not None
     holds = RELATIONS[relation](Decimal(numeral), Decimal(bound))
@@ -156,7 +155,7 @@ def test_of_integers_those_without_a_point(numeral: str, bound: str, relation: s
 
 @given(numerals, st.lists(numerals, max_size=3), st.booleans())
 def test_one_of_some_numbers(numeral: str, bounds: list[str], decimals: bool) -> None:
-    pattern = among(map(Decimal, bounds), decimals=decimals)
+    pattern = numerals_among(map(Decimal, bounds), decimals=decimals)
 
     is_one = Decimal(numeral) in map(Decimal, bounds)
     is_matched = re.fullmatch(pattern, numeral) is not None
@@ -167,7 +166,7 @@ def test_one_of_some_numbers(numeral: str, bounds: list[str], decimals: bool) ->
 @pytest.mark.parametrize("relation", ["<", "!=", ">="])
 def test_other_texts_are_no_numerals(text: str, relation: str) -> None:
     for bound in ("-10", "0", "2.5"):
-        assert not re.fullmatch(related(relation, Decimal(bound), decimals=True), text)
+        assert not re.fullmatch(numerals_related(relation, Decimal(bound), decimals=True), text)
 
 
 @pytest.mark.parametrize("relation", sorted(RELATIONS))
@@ -175,6 +174,6 @@ def test_other_texts_are_no_numerals(text: str, relation: str) -> None:
 def test_every_number_of_a_small_grid(relation: str, unit: str) -> None:
     grid = [number * Decimal(unit) for number in range(-121, 122)]
     for bound in grid:
-        pattern = re.compile(related(relation, bound, decimals=True))
+        pattern = re.compile(numerals_related(relation, bound, decimals=True))
         found = [number for number in grid if pattern.fullmatch(str(number))]
         assert found == [number for number in grid if RELATIONS[relation](number, bound)], bound

@@ -10,10 +10,9 @@ from jsonschema import Draft202012Validator
 from pydantic import BaseModel
 
 from client.calls import Constraint
-from client.query.conditions.instances import value
 from client.query.conditions.plan import HolePlan, StopMode
 from client.query.conditions.planner import plan
-from client.query.conditions.schemas import schema
+from client.query.conditions.schemas import schema, value
 from client.query.conditions.values import Finished
 from client.query.errors import BadCondition, Unsatisfiable
 from tests.client.query.conditions.clauses import admits, term

@@ -8,12 +8,10 @@ from hypothesis import strategies as st
 
 from client.errors import Unreachable
 from client.query.conditions.evaluate import evaluate
-from client.query.conditions.plan import StopMode
+from client.query.conditions.plan import StopMode, Stops
 from client.query.conditions.planner import plan
-from client.query.conditions.stops import Stops
 from client.query.conditions.values import Finished
-from client.query.errors import BadCondition, ProgramFailed
-from client.query.place import Place
+from client.query.errors import BadCondition, Place, ProgramFailed
 from router.text.output_text import StopMatcher
 from tests.client.query.conditions.clauses import term
 

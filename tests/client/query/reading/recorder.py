@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from client.query.conditions.writing import written
-from client.query.place import Place
+from client.query.conditions.terms import written
+from client.query.errors import Place
 from client.query.program import Hole, Program
 
 

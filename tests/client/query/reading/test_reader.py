@@ -16,15 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client.query.conditions.terms import Called, Compared, Opaque
-from client.query.errors import BadProgram
-from client.query.place import Source
+from client.query.errors import BadProgram, Source
 from client.query.program import Hole, Program, Subquery
 from client.query.reading.enclosing import Enclosing
 from client.query.reading.program_errors import as_query_error
 from client.query.reading.reader import read, read_function, read_template
-from client.query.reading.strings import literal_of
-from client.query.reading.text import SourceSpan, Text
-from client.query.reading.tokens import Token, tokens_of
+from client.query.reading.text import SourceSpan, Text, Token, literal_of, tokens_of
 from tests.client.query.reading.recorder import holes_of, ran
 
 LIMIT = 3

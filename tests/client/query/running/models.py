@@ -34,8 +34,7 @@ from client.calls import (
 from client.errors import ConstraintRefused, InvalidRequest, ServerFailed
 from client.query import query
 from client.query.conditions import build
-from client.query.errors import QueryError
-from client.query.place import Place, Source
+from client.query.errors import Place, QueryError, Source
 from client.query.program import Condition, Context, Hole, Program
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job

@@ -21,12 +21,12 @@ from client.query import (
     run_all,
     sample,
 )
+from client.query.errors import Source
 from client.query.execution import Choices
-from client.query.place import Source
 from client.query.program import Context, DecoderClause
 from client.query.reading.reader import read
+from client.query.running.backtracking import IndependentTraces
 from client.query.running.decoders import OptionIgnored, clause_decoding, decoding
-from client.query.running.independent_traces import IndependentTraces
 from client.sampling import Sampling
 from router.http.lmtp import score
 from router.http.lmtp.frames import BeamsFields

@@ -21,8 +21,8 @@ from client.query import (
     run,
     run_sync,
 )
+from client.query.errors import TrimmedTracebacks
 from client.query.reading.reader import read
-from client.query.tracebacks import TrimmedTracebacks
 from tests.client.query.running.models import Failing, ScriptedModel, in_turn, under_caret
 
 # A program, what is said of it, and the text that the caret is under.

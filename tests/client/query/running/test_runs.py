@@ -26,8 +26,7 @@ from client.query.conditions.terms import Term
 from client.query.program import Context
 from client.query.running.decoders import decoding
 from client.query.running.execution import Job
-from client.query.running.request_log import CallFile
-from client.query.running.results import State
+from client.query.running.results import CallFile, State
 from client.query.running.session import RunSurroundings, run_job
 from client.query.running.transcript import (
     Span,
