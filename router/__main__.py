@@ -390,6 +390,7 @@ async def _start(config: RouterConfig, keys: KeyRing) -> _Router:
             allowed_origins=config.cors_allow_origin,
             aliases=_aliases(config),
             resume_grace_s=config.resume_grace,
+            front_secret=config.front_secret,
             strict_fields=config.strict_fields,
             lora_folders=config.lora_folders,
             batches=batches,

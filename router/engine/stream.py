@@ -105,6 +105,9 @@ class Stream:
         self._texts: list[str] = []
         self._events: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
+        if request.is_moved:
+            for token_id in request.output_ids:
+                self._add_token(SampledToken(token_id, 0.0), ends=False)
 
     async def take(self) -> Sequence[Event]:
         """The events since the last call; waits while there are none. Empty after the end.
@@ -161,7 +164,7 @@ class Stream:
             self._prompt_logprobs += generation.prompt_logprobs
             self._prompt_top_tokens += generation.prompt_top_tokens
         reason = generation.finish_reason
-        if self.num_generated == 0 and (generation.tokens or reason is not None):
+        if self.first_token_s is None and (generation.tokens or reason is not None):
             self._begin(now_s)
         for token in generation.tokens:
             ends = generation.finish_reason in _ENDS_BY_TOKEN and token is generation.tokens[-1]
@@ -198,12 +201,14 @@ class Stream:
         matched = self._text.matched
         self._held.show(len(tail))
         self._events += self._held.all() if is_paused else self._held.cut()
-        sampling = self.request.sampling
+        request = self.request
+        sampling = request.sampling
+        num_before = 0 if request.is_moved else len(request.output_ids)
         self.end = Finished(
             reason=FinishReason.STOP_STRING if matched is not None else reason,
             text="".join(self._texts) + tail,
             tail=tail,
-            num_prompt_tokens=len(self.request.prompt_ids) + len(self.request.output_ids),
+            num_prompt_tokens=len(request.prompt_ids) + num_before,
             num_cached_tokens=self.cached_len,
             num_generated_tokens=self.num_generated,
             seed=sampling.seed if sampling.do_sample else None,

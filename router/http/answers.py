@@ -7,10 +7,11 @@ The answer's tokens are counted as they are read: those of the thought are the t
 until it ended, its marks among them.
 """
 
-import secrets
 import string
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from types import MappingProxyType
 from typing import Any
 
@@ -195,13 +196,13 @@ class Reading:
             hidden=self.hidden,
         )
 
-    def call_id(self, prefix: str, begun: CallBegun) -> str:
+    def call_id(self, prefix: str, begun: CallBegun, ids: Random) -> str:
         """A new call's id; without the API's prefix where the template insists on its own form."""
         calls = self.answer_format.calls
-        return new_call_id(calls, prefix, begun.name, self.num_calls_before + begun.index)
+        return new_call_id(calls, prefix, begun.name, self.num_calls_before + begun.index, ids)
 
-    def read(self, completion: Completion, prefix: str) -> Answer:
-        """A whole answer; `prefix` begins the ids of its calls."""
+    def read(self, completion: Completion, prefix: str, ids: Random) -> Answer:
+        """A whole answer; `prefix` begins the ids of its calls, which are drawn from `ids`."""
         reader = self.reader()
         pieces: list[Piece] = []
         for event in completion.tokens:
@@ -209,7 +210,7 @@ class Reading:
         pieces += reader.finish(completion.finished)
         parts: list[Part] = []
         for piece in pieces:
-            self._add(parts, piece, prefix)
+            self._add(parts, piece, prefix, ids)
         if reader.is_cut:
             last = parts[-1]
             assert isinstance(last, Call)
@@ -217,11 +218,11 @@ class Reading:
         end = reader.settled(completion.finished)
         return Answer(tuple(parts), end, reader.num_thought_tokens)
 
-    def _add(self, parts: list[Part], piece: Piece, prefix: str) -> None:
+    def _add(self, parts: list[Part], piece: Piece, prefix: str, ids: Random) -> None:
         """A piece, as one more part or in the one that it continues."""
         last = parts[-1] if parts else None
         if isinstance(piece, CallBegun):
-            parts.append(Call(self.call_id(prefix, piece), piece.name, ""))
+            parts.append(Call(self.call_id(prefix, piece, ids), piece.name, ""))
         elif isinstance(piece, CallArguments):
             assert isinstance(last, Call)
             parts[-1] = Call(last.call_id, last.name, last.arguments + piece.text)
@@ -290,14 +291,19 @@ class SchemasOfAnswer:
         return ConstraintSpec(Kind.JSON_SCHEMA, orjson.dumps(schema).decode())
 
 
-def new_call_id(form: CallForm | None, prefix: str, name: str, number: int) -> str:
+def new_id(ids: Random) -> str:
+    """Of an answer, or of a part of it."""
+    return uuid.UUID(int=ids.getrandbits(128), version=4).hex
+
+
+def new_call_id(form: CallForm | None, prefix: str, name: str, number: int, ids: Random) -> str:
     """An id for the call of a tool, the chat's `number`-th, counted from 0."""
     if form is not None and form.name_in_id:
         return f"functions.{name}:{number}"
     if form is not None and form.id_len is not None:
-        return _letters(form.id_len)
-    return prefix + _letters(_ID_LEN)
+        return _letters(form.id_len, ids)
+    return prefix + _letters(_ID_LEN, ids)
 
 
-def _letters(length: int) -> str:
-    return "".join(secrets.choice(_LETTERS) for _ in range(length))
+def _letters(length: int, ids: Random) -> str:
+    return "".join(ids.choices(_LETTERS, k=length))

@@ -9,13 +9,13 @@ have it.
 `anthropic-version` may say anything or be absent: there is one version so far.
 """
 
-import uuid
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
 from itertools import groupby
+from random import Random
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -27,7 +27,7 @@ from starlette.responses import Response
 from constraints.spec import Kind
 from proto.contract import FinishReason
 from router.engine.validation import Limits, RawParams
-from router.http.answers import Answer, Reading, Said, Thought
+from router.http.answers import Answer, Reading, Said, Thought, new_id
 from router.http.bodies import json_response
 from router.http.conversation import (
     AnswerFrames,
@@ -549,13 +549,19 @@ class MessageEncoder:
     """Encodes the events of one message. Without `reading` it is one block of text."""
 
     def __init__(
-        self, message_id: str, model: str, num_prompt_tokens: int, reading: Reading | None
+        self,
+        message_id: str,
+        model: str,
+        num_prompt_tokens: int,
+        reading: Reading | None,
+        ids: Random,
     ) -> None:
         self._message_id = message_id
         self._model = model
         self._num_prompt_tokens = num_prompt_tokens
         self._reading = reading
         self._reader = None if reading is None else reading.reader()
+        self._ids = ids
         # The type of the open block, and the number of blocks so far.
         self._open: str | None = None
         self._num_blocks = 0
@@ -605,7 +611,7 @@ class MessageEncoder:
             return self._delta({"type": "input_json_delta", "partial_json": piece.text})
         if isinstance(piece, CallBegun):
             assert self._reading is not None
-            call_id = self._reading.call_id(TOOL_ID_PREFIX, piece)
+            call_id = self._reading.call_id(TOOL_ID_PREFIX, piece, self._ids)
             return self._start_block(
                 {"type": "tool_use", "id": call_id, "name": piece.name, "input": {}}
             )
@@ -688,9 +694,11 @@ class MessageRoutes:
         raw = replace(body.to_raw(service.limits), adapter_id=model.adapter_id)
         prompt = await service.render(record, lambda: body.chat_prompt)
         checked, reading = await service.check(record, prompt, raw, body.allowed_tools)
-        message_id = f"msg_{uuid.uuid4().hex}"
+        message_id = f"msg_{new_id(record.ids)}"
         if body.stream:
-            encoder = MessageEncoder(message_id, model.name, len(checked.prompt_ids), reading)
+            encoder = MessageEncoder(
+                message_id, model.name, len(checked.prompt_ids), reading, record.ids
+            )
             frames = AnswerFrames(record, encoder, Dialect.ANTHROPIC)
             return await service.stream(record, [checked], frames, _headers(record))
         (completion,) = await service.complete(request, [checked])
@@ -699,7 +707,7 @@ class MessageRoutes:
         if reading is None:
             answer = Answer((Said(end.text),), end)
         else:
-            answer = reading.read(completion, TOOL_ID_PREFIX)
+            answer = reading.read(completion, TOOL_ID_PREFIX, record.ids)
             shows_thought = reading.shows_thought
         content = content_of(answer, shows_thought=shows_thought)
         num_calls = sum(block["type"] == "tool_use" for block in content)

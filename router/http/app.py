@@ -2,6 +2,7 @@
 
 Access (ids, log line, metrics) -> Cors -> ApiKeyAuth (keys) -> Starlette (routing) -> the routes
                                                              -> Resumption -> Starlette
+                                                             -> Migration -> Starlette
                                                              -> Sockets (LMTP)
 """
 
@@ -35,6 +36,7 @@ from router.http.lmtp.frames import Prompts
 from router.http.lmtp.session import Sockets
 from router.http.lmtp.streams import LmtpServices, SocketLimits
 from router.http.logprobs import TokenNames
+from router.http.migration import CONTINUE_HEADER, FRONT_HEADER, MAX_TOLD_LEN, Migration
 from router.http.openai.routes import ChatRoutes, CompletionRoutes
 from router.http.operations import ConstraintRoutes, Judges, OperationsRoutes
 from router.http.platforms import InvocationRoutes, VertexRoutes
@@ -59,6 +61,7 @@ from router.text.tokenizer import Tokenizer
 
 NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _RESUMPTION_HEADERS = frozenset({ID_HEADER.encode(), OPT_IN_HEADER.encode()})
+_MIGRATION_HEADERS = frozenset({FRONT_HEADER.encode(), CONTINUE_HEADER.encode()})
 _INFO = {
     "title": "Tandem",
     "description": (
@@ -99,6 +102,7 @@ def create_app(
     aliases: Mapping[str, str] = NO_ALIASES,
     socket_limits: SocketLimits | None = None,
     resume_grace_s: float = 60.0,
+    front_secret: str | None = None,
     strict_fields: bool = False,
     lora_folders: Sequence[Path] = (),
     admin_keys: KeyRing = NO_KEYS,
@@ -107,11 +111,13 @@ def create_app(
     """The application for an ASGI server. `max_body_len` is in bytes; `api_keys` None: none needed.
 
     `aliases` map further paths to those of routes; a stream that may be resumed waits
-    `resume_grace_s` for its client. With `strict_fields` unknown fields of bodies are refused.
+    `resume_grace_s` for its client. A front that shows `front_secret` may move streams here. With
+    `strict_fields` unknown fields of bodies are refused.
     Adapters below `lora_folders`, which are resolved, may be loaded with one of `admin_keys`.
     `batches`, which the caller runs, ask the routes below the keys; None: there are none.
     """
-    reader = BodyReader(max_body_len, body_timeout_s, services.metrics.connections_cut)
+    cuts = services.metrics.connections_cut
+    reader = BodyReader(max_body_len, body_timeout_s, cuts)
     limits = services.info.limits
     num_prompt_ids = limits.max_client_batch_size * limits.max_total_len
     parser = ParserThread(JsonBounds.of_model(limits.vocab_size, num_prompt_ids))
@@ -126,6 +132,14 @@ def create_app(
     app: ASGIApp = ByKind(
         routes,
         Resumption(routes, reader, resume_grace_s, services.metrics.stream_resumes),
+        Migration(
+            routes,
+            BodyReader(max_body_len + MAX_TOLD_LEN, body_timeout_s, cuts),
+            parser,
+            front_secret,
+            services.info.system_fingerprint,
+            limits.vocab_size,
+        ),
         services.sockets.app(_lmtp(services, bodies, parser, socket_limits or SocketLimits())),
     )
     if api_keys is not None:
@@ -143,11 +157,14 @@ def create_app(
 
 
 class ByKind:
-    """Parts WebSockets, requests whose streams may be resumed, and all others."""
+    """Parts WebSockets, requests whose streams may be resumed, those of a front, and all others."""
 
-    def __init__(self, routes: ASGIApp, resumption: ASGIApp, sockets: ASGIApp) -> None:
+    def __init__(
+        self, routes: ASGIApp, resumption: ASGIApp, migration: ASGIApp, sockets: ASGIApp
+    ) -> None:
         self._routes = routes
         self._resumption = resumption
+        self._migration = migration
         self._sockets = sockets
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -156,6 +173,8 @@ class ByKind:
             await self._sockets(scope, receive, send)
         elif any(name in _RESUMPTION_HEADERS for name, _ in scope["headers"]):
             await self._resumption(scope, receive, send)
+        elif any(name in _MIGRATION_HEADERS for name, _ in scope["headers"]):
+            await self._migration(scope, receive, send)
         else:
             await self._routes(scope, receive, send)
 

@@ -283,11 +283,13 @@ class AnswerService:
         Raises TemplateFailed, ToolsRefused where the model's form of calls is not known, and
         Unsupported for a setting that the template does not read.
         """
-        rendered, ignored = await self._template.in_worker(lambda: self._render(prompt()))
+        rendered, ignored = await self._template.in_worker(
+            lambda: self._render(prompt(), record.asked_s)
+        )
         record.ignore(ignored)
         return rendered
 
-    def _render(self, prompt: ChatPrompt) -> tuple[Rendered, list[str]]:
+    def _render(self, prompt: ChatPrompt, asked_s: float) -> tuple[Rendered, list[str]]:
         """The prompt, and the fields that have no effect on it."""
         template = self._template
         name = prompt.template
@@ -325,6 +327,7 @@ class AnswerService:
             continue_final_message=prompt.continues,
             name=name,
             variables=variables,
+            asked_s=asked_s,
         )
         generates = prompt.add_generation_prompt and not prompt.continues
         text = render(add_generation_prompt=generates)
@@ -470,9 +473,15 @@ class AnswerService:
         headers: Mapping[str, str] | None = None,
     ) -> EventStream[Event]:
         """The answers' events as one stream. Raises Refused before anything is sent."""
-        sources: list[Source[Event]] = [*self._infer.submit(draws)]
+        moving = record.moving
+        accepted = (
+            self._infer.submit(draws) if moving is None else moving.submit(self._infer, draws)
+        )
+        sources: list[Source[Event]] = [*accepted]
         if isinstance(frames, AnswerFrames):
             sources.insert(0, _opening())
+        if moving is not None:
+            frames = moving.around(frames)
         shared = stream_headers(self.info, record.num_prompt_characters)
         stream = EventStream(sources, frames, {**shared, **(headers or {})})
         await stream.begin()

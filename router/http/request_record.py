@@ -3,9 +3,10 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from random import Random
+from random import Random, SystemRandom
 from types import MappingProxyType
 
+from router.http.moving import MovingStream
 from router.http.server.access import AccessRecord
 from router.request.request import Finished, GenerateRequest
 from router.telemetry.metrics import Metrics
@@ -23,8 +24,9 @@ class RequestRecord(AccessRecord):
     the first to finish.
 
     `seed` is that of the first sequence to end, if it was drawn; `span` that of a generation.
-    `socket` are the fields of a socket's line. Seeds that are drawn come from `seeds`, where a
-    request must have the same ones whenever it is computed.
+    `socket` are the fields of a socket's line. Seeds and ids that are drawn come from `draws`,
+    where a request must have the same ones whenever it is computed. `asked_s` is in Unix time.
+    `moving` is its stream, where a front may move it.
     """
 
     metrics: Metrics | None = None
@@ -44,7 +46,25 @@ class RequestRecord(AccessRecord):
     finish_reasons: list[str] = field(default_factory=list)
     seed: int | None = None
     socket: dict[str, object] = field(default_factory=dict)
-    seeds: Random | None = None
+    draws: Random | None = None
+    asked_s: float = field(default_factory=time.time)
+    moving: MovingStream | None = None
+
+    def move(self, root: str, asked_s: float, moving: MovingStream) -> None:
+        """Its ids and seeds are drawn from `root`, and it is as old as at its first replica."""
+        self.draws = Random(root)
+        self.started_s -= max(0.0, self.asked_s - asked_s)
+        self.asked_s = asked_s
+        self.moving = moving
+
+    @property
+    def ids(self) -> Random:
+        """What the reply's ids are drawn from."""
+        return SystemRandom() if self.draws is None else self.draws
+
+    def ids_of_choice(self) -> Random:
+        """What one choice's ids are drawn from, since choices come in any order."""
+        return Random(self.ids.getrandbits(128))
 
     def accepted(self, request: GenerateRequest, validation_s: float) -> None:
         """A sequence passed validation, which took so long."""

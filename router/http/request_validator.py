@@ -71,7 +71,7 @@ class RequestValidator:
         durations_s = (self._validation.limits.max_duration_s, record.timeout_s, raw.max_time)
         given_s = [duration_s for duration_s in durations_s if duration_s is not None]
         deadline_s = record.started_s + min(given_s) if given_s else None
-        drawn = None if record.seeds is None else record.seeds.getrandbits(64)
+        drawn = None if record.draws is None else record.draws.getrandbits(64)
         raw = replace(raw, key=record.key, deadline_s=deadline_s, drawn_seed=drawn)
         clock = time.monotonic
         begun_s = clock()

@@ -588,7 +588,8 @@ class TgiRoutes:
             record, with_details=with_details, prefix=body.prefix, thought=thought
         )
         headers = stream_headers(self._info, len(body.inputs))
-        return EventStream([self._events(record, body)], frames, headers)
+        told = frames if record.moving is None else record.moving.around(frames)
+        return EventStream([self._events(record, body)], told, headers)
 
     async def _events(
         self, record: RequestRecord, body: GenerateBody
@@ -605,7 +606,12 @@ class TgiRoutes:
                 field="decoder_input_details",
             )
         checked = await self._validator.check(record, body.inputs, self._raw(parameters))
-        (accepted,) = self._infer.submit([checked])
+        moving = record.moving
+        (accepted,) = (
+            self._infer.submit([checked])
+            if moving is None
+            else moving.submit(self._infer, [checked])
+        )
         async with aclosing(accepted):
             async for burst in accepted:
                 yield burst

@@ -161,7 +161,8 @@ class GenerateRequest:
     """One sequence to generate. `prompt_ids` is never empty and fits the pool with its output.
 
     `output_ids` are tokens of this very output that were made before, by a request that was cut:
-    draws, penalties, constraint and budget go on behind them as if there had been no cut.
+    draws, penalties, constraint and budget go on behind them as if there had been no cut. If it
+    `is_moved`, they are events again, and text and counts are those of the whole output.
     `pause_after` that many further tokens the stream ends as PAUSED: another request may go on.
     `prompt_text` is what the ids were made from, for `return_full_text`. `deadline_s` is on the
     clock of the scheduler's caller (monotonic seconds); None: no deadline.
@@ -188,6 +189,7 @@ class GenerateRequest:
     trace: TraceContext | None = None
     on_end: Callable[[int, int], None] | None = field(default=None, compare=False, repr=False)
     output_ids: tuple[int, ...] = ()
+    is_moved: bool = False
     pause_after: int | None = None
     cache_salt: bytes = field(default=b"", repr=False)
     key: ApiKey = NO_KEY

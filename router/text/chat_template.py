@@ -326,14 +326,15 @@ class ChatTemplate:
         continue_final_message: bool = False,
         name: str | None = None,
         variables: Mapping[str, Any] = _NO_VARIABLES,
+        asked_s: float | None = None,
     ) -> str:
         """The prompt for `messages`, in OpenAI's or transformers' form.
 
         Fields of a message that are None count as absent. `continue_final_message` ends the
         prompt right behind the last message's text, so that the model goes on with it. `name`
         chooses a template, which is otherwise the one for tools if there are tools.
-        `variables` are more names that the template may read. A MarkedText where clients wrote
-        control tokens. Raises TemplateFailed.
+        `variables` are more names that the template may read. Its dates are those of `asked_s`, in
+        Unix time. A MarkedText where clients wrote control tokens. Raises TemplateFailed.
         """
         name = name or self._choose(tools is not None)
         template = self._compiled(name)
@@ -352,6 +353,8 @@ class ChatTemplate:
             marker = f"{secrets.token_hex(16)} "
             shown[-1:] = [_marked(shown, marker)]
         context = self._context(shown, tools, add_generation_prompt) | dict(variables)
+        if asked_s is not None:
+            context["strftime_now"] = datetime.fromtimestamp(asked_s).strftime
         try:
             text = template.render(context)
         except TemplateLimit as error:

@@ -117,7 +117,7 @@ class OutputText:
         thought = None if self._matcher is None else request.thought
         self._span = None if thought is None else ThoughtSpan(thought)
         # What was shown of them.
-        self.text_before = self._replay(request.output_ids)
+        self.text_before = "" if request.is_moved else self._replay(request.output_ids)
 
     def fork(self) -> "OutputText":
         """An independent copy."""

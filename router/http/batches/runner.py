@@ -159,8 +159,8 @@ class BatchRunner:
             key = self._keys.of_digest(owner)
             if key is not None:  # else the batch is about to be stopped
                 # The same in each process that computes the line, and so is its text.
-                seeds = Random(f"{batch['id']}/{line.number}")
-                record = partial(self._new_record, key=self._class_of(key), seeds=seeds)
+                draws = Random(f"{batch['id']}/{line.number}")
+                record = partial(self._new_record, key=self._class_of(key), draws=draws)
                 status, body = await self._ask(
                     Access(self._routes, record), batch, line, request_id
                 )

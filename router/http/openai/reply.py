@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -200,7 +201,7 @@ def _thought_fields(text: str) -> dict[str, str]:
     return {"reasoning": text, "reasoning_content": text}
 
 
-def piece_delta(reading: Reading, piece: Piece) -> dict[str, Any]:
+def piece_delta(reading: Reading, piece: Piece, ids: Random) -> dict[str, Any]:
     """The delta of a piece of an answer that is read."""
     if isinstance(piece, ThoughtPiece):
         return _thought_fields(piece.text)
@@ -210,7 +211,7 @@ def piece_delta(reading: Reading, piece: Piece) -> dict[str, Any]:
         return {"content": piece.text}
     call = {
         "index": piece.index,
-        "id": reading.call_id(CALL_ID_PREFIX, piece),
+        "id": reading.call_id(CALL_ID_PREFIX, piece, ids),
         "type": "function",
         "function": {"name": piece.name, "arguments": ""},
     }
@@ -278,6 +279,7 @@ class ChatEncoder(ChoiceEncoder):
         index: int,
         reading: Reading | None,
         logprobs: ChatLogprobs | None,
+        ids: Random,
         *,
         echoed: str,
         prompt_ids: tuple[int, ...] | None,
@@ -287,11 +289,12 @@ class ChatEncoder(ChoiceEncoder):
         self._reading = reading
         self._reader = None if reading is None else reading.reader()
         self._logprobs = logprobs
+        self._ids = ids
         self._has_ids = prompt_ids is not None
         role = {"role": "assistant", "content": "" if reading is None else None, "refusal": None}
-        ids = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
+        after = b"" if prompt_ids is None else b',"prompt_token_ids":' + orjson.dumps(prompt_ids)
         # Sent with the first token, so that a client's first chunk means a first token.
-        self._role = self._chunk(orjson.dumps(role), after=ids)
+        self._role = self._chunk(orjson.dumps(role), after=after)
         if echoed:
             self._role += self._chunk(_text_delta(echoed))
 
@@ -342,7 +345,7 @@ class ChatEncoder(ChoiceEncoder):
         shown = pieces
         if not self._reading.shows_thought:
             shown = [piece for piece in pieces if not isinstance(piece, ThoughtPiece)]
-        return [orjson.dumps(piece_delta(self._reading, piece)) for piece in shown]
+        return [orjson.dumps(piece_delta(self._reading, piece, self._ids)) for piece in shown]
 
 
 def _text_delta(text: str) -> bytes:

@@ -1,16 +1,15 @@
 """/v1/chat/completions and /v1/completions: messages or prompts in, choices or their chunks out."""
 
-import time
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
+from random import Random
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from router.engine.infer import Completion, ranked
-from router.http.answers import Reading
+from router.http.answers import Reading, new_id
 from router.http.conversation import AnswerService, Rendered
 from router.http.logprobs import ChatLogprobs, OldLogprobs, TokenNames, joined
 from router.http.openai.reply import (
@@ -76,12 +75,14 @@ class OpenAiRoutes:
         body.check_supported()
         return body
 
-    def envelope(self, body: OpenAiBody, model: ServedModel, id_prefix: str, kind: str) -> Envelope:
+    def envelope(
+        self, record: RequestRecord, body: OpenAiBody, model: ServedModel, id_prefix: str, kind: str
+    ) -> Envelope:
         """A new reply's envelope, with the name that the client used for the model."""
         return Envelope(
-            reply_id=f"{id_prefix}-{uuid.uuid4().hex}",
+            reply_id=f"{id_prefix}-{new_id(record.ids)}",
             kind=kind,
-            created_s=int(time.time()),
+            created_s=int(record.asked_s),
             model=model.name,
             system_fingerprint=self.service.info.system_fingerprint,
             service_tier=None if body.service_tier is None else "default",
@@ -177,13 +178,14 @@ class ChatRoutes(OpenAiRoutes):
         if num_top is not None:
             logprobs = ChatLogprobs(self.names(body), num_top)
         if body.stream:
-            envelope = self.envelope(body, model, "chatcmpl", "chat.completion.chunk")
+            envelope = self.envelope(record, body, model, "chatcmpl", "chat.completion.chunk")
             encoders = [
                 ChatEncoder(
                     envelope,
                     index,
                     reading,
                     logprobs,
+                    record.ids_of_choice(),
                     echoed=body.echoed,
                     prompt_ids=checked.prompt_ids if body.return_token_ids else None,
                     has_usage=body.includes_usage,
@@ -195,10 +197,10 @@ class ChatRoutes(OpenAiRoutes):
         choices = []
         num_thought_tokens = []
         for index, completion in enumerate(completions):
-            choice, num_thought = _chat_choice(completion, body, logprobs, reading)
+            choice, num_thought = _chat_choice(completion, body, logprobs, reading, record.ids)
             choices.append({"index": index, **choice})
             num_thought_tokens.append(num_thought)
-        envelope = self.envelope(body, model, "chatcmpl", "chat.completion")
+        envelope = self.envelope(record, body, model, "chatcmpl", "chat.completion")
         more = prompt_fields(body, checked, completions[0])
         return self.reply(record, body, envelope, completions, choices, num_thought_tokens, **more)
 
@@ -225,7 +227,11 @@ class ChatRoutes(OpenAiRoutes):
 
 
 def _chat_choice(
-    completion: Completion, body: ChatBody, logprobs: ChatLogprobs | None, reading: Reading | None
+    completion: Completion,
+    body: ChatBody,
+    logprobs: ChatLogprobs | None,
+    reading: Reading | None,
+    ids: Random,
 ) -> tuple[dict[str, Any], int]:
     """The choice, and how many tokens of it are thought."""
     end = completion.finished
@@ -233,7 +239,7 @@ def _chat_choice(
     message = {"role": "assistant", "content": body.echoed + end.text, "refusal": None}
     num_thought_tokens = 0
     if reading is not None:
-        answer = reading.read(completion, CALL_ID_PREFIX)
+        answer = reading.read(completion, CALL_ID_PREFIX, ids)
         message = answer_message(answer, body.echoed, shows_thought=reading.shows_thought)
         reason = answer_reason(answer.end, len(answer.calls))
         num_thought_tokens = answer.num_thought_tokens
@@ -260,7 +266,7 @@ class CompletionRoutes(OpenAiRoutes):
         requests = await self._check(record, body, model)
         field = "n" if body.best_of is None else "best_of"
         draws = self.draws(requests, body.num_draws, field)
-        envelope = self.envelope(body, model, "cmpl", "text_completion")
+        envelope = self.envelope(record, body, model, "cmpl", "text_completion")
         echoes = [self._echo(body, each) for each in requests]
         names = self.names(body)
         if body.stream:

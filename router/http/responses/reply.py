@@ -12,12 +12,13 @@ What happens with every token is a constant, the text as JSON, and its number. N
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from random import Random
+from typing import Any, TypeVar
 
 import orjson
 
 from proto.contract import FinishReason
-from router.http.answers import Reading
+from router.http.answers import Reading, new_id
 from router.http.errors import Problem
 from router.http.logprobs import ChatLogprobs
 from router.http.responses.schema import (
@@ -27,7 +28,6 @@ from router.http.responses.schema import (
     ResponseBody,
     echoed_choice,
     message_fields,
-    new_item_id,
     output_part,
     reasoning_fields,
 )
@@ -59,8 +59,8 @@ Piece = ThoughtPiece | Text | CallBegun | CallArguments
 class _Growing:
     """A thought or a message as it grows; `reported` are its tokens' log-probabilities."""
 
-    def __init__(self, kind: str) -> None:
-        self.item_id = new_item_id(kind)
+    def __init__(self, item_id: str) -> None:
+        self.item_id = item_id
         self.texts: list[str] = []
         self.reported: list[dict[str, Any]] = []
 
@@ -75,6 +75,9 @@ class _Message(_Growing):
         return MessageItem(self.item_id, "assistant", ("".join(self.texts),), status)
 
 
+_G = TypeVar("_G", _Thought, _Message)
+
+
 class Output:
     """One answer as it grows. Owner of its items.
 
@@ -86,12 +89,14 @@ class Output:
         self,
         reading: Reading | None,
         logprobs: ChatLogprobs | None,
+        ids: Random,
         *,
         shows_encrypted: bool = False,
     ) -> None:
         self._reading = reading
         self._reader = None if reading is None else reading.reader()
         self._logprobs = logprobs
+        self._ids = ids
         self._shows_encrypted = shows_encrypted
         self._parts: list[_Thought | _Message | FunctionCall] = []
         # Of tokens whose text is held back.
@@ -116,7 +121,7 @@ class Output:
         else:
             pieces = [self._piece(read) for read in self._reader.finish(end)]
         if not self._parts:
-            self._parts.append(_Message("msg"))
+            self._parts.append(_Message(self._new_id("msg")))
         last = self._parts[-1]
         has_begun_calls = self._reader is not None and self._reader.has_begun_calls
         if isinstance(last, _Message) and not has_begun_calls:
@@ -171,11 +176,11 @@ class Output:
 
     def _piece(self, read: Read) -> Piece:
         if isinstance(read, ThoughtPiece):
-            self._growing(_Thought("rs")).texts.append(read.text)
+            self._growing(_Thought, "rs").texts.append(read.text)
             self._held = []
             return read
         if isinstance(read, TextPiece):
-            message = self._growing(_Message("msg"))
+            message = self._growing(_Message, "msg")
             message.texts.append(read.text)
             released = self._held
             self._held = []
@@ -183,23 +188,25 @@ class Output:
             return Text(read.text, released)
         if isinstance(read, CallBegun):
             assert self._reading is not None
-            call_id = self._reading.call_id("call_", read)
-            self._parts.append(FunctionCall(new_item_id("fc"), call_id, read.name, ""))
+            call_id = self._reading.call_id("call_", read, self._ids)
+            self._parts.append(FunctionCall(self._new_id("fc"), call_id, read.name, ""))
         else:
             call = self._parts[-1]
             assert isinstance(call, FunctionCall)
             self._parts[-1] = replace(call, arguments=call.arguments + read.text)
         return read
 
-    def _growing(self, new: _Growing) -> _Growing:
-        """The last part if it is of this kind, else `new`, which becomes the last one."""
+    def _growing(self, kind: type[_G], prefix: str) -> _G:
+        """The last part if it is of this kind, else a new one, which becomes the last."""
         last = self._parts[-1] if self._parts else None
-        if type(last) is not type(new):
-            assert isinstance(new, _Thought | _Message)
-            self._parts.append(new)
-            return new
-        assert isinstance(last, _Growing)
-        return last
+        if isinstance(last, kind):
+            return last
+        new = kind(self._new_id(prefix))
+        self._parts.append(new)
+        return new
+
+    def _new_id(self, prefix: str) -> str:
+        return f"{prefix}_{new_id(self._ids)}"
 
     def _fields(
         self,

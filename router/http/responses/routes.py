@@ -5,7 +5,6 @@ What may be read again is for who made it: requests with the same credentials.
 
 import re
 import time
-import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 
+from router.http.answers import new_id
 from router.http.bodies import json_response
 from router.http.conversation import AnswerFrames, AnswerService, Rendered, Turn
 from router.http.errors import Dialect, HttpError
@@ -118,13 +118,15 @@ class ResponseRoutes:
         given = self._given(request, body)
         prompt = await self._prompt(request, body, given, body.max_output_tokens or 1)
         checked, reading = await service.check(record, prompt, raw, body.allowed_tools)
-        response_id = f"resp_{uuid.uuid4().hex}"
+        response_id = f"resp_{new_id(record.ids)}"
         defaults = service.limits.sampling_defaults
-        reply = Reply(response_id, int(time.time()), model.name, body, defaults)
+        reply = Reply(response_id, int(record.asked_s), model.name, body, defaults)
         logprobs = None
         if body.has_logprobs:
             logprobs = ChatLogprobs(self._names, body.top_logprobs or 0)
-        output = Output(reading, logprobs, shows_encrypted=body.shows_encrypted_thoughts)
+        output = Output(
+            reading, logprobs, record.ids, shows_encrypted=body.shows_encrypted_thoughts
+        )
 
         def keep(response: dict[str, Any], status: str) -> None:
             is_kept = status in ("completed", "incomplete") or body.background

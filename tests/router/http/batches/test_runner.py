@@ -56,8 +56,8 @@ class Routes:
         finally:
             self.num_running -= 1
         assert status is not None
-        assert record.seeds is not None
-        answer = JSONResponse({"seed": record.seeds.getrandbits(64)}, status)
+        assert record.draws is not None
+        answer = JSONResponse({"seed": record.draws.getrandbits(64)}, status)
         await answer(scope, receive, send)
 
 
@@ -210,7 +210,7 @@ async def test_a_line_draws_the_same_whenever_it_is_computed(tmp_path: Path) -> 
         async with asyncio.timeout(10):
             while await num_answered(store, batch_id) < 5:
                 await asyncio.sleep(0.01)
-    drawn = [asked[0].seeds for prompt, asked in first.asked.items() if prompt == "Once 3"]
+    drawn = [asked[0].draws for prompt, asked in first.asked.items() if prompt == "Once 3"]
     again = store_in(tmp_path)
     second = Routes(lambda prompt, num: 200)
     async with computing(again, second):

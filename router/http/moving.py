@@ -1,0 +1,164 @@
+"""Streams that a front moves to another replica when theirs is gone.
+
+    : tandem begin {...}           what the answer was drawn from; a later one takes its place
+    : tandem out CHOICE ID,ID,...  the tokens of the events before it, in the same write
+
+Behind its last token a choice has the id -1: its end was sent, too. At the next replica old tokens
+are events again, of which each API's frames make the same bytes; these are dropped, and what comes
+behind them is sent. A choice that has ended computes its last token anew, for its counts.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import orjson
+from pydantic import Field
+
+from router.engine.infer import Accepted, Infer
+from router.http.schema import Schema
+from router.http.sse import Frames
+from router.request.errors import InvalidRequest, RouterError
+from router.request.request import Event, Finished, GenerateRequest, TokenGenerated
+
+END_ID = -1
+# No choice has as many events.
+_ALL = 1 << 62
+_LAST_YEAR_S = 1e11
+
+
+class Begin(Schema):
+    """What an answer is drawn from: `root` its ids and seeds, `asked_s` (Unix time) its dates.
+
+    `cached` are the prompt tokens of each choice that were found in the cache, where that is known.
+    """
+
+    root: str = Field(pattern=r"^[0-9a-f]{32}$")
+    asked_s: float = Field(ge=0, le=_LAST_YEAR_S)
+    fingerprint: str
+    cached: list[int | None] = Field(default_factory=list)
+
+
+class Told(Schema):
+    """What a front knows of a stream: how it began, and the ids of each choice."""
+
+    begin: Begin
+    out: list[list[int]]
+
+
+class MovingStream:
+    """A stream that may move: frames around an API's own. `told` is what it goes on from.
+
+    Its sequences are submitted by it, before its first event; then it owns what is told of it.
+    """
+
+    def __init__(self, begin: Begin, told: Told | None) -> None:
+        self._begin = begin
+        self._told = told
+        self._frames: Frames[Event] | None = None
+        self._accepted: list[Accepted] = []
+        self._is_told = True
+        # Of each choice: prompt tokens that were found in the cache; events that were sent before.
+        self._cached: list[int | None] = []
+        self._nums_old: list[int] = []
+        # What is to go out before the next event.
+        self._head = b""
+
+    def around(self, frames: Frames[Event]) -> Frames[Event]:
+        """These frames, with what the front is told."""
+        self._frames = frames
+        return self
+
+    def submit(self, infer: Infer, draws: Sequence[GenerateRequest]) -> list[Accepted]:
+        """As `Infer.submit`, behind the tokens that were made before. Raises InvalidRequest, too.
+
+        The prompt's log-probabilities are not made again: a stream with them stays where it is.
+        """
+        self._is_told = not any(draw.logprobs.prompt for draw in draws)
+        self._cached = [None] * len(draws)
+        self._nums_old = [0] * len(draws)
+        if self._told is not None:
+            draws = self._going_on(draws, self._told)
+        self._accepted = infer.submit(draws)
+        self._head = self._beginning()
+        return self._accepted
+
+    def _going_on(self, draws: Sequence[GenerateRequest], told: Told) -> list[GenerateRequest]:
+        num_told = len(told.out)
+        if num_told != len(draws) or num_told != len(told.begin.cached) or not self._is_told:
+            rule = f"be of the {len(draws)} choices of a stream that may move"
+            raise InvalidRequest(f"`out` and `cached` must {rule}. Given: {num_told}", "out")
+        self._cached = [*told.begin.cached]
+        moved = []
+        for choice, (draw, made_ids) in enumerate(zip(draws, told.out, strict=True)):
+            has_ended = made_ids[-1:] == [END_ID]
+            self._nums_old[choice] = _ALL if has_ended else len(made_ids)
+            output_ids = tuple(made_ids[:-2] if has_ended else made_ids)
+            most = draw.stop.max_new_tokens
+            if len(output_ids) >= most:
+                rule = f"hold fewer than {most} tokens, at which a choice ends"
+                raise InvalidRequest(f"`out` must {rule}. Given: {len(output_ids)}", "out")
+            moved.append(replace(draw, output_ids=output_ids, is_moved=True))
+        return moved
+
+    def render(self, index: int, burst: Sequence[Event]) -> bytes:
+        """The frames of what was not sent before, between what is told."""
+        assert self._frames is not None, "it is around them"
+        if not self._is_told:
+            return self._frames.render(index, burst)
+        # One that opens with a burst of its own has one choice.
+        choice = index % len(self._accepted)
+        if not burst:
+            opening = self._frames.render(index, burst)
+            return self._with_head(opening + _out(choice, ()) if self._told is None else b"")
+        old_len = self._old_len(choice, burst)
+        if old_len < len(burst) and self._cached[choice] is None:
+            self._cached[choice] = self._accepted[choice].num_cached_tokens
+            self._head = self._beginning()
+        events = [self._as_it_was(event, choice) for event in burst]
+        if old_len:
+            self._frames.render(index, events[:old_len])
+        new = events[old_len:]
+        if not new:
+            return self._with_head(b"")
+        token_ids = [event.token.token_id for event in new if isinstance(event, TokenGenerated)]
+        if isinstance(new[-1], Finished):
+            token_ids.append(END_ID)
+        return self._with_head(self._frames.render(index, new) + _out(choice, token_ids))
+
+    def fail(self, error: RouterError) -> bytes:
+        """As the frames do."""
+        assert self._frames is not None, "it is around them"
+        return self._frames.fail(error)
+
+    def end(self) -> bytes:
+        """As the frames do."""
+        assert self._frames is not None, "it is around them"
+        return self._frames.end()
+
+    def _old_len(self, choice: int, burst: Sequence[Event]) -> int:
+        """How much of a burst was sent before."""
+        for position, event in enumerate(burst):
+            if self._nums_old[choice] == 0:
+                return position
+            self._nums_old[choice] -= isinstance(event, TokenGenerated)
+        return len(burst)
+
+    def _as_it_was(self, event: Event, choice: int) -> Event:
+        """An end tells what the first replica found in its cache."""
+        num_cached = self._cached[choice]
+        if isinstance(event, Finished) and num_cached is not None:
+            return replace(event, num_cached_tokens=num_cached)
+        return event
+
+    def _beginning(self) -> bytes:
+        told = self._begin.model_copy(update={"cached": self._cached}).model_dump()
+        return b": tandem begin %b\n\n" % orjson.dumps(told)
+
+    def _with_head(self, data: bytes) -> bytes:
+        head = self._head
+        self._head = b""
+        return head + data
+
+
+def _out(choice: int, token_ids: Sequence[int]) -> bytes:
+    return b": tandem out %d %b\n\n" % (choice, ",".join(map(str, token_ids)).encode())

@@ -1,0 +1,170 @@
+"""Who the front is, and which streams it may bring from elsewhere."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.byte_tokenizer import NUM_SPECIAL
+from tests.fake_script import saying
+from tests.fakes import FakeShard
+from tests.router.http.harness import House, housing
+from tests.router.http.test_moving import FRONT_SECRET, GENERATE, Told, ask
+
+BODY: dict[str, Any] = {"inputs": "hello", "parameters": {"max_new_tokens": 6}}
+CHAT_BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "stream": True}
+CHAT = "/v1/chat/completions"
+
+
+def shard() -> FakeShard:
+    return FakeShard(num_blocks=256)
+
+
+async def told_by(house: House, path: str = GENERATE, body: Any = BODY) -> Told:
+    """What the front knows of a stream of which it has read two tellings."""
+    told = Told()
+    told.read((await ask(house, path, body)).content, 2)
+    return told
+
+
+async def post(house: House, content: bytes, **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with house.client as client:
+        return await client.post(
+            GENERATE, content=content, headers={"content-type": "application/json", **named}
+        )
+
+
+async def test_streams_of_others_tell_nothing() -> None:
+    async with housing(shard(), front_secret=FRONT_SECRET) as house, housing(shard()) as open_house:
+        for answer in (
+            await post(house, json.dumps(BODY).encode()),
+            await post(house, json.dumps(BODY).encode(), x_tandem_front="guessed guessed"),
+            await post(open_house, json.dumps(BODY).encode(), x_tandem_front=FRONT_SECRET),
+        ):
+            assert answer.status_code == 200
+            assert b": tandem" not in answer.content
+
+
+async def test_nobody_else_brings_a_stream() -> None:
+    async with housing(shard(), front_secret=FRONT_SECRET) as house, housing(shard()) as open_house:
+        told = await told_by(house)
+        content = told.state + json.dumps(BODY).encode()
+        given = {"x_tandem_continue": str(len(told.state))}
+        for answer in (
+            await post(house, content, **given),
+            await post(house, content, **given, x_tandem_front="guessed guessed"),
+            await post(open_house, content, **given, x_tandem_front=FRONT_SECRET),
+        ):
+            assert answer.status_code == 403
+            assert answer.json()["error_type"] == "not_the_front"
+
+
+async def test_a_stream_that_began_elsewhere_goes_on_only_if_it_may_differ() -> None:
+    async with housing(shard(), front_secret=FRONT_SECRET) as house:
+        told = await told_by(house)
+        told.begin["fingerprint"] = "0.0.0-other"
+        content = told.state + json.dumps(BODY).encode()
+        given = {"x_tandem_continue": str(len(told.state)), "x_tandem_front": FRONT_SECRET}
+        refused = await post(house, content, **given)
+        taken = await post(house, content, **given, x_tandem_migrate="any")
+
+    assert (refused.status_code, refused.json()["error_type"]) == (409, "replica_differs")
+    assert "0.0.0-other" in refused.json()["error"]
+    assert taken.status_code == 200
+    assert b'"generated_text":"' in taken.content
+
+
+ROOT = "0" * 32
+GOOD = {"root": ROOT, "asked_s": 1e9, "fingerprint": "0.0.1", "cached": [0]}
+
+
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        (b"no JSON", "not JSON"),
+        (b"[]", "JSON object"),
+        (b"[" * 4000, "JSON"),
+        (b"{}", "`begin`"),
+        ({"begin": {**GOOD, "root": "x"}, "out": [[]]}, "`begin.root`"),
+        ({"begin": {**GOOD, "asked_s": 1e300}, "out": [[]]}, "`begin.asked_s`"),
+        ({"begin": {**GOOD, "cached": ["a"]}, "out": [[]]}, "`begin.cached"),
+        ({"begin": GOOD, "out": [["a"]]}, "`out"),
+        ({"begin": GOOD, "out": [[5, 1 << 40]]}, "`out`"),
+        ({"begin": GOOD, "out": [[-1, 5]]}, "`out`"),
+        ({"begin": GOOD, "out": [[5, -2]]}, "`out`"),
+    ],
+)
+async def test_what_no_replica_has_told_is_refused(state: Any, place: str) -> None:
+    told = state if isinstance(state, bytes) else json.dumps(state).encode()
+    async with housing(shard(), front_secret=FRONT_SECRET) as house:
+        answer = await post(
+            house,
+            told + json.dumps(BODY).encode(),
+            x_tandem_continue=str(len(told)),
+            x_tandem_front=FRONT_SECRET,
+        )
+
+    assert answer.status_code == 400, answer.text
+    assert place in answer.json()["error"]
+
+
+@pytest.mark.parametrize("told_len", ["-1", "²", "1000000", "many"])
+async def test_a_length_beyond_the_body_is_refused(told_len: str) -> None:
+    async with housing(shard(), front_secret=FRONT_SECRET) as house:
+        headers = {"x-tandem-front": FRONT_SECRET, "x-tandem-continue": told_len.encode()}
+        async with house.client as client:
+            answer = await client.post(GENERATE, json=BODY, headers=headers)  # type: ignore[arg-type]
+
+    assert answer.status_code == 400
+    assert "x-tandem-continue" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "out", [[], [[], []], [[5] * 6], [[5] * 40]], ids=["none", "two", "all", "more"]
+)
+async def test_choices_that_the_request_has_not_are_refused(out: list[list[int]]) -> None:
+    async with housing(shard(), front_secret=FRONT_SECRET) as house:
+        told = await told_by(house, CHAT, CHAT_BODY)
+        told.out = out
+        answer = await ask(house, CHAT, CHAT_BODY, told)
+
+    assert answer.status_code == 400
+    assert "`out`" in answer.json()["error"]["message"]
+
+
+async def test_a_stream_with_log_probabilities_of_its_prompt_tells_nothing() -> None:
+    body = {"prompt": "hi", "max_tokens": 4, "echo": True, "logprobs": 1, "stream": True}
+    async with housing(shard(), front_secret=FRONT_SECRET) as house:
+        answer = await ask(house, "/v1/completions", body)
+
+    assert b"[DONE]" in answer.content
+    assert b": tandem" not in answer.content
+
+
+async def test_a_prompt_has_the_dates_of_its_first_replica() -> None:
+    template = "{{ strftime_now('%d.%m.%Y') }} {{ messages[0].content }}"
+    edge: dict[str, Any] = {"templates": {"default": template}, "front_secret": FRONT_SECRET}
+    async with housing(FakeShard(script=saying("hello", 13)), **edge) as house:
+        told = await told_by(house, CHAT, CHAT_BODY)
+        told.begin["asked_s"] = datetime(2020, 2, 29, 12, tzinfo=UTC).timestamp()
+        await ask(house, CHAT, CHAT_BODY, told)
+        prompts = [
+            bytes(token_id - NUM_SPECIAL for token_id in request.token_ids[:13])
+            for method, call in house.shard.calls
+            if method == "Prefill"
+            for request in call.batch.requests
+        ]
+
+    assert prompts[0] != prompts[1] == b"29.02.2020 hi"
+
+
+async def test_a_deadline_counts_from_the_first_replica() -> None:
+    async with housing(shard(), front_secret=FRONT_SECRET, max_duration_s=60.0) as house:
+        told = await told_by(house, CHAT, CHAT_BODY)
+        told.begin["asked_s"] -= 120.0
+        answer = await ask(house, CHAT, CHAT_BODY, told)
+
+    assert '"finish_reason":"deadline"' in answer.text
