@@ -19,8 +19,7 @@ from constraints.errors import (
     TooComplex,
 )
 from constraints.grammars.stop_emptiness import is_empty_under_stops
-from constraints.guiding.alphabet import alphabet_of
-from constraints.guiding.bytewise import byte_vocabulary
+from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
 from constraints.guiding.completion import (
     KnownCompletion,
     completes,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from constraints.bitmask import Bitmask, row_of, set_bits
 from constraints.errors import NotEnforced
 from constraints.guiding.completion import KnownCompletion, spelled
-from constraints.guiding.stop_table import automaton_of
+from constraints.guiding.stops import automaton_of
 from constraints.spec import MAX_SPACES, SPACES
 from constraints.vocabulary import Vocabulary, is_mark
 from constraints.vocabulary_cache import kept_with_vocabulary

@@ -25,9 +25,8 @@ from constraints.bitmask import Bitmask
 from constraints.errors import ConstraintError, EngineFailed, IllegalToken
 from constraints.grammars.deterministic_suffix import deterministic_suffix_of
 from constraints.grammars.limits import Limits
-from constraints.guiding.bytewise import as_bytes, byte_vocabulary, in_bytes
-from constraints.guiding.completion import completes, spelled, text_of
-from constraints.guiding.completion_hints import CompletionHints
+from constraints.guiding.alphabet import as_bytes, byte_vocabulary, in_bytes
+from constraints.guiding.completion import CompletionHints, completes, spelled, text_of
 from constraints.guiding.search import MAX_BEFORE, shortest_completion
 from constraints.matcher import Language
 from constraints.translation import Translation

@@ -68,7 +68,7 @@ def to_grammar(
     whitespace:  of embedded JSON
     lenient:     of embedded schemas, see `ConstraintSpec`
     special_ids: tokens that stand for no text, and may be asked for as `<[ID]>`
-    Each of them gets a line of its own, see `constraints.guiding.bytewise`.
+    Each of them gets a line of its own, see `constraints.guiding.alphabet`.
     Raises Malformed, NotEnforced, Contradiction.
     """
     found = words(text)

@@ -15,7 +15,7 @@ from constraints.grammars.definition_graph import check_depth
 from constraints.grammars.engine import HEADER, GrammarLanguage
 from constraints.grammars.lark_reader import Word, definitions, lines, plain_name
 from constraints.grammars.limits import Limits
-from constraints.guiding.bytewise import byte_vocabulary
+from constraints.guiding.alphabet import byte_vocabulary
 
 # The most terminals that are tried, and CPU seconds; one takes about a millisecond.
 _MAX_TRIED = 64

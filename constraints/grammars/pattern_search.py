@@ -19,7 +19,7 @@ from constraints.grammars.pattern_escapes import Dialect
 from constraints.grammars.pattern_parser import PatternParser
 from constraints.grammars.patterns import Chars
 from constraints.grammars.regex import search_grammar
-from constraints.guiding.bytewise import byte_vocabulary
+from constraints.guiding.alphabet import byte_vocabulary
 from constraints.spec import Kind
 from constraints.where.automata import Automaton
 from constraints.where.code_points import NUM_CODE_POINTS, Ranges

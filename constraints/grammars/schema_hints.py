@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from constraints.grammars.example_instance import ExampleInstances
 from constraints.grammars.schema.reading import Json
 from constraints.grammars.schema.rewriting import Rewritten
-from constraints.guiding.time_limit import TimeLimit
+from constraints.guiding.completion import TimeLimit
 
 # A few hundred places take a millisecond or two; the limit is for schemas made to take long.
 MAX_TIME_S = 0.1

@@ -17,8 +17,7 @@ from constraints.grammars.regex import matching
 from constraints.grammars.schema.reading import Json, check
 from constraints.grammars.schema.rewriting import Rewritten
 from constraints.grammars.schema_hints import MAX_TIME_S, Instances
-from constraints.guiding.completion_hints import CompletionHints
-from constraints.guiding.time_limit import TimeLimit
+from constraints.guiding.completion import CompletionHints, TimeLimit
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from constraints.vocabulary import mark_of
 

@@ -11,7 +11,7 @@ from constraints.grammars.engine import HEADER, GrammarLanguage
 from constraints.grammars.engine_messages import explain
 from constraints.grammars.limits import Limits
 from constraints.grammars.patterns import Chars, written_set
-from constraints.guiding.bytewise import byte_vocabulary
+from constraints.guiding.alphabet import byte_vocabulary
 from constraints.matcher import Language
 from constraints.spec import StopRule
 

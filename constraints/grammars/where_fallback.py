@@ -16,9 +16,8 @@ from constraints.grammars.patterns import Chars, written_set
 from constraints.grammars.regex import translate
 from constraints.where.code_points import WHITESPACE
 from constraints.where.error_position import complaint, without_place
-from constraints.where.interval import Interval
 from constraints.where.lexer import place_in, tokens
-from constraints.where.normal_form import Conjunction, disjuncts
+from constraints.where.normal_form import Conjunction, Interval, disjuncts
 from constraints.where.terms import (
     Contains,
     EndsWith,

@@ -6,10 +6,15 @@ after a token:  the completion begins with it   ->  its rest, which is legal wit
                 otherwise                       ->  the caller searches
 
 Every result is legal, completes the text, and is no longer than the budget that was asked for.
+
+What searches need beside the masks is here, too: hints, which are texts that they try, and a limit
+on their CPU time.
 """
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from itertools import chain
+from time import thread_time
 
 from constraints.bitmask import Bitmask, allowed_ids, set_bits
 from constraints.guiding.alphabet import alphabet_of
@@ -201,3 +206,56 @@ def keep_tokens_that_shorten(
 
 def text_of(tokens: KnownCompletion, vocabulary: Vocabulary) -> bytes:
     return b"".join([vocabulary.tokens[token_id] for token_id in tokens])
+
+
+class CompletionHints:
+    """The hints of a constraint; shared by threads.
+
+    first: hints known from the beginning, the best one first. For a schema or a pattern that is a
+           whole text of it, if one was found
+    """
+
+    def __init__(
+        self, first: tuple[bytes, ...] = (), more: Callable[[], tuple[bytes, ...]] | None = None
+    ) -> None:
+        """`more` makes the hints behind `first`; it is called at most once."""
+        self.first = first
+        self._more = more
+        self._all = first
+        self._lock = threading.Lock()
+
+    @property
+    def are_made(self) -> bool:
+        """Whether `all` returns without computing."""
+        return self._more is None
+
+    def all(self) -> tuple[bytes, ...]:
+        """All hints, each once, the best first."""
+        if self._more is not None:
+            with self._lock:
+                if self._more is not None:
+                    self._all = tuple(dict.fromkeys((*self.first, *self._more())))
+                    self._more = None
+        return self._all
+
+
+class TimeLimit:
+    """So many CPU seconds of this thread from now on.
+
+    A search takes a small part of its limit, but a garbage collection may take longer than all of
+    it. So the limit restarts once, with half its length.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._ends_s = thread_time() + seconds
+        self._grace_s = seconds / 2
+
+    def is_over(self) -> bool:
+        """Whether the time is used up; call it after every step."""
+        if thread_time() <= self._ends_s:
+            return False
+        if not self._grace_s:
+            return True
+        self._ends_s = thread_time() + self._grace_s
+        self._grace_s = 0.0
+        return False

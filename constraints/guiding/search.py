@@ -10,33 +10,315 @@ LENGTH:  an edge costs its bytes: finds the shortest text, if few texts are shor
 
 The search is limited by nodes, so that the same output always gets the same completions. A limit on
 CPU time is there for grammars whose masks take long.
+
+Splice texts are hints, and the rest of a hint that has begun:
+
+{"a":1,"b":{"c":2},"d":3}
+ |     |            +------ ends: wherever an output is among the members of such an object,
+ |     +------------------- and however it got there, one of these completes it
+ +-------------------------
+
+A search over bytes finds a way to the end, but its texts have a token for nearly every byte. For a
+text that has to be long, `long_completion` takes the longest legal token at each step instead.
 """
 
 import heapq
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from itertools import count
+from string import ascii_lowercase
+from time import thread_time
 
 import numpy as np
+import numpy.typing as npt
 
+from constraints.bitmask import Bitmask, allowed_ids
 from constraints.errors import EngineFailed, IllegalToken
-from constraints.guiding.alphabet import alphabet_of
-from constraints.guiding.bytewise import byte_vocabulary
-from constraints.guiding.completion import KnownCompletion, completes, spelled, text_of
-from constraints.guiding.frontier import MaskSignature, mask_signature
-from constraints.guiding.greedy_completion import long_completion
-from constraints.guiding.splice_texts import (
-    NO_SPLICE_TEXTS,
-    SpliceTexts,
-    ends_of,
-    spelled_splice_texts,
-    splice_texts_of,
-)
-from constraints.guiding.time_limit import TimeLimit
+from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
+from constraints.guiding.completion import KnownCompletion, TimeLimit, completes, spelled, text_of
 from constraints.matcher import Matcher
 from constraints.vocabulary import Vocabulary
+from constraints.vocabulary_cache import kept_with_vocabulary
+
+# The most tokens of several bytes that are tried where single bytes are not enough.
+MAX_LONGER = 16
+# Behind this zeros may repeat without end, as in a number that has to be above zero.
+_BEFORE_ZEROS = re.compile(rb"[-.]0*\Z")
+_MAX_ZEROS = 24
+_CLOSER_OF = {b"{": b"}", b"[": b"]"}
+
+
+@dataclass(frozen=True, slots=True)
+class MaskSignature:
+    """The tokens that may follow at one place.
+
+    singles:   edges of one token, the best first
+    num_first: how many of them are the first of their kind
+    starts:    the bytes that may follow
+    fingerprint: equal for equal masks
+    """
+
+    singles: tuple[KnownCompletion, ...]
+    num_first: int
+    starts: frozenset[int]
+    fingerprint: bytes
+
+
+def mask_signature(
+    matcher: Matcher, path: KnownCompletion, vocabulary: Vocabulary, row: Bitmask, left: int | None
+) -> MaskSignature:
+    """The signature of the mask behind `path`. `row` is overwritten.
+
+    left: tokens, for masks that know distances: single bytes are too short where they are counted
+    """
+    matcher.fill_mask(row, left)
+    allowed, num_first = alphabet_of(vocabulary).allowed(row)
+    ids = allowed.tolist()
+    starts = frozenset([vocabulary.tokens[token_id][0] for token_id in ids])
+    singles = _in_order(path, ids, vocabulary)
+    longer = [] if left is None else _longer(row, set(ids), vocabulary)
+    edges = tuple((token_id,) for token_id in (*singles, *longer))
+    return MaskSignature(edges, num_first, starts, allowed.tobytes())
+
+
+def _in_order(path: KnownCompletion, ids: list[int], vocabulary: Vocabulary) -> list[int]:
+    """The single bytes in a better order, where the last byte suggests one.
+
+    A number ends before it gets longer, a one comes before zeros, what has just begun is closed.
+    """
+    last = text_of(path[-_MAX_ZEROS:], vocabulary)
+    places = {vocabulary.tokens[token_id]: place for place, token_id in enumerate(ids)}
+    zero, one, comma = (places.get(byte) for byte in (b"0", b"1", b","))
+    end = places.get(_CLOSER_OF.get(last[-1:], b""))
+    if zero is not None and one is not None and _BEFORE_ZEROS.search(last):
+        ids[zero], ids[one] = ids[one], ids[zero]
+    if comma is not None and last[-1:].isdigit():
+        first = min(places[byte] for byte in places if byte.isdigit() or byte == b",")
+        ids.insert(first, ids.pop(comma))
+    elif end is not None:
+        ids.insert(0, ids.pop(end))
+    return ids
+
+
+def _longer(row: Bitmask, known: Collection[int], vocabulary: Vocabulary) -> list[int]:
+    """A few tokens, evenly spread over the mask."""
+    others = [token_id for token_id in allowed_ids(row).tolist() if token_id not in known]
+    others = [token_id for token_id in others if vocabulary.tokens[token_id]]
+    return others[:: max(1, len(others) // MAX_LONGER)]
+
+
+# The most CPU seconds for each attempt. Two hundred words take a third of it, so results do not
+# depend on the load of the machine.
+_MAX_GREEDY_TIME_S = 0.3
+# Where all of these are legal, words are: they can fill a text that has to be longer.
+_LETTERS = frozenset(ascii_lowercase.encode())
+# Preferred to words where legal: the end of a JSON string or of a word, or nothing. The right one
+# depends on the language, so each is tried.
+_BEFORE_WORDS = (b'"', b" ", b"")
+
+
+def long_completion(
+    matcher: Matcher, vocabulary: Vocabulary, max_len: int
+) -> KnownCompletion | None:
+    """Tokens that complete the text, at most `max_len`; None: none found this way."""
+    for before_words in _BEFORE_WORDS:
+        try:
+            found = _complete_with_words(matcher.fork(), vocabulary, max_len, before_words)
+        except (EngineFailed, IllegalToken):
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _complete_with_words(
+    matcher: Matcher, vocabulary: Vocabulary, max_len: int, before_words: bytes
+) -> KnownCompletion | None:
+    deadline = thread_time() + _MAX_GREEDY_TIME_S
+    row = np.zeros(vocabulary.num_words, dtype=np.int32)
+    path: list[int] = []
+    while not matcher.is_complete:
+        if len(path) >= max_len or thread_time() > deadline:
+            return None
+        matcher.fill_mask(row)
+        singles = alphabet_of(vocabulary).allowed(row)[0].tolist()
+        if not singles:
+            return None
+        token_id = _next(singles, allowed_ids(row).tolist(), vocabulary, before_words)
+        matcher.advance(token_id)
+        path.append(token_id)
+    return tuple(path)
+
+
+def _next(
+    singles: Sequence[int], legal: Sequence[int], vocabulary: Vocabulary, before_words: bytes
+) -> int:
+    """`singles`: the single bytes among `legal`, those first that tend to lead to an end."""
+    by_byte = {vocabulary.tokens[each][:1]: each for each in reversed(singles)}
+    if not {key[0] for key in by_byte} >= _LETTERS:
+        return singles[0]
+    if before_words in by_byte:
+        return by_byte[before_words]
+    ids = np.asarray(legal)
+    longest: int = ids[np.argmax(_lengths(vocabulary)[ids])].item()
+    return longest
+
+
+@kept_with_vocabulary(1)
+def _lengths(vocabulary: Vocabulary) -> npt.NDArray[np.int64]:
+    """The number of bytes of each token, [num_tokens]."""
+    return np.array([len(token) for token in vocabulary.tokens], dtype=np.int64)
+
+
+# Where more bytes may follow, any text may, such as within a string: JSON is legal there, too, and
+# completes nothing.
+_MAX_ALLOWED = 64
+# The most bytes before the end at which JSON may have begun.
+_MAX_BEGUN = 256
+# The most ends of one hint, the longest hint that has ends, and the most bytes of all ends.
+_MAX_ENDS = 40
+_MAX_LEN = 4_000
+_MAX_ENDS_LEN = 400_000
+
+
+@dataclass(frozen=True, slots=True)
+class SpliceTexts:
+    """Texts in the tokens that a search uses.
+
+    texts:    plain texts, the best first
+    by_start: JSON and its ends by their first byte, the shortest first
+    colon:    the tokens behind a key
+    """
+
+    texts: tuple[Sequence[int], ...]
+    by_start: Mapping[int, tuple[Sequence[int], ...]]
+    colon: Sequence[int]
+
+    def legal(self, matcher: Matcher, allowed: Collection[int]) -> tuple[KnownCompletion, ...]:
+        """The texts that may follow. `allowed`: the bytes that may follow."""
+        values: list[Sequence[int]] = []
+        if len(allowed) <= _MAX_ALLOWED:
+            for start, splices in self.by_start.items():
+                if start in allowed:
+                    values += splices
+        return self._legal_values(values, matcher) + _legal(self.texts, matcher)
+
+    def begun(self, matcher: Matcher, text: bytes) -> tuple[KnownCompletion, ...]:
+        """The rests of JSON texts that these last bytes begin, the outermost first."""
+        found: list[Sequence[int]] = []
+        for place in range(max(0, len(text) - _MAX_BEGUN), len(text)):
+            begun = text[place:]
+            for splice in self.by_start.get(text[place], ()):
+                if splice[: len(begun)] == begun and len(splice) > len(begun):
+                    found.append(splice[len(begun) :])
+        return self._legal_values(dict.fromkeys(found), matcher)
+
+    def _legal_values(
+        self, splices: Iterable[Sequence[int]], matcher: Matcher
+    ) -> tuple[KnownCompletion, ...]:
+        """The legal ones that are no keys: a key would need a value behind it."""
+        legal = _legal(splices, matcher)
+        return tuple(
+            splice for splice in legal if matcher.num_legal((*splice, *self.colon)) == len(splice)
+        )
+
+
+def _legal(splices: Iterable[Sequence[int]], matcher: Matcher) -> tuple[KnownCompletion, ...]:
+    return tuple(tuple(splice) for splice in splices if matcher.num_legal(splice) == len(splice))
+
+
+NO_SPLICE_TEXTS = SpliceTexts((), {}, ())
+
+
+@lru_cache(maxsize=32)
+def splice_texts_of(hints: tuple[bytes, ...]) -> SpliceTexts:
+    """The splice texts of hints, in tokens of one byte."""
+    return spelled_splice_texts(hints, bytes)
+
+
+def spelled_splice_texts(
+    hints: Sequence[bytes], spelled: Callable[[bytes], Sequence[int] | None]
+) -> SpliceTexts:
+    """The splice texts of those hints that can be spelled."""
+    plain = [hint for hint in hints if hint and not _is_json(hint)]
+    whole = [hint for hint in hints if _is_json(hint)]
+    ends = _few(end for hint in whole for end in _ends_of(hint))
+    by_start: defaultdict[int, list[Sequence[int]]] = defaultdict(list)
+    for text in sorted(dict.fromkeys((*whole, *ends)), key=len):
+        splice = spelled(text)
+        if splice:
+            by_start[text[0]].append(splice)
+    texts = [splice for hint in plain if (splice := spelled(hint))]
+    values = {start: tuple(found) for start, found in by_start.items()}
+    return SpliceTexts(tuple(texts), values, spelled(b":") or ())
+
+
+def _is_json(hint: bytes) -> bool:
+    if hint[:1] not in (b'"', b"{", b"["):
+        return False
+    try:
+        json.loads(hint)
+    except (ValueError, RecursionError):
+        return False
+    return b'"' in hint
+
+
+def _ends_of(hint: bytes) -> Iterator[bytes]:
+    """The text from each member of the outermost object or array to the end."""
+    if len(hint) > _MAX_LEN or hint[:1] == b'"':
+        return
+    for num_ends, place in enumerate(_members(hint)):
+        if num_ends == _MAX_ENDS:
+            return
+        yield hint[place:]
+
+
+def _few(ends: Iterable[bytes]) -> Iterator[bytes]:
+    left = _MAX_ENDS_LEN
+    for end in ends:
+        left -= len(end)
+        if left < 0:
+            return
+        yield end
+
+
+def _members(hint: bytes) -> Iterator[int]:
+    """Where each member begins."""
+    depth = 0
+    is_quoted = False
+    is_escaped = False
+    for place, byte in enumerate(hint):
+        if is_quoted:
+            is_quoted = is_escaped or byte != ord('"')
+            is_escaped = not is_escaped and byte == ord("\\")
+        elif byte == ord('"'):
+            is_quoted = True
+        elif byte in b"{[":
+            depth += 1
+            if depth == 1:
+                yield _beyond_blanks(hint, place + 1)
+        elif byte in b"}]":
+            depth -= 1
+        elif byte == ord(",") and depth == 1:
+            yield _beyond_blanks(hint, place + 1)
+
+
+def _beyond_blanks(hint: bytes, place: int) -> int:
+    while hint[place : place + 1] == b" ":
+        place += 1
+    return place
+
+
+def ends_of(text: bytes, max_ends: int) -> Iterable[bytes]:
+    """The ends of a text in JSON that begin where a value has just ended; the longest first."""
+    places = [0, *(place for place, byte in enumerate(text) if byte in b'",]}')]
+    return [text[place:] for place in places[:max_ends]]
+
 
 MAX_TIME_S = 0.25
 # The smallest time and node limits, for outputs whose searches failed repeatedly: less than a shard

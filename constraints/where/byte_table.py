@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from constraints.token_trie import PLACE_BITS, PLACE_MASK, Packed
-from constraints.where.coaccessible import Ways, best_through
-from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
+from constraints.where.code_points import Utf8
+from constraints.where.counter_grid import NEVER, CounterGrid, Slacks, Ways, best_through
 from constraints.where.limits import MAX_NODES, TooManyStates
 from constraints.where.machine import Counts, Machine
-from constraints.where.utf8 import Utf8
 
 GAIN_BITS = 12
 _GAIN_MASK = (1 << GAIN_BITS) - 1

@@ -9,18 +9,16 @@ from constraints.guiding.alphabet import alphabet_of
 from constraints.token_trie import TokenTrie
 from constraints.vocabulary import Vocabulary
 from constraints.where.byte_table import ByteTable
-from constraints.where.coaccessible import coaccessible_slacks
-from constraints.where.conflict import conflicting, contradiction_of, top_parts
-from constraints.where.counter_grid import CounterGrid, Slacks
+from constraints.where.code_points import Utf8, utf8_of
+from constraints.where.counter_grid import CounterGrid, Slacks, coaccessible_slacks
 from constraints.where.distances import is_within
 from constraints.where.engine import WhereLanguage
 from constraints.where.error_position import short
+from constraints.where.grid import counter_of
 from constraints.where.limits import OutOfReach
-from constraints.where.machine import Machine, build
-from constraints.where.measures import counter_of
+from constraints.where.machine import Machine, build, minimised, with_stop_phrases
+from constraints.where.normal_form import conflicting, contradiction_of, top_parts
 from constraints.where.plain_space import ClosingSpace, named_space, without_control_space
-from constraints.where.reduction import minimised
-from constraints.where.stop_phrases import with_stop_phrases
 from constraints.where.terms import (
     Expression,
     Matches,
@@ -30,7 +28,6 @@ from constraints.where.terms import (
     all_of,
 )
 from constraints.where.unmatchable_parts import unmatchable_parts
-from constraints.where.utf8 import Utf8, utf8_of
 
 # The most CPU seconds for finding which parts contradict each other.
 _MAX_CONFLICT_S = 0.5

@@ -1,26 +1,91 @@
-"""From which places and counts a text can be completed within how many more tokens.
+"""From which places and counts a text can be completed within how many more tokens, and by which.
 
     within(made_len, max_len) = the best of  accepting now  and of  the place behind each token
                                              within(made_len + 1, max_len - 1)
 
 `made_len` matters only if the expression counts tokens, and no longer beyond the last bound. There
-the slacks for growing `max_len` converge to those for any number of tokens.
+the slacks for growing `max_len` converge to those for any number of tokens: their layers.
+
+Distances may be known along some places only (routes): then they give a sufficient number of
+tokens, which need not be the smallest.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from constraints.errors import TooComplex
-from constraints.where.coaccessible import Ways, best_through
-from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
-from constraints.where.layers import Layers, can_keep
+from constraints.where.counter_grid import ALWAYS, NEVER, CounterGrid, Slacks, Ways, best_through
+from constraints.where.grid import Counter
 from constraints.where.limits import MAX_TOKEN_STEPS
-from constraints.where.measures import Counter
 from constraints.where.token_transitions import TokenTransitions
+
+# The most bytes of layers that are stored whole.
+_MAX_BYTES = 128_000_000
+# The most cached layers that were rebuilt from the tokens that each place needs.
+_MAX_SHOWN = 4
+
+
+class Layers:
+    """All layers, computed at once; used by one thread at a time.
+
+    Where a counter is weighed, layers are stored whole. Otherwise slacks are ALWAYS or NEVER, and
+    it is enough to store how many tokens each place and cell needs.
+    """
+
+    def __init__(
+        self, first: Slacks, before: Callable[[Slacks], Slacks], *, is_weighed: bool
+    ) -> None:
+        """before: computes the layer of one more token; returns its argument if they are equal.
+
+        Raises TooComplex where the layers take too much memory.
+        """
+        self._whole = [first]
+        self._needed = np.where(first > NEVER, 0, np.iinfo(np.int32).max).astype(np.int32)
+        self._shown: OrderedDict[int, Slacks] = OrderedDict()
+        self.num_layers = 1
+        last = first
+        while (following := before(last)) is not last:
+            if is_weighed:
+                self._whole.append(following)
+                if len(self._whole) * first.nbytes > _MAX_BYTES:
+                    raise TooComplex("completions of too many tokens to look at")
+            else:
+                self._needed[(following > NEVER) & (last == NEVER)] = self.num_layers
+                self._whole = [following]
+            last = following
+            self.num_layers += 1
+        self._is_weighed = is_weighed
+
+    def at_hand(self, max_len: int | None) -> Slacks | None:
+        """`within` if that layer is stored whole, else None; any thread may call it."""
+        if max_len is None or max_len >= self.num_layers - 1:
+            return self._whole[-1]
+        return self._whole[max_len] if self._is_weighed else None
+
+    def within(self, max_len: int | None) -> Slacks:
+        """Slacks of places from which at most `max_len` tokens complete the text."""
+        whole = self.at_hand(max_len)
+        if whole is not None:
+            return whole
+        assert max_len is not None
+        shown = self._shown.get(max_len)
+        if shown is None:
+            shown = np.where(self._needed <= max_len, ALWAYS, NEVER).astype(np.int32)
+            self._shown[max_len] = shown
+            if len(self._shown) > _MAX_SHOWN:
+                self._shown.popitem(last=False)
+        return shown
+
+
+def can_keep(first: Slacks, num_layers: int, *, is_weighed: bool) -> bool:
+    """Whether there is memory for so many layers."""
+    return first.nbytes * (num_layers if is_weighed else 3) <= _MAX_BYTES
+
 
 # The most bytes of slacks that are cached for pairs of lengths.
 _MAX_KEPT_BYTES = 64_000_000
@@ -216,3 +281,112 @@ def is_within(counter_grid: CounterGrid, slacks: Slacks, place: int, counts: lis
         weighed = min(counts[counter_grid.slack], cap) * counter_grid.weight
     slack = int(slacks[place, cell])
     return slack > NEVER and weighed <= slack
+
+
+# The most tokens that complete a character: one for each byte that it may lack.
+_MAX_INSIDE = 3
+
+
+class MatcherState(Protocol):
+    """The state of a matcher that counts tokens."""
+
+    counts: list[int]
+    made_len: int
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether a character has begun and is not complete."""
+
+    def transitions(self) -> TokenTransitions:
+        """The transitions of its place."""
+
+    def is_alive(self, slacks: Slacks) -> bool:
+        """Whether the counts are within the slacks of its place."""
+
+    def advance(self, token_id: int) -> None:
+        """Accept a token."""
+
+    def fork(self) -> "MatcherState":
+        """A copy."""
+
+
+def shortest_by_distances(
+    state: MatcherState, distances: Distances, max_len: int
+) -> tuple[int, ...] | None:
+    """The fewest tokens that complete the text, plain tokens first; None: more than `max_len`."""
+    needed = _smallest(
+        lambda length: state.is_alive(distances.within(state.made_len, length)), max_len
+    )
+    if needed is None:
+        return None
+    tokens: list[int] = []
+    ahead = state.fork()
+    for left in range(needed - 1, -1, -1):
+        token_id = _next(ahead, distances.within(ahead.made_len + 1, left))
+        assert token_id is not None, "a text that can be completed has a next token"
+        ahead.advance(token_id)
+        tokens.append(token_id)
+    return tuple(tokens)
+
+
+def shortest_along_routes(
+    state: MatcherState, routes: Distances, coaccessible_slacks: Slacks, max_len: int
+) -> tuple[int, ...] | None:
+    """Few tokens that complete the text; None: more than `max_len`, or no route is near.
+
+    Routes begin between two characters, so a character that has begun is completed first.
+    """
+    tokens: list[int] = []
+    ahead = state.fork()
+    for _ in range(1 + min(_MAX_INSIDE, max_len)):
+        rest = shortest_by_distances(ahead, routes, max_len - len(tokens))
+        if rest is not None:
+            return (*tokens, *rest)
+        token_id = (
+            _next_towards_route(ahead, routes, coaccessible_slacks, max_len - len(tokens))
+            if ahead.is_inside
+            else None
+        )
+        if token_id is None:
+            return None
+        ahead.advance(token_id)
+        tokens.append(token_id)
+    return None
+
+
+def _next_towards_route(
+    state: MatcherState, routes: Distances, coaccessible_slacks: Slacks, max_len: int
+) -> int | None:
+    """The token that leads to the shortest route, or else further into the character."""
+    after = state.made_len + 1
+
+    def leads_on(length: int) -> bool:
+        return _next(state, routes.within(after, length)) is not None
+
+    length = _smallest(leads_on, max_len - 1)
+    return _next(state, coaccessible_slacks if length is None else routes.within(after, length))
+
+
+def _next(state: MatcherState, slacks: Slacks) -> int | None:
+    """The plainest token behind which the counts are within the slacks."""
+    transitions = state.transitions()
+    return transitions.first_token(transitions.legal(slacks, state.counts))
+
+
+def _smallest(is_enough: Callable[[int], bool], limit: int) -> int | None:
+    """The smallest number that is enough (as all above it are); None: `limit` is not enough."""
+    if limit < 0:
+        return None
+    # Short completions are common.
+    low = -1
+    high = 0
+    while high < limit and not is_enough(high):
+        low = high
+        high = high * 2 + 1
+    high = min(high, limit)
+    if not is_enough(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high

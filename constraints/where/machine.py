@@ -1,22 +1,40 @@
 """The machine of an expression: the product of its automata, with the counts of every character.
 
 atoms -> automata -> common partition of characters -> reachable joint states -> minimal states
+
+Unreachable and dead states are removed, equivalent ones merged. A dropped stop phrase may end an
+output, and is then no part of it:
+
+    text so far   = committed text + longest suffix that may become a phrase
+    state         = (state of the machine after the committed text, that suffix)
+    counts        = of the committed text; those of the suffix are `pending` until it is committed
+    phrase ended  -> a state without steps, accepting if the text before the phrase is accepted
+
+A phrase ends an output as soon as it is complete; if several end at the same character, the longest
+one counts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from constraints.where import automata, numerals, regex_dfa
-from constraints.where.automata import Automaton
+from constraints.where import automata, regex_dfa
+from constraints.where.automata import Automaton, Flags, PhraseTrie, Sources, Steps, can_reach
 from constraints.where.code_points import Partition, join
-from constraints.where.grid import MEASURES, Grid, holds, is_counted, may_hold
-from constraints.where.grouping import ContainsAny, group_phrases
+from constraints.where.grid import (
+    MEASURES,
+    Counter,
+    Grid,
+    atoms,
+    counter_of,
+    holds,
+    is_counted,
+    may_hold,
+)
 from constraints.where.limits import MAX_STATES, MAX_STEPS, OutOfReach, TooManyStates
-from constraints.where.measures import Counter, atoms, counter_of
-from constraints.where.sources import Steps
+from constraints.where.normal_form import ContainsAny, group_phrases
 from constraints.where.terms import (
     Compare,
     Constant,
@@ -93,11 +111,11 @@ def _shape_automaton(atom: Expression) -> Automaton:
         case Matches(pattern):
             return regex_dfa.matches(pattern)
         case IsInt():
-            return numerals.is_int()
+            return automata.is_int()
         case IsFloat():
-            return numerals.is_float()
+            return automata.is_float()
         case Compare(Measure.INT, relation, bound):
-            return numerals.compared(relation, bound)
+            return automata.compared(relation, bound)
     raise OutOfReach(f"no automaton for {atom!r}")
 
 
@@ -261,3 +279,174 @@ def _mixed_radix(sizes: Sequence[int]) -> npt.NDArray[np.int64]:
     if weight >= 2**62:
         raise TooManyStates("too many automata")
     return np.array(weights, dtype=np.int64)
+
+
+def with_stop_phrases(machine: Machine, phrases: tuple[str, ...]) -> Machine:
+    """The machine of outputs that `machine` accepts, or accepts before one of the phrases."""
+    trie = PhraseTrie(phrases)
+    following, longest = trie.following()
+    partition, columns = join([machine.partition, trie.partition])
+    num_states = machine.num_states
+    num_nodes = len(following)
+    num_labels = columns.shape[1]
+    total = num_states * (num_nodes + 1)
+    if total > MAX_STATES or num_states * num_nodes * num_labels > MAX_STEPS:
+        raise OutOfReach("too many states before phrases")
+    spelled = _Spelled(machine, trie)
+    # [num_nodes + 1, num_states, ...]; the last block is of outputs that a phrase has ended.
+    steps = np.zeros((num_nodes + 1, num_states, num_labels), dtype=np.int32)
+    gains = np.zeros((*steps.shape, len(machine.counters)), dtype=np.int64)
+    # Characters that continue no phrase commit the suffix; the root commits the character itself.
+    steps[0] = machine.steps[:, columns[0]]
+    gains[0] = machine.gains[:, columns[0]]
+    fallback = [0] * num_nodes
+    for node, children in trie.by_depth():
+        if node:
+            kept_len = trie.prefix_len(fallback[node])
+            states, gained = spelled.after(trie.beginning(node, trie.prefix_len(node) - kept_len))
+            steps[node] = steps[fallback[node]][states]
+            gains[node] = gains[fallback[node]][states] + gained[:, None]
+        for label, child in children.items():
+            fallback[child] = int(following[fallback[node], label]) if node else 0
+            kept_len = longest[child] or trie.prefix_len(child)
+            states, gained = spelled.after(trie.beginning(child, trie.prefix_len(child) - kept_len))
+            goes_on = columns[1] == label
+            block = num_nodes if longest[child] else child
+            steps[node][:, goes_on] = (block * num_states + states)[:, None]
+            gains[node][:, goes_on] = gained[:, None]
+    return replace(
+        machine,
+        partition=partition,
+        steps=steps.reshape(total, num_labels),
+        gains=gains.reshape(total, num_labels, len(machine.counters)),
+        pending=np.concatenate([*spelled.gained, np.zeros_like(machine.pending)]),
+        accepts=machine.accepts[np.concatenate([*spelled.states, np.arange(num_states)])],
+    )
+
+
+class _Spelled:
+    """The state of the machine behind each prefix of a phrase, from each of its states.
+
+    states: by node, [num_states]; gained: by node, [num_states, num_counters]
+    """
+
+    def __init__(self, machine: Machine, trie: PhraseTrie) -> None:
+        labels = [0, *(machine.partition.label_of(ord(char)) for char in trie.chars)]
+        first: Counts = np.zeros((machine.num_states, len(machine.counters)), dtype=np.int64)
+        self.states: list[npt.NDArray[np.int64]] = [np.arange(machine.num_states)] * len(trie.ends)
+        self.gained: list[Counts] = [first] * len(trie.ends)
+        for node, children in trie.by_depth():
+            states, gained = self.after(node)
+            for label, child in children.items():
+                self.gained[child] = gained + machine.gains[states, labels[label]]
+                self.states[child] = machine.steps[states, labels[label]].astype(np.int64)
+
+    def after(self, node: int) -> tuple[npt.NDArray[np.int64], Counts]:
+        """The states, and their gains."""
+        return self.states[node], self.gained[node]
+
+
+def minimised(machine: Machine) -> Machine:
+    """The equivalent machine with the fewest states; state 0 is dead."""
+    machine = _without_hopeless(machine)
+    kept = np.flatnonzero(_reachable(machine.steps, machine.start))
+    kept = np.concatenate([[0], kept[kept > 0]])
+    places = np.zeros(machine.num_states, dtype=np.int32)
+    places[kept] = np.arange(len(kept))
+    return _merged(_picked(machine, kept, places))
+
+
+def _picked(
+    machine: Machine, kept: npt.NDArray[np.int64], places: npt.NDArray[np.int32]
+) -> Machine:
+    """The machine with the kept states only; places: the new state of each old one."""
+    return replace(
+        machine,
+        start=int(places[machine.start]),
+        steps=places[machine.steps[kept]],
+        gains=machine.gains[kept],
+        pending=machine.pending[kept],
+        accepts=machine.accepts[kept],
+    )
+
+
+def _reachable(steps: Steps, start: int) -> Flags:
+    reached = np.zeros(len(steps), dtype=np.bool_)
+    reached[start] = True
+    frontier = np.array([start])
+    while len(frontier):
+        after = np.unique(steps[frontier])
+        frontier = after[~reached[after]]
+        reached[frontier] = True
+    return reached
+
+
+def _without_hopeless(machine: Machine) -> Machine:
+    """Merge all states that cannot reach acceptance with any counts into the dead state."""
+    holds = machine.accepts.reshape(machine.num_states, -1)
+    hopeful = can_reach(machine.steps, np.any(holds, axis=1))
+    states = np.where(hopeful, np.arange(machine.num_states), 0).astype(np.int32)
+    steps = states[machine.steps]
+    steps[~hopeful] = 0
+    gains = np.where((steps == 0)[:, :, None], 0, machine.gains)
+    return replace(machine, start=int(states[machine.start]), steps=steps, gains=gains)
+
+
+def _merged(machine: Machine) -> Machine:
+    """Merge equivalent states (Moore's partition refinement)."""
+    num_states = machine.num_states
+    traits = [machine.accepts, machine.gains, machine.pending]
+    blocks = _numbered(
+        np.concatenate([trait.reshape(num_states, -1).astype(np.int64) for trait in traits], axis=1)
+    )
+    blocks = _numbered(_refined(blocks, machine.steps)[:, None])
+    _, kept = np.unique(blocks, return_index=True)
+    return _picked(machine, kept, blocks.astype(np.int32))
+
+
+def _refined(blocks: npt.NDArray[np.int64], steps: Steps) -> npt.NDArray[np.int64]:
+    """The coarsest refinement in which states of a block lead to the same blocks.
+
+    A state is visited again only if a successor has left its block. When a block splits, the part
+    that was not visited, or else the largest, keeps the block's number.
+    """
+    blocks = blocks.copy()
+    sources = Sources(steps, len(steps))
+    sizes = np.zeros(len(steps), dtype=np.int64)
+    sizes[: int(blocks.max()) + 1] = np.bincount(blocks)
+    num_blocks = int(blocks.max()) + 1
+    seen = np.arange(len(steps))
+    while len(seen := seen[sizes[blocks[seen]] > 1]):
+        parts = _numbered(np.concatenate([blocks[seen, None], blocks[steps[seen]]], axis=1))
+        part_sizes = np.bincount(parts)
+        of_parts = np.zeros(len(part_sizes), dtype=np.int64)
+        of_parts[parts] = blocks[seen]
+        stays = _largest_of_each(of_parts, part_sizes)
+        stays &= sizes[of_parts] == np.bincount(of_parts, part_sizes)[of_parts]
+        numbers = np.where(stays, of_parts, num_blocks + np.cumsum(~stays) - 1)
+        np.subtract.at(sizes, of_parts[~stays], part_sizes[~stays])
+        sizes[numbers[~stays]] = part_sizes[~stays]
+        num_blocks += int((~stays).sum())
+        leaving = seen[~stays[parts]]
+        blocks[seen] = numbers[parts]
+        seen = sources.of(leaving)
+    return blocks
+
+
+def _largest_of_each(groups: npt.NDArray[np.int64], weights: npt.NDArray[np.int64]) -> Flags:
+    """The heaviest member of each group."""
+    order = np.lexsort([weights, groups])
+    is_largest = np.zeros(len(groups), dtype=np.bool_)
+    is_last = np.append(groups[order][1:] != groups[order][:-1], True)
+    is_largest[order[is_last]] = True
+    return is_largest
+
+
+def _numbered(rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Number the distinct rows in order of first appearance."""
+    packed = np.ascontiguousarray(rows)
+    view = packed.view(np.dtype((np.void, packed.dtype.itemsize * packed.shape[1]))).reshape(-1)
+    _, first, inverse = np.unique(view, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse.reshape(-1)]

@@ -3,15 +3,20 @@
     expression --to_nnf--> `not` only before atoms --disjuncts--> one of several conjunctions
 
 It considers texts only if they are listed (X in [...]); automata find the conflicts of patterns and
-phrases.
+phrases. Phrases are grouped, so that one automaton searches for all of them:
+
+"a" in X or "b" in X            ContainsAny(a, b)
+"a" not in X and "b" not in X   not ContainsAny(a, b)
+X != "a" and X != "b"           X not in ["a", "b"]
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
-from constraints.errors import TooComplex
+from constraints.errors import Contradiction, TooComplex
+from constraints.minimal_unsat_core import minimal_unsat_core
 from constraints.where.evaluate import holds
-from constraints.where.interval import Interval
 from constraints.where.terms import (
     And,
     Compare,
@@ -27,9 +32,81 @@ from constraints.where.terms import (
     Or,
     Relation,
     StartsWith,
+    StopsAt,
     all_of,
     any_of,
+    text,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The numbers from `low` to `high`, both included, without the `holes` within.
+
+    None: no bound on that side. A count has none below 0.
+    """
+
+    low: int | None = None
+    high: int | None = None
+    holes: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, compare: Compare) -> "Interval":
+        """The numbers that satisfy one comparison."""
+        least = None if compare.measure is Measure.INT else 0
+        bound = compare.bound
+        match compare.relation:
+            case Relation.LT:
+                return cls(least, bound - 1)
+            case Relation.LE:
+                return cls(least, bound)
+            case Relation.EQ:
+                return cls(bound if least is None else max(bound, least), bound)
+            case Relation.NE:
+                return cls(least).meet(cls(holes=frozenset({bound})))
+            case Relation.GE:
+                return cls(bound if least is None else max(bound, least))
+            case Relation.GT:
+                return cls(bound + 1 if least is None else max(bound + 1, least))
+
+    def meet(self, other: "Interval") -> "Interval":
+        """The numbers in both."""
+        lows = [low for low in (self.low, other.low) if low is not None]
+        highs = [high for high in (self.high, other.high) if high is not None]
+        low = max(lows, default=None)
+        high = min(highs, default=None)
+        holes = set(self.holes | other.holes)
+        while low is not None and low in holes:
+            holes.remove(low)
+            low += 1
+        while high is not None and high in holes:
+            holes.remove(high)
+            high -= 1
+        return Interval(low, high, frozenset(hole for hole in holes if _lies(low, hole, high)))
+
+    @property
+    def is_empty(self) -> bool:
+        return self.low is not None and self.high is not None and self.low > self.high
+
+    def __contains__(self, number: int) -> bool:
+        return _lies(self.low, number, self.high) and number not in self.holes
+
+    def comparisons(self, measure: Measure) -> tuple[Compare, ...]:
+        """Comparisons that are equivalent to this interval."""
+        if self.low is not None and self.low == self.high:
+            return (Compare(measure, Relation.EQ, self.low),)
+        least = None if measure is Measure.INT else 0
+        found = [Compare(measure, Relation.NE, hole) for hole in sorted(self.holes)]
+        if self.high is not None:
+            found.insert(0, Compare(measure, Relation.LE, self.high))
+        if self.low is not None and self.low != least:
+            found.insert(0, Compare(measure, Relation.GE, self.low))
+        return tuple(found)
+
+
+def _lies(low: int | None, number: int, high: int | None) -> bool:
+    return (low is None or low <= number) and (high is None or number <= high)
+
 
 _OPPOSITES = {
     Relation.LT: Relation.GE,
@@ -266,3 +343,117 @@ def _can_be_tried(literal: Expression) -> bool:
         case Compare(Measure.TOKENS) | Matches() | Not(Matches()) | OneOf() | Not(OneOf()):
             return False
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class ContainsAny:
+    """At least one of the phrases occurs in the output. Internal: it has no syntax."""
+
+    phrases: tuple[str, ...]
+
+
+def group_phrases(expression: Expression) -> Expression:
+    """The normal form with grouped phrases; some atoms are ContainsAny."""
+    return _group_phrases(to_nnf(expression))
+
+
+def _group_phrases(expression: Expression) -> Expression:
+    match expression:
+        case Or(parts):
+            phrases = [part.phrase for part in parts if isinstance(part, Contains)]
+            others = [_group_phrases(part) for part in parts if not isinstance(part, Contains)]
+            return any_of([*_any_of_phrases(phrases), *others])
+        case And(parts):
+            return all_of(_grouped_conjunction(parts))
+        case _:
+            return expression
+
+
+def _grouped_conjunction(parts: Sequence[Expression]) -> list[Expression]:
+    excluded: list[str] = []
+    lists: list[Expression] = []
+    stops: list[str] = []
+    others: list[Expression] = []
+    for part in parts:
+        match part:
+            case Not(Contains(phrase)):
+                excluded.append(phrase)
+            case Not(OneOf() | StartsWith() | EndsWith() as atom):
+                lists.append(atom)
+            case StopsAt(phrases):
+                stops.extend(phrases)
+            case _:
+                others.append(_group_phrases(part))
+    none = [Not(each) for each in (*_any_of_phrases(excluded), *with_lists_joined(lists))]
+    return [*others, *none, *([StopsAt(tuple(stops))] if stops else [])]
+
+
+def _any_of_phrases(phrases: list[str]) -> list[Expression]:
+    if len(phrases) < 2:
+        return [Contains(phrase) for phrase in phrases]
+    # Only the automata see it, as an atom like others.
+    return [cast(Expression, ContainsAny(tuple(dict.fromkeys(phrases))))]
+
+
+# Of more than these only the first are named in a message.
+_MAX_NAMED = 20
+
+
+def is_plainly_empty(expression: Expression) -> bool:
+    """Whether arithmetic shows that nothing satisfies the expression; False if it does not."""
+    try:
+        return not disjuncts(expression)
+    except TooComplex:
+        return False
+
+
+def conflicting(
+    expression: Expression, is_empty: Callable[[Expression], bool | None]
+) -> tuple[Expression, ...]:
+    """A minimal set of parts that nothing satisfies together.
+
+    expression: an unsatisfiable one
+    is_empty:   called with some parts of the top-level conjunction; if it raises TooComplex, they
+                count as satisfiable, if it returns None, it is not called again
+    """
+    return minimal_unsat_core(
+        top_parts(expression), lambda parts: _is_surely(all_of(parts), is_empty)
+    )
+
+
+def contradiction(
+    expression: Expression, is_empty: Callable[[Expression], bool | None]
+) -> Contradiction:
+    """The error for an expression that nothing satisfies."""
+    return contradiction_of(conflicting(expression, is_empty))
+
+
+def contradiction_of(conflict: Sequence[Expression]) -> Contradiction:
+    """The error for expressions that nothing satisfies together."""
+    parts = tuple(map(text, conflict))
+    if len(parts) == 1:
+        return Contradiction(f"nothing satisfies `{parts[0]}`", parts)
+    if len(parts) > _MAX_NAMED:
+        listed = ", ".join(f"`{part}`" for part in parts[:_MAX_NAMED])
+        others = len(parts) - _MAX_NAMED
+        return Contradiction(f"nothing satisfies all of {listed} and {others} others", parts)
+    listed = ", ".join(f"`{part}`" for part in parts[:-1])
+    return Contradiction(f"nothing satisfies both {listed} and `{parts[-1]}`", parts)
+
+
+def top_parts(expression: Expression) -> tuple[Expression, ...]:
+    """The parts of the top-level `and`, with chained comparisons split."""
+    if not isinstance(expression, And):
+        return (expression,)
+    return tuple(part for joined in expression.parts for part in top_parts(joined))
+
+
+def _is_surely(
+    expression: Expression, is_empty: Callable[[Expression], bool | None]
+) -> bool | None:
+    if is_plainly_empty(expression):
+        return True
+    try:
+        return is_empty(expression)
+    except TooComplex:
+        return False

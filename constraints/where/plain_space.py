@@ -17,11 +17,10 @@ import numpy.typing as npt
 from constraints.vocabulary import Vocabulary
 from constraints.vocabulary_cache import kept_with_vocabulary
 from constraints.where.byte_table import ByteTable
-from constraints.where.coaccessible import Induction, Ways, best_through
 from constraints.where.code_points import NUM_CODE_POINTS, WHITESPACE
-from constraints.where.counter_grid import NEVER, CounterGrid, Slacks
+from constraints.where.counter_grid import NEVER, CounterGrid, Induction, Slacks, Ways, best_through
+from constraints.where.grid import atoms
 from constraints.where.machine import Machine
-from constraints.where.measures import atoms
 from constraints.where.terms import (
     Contains,
     EndsWith,

@@ -9,14 +9,16 @@ So a hostile text delays the jobs behind it by at most a slice. CPU time at norm
 from token buckets, one for the first part of slices and one for the rest. When they are empty, and
 always after its slice, a job runs at idle priority, until half of its time is over: where other
 work needs every core without a pause, it would never be done. This module depends on no vocabulary
-and no engine.
+and no engine. It keeps a zygote and a few idle workers, and replaces those that end, with a growing
+delay.
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +26,149 @@ from typing import Any
 
 from constraints.errors import ConstraintError, TooComplex
 from constraints.results import CheckResult, JudgeResult, VerifyResult
-from constraints.worker.idle_workers import IdleWorkers
 from constraints.worker.jobs import Bug, Job, answer_from_json, frame, job_to_json
-from constraints.worker.token_bucket import TokenBucket
-from constraints.worker.zygote_client import Exit, WorkerEnded, WorkerProcess
+from constraints.worker.zygote_client import (
+    Exit,
+    WorkerEnded,
+    WorkerProcess,
+    ZygoteClient,
+    ZygoteDown,
+    ZygoteFailed,
+)
+from native.cpu_yield import CpuYield
+
+
+class TokenBucket:
+    """`rate`: seconds earned per second; `most`: seconds that can be saved up.
+
+    Times are passed in.
+    """
+
+    def __init__(self, rate: float, most: float) -> None:
+        self._rate = rate
+        self._most = most
+        self._saved_s = most
+        self._seen_s: float | None = None
+
+    def left_s(self, now_s: float) -> float:
+        """The seconds saved; negative: a debt."""
+        return self._fill(now_s)
+
+    def spend(self, now_s: float, spent_s: float) -> None:
+        """Subtract the time used; may become a debt."""
+        self._saved_s = self._fill(now_s) - spent_s
+
+    def _fill(self, now_s: float) -> float:
+        if self._seen_s is not None:
+            earned_s = self._rate * (now_s - self._seen_s)
+            self._saved_s = min(self._most, self._saved_s + earned_s)
+        self._seen_s = now_s
+        return self._saved_s
+
 
 _logger = logging.getLogger("constraints")
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 30.0
+# A zygote that lived so long resets the delay.
+_PROVEN_S = 60.0
+_NUM_SPARES = 2
+
+
+class IdleWorkers:
+    """Owner of the zygote. `max_low`: the most idle workers with low priority."""
+
+    def __init__(self, arguments: Sequence[str], max_low: int) -> None:
+        self._arguments = arguments
+        self._max_low = max_low
+        self._up: asyncio.Future[ZygoteClient] = asyncio.get_running_loop().create_future()
+        self._spawned = asyncio.Event()
+        self._ready: list[WorkerProcess] = []
+        self._low: list[WorkerProcess] = []
+        self._keeping = asyncio.get_running_loop().create_task(self._keep())
+
+    async def zygote_client(self) -> ZygoteClient:
+        """The running one; waits until it runs. Raises ZygoteFailed if it cannot start."""
+        return await asyncio.shield(self._up)
+
+    async def wait_spawned(self) -> None:
+        """Return once the first attempt has forked this process, or has failed to."""
+        await self._spawned.wait()
+
+    async def take(self, *, low: bool) -> WorkerProcess:
+        """A worker for one job; `low`: prefer one with low priority.
+
+        Raises ZygoteFailed.
+        """
+        zygote_client = await self.zygote_client()
+        self._ready = [each for each in self._ready if not each.ended.done()]
+        self._low = [each for each in self._low if not each.ended.done()]
+        if low and self._low:
+            return self._low.pop()
+        worker = self._ready.pop() if self._ready else zygote_client.fork()
+        while len(self._ready) < _NUM_SPARES:
+            self._ready.insert(0, zygote_client.fork())
+        return worker
+
+    def put_back(self, worker: WorkerProcess) -> None:
+        """Return a worker after its job."""
+        if not worker.gives_way:
+            self._ready.append(worker)
+        elif len(self._low) < self._max_low:
+            self._low.append(worker)
+        else:
+            worker.close_channel()
+
+    async def close(self) -> None:
+        self._keeping.cancel()
+        await asyncio.wait({self._keeping})
+        if not self._up.done():
+            self._up.set_exception(ZygoteFailed("the workers were stopped"))
+        with contextlib.suppress(ZygoteDown):
+            await (await self._up).close()
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            begun_s = loop.time()
+            try:
+                zygote_client = await self._begin()
+                self._up.set_result(zygote_client)
+                await asyncio.wait({zygote_client.over})
+                reason = "it ended"
+            except ZygoteFailed as error:
+                self._up.set_exception(error)
+                return
+            except (ZygoteDown, OSError) as error:
+                reason = str(error)
+            finally:
+                self._spawned.set()
+            if loop.time() - begun_s > _PROVEN_S:
+                pause_s = _FIRST_PAUSE_S
+            _logger.error("compiling processes: %s; again in %g s", reason, pause_s)
+            if self._up.done():
+                self._up = loop.create_future()
+            self._ready = []
+            self._low = []
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _begin(self) -> ZygoteClient:
+        """Start a zygote and wait until it serves. Raises ZygoteDown, OSError."""
+        # Compiled here if necessary: the zygote has no environment and so no compiler.
+        cpu_yield = await asyncio.to_thread(CpuYield.load)
+        path = () if cpu_yield.path is None else ("--cpu-yield", str(cpu_yield.path))
+        zygote_client = await ZygoteClient.start((*self._arguments, *path))
+        self._spawned.set()
+        try:
+            # Shielded: a cancelled start still reads from the zygote while ending it.
+            await asyncio.shield(zygote_client.ready)
+        except BaseException:
+            await zygote_client.close()
+            raise
+        return zygote_client
+
 
 # A shard's step beside a job at normal priority is delayed by more than the job takes, since its
 # threads wait for each other. So jobs may run at normal priority when they begin, which suffices

@@ -17,7 +17,7 @@ from constraints.results import CheckResult, VerifyResult
 from constraints.spec import Budget, ConstraintSpec
 from constraints.translation import MAX_SENT_CHARS, Translation
 from constraints.vocabulary import Vocabulary
-from constraints.worker import limits
+from constraints.worker import zygote
 from constraints.worker.jobs import (
     HEADER,
     Answer,
@@ -73,14 +73,14 @@ class Work:
 
         Each answer has `leaves`, whether the process leaves, and `used_s`, its total CPU time.
         """
-        start_bytes = limits.address_space_bytes() or 0
+        start_bytes = zygote.address_space_bytes() or 0
         is_old = False
         while not is_old and (job := _receive(channel)) is not None:
-            limits.limit_cpu(self._cpu_s)
+            zygote.limit_cpu(self._cpu_s)
             with self._cpu_yield.yielding():
                 answer = self.answer(job)
-            limits.limit_cpu(0.0)
-            grown_bytes = (limits.address_space_bytes() or 0) - start_bytes
+            zygote.limit_cpu(0.0)
+            grown_bytes = (zygote.address_space_bytes() or 0) - start_bytes
             is_old = _OLD_PART * grown_bytes > self._memory_bytes
             answer_fields = answer_to_json(answer) | {
                 "leaves": is_old,

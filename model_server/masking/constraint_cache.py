@@ -24,7 +24,7 @@ from constraints.spec import Budget, ConstraintSpec, StopRule
 from constraints.translation import Translation
 from constraints.vocabulary import Vocabulary
 from constraints.warm_up import warm_up
-from constraints.worker import limits
+from constraints.worker import zygote
 from model_server.errors import ConstraintRefused
 from native.cpu_yield import CpuYield
 from native.time_slice import use_long_time_slices
@@ -41,7 +41,7 @@ def _give_way() -> None:
     """Lower this thread's priority: steps come before what is compiled ahead."""
     if sys.platform == "linux":  # elsewhere a thread has no priority of its own
         use_long_time_slices()
-        limits.give_way(threading.get_native_id())
+        zygote.give_way(threading.get_native_id())
 
 
 class ConstraintCache:

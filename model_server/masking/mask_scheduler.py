@@ -30,7 +30,7 @@ import torch
 from constraints.after_thought import OutputState
 from constraints.bitmask import Bitmask
 from constraints.spec import Budget, StopRule
-from constraints.worker import limits
+from constraints.worker import zygote
 from model_server.masking.constraint_cache import ConstraintCache, GuideCache, GuideKey
 from model_server.masking.guided_output import TOO_SLOW, Advance, GuidedOutput
 from model_server.sampling.edits import BITS_PER_WORD, Masks
@@ -161,7 +161,7 @@ class MaskThreadPool:
             if job is not None and job.has_run_for(hold_ns):
                 job.is_detached = worker.is_dismissed = True
                 if worker.native_id is not None and sys.platform == "linux":
-                    limits.lower_thread_priority(worker.native_id)
+                    zygote.lower_thread_priority(worker.native_id)
                 self._workers.remove(worker)
                 self._start_worker()
 

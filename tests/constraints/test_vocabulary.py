@@ -15,7 +15,7 @@ from llguidance import LLTokenizer
 from constraints.compiler import Compiler
 from constraints.errors import NotEnforced
 from constraints.guiding.alphabet import alphabet_of
-from constraints.guiding.stop_table import table_of
+from constraints.guiding.stops import table_of
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.token_trie import trie_of

@@ -65,8 +65,7 @@ from client.query.conditions.values import (
 from client.query.errors import BadCondition, Place, ProgramFailed, meant_by, unknown_name
 from constraints.where import evaluate as judge
 from constraints.where import terms as where
-from constraints.where.functions import FUNCTIONS
-from constraints.where.operands import Phrase, Phrases
+from constraints.where.functions import FUNCTIONS, Phrase, Phrases
 
 
 def refuse_awaitable(value: object, place: Place | None, shown: str | None = None) -> None:

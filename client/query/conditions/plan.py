@@ -25,10 +25,9 @@ from client.query.conditions.operators import rename_subject
 from client.query.conditions.terms import Opaque, Term
 from client.query.errors import BadCondition, Place, Unsatisfiable
 from constraints.where import terms as where
-from constraints.where.conflict import contradiction, is_plainly_empty
 from constraints.where.evaluate import holds, truncate_before
-from constraints.where.terms import Expression, StopsAt, StopsBefore
-from constraints.where.writing import text
+from constraints.where.normal_form import contradiction, is_plainly_empty
+from constraints.where.terms import Expression, StopsAt, StopsBefore, text
 
 
 class StopMode(Enum):

@@ -30,7 +30,7 @@ from client.query.conditions.reduce import bounds
 from client.query.conditions.terms import Term, Value, written
 from client.query.conditions.values import Values
 from client.query.errors import ProgramFailed, Unsatisfiable
-from constraints.where.conflict import top_parts
+from constraints.where.normal_form import top_parts
 from constraints.where.terms import Compare, Expression, IsFloat, IsInt, Measure, OneOf, Relation
 
 # Checks are enumerated on at most so many texts, since the program's functions may be slow.

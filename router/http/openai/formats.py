@@ -9,9 +9,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from constraints.spec import Kind, Whitespace
-from constraints.where.cursor import MAX_TEXT_LEN
-from constraints.where.terms import Contains, Not, all_of
-from constraints.where.writing import text
+from constraints.where.parser import MAX_TEXT_LEN
+from constraints.where.terms import Contains, Not, all_of, text
 from router.http.schema import CUTS, Schema
 from router.request.errors import InvalidRequest, Unsupported
 from router.request.parameters import GRAMMAR_TYPES, RawGrammar

@@ -10,7 +10,7 @@ import pytest
 from constraints.grammars.json_schema import prepare
 from constraints.grammars.limits import LIMITS
 from constraints.grammars.source_hints import MAX_HINTS, MAX_INSTANCES, MAX_INSTANCES_LEN, hints_of
-from constraints.guiding.completion_hints import CompletionHints
+from constraints.guiding.completion import CompletionHints
 from constraints.spec import ConstraintSpec, Kind, Whitespace
 from tests.constraints.cases import SCHEMAS, record
 

@@ -14,13 +14,18 @@ import numpy as np
 import pytest
 
 from constraints.bitmask import allowed_ids
-from constraints.guiding.alphabet import alphabet_of
-from constraints.guiding.bytewise import byte_vocabulary
-from constraints.guiding.completion import completes
-from constraints.guiding.search import PLAN, Search, Strategy, is_provably_dead
+from constraints.guiding.alphabet import alphabet_of, byte_vocabulary
+from constraints.guiding.completion import TimeLimit, completes
+from constraints.guiding.search import (
+    NO_SPLICE_TEXTS,
+    PLAN,
+    Search,
+    Strategy,
+    ends_of,
+    is_provably_dead,
+    splice_texts_of,
+)
 from constraints.guiding.search import shortest_completion as shortest
-from constraints.guiding.splice_texts import NO_SPLICE_TEXTS, ends_of, splice_texts_of
-from constraints.guiding.time_limit import TimeLimit
 from constraints.matcher import Matcher
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind
@@ -254,7 +259,7 @@ def test_a_text_is_cut_where_something_may_just_be_done() -> None:
 
 def test_a_limit_begins_anew_once_at_half_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 0.9, 5.0, 5.0, 5.4, 5.6, 5.6])
-    monkeypatch.setattr("constraints.guiding.time_limit.thread_time", lambda: next(times))
+    monkeypatch.setattr("constraints.guiding.completion.thread_time", lambda: next(times))
     limit = TimeLimit(1.0)
     assert [limit.is_over() for _ in range(5)] == [False, False, False, True, True]
 

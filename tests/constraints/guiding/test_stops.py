@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from constraints.errors import Contradiction
 from constraints.grammars.stop_emptiness import is_empty_under_stops
-from constraints.guiding.stop_table import StopTable, automaton_of
+from constraints.guiding.stops import StopTable, automaton_of
 from constraints.output_constraint import OutputConstraintState
 from constraints.spec import Budget, ConstraintSpec, Kind, StopRule
 from constraints.where.compile import compile_where
@@ -29,8 +29,8 @@ from constraints.where.terms import (
     OneOf,
     Relation,
     StartsWith,
+    text,
 )
-from constraints.where.writing import text
 from constraints.without_stop_strings import without_stop_strings
 from tests.constraints.cases import byte_vocabulary, language_of
 

@@ -9,13 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.where.automata import Automaton
-from constraints.where.code_points import NUM_CODE_POINTS, WHITESPACE, Partition, join
+from constraints.where.code_points import (
+    NUM_CODE_POINTS,
+    WHITESPACE,
+    Partition,
+    Utf8,
+    join,
+    utf8_of,
+)
 from constraints.where.evaluate import holds
 from constraints.where.machine import automaton_of
 from constraints.where.parser import parse
 from constraints.where.regex_dfa import matches
 from constraints.where.terms import Compare, Contains, Expression, Measure, Relation
-from constraints.where.utf8 import Utf8, utf8_of
 
 ATOMS = (
     '"aba" in X',

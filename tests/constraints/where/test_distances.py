@@ -13,9 +13,8 @@ from constraints.spec import Budget, ConstraintSpec, Kind
 from constraints.where.engine import WhereLanguage
 from constraints.where.evaluate import holds
 from constraints.where.parser import parse
-from constraints.where.terms import Matches
-from constraints.where.transition_cache import TransitionCache
-from constraints.where.writing import text
+from constraints.where.terms import Matches, text
+from constraints.where.token_transitions import TransitionCache
 from tests.constraints.cases import demo_vocabulary, drawn, judge_of, language_of, text_of
 from tests.constraints.where.expressions import END_ID, LARGE, TOKENS, compiled
 from tests.constraints.where.oracle import Oracle

@@ -23,7 +23,7 @@ from constraints.where.evaluate import holds
 from constraints.where.limits import OutOfReach
 from constraints.where.parser import parse
 from constraints.where.terms import Expression
-from constraints.where.transition_cache import TransitionCache
+from constraints.where.token_transitions import TransitionCache
 from tests.constraints.cases import legal_ids, vocabulary_of
 from tests.constraints.where.expressions import (
     END_ID,

@@ -10,12 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.token_trie import TokenTrie
-from constraints.where.automata import can_reach
+from constraints.where.automata import Sources, can_reach
 from constraints.where.code_points import Partition
 from constraints.where.compile import compile_where
-from constraints.where.machine import Machine
-from constraints.where.reduction import minimised
-from constraints.where.sources import Sources
+from constraints.where.machine import Machine, minimised
 from constraints.where.terms import OneOf
 from tests.constraints.cases import byte_vocabulary
 from tests.constraints.where.expressions import compiled

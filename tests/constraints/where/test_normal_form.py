@@ -8,10 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constraints.errors import TooComplex
-from constraints.where.conflict import conflicting, contradiction, is_plainly_empty
 from constraints.where.evaluate import holds, related
-from constraints.where.interval import Interval
-from constraints.where.normal_form import Conjunction, disjuncts, to_nnf
+from constraints.where.normal_form import (
+    Conjunction,
+    Interval,
+    conflicting,
+    contradiction,
+    disjuncts,
+    is_plainly_empty,
+    to_nnf,
+)
 from constraints.where.parser import parse
 from constraints.where.terms import (
     And,
@@ -23,8 +29,8 @@ from constraints.where.terms import (
     OneOf,
     Or,
     Relation,
+    text,
 )
-from constraints.where.writing import text
 from tests.constraints.where.expressions import any_conditions, any_expressions, texts
 
 counts = st.integers(0, 5)

@@ -11,12 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from constraints.errors import Contradiction, Malformed, TooComplex
-from constraints.where.conflict import contradiction, is_plainly_empty
-from constraints.where.cursor import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN
 from constraints.where.evaluate import holds
 from constraints.where.functions import FUNCTIONS
-from constraints.where.measures import atoms
-from constraints.where.parser import Value, parse
+from constraints.where.grid import atoms
+from constraints.where.normal_form import contradiction, is_plainly_empty
+from constraints.where.parser import MAX_DEPTH, MAX_TERMS, MAX_TEXT_LEN, Value, parse
 from constraints.where.terms import (
     And,
     Compare,
@@ -35,8 +34,8 @@ from constraints.where.terms import (
     StartsWith,
     StopsAt,
     StopsBefore,
+    text,
 )
-from constraints.where.writing import text
 from tests.constraints.where.expressions import any_conditions, any_expressions, texts
 
 A, B = OneOf(("a",)), OneOf(("b",))

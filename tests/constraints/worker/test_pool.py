@@ -17,10 +17,15 @@ import pytest_asyncio
 from constraints.errors import ConstraintError, Contradiction, Malformed, TooComplex
 from constraints.results import CheckResult, JudgeResult
 from constraints.spec import ConstraintSpec, Kind
-from constraints.worker.idle_workers import IdleWorkers
 from constraints.worker.jobs import Check, Judge
-from constraints.worker.pool import PoolBusy, PoolRules, VocabularyFile, WorkerPool
-from constraints.worker.token_bucket import TokenBucket
+from constraints.worker.pool import (
+    IdleWorkers,
+    PoolBusy,
+    PoolRules,
+    TokenBucket,
+    VocabularyFile,
+    WorkerPool,
+)
 from constraints.worker.zygote_client import ZygoteClient, ZygoteFailed
 from native.time_slice import slice_ns
 from tests.constraints.worker.pools import (
